@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
         InvalidArgumentError as InvalidArgumentError,
         ListenerError as ListenerError,
         MessageIllegalError as MessageIllegalError,
+        MessageRefusedError as MessageRefusedError,
         NoPermissionError as NoPermissionError,
         NotMasterError as NotMasterError,
         OffsetOutOfRangeError as OffsetOutOfRangeError,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
         TransactionTooLateError as TransactionTooLateError,
     )
     from raymq.filters.sql import SqlFilter as SqlFilter, sql as sql
+    from raymq.hooks import FetchedBatch as FetchedBatch, HookedBatch as HookedBatch, PutBatch as PutBatch
     from raymq.message import (
         ConsumeFromWhere as ConsumeFromWhere,
         ConsumeStatus as ConsumeStatus,
@@ -121,8 +123,10 @@ _HOMES: Final = {
     "ConsumeStatus": "raymq.message",
     "CreateReplyMessageError": "raymq.errors",
     "DataLossError": "raymq.errors",
+    "FetchedBatch": "raymq.hooks",
     "FilterExpressionError": "raymq.errors",
     "GroupNotExistError": "raymq.errors",
+    "HookedBatch": "raymq.hooks",
     "IllegalNameError": "raymq.errors",
     "InSyncReplicasError": "raymq.errors",
     "InvalidArgumentError": "raymq.errors",
@@ -133,6 +137,7 @@ _HOMES: Final = {
     "MessageIllegalError": "raymq.errors",
     "MessageModel": "raymq.message",
     "MessageQueue": "raymq.message",
+    "MessageRefusedError": "raymq.errors",
     "NoPermissionError": "raymq.errors",
     "NotMasterError": "raymq.errors",
     "OffsetOutOfRangeError": "raymq.errors",
@@ -143,6 +148,7 @@ _HOMES: Final = {
     "PullConsumer": "raymq.consumer.pull.consumer",
     "PullResult": "raymq.message",
     "PullStatus": "raymq.message",
+    "PutBatch": "raymq.hooks",
     "QueueRange": "raymq.producer.table",
     "QueueSelector": "raymq.producer.queue_selector",
     "RaymqError": "raymq.errors",

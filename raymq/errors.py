@@ -6,6 +6,7 @@
     │   ├── OffsetOutOfRangeError       21    an offset outside [min, max] of its queue
     │   └── FilterExpressionError       23    the text of a filter that does not compile
     ├── MessageIllegalError             13    the message breaks a rule of the format
+    │   └── MessageRefusedError         13    a put hook of the store refuses the message
     ├── TopicNotExistError              17
     ├── TopicExistsError                18
     ├── GroupNotExistError              26
@@ -103,6 +104,17 @@ class MessageIllegalError(RaymqError, ValueError):
     """A message that cannot be stored as it is; nothing was sent."""
 
     code = 13
+
+
+class MessageRefusedError(MessageIllegalError):
+    """A put hook of the store (store.put_hooks) refuses a message; it was not stored. `reason` is the hook's."""
+
+    def __init__(self, hook: str, topic: str, reason: str) -> None:
+        super().__init__(hook, topic, reason)
+        self.hook, self.topic, self.reason = hook, topic, reason
+
+    def __str__(self) -> str:
+        return f"a message to topic {self.topic!r} is refused by the store's hook {self.hook}: {self.reason}"
 
 
 class TopicNotExistError(RaymqError):

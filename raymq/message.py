@@ -392,6 +392,11 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
     def __delattr__(self, name: str) -> NoReturn:
         raise FrozenInstanceError(f"cannot delete field {name!r}")
 
+    def _in_queue(self, topic: str, queue_id: int) -> MessageExt:
+        """This message as one of another queue; for rooms of raymq that know where it was sent."""
+        place = {"topic": topic, "queue_id": queue_id}
+        return MessageExt.decoded(tuple(place.get(name, getattr(self, name)) for name in _FIELDS))
+
     def _values(self) -> tuple[Any, ...]:
         return tuple(getattr(self, name) for name in _FIELDS)
 

@@ -61,6 +61,7 @@ from storage.compaction.compaction_service import CompactionService
 from storage.files import disk
 from storage.files.disk_usage import disk_usage
 from storage.files.lock import DirectoryLock
+from storage.hooks.store_hooks import CarryOutFetches, HookedFetches, HookedWrite, open_hooks
 from storage.index.index_file import IndexShape
 from storage.index.index_service import IndexService
 from storage.parts import StoreParts
@@ -135,7 +136,9 @@ class MessageStore:
         self._appender = open_appender(parts, self._recovered, store_host=host, clock_ms=clock_ms)
         self._gate = WriteGate(parts, self.flags, self._polls, on_stored)
         resources.callback(self._gate.close)
+        self._hooks = open_hooks(settings, resources)
         self._write = self._choose_write(host)
+        self._fetch = self._choose_fetch()
         # None in a store without an index (message_index_enable).
         self._index = self._open_index(checkpoint.index_msg_timestamp) if settings.message_index_enable else None
         self._start_services(checkpoint, clock_ms, replicated=on_stored is not None)
@@ -187,14 +190,29 @@ class MessageStore:
     def _choose_write(self, host: bytes) -> WriteBatches:
         """The way that batches take to the log, as the settings and the store's own address want it."""
         property_crc, ipv6_store_host = self._settings.enabled_append_prop_crc, len(host) == IPV6_HOST_BYTES
+        write: WriteBatches = self._write_checked
         if property_crc or ipv6_store_host:
-            return FittedWrite(
+            write = FittedWrite(
                 self._write_checked,
                 property_crc=property_crc,
                 ipv6_store_host=ipv6_store_host,
                 on_refused=self._stats.count_failed_put,
             )
-        return self._write_checked
+        if not self._hooks.put:
+            return write
+        return HookedWrite(
+            write,
+            self._hooks.put,
+            self._broker_name,
+            must_succeed=self._settings.put_hooks_must_succeed,
+            on_refused=self._stats.count_failed_put,
+        )
+
+    def _choose_fetch(self) -> CarryOutFetches:
+        """The way of fetches, as the settings want it."""
+        if not self._hooks.consume:
+            return self._fetcher.fetch
+        return HookedFetches(self._fetcher.fetch, self._hooks.consume, self._broker_name)
 
     def _make_private(self) -> None:
         """Take the right to read the files from other users, which an older version left to them."""
@@ -357,7 +375,7 @@ class MessageStore:
         SystemBusyError when too many fetches wait already, ServiceNotAvailableError once the store closes,
         DataLossError when a file was deleted under it.
         """
-        return self._fetcher.fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=patient)
+        return self._fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=patient)
 
     def ends(self, positions: Sequence[QueuePosition], *, patient: bool = False) -> tuple[list[QueueEnds], bool]:
         """The first and the visible end offset of several queues; and if one of them has something behind the offset of
@@ -599,6 +617,7 @@ class MessageStore:
             index_files=0 if self._index is None else len(self._index),
             index_behind_bytes=self._index_behind(),
             retention=self.cleaner.status(),
+            hooks=self._hooks.figures(),
         )
 
     def close(self) -> None:

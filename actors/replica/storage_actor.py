@@ -374,6 +374,7 @@ class Storage:
             consume_queue_ext_file_size=self._settings.mapped_file_size_consume_queue_ext_bytes,
             commit_log_directories=tuple(map(str, self._settings.commit_log_directories)),
             light_queues=self._settings.enable_lmq and self._settings.enable_multi_dispatch,
+            in_place=not self._settings.consume_hooks,
         )
 
     @ray.method(concurrency_group="control")

@@ -6,6 +6,7 @@ otherwise (spec/storage.md §6).
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Final, Self
@@ -24,6 +25,7 @@ MAX_FILTER_MESSAGE_SIZE_BYTES: Final = CONSUME_QUEUE_UNIT_BYTES << 18
 """The units of 262,144 messages."""
 CONSUME_QUEUE_EXT_FILE_BYTES: Final = 48 << 20
 COMMIT_LOG_DIR: Final = "commitlog"
+_HOOK_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def absolute_path(path: Path) -> Path:
@@ -217,6 +219,23 @@ class StoreOptions(BaseModel):
     wait_time_in_send_queue_ms: Annotated[
         int, Field(ge=1, le=600_000, description="How long an append waits for its turn before it is refused, as busy.")
     ] = 200
+    put_hooks: Annotated[
+        tuple[str, ...],
+        Field(
+            description="Functions, as `package.module:name`, that see each batch before it is stored and may refuse."
+        ),
+    ] = ()
+    consume_hooks: Annotated[
+        tuple[str, ...],
+        Field(description="Functions, as `package.module:name`, that see each batch that a fetch hands out."),
+    ] = ()
+    hook_timeout_ms: Annotated[
+        int, Field(ge=1, le=60_000, description="How long a hook may take for one request; then it has failed.")
+    ] = 200
+    put_hooks_must_succeed: Annotated[
+        bool,
+        Field(description="Whether messages whose put hook failed are refused, as busy. Off: they are stored."),
+    ] = False
     max_mapped_bytes: Annotated[
         int, Field(ge=1 << 20, description="Address space for read-only maps of files; the least used are dropped.")
     ] = 64 << 30
@@ -269,6 +288,16 @@ class StoreOptions(BaseModel):
     access_message_in_memory_max_ratio: Annotated[
         int, Field(ge=1, le=100, description="Percent of the memory that is taken to hold the newest messages.")
     ] = 40
+
+    @field_validator("put_hooks", "consume_hooks")
+    @classmethod
+    def _hook_paths(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        for path in paths:
+            if not _HOOK_PATH.fullmatch(path):
+                raise ValueError(f"{path!r} is not an import path like package.module:name")
+        if len(set(paths)) < len(paths):
+            raise ValueError("a hook is named twice")
+        return paths
 
     @field_validator("store_path_commit_log", "read_only_commit_log_store_paths")
     @classmethod

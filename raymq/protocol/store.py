@@ -195,6 +195,20 @@ class ScheduleStatus:
     pending_by_hour: dict[int, int] = field(default_factory=dict)
 
 
+class HookFigures(NamedTuple):
+    """One hook of a store since the store was opened: the `batches` that it has seen, the messages that it has
+    `refused`, the calls that `failed` (it raised, or took too long), those that were `skipped` because a call before
+    was still under way, and its longest call in ms. `setting` is put_hooks or consume_hooks."""
+
+    path: str
+    setting: str
+    batches: int
+    refused: int
+    failed: int
+    skipped: int
+    longest_ms: float
+
+
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
     """A snapshot of one store, for people and for health checks.
@@ -229,3 +243,4 @@ class StoreStatus:
     index_files: int = 0
     index_behind_bytes: int = 0
     retention: RetentionStatus | None = None
+    hooks: tuple[HookFigures, ...] = ()

@@ -51,7 +51,8 @@ class StorageDescription:
     `store_host` (IP address and port) goes into every record and message id. The store takes bodies of up to
     `max_message_size_bytes`. Its directory is `root`, and the files of its log are in `commit_log_directories`, or
     below `root` if there are none. Sizes of files are in bytes. `light_queues`: it puts messages into the light queues
-    that they name.
+    that they name. `in_place`: consumers of its node may read the files themselves; not with consume hooks, which would
+    not see that.
     """
 
     name: str
@@ -67,6 +68,7 @@ class StorageDescription:
     consume_queue_ext_file_size: int = CONSUME_QUEUE_EXT_FILE_BYTES
     commit_log_directories: tuple[str, ...] = ()
     light_queues: bool = True
+    in_place: bool = True
 
     @property
     def files(self) -> StoreFiles:
@@ -301,7 +303,7 @@ class StorageClient:
 
     def _local_reader(self) -> LogReader | None:
         description = self.describe()
-        if description.node_id != self._node_id or not _may_read(description.root):
+        if description.node_id != self._node_id or not description.in_place or not _may_read(description.root):
             return None
         with self._lock:
             files_at = description.root, description.commit_log_directories

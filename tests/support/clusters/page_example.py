@@ -19,9 +19,14 @@ def assert_prints_what_it_says(page: str) -> None:
     found = re.search(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", (DOCS / page).read_text(), re.M | re.S)
     assert found is not None
     program, printed = found.groups()
+    assert run_program(program) == printed
+
+
+def run_program(program: str) -> str:
+    """The text that a Python program prints, which is run in a process of its own on the cluster of this one."""
     environment = {**user_environment(), "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
     done = subprocess.run(
         [sys.executable, "-"], input=program, env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == printed
+    return done.stdout

@@ -1,0 +1,150 @@
+"""One hook of a store: found by its import path, and called in a thread of its own for a bounded time.
+
+A hook that raises, or takes longer than hook_timeout_ms, has failed: that is logged once a minute, and counted. While a
+call of it is still under way it is not called again, so that it holds up neither appends nor fetches a second time.
+Nothing here survives the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Final
+
+from raymq.errors import ConfigError
+from raymq.hooks import HookedBatch
+from raymq.protocol.store import HookFigures
+
+logger = logging.getLogger(__name__)
+
+FAILURE_LINE_PAUSE_S: Final = 60.0
+"""The pause between two lines in the log about failures of one hook."""
+
+HookFunction = Callable[[Any], object]  # Any: a PutBatch or a FetchedBatch, as the setting says
+
+
+def find_hook(path: str, setting: str) -> HookFunction:
+    """The function at the import path ``package.module:name``; of a class, an instance.
+
+    ConfigError names the setting and says why there is none: the module cannot be imported in this process, it has no
+    such name, or that cannot be called.
+    """
+    module_name, _, name = path.partition(":")
+    where = f"store.{setting} names {path!r}, and"
+    try:
+        found: Any = import_module(module_name)
+    except Exception as error:  # a user's module may raise anything
+        raise ConfigError(
+            f"{where} {module_name!r} cannot be imported in the store's process ({type(error).__name__}: {error}); "
+            "install it on the nodes with stores, or set PYTHONPATH before `ray start` there"
+        ) from error
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise ConfigError(f"{where} there is no {name!r} in {module_name!r}; name a function of it") from None
+    try:
+        hook: Any = found() if isinstance(found, type) else found
+    except Exception as error:
+        raise ConfigError(f"{where} making it failed ({type(error).__name__}: {error})") from error
+    if not callable(hook):
+        raise ConfigError(
+            f"{where} that is {type(hook).__name__!r}, which cannot be called; name a function of a batch"
+        )
+    function: HookFunction = hook
+    return function
+
+
+class _Call:
+    """One call under way."""
+
+    __slots__ = ("batches", "ended", "error")
+
+    def __init__(self, batches: Sequence[HookedBatch]) -> None:
+        self.batches = batches
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+
+
+class Hook:
+    """One hook, its thread and its figures. Thread-safe. End it with `close`."""
+
+    def __init__(self, path: str, setting: str, timeout_s: float) -> None:
+        """Finds the hook at once: ConfigError (`find_hook`)."""
+        self.path, self._setting, self._timeout_s = path, setting, timeout_s
+        self._function = find_hook(path, setting)
+        self._lock = threading.Lock()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._late: _Call | None = None
+        self._told_s = float("-inf")
+        self._batches = self._failed = self._skipped = self._refused = 0
+        self._longest_s = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"hook-{path}", daemon=True)
+        self._thread.start()
+
+    def call(self, batches: Sequence[HookedBatch]) -> bool:
+        """Call the hook with each of `batches`, for hook_timeout_ms in all. False if it has failed: it raised, took too
+        long, or a call before this one is still under way."""
+        start_s = time.monotonic()
+        if not self._lock.acquire(timeout=self._timeout_s):
+            self._fail(f"took longer than hook_timeout_ms, {self._timeout_s * 1000:g} ms", skipped=True)
+            return False
+        try:
+            if self._late is not None and not self._late.ended.is_set():
+                self._fail("is still in a call that took too long", skipped=True)
+                return False
+            call = _Call(batches)
+            self._calls.put(call)
+            if not call.ended.wait(max(0.0, start_s + self._timeout_s - time.monotonic())):
+                self._late = call
+                self._fail(f"took longer than hook_timeout_ms, {self._timeout_s * 1000:g} ms")
+                return False
+            self._batches += len(batches)
+            self._longest_s = max(self._longest_s, time.monotonic() - start_s)
+            if call.error is not None:
+                self._fail(f"raised {type(call.error).__name__}: {call.error}", call.error)
+                return False
+            return True
+        finally:
+            self._lock.release()
+
+    def count_refusals(self, messages: int) -> None:
+        """Count messages that the hook has refused."""
+        self._refused += messages
+
+    def figures(self) -> HookFigures:
+        """The counters since the store was opened."""
+        return HookFigures(
+            self.path,
+            self._setting,
+            self._batches,
+            self._refused,
+            self._failed,
+            self._skipped,
+            round(self._longest_s * 1000, 3),
+        )
+
+    def close(self) -> None:
+        """End the thread, once the call under way has ended; it is not waited for."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                for batch in call.batches:
+                    self._function(batch)
+            except Exception as error:  # the operator's code
+                call.error = error
+            call.ended.set()
+
+    def _fail(self, text: str, error: BaseException | None = None, *, skipped: bool = False) -> None:
+        self._failed += not skipped
+        self._skipped += skipped
+        now_s = time.monotonic()
+        if now_s - self._told_s >= FAILURE_LINE_PAUSE_S:
+            self._told_s = now_s
+            logger.error("the hook %s (store.%s) %s", self.path, self._setting, text, exc_info=error)

@@ -1,0 +1,166 @@
+"""The ways of batches through the hooks of a store: HookedWrite before they are stored, HookedFetches when they are
+handed out.
+
+No hook sees what only the server writes, into its own topics. A put hook that fails changes nothing, as RocketMQ's do,
+unless put_hooks_must_succeed wants nothing stored that a hook has not seen. A consume hook never changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import groupby
+from typing import NamedTuple, Protocol
+
+from raymq.config.store import StoreSettings
+from raymq.delay import names_real_topic
+from raymq.errors import MessageIllegalError, MessageRefusedError, SystemBusyError
+from raymq.hooks import FetchedBatch, PutBatch
+from raymq.kernels.check import validate_batch
+from raymq.message import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, PullStatus
+from raymq.names import is_system_topic
+from raymq.protocol.store import FetchRequest, FetchResult, HookFigures
+from raymq.record.decode import decode_record
+from raymq.record.encode import EncodedBatch
+from raymq.record.layout import RecordError
+from storage.append.durability import WriteBatches, Written
+from storage.hooks.hook import Hook
+
+
+class StoreHooks(NamedTuple):
+    """The hooks of one store, in the order of the settings, which is the order in which they are called."""
+
+    put: tuple[Hook, ...] = ()
+    consume: tuple[Hook, ...] = ()
+
+    def figures(self) -> tuple[HookFigures, ...]:
+        """The counters of each hook since the store was opened."""
+        return tuple(hook.figures() for hook in (*self.put, *self.consume))
+
+
+def open_hooks(settings: StoreSettings, resources: ExitStack) -> StoreHooks:
+    """The hooks that `settings` name, which `resources` ends. ConfigError for one that is not there."""
+
+    def open_all(paths: Sequence[str], setting: str) -> Iterator[Hook]:
+        for path in paths:
+            hook = Hook(path, setting, settings.hook_timeout_ms / 1000)
+            resources.callback(hook.close)
+            yield hook
+
+    put = tuple(open_all(settings.put_hooks, "put_hooks"))
+    return StoreHooks(put, tuple(open_all(settings.consume_hooks, "consume_hooks")))
+
+
+class HookedWrite:
+    """Shows batches to put hooks before `write` gets them."""
+
+    def __init__(
+        self,
+        write: WriteBatches,
+        hooks: Sequence[Hook],
+        broker_name: str,
+        *,
+        must_succeed: bool,
+        on_refused: Callable[[], None],
+    ) -> None:
+        """`must_succeed`: nothing is stored when a hook fails. `on_refused` is told when nothing is stored."""
+        self._write, self._hooks, self._broker_name = write, hooks, broker_name
+        self._must_succeed, self._on_refused = must_succeed, on_refused
+
+    def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written:
+        """`WriteBatches`. Before anything is written: MessageRefusedError when a hook refuses a message,
+        SystemBusyError when one fails and must not, MessageIllegalError for a batch that no producer makes."""
+        try:
+            shown = [one for batch in batches for one in self._shown(batch)]
+            if shown:
+                self._ask(shown)
+        except (MessageIllegalError, SystemBusyError):
+            self._on_refused()
+            raise
+        return self._write(batches, timeout_s)
+
+    def _ask(self, shown: Sequence[PutBatch]) -> None:
+        for hook in self._hooks:
+            succeeded = hook.call(shown)
+            if not succeeded and self._must_succeed:
+                raise SystemBusyError(
+                    f"the store's hook {hook.path} failed, and put_hooks_must_succeed is on: nothing was stored, send "
+                    "again later; the store's log and `raymq status --json` say more"
+                )
+            # Of a hook that failed nothing counts: it may go on to refuse while nobody looks any more.
+            refused = [(batch, dict(batch.refusals)) for batch in shown if batch.refusals] if succeeded else []
+            if refused:
+                hook.count_refusals(sum(len(reasons) for _, reasons in refused))
+                batch, reasons = refused[0]
+                raise MessageRefusedError(hook.path, batch.topic, reasons[min(reasons)])
+
+    def _shown(self, batch: EncodedBatch) -> Iterator[PutBatch]:
+        """The batch as hooks see it: a copy, since a late hook looks on while the buffer is another request's."""
+        topic = batch.topic
+        if is_system_topic(topic) and not names_real_topic(topic):
+            return
+        validate_batch(batch)
+        producer_id = "" if batch.producer is None else batch.producer.producer_id
+        records = bytes(batch.records)
+        if not names_real_topic(topic):
+            yield PutBatch(self._broker_name, topic, batch.queue_id, records, producer_id)
+            return
+        # Delayed messages share the queue of their delay, whatever their topics are.
+        for (real_topic, real_queue_id), part in groupby(
+            _with_place(records, batch.sizes.tolist()), lambda one: one[0]
+        ):
+            joined = b"".join([record for _, record in part])
+            if real_topic:
+                yield PutBatch(self._broker_name, real_topic, real_queue_id, joined, producer_id)
+
+
+def _with_place(records: bytes, sizes: Sequence[int]) -> Iterator[tuple[tuple[str, int], bytes]]:
+    """Each record with the topic and queue that it is for; "" and 0 for one that is for none, as a recall."""
+    position = 0
+    for size in sizes:
+        record = records[position : position + size]
+        position += size
+        try:
+            properties = decode_record(record, check_crc=False).system_properties
+            queue_id = properties.get(PROPERTY_REAL_QUEUE_ID, "0")
+            place = (properties.get(PROPERTY_REAL_TOPIC, ""), int(queue_id))
+        except (RecordError, ValueError) as error:
+            raise MessageIllegalError(f"a record of a message that waits cannot be read: {error}") from None
+        yield place, record
+
+
+class CarryOutFetches(Protocol):
+    """Carries out fetches, as MessageStore.fetch does."""
+
+    def __call__(
+        self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False
+    ) -> list[FetchResult]: ...
+
+
+class HookedFetches:
+    """Shows what `fetch` hands out to consume hooks."""
+
+    def __init__(self, fetch: CarryOutFetches, hooks: Sequence[Hook], broker_name: str) -> None:
+        self._fetch, self._hooks, self._broker_name = fetch, hooks, broker_name
+
+    def __call__(
+        self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False
+    ) -> list[FetchResult]:
+        """`CarryOutFetches`."""
+        results = self._fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=patient)
+        shown = [
+            FetchedBatch(
+                self._broker_name,
+                request.topic,
+                request.queue_id,
+                bytes(result.records),
+                queue_offset=request.queue_offset,
+                next_offset=result.next_offset,
+            )
+            for request, result in zip(requests, results, strict=True)
+            if result.status is PullStatus.FOUND and result.records and not is_system_topic(request.topic)
+        ]
+        if shown:
+            for hook in self._hooks:
+                hook.call(shown)
+        return results
