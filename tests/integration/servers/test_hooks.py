@@ -1,4 +1,4 @@
-"""Hooks of the stores in a whole cluster: docs/hooks.md, a refused message among others, consumers on the store's node."""
+"""Hooks of the stores in a whole cluster: docs/hooks.md, refusals in a batch, consumers on the store's node."""
 
 from __future__ import annotations
 
