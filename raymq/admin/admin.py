@@ -120,6 +120,10 @@ class Admin(GroupAdmin, ReplayAdmin, BrowseAdmin, TrackAdmin, DelayedAdmin, Tail
         """Delete a value of the KV configuration; nothing if there is none."""
         self._routes.call_all("put_kv", namespace, key, None)
 
+    def get_kv(self, namespace: str, key: str) -> str | None:
+        """A value of the KV configuration, as one NameServer has it; None if there is none."""
+        return self.list_kv(namespace).get(key)
+
     def list_kv(self, namespace: str) -> dict[str, str]:
         """A namespace of the KV configuration, as one NameServer has it."""
         return self._routes.list_kv(namespace)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from raymq.errors import (
     RaymqError,
     RequestTimeoutError,
     ServiceNotAvailableError,
+    TopicExistsError,
     TopicNotExistError,
 )
 from raymq.message import MessageQueue
@@ -81,8 +82,10 @@ class TopicAdmin(AdminBase):
         reserve_time_s: float | None = None,
         queue_type: QueueType | str | None = None,
         cleanup_policy: CleanupPolicy | str | None = None,
+        brokers: Sequence[str] | None = None,
     ) -> None:
-        """Create a topic with `queues` queues in all, spread evenly over the broker groups.
+        """Create a topic with `queues` queues in all, spread evenly over the broker groups, or over those that
+        `brokers` names.
 
         `message_type`: the messages that it takes, by default all (TopicMessageType). `reserve_time_s`: the time for
         which its messages are kept, from 60 s on, by default that of the store (file_reserved_time_hours). `queue_type`
@@ -90,11 +93,30 @@ class TopicAdmin(AdminBase):
         `cleanup_policy` COMPACTION, which cannot be changed later: the newest message of each key stays, and each
         message needs a key.
 
-        On return every client can use it. Raises IllegalNameError, InvalidArgumentError, or TopicExistsError when it
-        exists with another number of queues, or other attributes; creating it again as it is changes nothing.
+        On return every client can use it. Raises IllegalNameError, InvalidArgumentError (a broker group that is not
+        there, too), or TopicExistsError when it exists with another number of queues, other attributes, or on a broker
+        group that `brokers` does not name; creating it again as it is changes nothing.
         """
         changes = attribute_changes(message_type, cleanup_policy, reserve_time_s, queue_type)
-        self._create({topic: queues}, changes)
+        chosen = None if brokers is None else self._chosen_brokers(check_user_topic(topic), brokers)
+        self._create({topic: queues}, changes, chosen)
+
+    def _chosen_brokers(self, topic: str, names: Sequence[str]) -> list[str]:
+        """The names, once each, when a topic may be created on these broker groups and no others."""
+        chosen = list(dict.fromkeys(names))
+        live = self._broker_names()
+        missing = [name for name in chosen if name not in live]
+        if missing or not chosen:
+            raise InvalidArgumentError(
+                f"no broker group is called {missing[0]!r}; there are {', '.join(live)}"
+                if missing
+                else f"name at least one broker group for topic {topic!r}: there are {', '.join(live)}"
+            )
+        with suppress(TopicNotExistError):
+            others = sorted(set(self.topic_route(topic).queue_counts()) - set(chosen))
+            if others:
+                raise TopicExistsError(topic, f"on {', '.join(others)}, too")
+        return chosen
 
     def create_topics(self, topics: Mapping[str, int]) -> None:
         """Create topics, each with its number of queues in all, as `create_topic` does; many take few calls.
@@ -103,8 +125,10 @@ class TopicAdmin(AdminBase):
         """
         self._create(topics, NO_ATTRIBUTES)
 
-    def _create(self, topics: Mapping[str, int], attributes: Mapping[str, str]) -> None:
-        brokers = self._recent_broker_names()
+    def _create(
+        self, topics: Mapping[str, int], attributes: Mapping[str, str], chosen: Sequence[str] | None = None
+    ) -> None:
+        brokers = self._recent_broker_names() if chosen is None else list(chosen)
         by_broker: dict[str, list[NewTopic]] = {}
         for topic, queues in topics.items():
             check_user_topic(topic)

@@ -30,6 +30,7 @@ from raymq.cli.receives import receive
 from raymq.cli.replays import replay
 from raymq.cli.terminal.output import Group
 from raymq.cli.topics import topic
+from raymq.cli.upkeep.kv import kv
 
 
 def main() -> NoReturn:
@@ -77,6 +78,7 @@ for command in (
     track,
     delayed,
     console,
+    kv,
     completion,
 ):
     cli.add_command(command)

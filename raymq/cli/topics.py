@@ -66,6 +66,7 @@ def topic() -> None:
 @click.option(
     "--cleanup", type=click.Choice(["delete", "compaction"]), help="compaction: the newest of each key stays."
 )
+@click.option("--brokers", help="Only on these broker groups, such as broker-a,broker-b. Default: on all.")
 @address_option
 @json_option
 def topic_create(
@@ -75,6 +76,7 @@ def topic_create(
     queue_type: str | None,
     retention: str | None,
     cleanup: str | None,
+    brokers: str | None,
     address: str | None,
     as_json: bool,
 ) -> None:
@@ -84,6 +86,7 @@ def topic_create(
         "queue_type": queue_type,
         "reserve_time_s": _seconds(retention),
         "cleanup_policy": cleanup,
+        "brokers": None if brokers is None else [name.strip() for name in brokers.split(",") if name.strip()],
     }
     with client_of(address) as client:
         client.admin.create_topic(name, queues, **{key: value for key, value in options.items() if value is not None})

@@ -30,9 +30,14 @@ class Cluster:
         self.fetched: list[list[str]] = []
         self.error: Exception | None = None
         self.names = ["a", "b"]
+        self.elsewhere: dict[str, int] = {}
         self.now_s = 100.0
         routes = SimpleNamespace(
-            all_brokers=self.all_brokers, invalidate=lambda topic: None, fetch=self.fetch, get=self.get
+            all_brokers=self.all_brokers,
+            invalidate=lambda topic: None,
+            fetch=self.fetch,
+            get=self.get,
+            wait=self.wait,
         )
         monkeypatch.setattr(admin_base, "broker_client", self.actor)
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now_s)
@@ -56,6 +61,11 @@ class Cluster:
     def fetch(self, topics: dict[str, int]) -> None:
         self.fetched.append(sorted(topics))
         self.late -= 1
+
+    def wait(self, topic: str, timeout_s: float):
+        if not self.elsewhere:
+            raise TopicNotExistError(topic)
+        return topic_route(topic, **self.elsewhere)
 
     def get(self, topic: str):
         return topic_route(topic, a=2, b=1 if self.late < 0 else 0)
@@ -137,3 +147,23 @@ def test_attributes_leave_out_topics_that_are_gone_or_away(cluster):
     found = cluster.admin.topic_attributes(["gone", "orders", "away"])
     assert found == {"orders": TopicAttributes(TopicMessageType.FIFO)}
     assert cluster.fetched == [["away", "gone", "orders"]]
+
+
+def test_a_topic_on_chosen_brokers_is_on_no_other(cluster):
+    cluster.admin.create_topic("x", 3, brokers=["b", "b"])
+    assert cluster.created == [("b", [NewTopic("x", 3, "b:3", {})])]
+
+
+@pytest.mark.parametrize(
+    ("brokers", "elsewhere", "error", "text"),
+    [
+        (["c"], {}, InvalidArgumentError, "'c'; there are a, b"),
+        ([], {}, InvalidArgumentError, "at least one"),
+        (["b"], {"a": 2}, TopicExistsError, "on a, too"),
+    ],
+)
+def test_brokers_that_cannot_be_chosen_are_refused_before_anything_is_created(cluster, brokers, elsewhere, error, text):
+    cluster.elsewhere = elsewhere
+    with pytest.raises(error, match=text):
+        cluster.admin.create_topic("x", 3, brokers=brokers)
+    assert cluster.created == []
