@@ -284,11 +284,11 @@ class Broker(PopMethods, TransactionMethods):
         The answer and the errors need no raymq where they are read (actors.broker.plain_answers): a dict with status,
         messages, next_offset, min_offset and max_offset, each message a dict of MessageExt's fields; ValueError for an
         argument that breaks a rule and an offset the queue has not, RuntimeError named TopicNotExistError,
-        NoPermissionError (a topic that may not be read, a group that may not consume)…
+        NoPermissionError (a topic that may not be read, a group that may not consume, or not this topic)…
         """
         with plain_errors():
             check_group(group)
-            config = self._check_readable(self._log.ready(), group, topic)
+            config = self._log.ready().check_readable(group, topic)
             queue = self._queue(topic, queue_id)
             wanted = Subscription.parse(topic, tags)
             nums = config.read_queue_nums

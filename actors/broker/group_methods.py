@@ -35,7 +35,6 @@ from raymq.protocol.group import (
     SendBackAnswer,
     StartOffsetQuery,
 )
-from raymq.protocol.route import PERM_READ, TopicConfig
 from raymq.protocol.stats import BrokerReadings, GroupStats
 from raymq.protocol.store import QueueBounds
 
@@ -53,11 +52,13 @@ class _Commit:
         self.before: dict[str, dict[int, int]] = {}
         """The committed offsets before, by topic and queue id, where there were any."""
         self._stopped = False
+        self._forbidden: frozenset[str] = frozenset()
 
     def decide(self, state: BrokerState) -> list[Change]:
         """The records to store."""
         changes, self.verdicts, self.gone = state.decide_commits(self._owners, self.group, self.commits)
         self._stopped = not state.require_group(self.group).consume_enable
+        self._forbidden = state.forbidden.get(self.group, frozenset())
         for topic, verdict in self.verdicts.items():
             known = state.offsets.of(self.group, topic)
             self.before[topic] = {q: known[q].queue_offset for q in verdict.offsets if q in known}
@@ -65,7 +66,10 @@ class _Commit:
 
     def fenced(self) -> dict[str, Collection[int]]:
         """The queues whose commits do not count, or which the group may consume no more, by topic."""
-        return {topic: self.commits[topic] if self._stopped else one.fenced for topic, one in self.verdicts.items()}
+        return {
+            topic: self.commits[topic] if self._stopped or topic in self._forbidden else one.fenced
+            for topic, one in self.verdicts.items()
+        }
 
 
 class GroupMethods(ABC):
@@ -105,9 +109,24 @@ class GroupMethods(ABC):
         """A group's configuration in this broker group; GroupNotExistError."""
         return self._log.ready().require_group(group)
 
-    def check_broadcast(self, group: str) -> None:
-        """NoPermissionError for a group that may not consume in BROADCASTING; an unknown group may."""
-        self._log.ready().check_broadcast(group)
+    def check_broadcast(self, group: str, topics: Sequence[str] = ()) -> None:
+        """NoPermissionError for a group that may not consume in BROADCASTING, or may not read one of `topics`; an
+        unknown group may."""
+        self._log.ready().check_broadcast(group, topics)
+
+    def forbid_topic(self, group: str, topic: str, forbidden: bool) -> None:
+        """Forbid a group to read a topic, or allow it again; the group becomes known here. Durable on return.
+
+        Members that read the topic stop with their next commit, and simple consumers receive nothing more of it.
+        Repeating it changes nothing. IllegalNameError.
+        """
+        self._change(lambda state: state.decide_forbid(group, topic, forbidden=forbidden))
+
+    def forbidden_topics(self, group: str) -> list[str]:
+        """The topics that a group may not read, sorted; GroupNotExistError."""
+        state = self._log.ready()
+        state.require_group(group)
+        return sorted(state.forbidden.get(group, ()))
 
     def update_group(self, config: GroupConfig) -> None:
         """Set a group's configuration, and create the group if it is new. IllegalNameError, InvalidArgumentError."""
@@ -136,8 +155,9 @@ class GroupMethods(ABC):
     def commit_offsets(self, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]]) -> CommitAnswer:
         """Commit, per topic and queue id, the offset of the next message to consume. Durable on return.
 
-        The answer names the queues whose commits do not count, and why. In a group whose consume_enable is off the
-        commits count, and the answer names all queues as fenced. GroupNotExistError, InvalidArgumentError.
+        The answer names the queues whose commits do not count, and why. In a group whose consume_enable is off, and
+        of a topic that it is forbidden to read, the commits count, and the answer names the queues as fenced.
+        GroupNotExistError, InvalidArgumentError.
         """
         commit = _Commit(group, commits, self._owners)
         self._log.change(commit.decide)
@@ -195,10 +215,10 @@ class GroupMethods(ABC):
 
     def start_offset(self, group: str, queue: MessageQueue, query: StartOffsetQuery, generation: int) -> QueueOffset:
         """The offset where the group starts in a queue, as `start_offsets` gives it. TopicNotExistError,
-        GroupNotExistError, InvalidArgumentError, and NoPermissionError if the group's consume_enable is off or the
-        topic may not be read.
+        GroupNotExistError, InvalidArgumentError, and NoPermissionError if the group's consume_enable is off, the
+        topic may not be read, or not by this group.
         """
-        self._check_readable(self._log.ready(), group, queue.topic)
+        self._log.ready().check_readable(group, queue.topic)
         return self._start_offsets(group, {queue.topic: {queue.queue_id: generation}}, query)[queue.topic][
             queue.queue_id
         ]
@@ -220,7 +240,7 @@ class GroupMethods(ABC):
         readable = {}
         for topic, by_queue in generations.items():
             with suppress(TopicNotExistError, NoPermissionError, InvalidArgumentError):
-                self._check_readable(state, group, topic)
+                state.check_readable(group, topic)
                 state.check_queues(topic, by_queue)
                 readable[topic] = by_queue
         return self._start_offsets(group, readable, query)
@@ -275,18 +295,6 @@ class GroupMethods(ABC):
             )
         young = bounds.min_offset == 0 and bounds.first_in_memory == 0
         return 0 if young else bounds.max_offset
-
-    def _check_readable(self, state: BrokerState, group: str, topic: str) -> TopicConfig:
-        config = state.require_topic(topic)
-        if not config.perm & PERM_READ:
-            raise NoPermissionError(
-                f"topic {topic!r} may not be read (its permission has no R); see admin.update_topic"
-            )
-        if group in state.groups and not state.groups[group].consume_enable:
-            raise NoPermissionError(
-                f"group {group!r} may not consume: its consume_enable is off; see admin.update_group"
-            )
-        return config
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic, self._settings.broker_name, queue_id)

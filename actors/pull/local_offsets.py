@@ -94,8 +94,11 @@ class LocalFileOffsetStore:
                 self._known = self._file.load()
 
     def start_offsets(self, generations: Mapping[MessageQueue, int]) -> dict[MessageQueue, QueueOffset]:
-        for broker_name in {queue.broker_name for queue in generations}:
-            self._brokers.check_broadcast(broker_name, COMMIT_TIMEOUT_S)
+        topics: dict[str, set[str]] = {}
+        for queue in generations:
+            topics.setdefault(queue.broker_name, set()).add(queue.topic)
+        for broker_name, names in topics.items():
+            self._brokers.check_broadcast(broker_name, COMMIT_TIMEOUT_S, topics=sorted(names))
         with self._lock:
             known = self._known or {}
             return {queue: QueueOffset(known[queue]) for queue in generations if queue in known}

@@ -119,6 +119,30 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         check_group(group)
         self._call_brokers_that_know(group, "delete_group", group, dead_letters)
 
+    def forbid(self, group: str, topic: str) -> None:
+        """Forbid a group to read a topic, at every broker. Its members commit what they have consumed of it and stop
+        soon after; simple consumers receive nothing more of it. Other topics go on, and so does the group's retry
+        topic. Consumers in BROADCASTING begin with no further queue. It stays so until `allow`, or until the group is
+        deleted. Repeating it changes nothing. GroupNotExistError, TopicNotExistError."""
+        self.topic_route(topic)
+        self.group_config(group)
+        for broker_name in self._recent_broker_names():
+            self._call_broker(broker_name, "forbid_topic", group, topic, True)
+        offsets_reset(group, ADMIN_TIMEOUT_S)  # has the members ask the brokers about the queues that they hold
+
+    def allow(self, group: str, topic: str) -> None:
+        """Take back what `forbid` has done: members of the group read the topic again, from where they stopped.
+        Repeating it changes nothing. GroupNotExistError."""
+        self.group_config(group)
+        check_topic(topic)
+        for broker_name in self._recent_broker_names():
+            self._call_broker(broker_name, "forbid_topic", group, topic, False)
+
+    def forbidden_topics(self, group: str) -> list[str]:
+        """The topics that a group may not read, sorted. GroupNotExistError."""
+        tables: list[list[str]] = self._call_brokers_that_know(check_group(group), "forbidden_topics", group)
+        return sorted({topic for table in tables for topic in table})
+
     def reset_offsets(
         self,
         group: str,

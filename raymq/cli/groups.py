@@ -106,6 +106,64 @@ def group_reset_offset(
     print_rows(as_json, "queues", ["broker", "queue", "old", "offset"], rows)
 
 
+@group.command("clone-offsets")
+@click.argument("source", metavar="FROM", shell_complete=completes("groups"))
+@click.argument("target", metavar="TO", shell_complete=completes("groups"))
+@click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
+@click.option("--dry-run", is_flag=True, help="Only show the offsets before and after.")
+@address_option
+@json_option
+def group_clone_offsets(
+    source: str, target: str, topic_name: str, dry_run: bool, address: str | None, as_json: bool
+) -> None:
+    """Have the group TO go on in a topic from the offsets of the group FROM, also while its consumers run.
+
+    Example: raymq group clone-offsets billing billing-2 orders --dry-run
+    """
+    with client_of(address) as client:
+        offsets = client.admin.clone_offsets(source, target, topic_name, dry_run=dry_run)
+    rows = [[one.broker_name, one.queue_id, offsets.old[one], offset] for one, offset in sorted(offsets.items())]
+    print_rows(as_json, "queues", ["broker", "queue", "old", "offset"], rows)
+
+
+@group.command("forbid")
+@click.argument("name", metavar="GROUP", shell_complete=completes("groups"))
+@click.argument("topic_name", metavar="[TOPIC]", required=False, shell_complete=completes("topics"))
+@address_option
+@json_option
+def group_forbid(name: str, topic_name: str | None, address: str | None, as_json: bool) -> None:
+    """Forbid a group to read a topic, until `raymq group allow`; without a topic, show what is forbidden.
+
+    Its consumers commit what they have consumed of the topic and stop soon after.
+
+    Example: raymq group forbid billing orders
+    """
+    with client_of(address) as client:
+        if topic_name is not None:
+            client.admin.forbid(name, topic_name)
+        _print_forbidden(as_json, name, client.admin.forbidden_topics(name))
+
+
+@group.command("allow")
+@click.argument("name", metavar="GROUP", shell_complete=completes("groups"))
+@click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
+@address_option
+@json_option
+def group_allow(name: str, topic_name: str, address: str | None, as_json: bool) -> None:
+    """Allow a group to read a topic again; its consumers go on where they stopped.
+
+    Example: raymq group allow billing orders
+    """
+    with client_of(address) as client:
+        client.admin.allow(name, topic_name)
+        _print_forbidden(as_json, name, client.admin.forbidden_topics(name))
+
+
+def _print_forbidden(as_json: bool, name: str, topics: list[str]) -> None:
+    said = f"group {name} may not read {', '.join(topics)}" if topics else f"group {name} may read every topic"
+    print_value(as_json, {"group": name, "forbidden": topics}, lambda: say(said))
+
+
 @group.command("update")
 @click.argument("name", metavar="GROUP", shell_complete=completes("groups"))
 @click.option("--retry-max-times", type=click.IntRange(0), help="Deliveries after the first, before a dead letter.")

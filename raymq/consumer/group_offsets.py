@@ -34,11 +34,14 @@ class GroupOffsets:
             time.monotonic() + timeout_s, lambda left_s: broker.call("ensure_group", self.group, timeout_s=left_s)
         )
 
-    def check_broadcast(self, broker_name: str, timeout_s: float = OFFSETS_TIMEOUT_S) -> None:
-        """Check that the group may consume in BROADCASTING; NoPermissionError if not."""
+    def check_broadcast(
+        self, broker_name: str, timeout_s: float = OFFSETS_TIMEOUT_S, topics: Sequence[str] = ()
+    ) -> None:
+        """Check that the group may consume in BROADCASTING, and read `topics`; NoPermissionError if not."""
         broker = self._broker(broker_name)
         persist_until(
-            time.monotonic() + timeout_s, lambda left_s: broker.call("check_broadcast", self.group, timeout_s=left_s)
+            time.monotonic() + timeout_s,
+            lambda left_s: broker.call("check_broadcast", self.group, list(topics), timeout_s=left_s),
         )
 
     def start_offset(

@@ -68,7 +68,7 @@ class PopMethods(GroupMethods):
         """
         self.ensure_group(group)
         state = self._log.ready()
-        queues = {topic: range(self._check_readable(state, group, topic).read_queue_nums) for topic in topics}
+        queues = {topic: range(state.check_readable(group, topic).read_queue_nums) for topic in topics}
         first = self._first_offsets(group, queues, query)
 
         def decide(state: BrokerState) -> list[Change]:

@@ -36,10 +36,9 @@ from actors.core.pop.receive import (
     next_due_ms,
 )
 from actors.core.pop.waiting import WaitingReceive, WaitingReceives, WaitKey
-from raymq.errors import NoPermissionError, RaymqError, ServiceNotAvailableError
+from raymq.errors import RaymqError, ServiceNotAvailableError
 from raymq.names import retry_topic
 from raymq.protocol.pop import ReceiveAnswer, ReceiveRequest
-from raymq.protocol.route import PERM_READ
 
 ASK_WAIT_S: Final = 30.0
 LOOK_TIMEOUT_S: Final = 5.0
@@ -84,8 +83,9 @@ class Receives:
     ) -> None:
         """Hand messages out, now or when they are there: `answer` or `fail` is called, by any thread.
 
-        InvalidArgumentError; NoPermissionError for a group that may not consume, or a topic that may not be read;
-        GroupNotExistError, TopicNotExistError; ServiceNotAvailableError while the broker's state is not known.
+        InvalidArgumentError; NoPermissionError for a group that may not consume, or a topic that may not be read, or
+        not by this group; GroupNotExistError, TopicNotExistError; ServiceNotAvailableError while the broker's state is
+        not known.
         """
         check_receive(request)
         receive = WaitingReceive(request, time.monotonic() + request.wait_s, answer, fail)
@@ -124,15 +124,9 @@ class Receives:
         return self._log.peek(read)
 
     def _check(self, state: BrokerState, request: ReceiveRequest) -> None:
-        if not state.require_group(request.group).consume_enable:
-            raise NoPermissionError(
-                f"group {request.group!r} may not consume: its consume_enable is off; see admin.update_group"
-            )
+        state.require_group(request.group)
         for topic in request.topics:
-            if not state.require_topic(topic).perm & PERM_READ:
-                raise NoPermissionError(
-                    f"topic {topic!r} may not be read (its permission has no R); see admin.update_topic"
-                )
+            state.check_readable(request.group, topic)
 
     def _decide(
         self, receive: WaitingReceive, done: Callable[[WaitingReceive, _Decision, Exception | None], None]

@@ -1,7 +1,7 @@
 """The snapshot of a broker group's state: RocketMQ's config files and one of raymq's own (spec/storage.md §4).
 
     topics.json               dataVersion, topicConfigTable          as RocketMQ writes them
-    subscriptionGroup.json    dataVersion, subscriptionGroupTable    as RocketMQ writes them
+    subscriptionGroup.json    dataVersion, subscriptionGroupTable, forbiddenTable    as RocketMQ writes them
     consumerOffset.json       dataVersion, offsetTable               as RocketMQ writes them
     brokerStatePosition.json  raymq's own: the log position of the snapshot, and the fields that RocketMQ has not
 
@@ -56,6 +56,9 @@ _GROUP_KEYS: Final = {
 }
 """GroupConfig's fields and their names in subscriptionGroup.json."""
 
+_FORBIDDEN_TO_READ: Final = 1 << 2
+"""The bit of a topic in forbiddenTable that forbids a group to read it; RocketMQ knows no other one."""
+
 _GROUP_CONSTANTS: Final = {
     "brokerId": 0,
     "consumeFromMinEnable": True,
@@ -93,6 +96,9 @@ def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
     groups = {group: _group_entry(config) for group, config in sorted(state.groups.items())}
     tables = sorted(state.offsets.tables.items())
     offsets = {f"{topic}@{group}": {q: at.queue_offset for q, at in table.items()} for (topic, group), table in tables}
+    forbidden = {
+        group: dict.fromkeys(sorted(names), _FORBIDDEN_TO_READ) for group, names in sorted(state.forbidden.items())
+    }
     versions = {
         f"{topic}@{group}": {q: at.reset_version for q, at in table.items()} for (topic, group), table in tables
     }
@@ -108,7 +114,9 @@ def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
     }
     return {
         TOPICS_FILE: _pretty({"dataVersion": data_version, "topicConfigTable": topics}),
-        GROUPS_FILE: _pretty({"dataVersion": data_version, "forbiddenTable": {}, "subscriptionGroupTable": groups}),
+        GROUPS_FILE: _pretty(
+            {"dataVersion": data_version, "forbiddenTable": forbidden, "subscriptionGroupTable": groups}
+        ),
         OFFSETS_FILE: _pretty({"dataVersion": data_version, "offsetTable": offsets}),
         POSITION_FILE: _pretty(own),
     }
@@ -142,6 +150,9 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
     for name, entry in table(GROUPS_FILE, "subscriptionGroupTable").items():
         values = {field: entry[key] for field, key in _GROUP_KEYS.items() if key in entry}
         state.groups[str(name)] = GroupConfig(str(name), **values)
+    for name, masks in table(GROUPS_FILE, "forbiddenTable").items():
+        if topics := frozenset(str(topic) for topic, mask in masks.items() if mask & _FORBIDDEN_TO_READ):
+            state.forbidden[str(name)] = topics
     own = json.loads(read(POSITION_FILE) or '{"queueOffset": 0}')
     for name, key in _OWN_TOPIC_KEYS.items():
         for topic, text in own.get(key, {}).items():

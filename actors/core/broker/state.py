@@ -10,6 +10,7 @@ is flushed, recovered and replicated as messages are (design §3). The state is 
     {"kind": "topic_delete", "topic": T, "next_reset_version": 1}
     {"kind": "group",        "group": G, "consume_enable": true, "retry_max_times": 16, … as GroupConfig}
     {"kind": "group_delete", "group": G}
+    {"kind": "forbid",       "group": G, "topics": [T, …]}  all topics that the group may not read
     {"kind": "offsets",      "group": G, "topic": T, "offsets": {"0": 17, "3": 9}}
     {"kind": "reset",        "group": G, "topic": T, "offsets": {"0": 5}, "reset_versions": {"0": 2}}
     {"kind": "pop",          "group": G, "queues": [[T, 0, …], …]}  leases of simple consumers (actors.core.pop.leases)
@@ -43,6 +44,7 @@ from raymq.errors import (
 from raymq.names import (
     SYSTEM_PREFIX,
     check_group,
+    check_topic,
     check_user_topic,
     is_internal_topic,
     is_light_queue,
@@ -85,11 +87,18 @@ class BrokerState:
     offsets: OffsetTable = field(default_factory=OffsetTable)
     topics_version: DataVersion = field(default_factory=DataVersion)
     pop: PopTable = field(default_factory=PopTable)
+    forbidden: dict[str, frozenset[str]] = field(default_factory=dict)
+    """The topics that groups may not read, by group. They outlast the topics, and end with the group."""
 
     def copy(self) -> BrokerState:
         """A state of its own with the same values."""
         return BrokerState(
-            dict(self.topics), dict(self.groups), self.offsets.copy(), self.topics_version, self.pop.copy()
+            dict(self.topics),
+            dict(self.groups),
+            self.offsets.copy(),
+            self.topics_version,
+            self.pop.copy(),
+            dict(self.forbidden),
         )
 
     def decide_topic(
@@ -217,6 +226,20 @@ class BrokerState:
         self.require_group(group)
         return {"kind": "group_delete", "group": group}
 
+    def decide_forbid(self, group: str, topic: str, *, forbidden: bool) -> list[Change]:
+        """Forbid a group to read a topic, or allow it again; a group that is not known here becomes known.
+
+        IllegalNameError. A topic need not be here: it may have been deleted, or have queues elsewhere only.
+        """
+        check_group(group)
+        check_topic(topic)
+        known = self.forbidden.get(group, frozenset())
+        wanted = known | {topic} if forbidden else known - {topic}
+        if wanted == known:
+            return []
+        created = [] if group in self.groups else self.decide_group(group)
+        return [*created, {"kind": "forbid", "group": group, "topics": sorted(wanted)}]
+
     def decide_commits(
         self, owners: Owners, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]]
     ) -> tuple[list[Change], dict[str, TopicCommits], list[str]]:
@@ -306,8 +329,31 @@ class BrokerState:
             raise GroupNotExistError(group)
         return config
 
-    def check_broadcast(self, group: str) -> None:
-        """NoPermissionError for a known group that may not consume, or not in BROADCASTING."""
+    def may_read(self, group: str, topic: str) -> bool:
+        """False for a topic that the group is forbidden to read."""
+        return topic not in self.forbidden.get(group, ())
+
+    def check_readable(self, group: str, topic: str) -> TopicConfig:
+        """The configuration of a topic that a group, which need not be known, may read. TopicNotExistError;
+        NoPermissionError that says what stands in the way: the topic's permission, the group's consume_enable, or that
+        the group is forbidden to read the topic."""
+        config = self.require_topic(topic)
+        if not config.perm & PERM_READ:
+            raise NoPermissionError(
+                f"topic {topic!r} may not be read (its permission has no R); see admin.update_topic"
+            )
+        if group in self.groups and not self.groups[group].consume_enable:
+            raise NoPermissionError(
+                f"group {group!r} may not consume: its consume_enable is off; see admin.update_group"
+            )
+        if not self.may_read(group, topic):
+            raise NoPermissionError(
+                f"group {group!r} is forbidden to read topic {topic!r}; `raymq group allow {group} {topic}` allows it"
+            )
+        return config
+
+    def check_broadcast(self, group: str, topics: Iterable[str] = ()) -> None:
+        """NoPermissionError for a known group that may not consume, not in BROADCASTING, or not one of `topics`."""
         config = self.groups.get(group)
         off = [name for name in ("consume_enable", "consume_broadcast_enable") if config and not getattr(config, name)]
         if off:
@@ -315,6 +361,9 @@ class BrokerState:
                 f"group {group!r} may not consume in BROADCASTING: its {' and its '.join(off)} is off; see "
                 "admin.update_group"
             )
+        for topic in topics:
+            if not self.may_read(group, topic):
+                self.check_readable(group, topic)
 
     def apply(self, change: Change, now_ms: int) -> None:
         """Carry out a record. Raises InvalidArgumentError for a kind this version does not know."""
@@ -346,6 +395,14 @@ class BrokerState:
         self.groups.pop(change["group"], None)
         self.offsets.drop_group(change["group"])
         self.pop.drop_group(change["group"])
+        self.forbidden.pop(change["group"], None)
+
+    def _apply_forbid(self, change: Change, now_ms: int) -> None:
+        topics = frozenset(change["topics"])
+        if topics:
+            self.forbidden[change["group"]] = topics
+        else:
+            self.forbidden.pop(change["group"], None)
 
     def _apply_offsets(self, change: Change, now_ms: int) -> None:
         versions = offsets_by_queue(change.get("reset_versions", {}))
@@ -407,6 +464,7 @@ _APPLY: Final[dict[str, Callable[[BrokerState, Change, int], None]]] = {
     "topic_delete": BrokerState._apply_topic_delete,
     "group": BrokerState._apply_group,
     "group_delete": BrokerState._apply_group_delete,
+    "forbid": BrokerState._apply_forbid,
     "offsets": BrokerState._apply_offsets,
     "reset": BrokerState._apply_reset,
     POP: BrokerState._apply_pop,

@@ -27,6 +27,7 @@ REMOTE_METHODS = {
         "topic_stats",
     ),
     *("ensure_group", "group_config", "check_broadcast", "update_group", "update_groups", "delete_group", "groups"),
+    *("forbid_topic", "forbidden_topics"),
     *(
         "commit_offsets",
         "reset_offsets",

@@ -119,6 +119,19 @@ def spans(answer: ReceiveAnswer) -> list[tuple[int, int]]:
     return [(given.start, given.count) for given in answer.ranges]
 
 
+def test_a_topic_that_the_group_is_forbidden_to_read_is_refused_now_and_to_one_that_waits(broker: Broker) -> None:
+    waiting = broker.receive(1, wait_s=LONG_S)
+    eventually(lambda: broker.ends.asks[-1:] == [module.ASK_WAIT_S], "the question behind which it waits")
+    broker.log.change(lambda state: state.decide_forbid("g", "orders", forbidden=True))
+    with pytest.raises(NoPermissionError, match="'g' is forbidden to read topic 'orders'"):
+        broker.receive(1)
+    broker.send(1)
+    with pytest.raises(NoPermissionError, match="forbidden"):
+        waiting.result(WAIT_S)
+    broker.log.change(lambda state: state.decide_forbid("g", "orders", forbidden=False))
+    assert spans(broker.receive(1).result(WAIT_S)) == [(0, 1)]
+
+
 def test_messages_that_are_there_are_handed_out_after_one_look(broker: Broker) -> None:
     broker.send(25)
     assert spans(broker.receive(10).result(WAIT_S)) == [(0, 10)]

@@ -63,7 +63,11 @@ class Brokers:
 
     refusal: Exception | None = None
 
-    def check_broadcast(self, broker_name, timeout_s):
+    def __init__(self) -> None:
+        self.checked: list[tuple[str, list[str]]] = []
+
+    def check_broadcast(self, broker_name, timeout_s, topics):
+        self.checked.append((broker_name, topics))
         if self.refusal is not None:
             raise self.refusal
 
@@ -88,6 +92,7 @@ def test_in_broadcasting_offsets_come_from_the_file_or_else_from_the_settings(tm
     again = LocalFileOffsetStore("pull-billing-0", settings, brokers)
     again.prepare("broker-a", 1.0)
     assert again.start_offsets({Q: 0, P: 0}) == {Q: QueueOffset(120)}
+    assert sorted(brokers.checked) == sorted((q.broker_name, [q.topic]) for q in (Q, P)), "and it may read these topics"
     brokers.refusal = NoPermissionError("consume_broadcast_enable is off")
     with pytest.raises(NoPermissionError):
         again.start_offsets({Q: 0})

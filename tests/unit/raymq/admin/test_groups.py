@@ -9,7 +9,13 @@ import pytest
 from raymq.admin import base as admin_base, groups as admin_groups
 from raymq.admin.admin import Admin
 from raymq.consumer import rebalance_client
-from raymq.errors import GroupNotExistError, InvalidArgumentError, OffsetOutOfRangeError, ServiceNotAvailableError
+from raymq.errors import (
+    GroupNotExistError,
+    InvalidArgumentError,
+    OffsetOutOfRangeError,
+    ServiceNotAvailableError,
+    TopicNotExistError,
+)
 from raymq.message import MessageQueue
 from raymq.protocol.clients import ConsumerConnection, ConsumerData, ProducerConnection
 from raymq.protocol.group import GroupConfig, GroupQueueProgress
@@ -104,6 +110,27 @@ def test_a_reset_that_makes_no_sense_changes_nothing(cluster, arguments, error):
     with pytest.raises(error):
         cluster.admin.reset_offsets("billing", "orders", **arguments)
     assert cluster.called("reset_offsets") == []
+
+
+def test_a_topic_is_forbidden_and_allowed_at_every_broker_and_the_members_look_again(cluster):
+    cluster.admin.forbid("billing", "orders")
+    assert cluster.called("forbid_topic") == [(name, "billing", "orders", True) for name in "ab"]
+    assert cluster.calls[-1] == ("rebalance-0", "offsets_reset", "billing")
+    cluster.admin.allow("billing", "orders")
+    assert cluster.called("forbid_topic")[2:] == [(name, "billing", "orders", False) for name in "ab"]
+    cluster.answers["a", "forbidden_topics"] = ["orders"]
+    cluster.answers["b", "forbidden_topics"] = ["bills", "orders"]
+    assert cluster.admin.forbidden_topics("billing") == ["bills", "orders"]
+
+
+def test_only_a_group_and_a_topic_that_exist_are_forbidden(cluster):
+    with pytest.raises(TopicNotExistError):
+        cluster.admin.forbid("billing", "unknown")
+    cluster.answers["a", "group_config"] = GroupNotExistError("billing")
+    for change in (cluster.admin.forbid, cluster.admin.allow):
+        with pytest.raises(GroupNotExistError):
+            change("billing", "orders")
+    assert cluster.called("forbid_topic") == []
 
 
 def test_a_broker_that_a_restarted_nameserver_does_not_know_yet_is_not_left_out(cluster):

@@ -38,6 +38,19 @@ class Admin:
         self.asked.append((group, topic, where))
         return NewOffsets({QUEUE: 5}, {QUEUE: None})
 
+    def clone_offsets(self, source: str, target: str, topic: str, **how: Any) -> NewOffsets:
+        self.asked.append((source, target, topic, how))
+        return NewOffsets({QUEUE: 5}, {QUEUE: 2})
+
+    def forbid(self, group: str, topic: str) -> None:
+        self.asked.append(("forbid", group, topic))
+
+    def allow(self, group: str, topic: str) -> None:
+        self.asked.append(("allow", group, topic))
+
+    def forbidden_topics(self, group: str) -> list[str]:
+        return ["orders"] if self.asked and self.asked[-1][0] == "forbid" else []
+
     def update_group(self, group: str, **changes: Any) -> GroupConfig:
         self.asked.append((group, changes))
         return GroupConfig(group, **changes)
@@ -145,6 +158,22 @@ def test_a_group_is_changed_only_if_an_option_is_given(run: Any, admin: Admin) -
         ("billing", {"retry_max_times": 5, "consume_enable": False}),
         ("billing", {"consume_broadcast_enable": False}),
     ]
+
+
+def test_offsets_of_another_group_are_looked_at_and_taken(run: Any, admin: Admin) -> None:
+    result = run("group", "clone-offsets", "billing", "copy", "orders", "--dry-run", "--json")
+    assert json.loads(result.output)["queues"] == [{"broker": "broker-a", "queue": 3, "old": 2, "offset": 5}]
+    run("group", "clone-offsets", "billing", "copy", "orders")
+    assert admin.asked == [("billing", "copy", "orders", {"dry_run": dry}) for dry in (True, False)]
+
+
+def test_a_group_is_forbidden_a_topic_and_allowed_again(run: Any, admin: Admin) -> None:
+    assert "may read every topic" in run("group", "forbid", "billing").output
+    assert admin.asked == []
+    assert "billing may not read orders" in run("group", "forbid", "billing", "orders").output
+    result = run("group", "allow", "billing", "orders", "--json")
+    assert json.loads(result.output) == {"group": "billing", "forbidden": []}
+    assert admin.asked == [("forbid", "billing", "orders"), ("allow", "billing", "orders")]
 
 
 def test_a_topic_gets_queues_and_a_permission(run: Any, admin: Admin) -> None:

@@ -128,6 +128,18 @@ def test_fields_of_a_group_that_raymq_does_not_have_are_written_as_rocketmq_has_
     assert state.groups["old"] == GroupConfig("old")
 
 
+def test_what_a_group_may_not_read_comes_back_in_rocketmqs_table():
+    state = committed({})
+    for change in state.decide_forbid("billing", "orders", forbidden=True):
+        state.apply(change, 0)
+    files = dump_snapshot(state, 1)
+    assert json.loads(files[GROUPS_FILE])["forbiddenTable"] == {"billing": {"orders": 4}}
+    assert snapshot_of(state, 1) == (state, 1)
+    written = ROCKETMQ_GROUPS.replace('"forbiddenTable":{}', '"forbiddenTable":{"group-1":{"a":4,"b":6,"c":2},"g":{}}')
+    loaded, _ = load_snapshot({GROUPS_FILE: written}.get, parse_fastjson)
+    assert loaded.forbidden == {"group-1": frozenset({"a", "b"})}
+
+
 def test_attributes_come_back_and_those_that_cannot_be_are_left_out():
     state = BrokerState()
     for change in state.decide_topics([NewTopic("orders", 2, "", {"message.type": "FIFO"}), NewTopic("bills", 1)]):

@@ -294,6 +294,38 @@ def test_a_group_broadcasts_unless_it_may_not(values, why):
     state.check_broadcast("another")
 
 
+def test_a_group_may_not_read_what_it_is_forbidden_until_that_is_taken_back():
+    state = filled()
+    for change in state.decide_forbid("billing", "orders", forbidden=True):
+        state.apply(decode_change(encode_change(change)), 0)
+    assert state.decide_forbid("billing", "orders", forbidden=True) == []
+    with pytest.raises(NoPermissionError, match="'billing' is forbidden to read topic 'orders'; `raymq group allow"):
+        state.check_readable("billing", "orders")
+    with pytest.raises(NoPermissionError, match="forbidden"):
+        state.check_broadcast("billing", ["orders"])
+    state.check_broadcast("billing")
+    assert state.check_readable("another", "orders") == state.topics["orders"]
+    before = state.copy()
+    for change in state.decide_forbid("billing", "orders", forbidden=False):
+        state.apply(change, 0)
+    assert state.check_readable("billing", "orders") == state.topics["orders"]
+    assert state.forbidden == {}
+    assert not before.may_read("billing", "orders"), "a copy is of its own"
+
+
+def test_what_is_forbidden_makes_a_group_known_and_ends_with_it():
+    state = filled()
+    for change in state.decide_forbid("new", "elsewhere", forbidden=True):
+        state.apply(change, 0)
+    assert "new" in state.groups
+    assert "%RETRY%new" in state.topics
+    assert not state.may_read("new", "elsewhere")
+    state.apply(state.decide_group_delete("new"), 0)
+    assert state.may_read("new", "elsewhere")
+    with pytest.raises(IllegalNameError):
+        state.decide_forbid("new", "no topic", forbidden=True)
+
+
 def test_a_group_is_not_made_on_first_use_where_that_is_off_unless_it_is_the_systems():
     state = filled()
     with pytest.raises(GroupNotExistError):
