@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from raymq.errors import InvalidArgumentError
-from raymq.kernels.columns import decode_columns
 from raymq.message import MessageExt
 from raymq.record.decode import decode_records
 from raymq.record.inner_batch import split_inner_batch
 from raymq.record.inner_batch_encode import is_inner_batch
 from raymq.record.layout import MIN_RECORD_SIZE, RecordError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class HookedBatch:
@@ -51,6 +53,11 @@ class HookedBatch:
     def columns(self, names: Sequence[str] | None = None) -> pa.RecordBatch:
         """The messages as a RecordBatch of a row each, with the columns of raymq.kernels.columns, or with these `names`
         of them: what is not named is not decoded. InvalidArgumentError for a column that there is not."""
+        # Here: a store without hooks loads no Arrow.
+        import pyarrow as pa
+
+        from raymq.kernels.columns import decode_columns
+
         table = decode_columns(self._records, self._starts, broker_name=self.broker_name, columns=names)
         for name, value in (("topic", self.topic), ("queue_id", self.queue_id)):
             at = table.schema.get_field_index(name)

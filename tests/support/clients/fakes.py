@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from raymq.errors import TopicNotExistError
 from raymq.message import MAX_MESSAGE_SIZE_BYTES, MessageQueue, SendStatus
 from raymq.protocol.route import BrokerData, QueueData, TopicRoute
 from raymq.protocol.store import AppendResult
@@ -52,6 +53,8 @@ class FakeRoutes:
         self.asked_to_create: list[tuple[str, int]] = []
 
     def get(self, topic: str) -> TopicRoute:
+        if topic not in self.routes:
+            raise TopicNotExistError(topic)
         return self.routes[topic]
 
     def wait(self, topic: str, timeout_s: float) -> TopicRoute:
