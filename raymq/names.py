@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from raymq.errors import IllegalNameError
+from raymq.errors import IllegalNameError, InvalidArgumentError
 
 NAMESPACE: Final = "raymq"
 """The Ray namespace of every raymq actor."""
@@ -240,3 +240,12 @@ class InstanceName:
 
     def __str__(self) -> str:
         return f"pull-{self.group}-{self.instance}"
+
+    @classmethod
+    def parse(cls, text: str) -> InstanceName:
+        """The name that `text` is the string of; a group's name may have hyphens, too. InvalidArgumentError."""
+        kind, _, rest = text.partition("-")
+        group, _, instance = rest.rpartition("-")
+        if kind != "pull" or not group or not instance.isdecimal():
+            raise InvalidArgumentError(f"{text!r} names no instance of a push consumer (pull-GROUP-0)")
+        return cls(group, int(instance))

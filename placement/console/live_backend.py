@@ -25,7 +25,7 @@ from raymq.console.backend.groups import GroupInstance, GroupMember, GroupQueue,
 from raymq.console.backend.topics import RouteRow, TopicQueue, TopicRow, TopicView
 from raymq.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
 from raymq.message import MessageQueue
-from raymq.names import PullName
+from raymq.names import InstanceName, PullName
 from raymq.protocol.route import MASTER_ID
 from raymq.protocol.stats import BrokerReadings
 from raymq.remoting.actor_ref import ActorRef
@@ -276,7 +276,7 @@ class LiveBackend(LiveMessages):
                 missing.append(f"{name}: {error}")
                 continue
             for one in answer.get("instances", []):
-                if one["group"] != group:
+                if InstanceName.parse(one["instance"]).group != group:
                     continue
                 owners |= {str(queue): one["instance"] for queue in one["holding"]}
                 rows.append(

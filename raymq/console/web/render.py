@@ -56,6 +56,7 @@ class Renderer:
             "percent": texts.percent,
             "segment": texts.segment,
             "sentence": texts.sentence,
+            "last_line": texts.last_line,
             "visible": visible,
         }
         base = settings.base_path

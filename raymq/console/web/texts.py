@@ -101,6 +101,12 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".") if text else ""
 
 
+def last_line(text: str) -> str:
+    """The last line of `text` that is not blank: the error itself at the end of a traceback. Empty for none."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
 def order(value: float | None) -> float:
     """The place of a value among others in a table that is sorted by it: one that is not known comes first."""
     return -1 if value is None else value

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
@@ -37,8 +38,9 @@ def launched() -> Iterator[Browser]:
     """A browser. While it is there, this thread has an event loop, so a test in it cannot call asyncio.run."""
     path = chromium_path()
     arguments = ["--no-sandbox", "--disable-dev-shm-usage"]  # tests run as root, in containers with a small /dev/shm
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+    with TemporaryDirectory(prefix="chromium") as home, sync_playwright() as playwright:
+        environment = {**os.environ, "HOME": home}  # it keeps files there, also where it has a profile of its own
+        browser = playwright.chromium.launch(executable_path=path, args=arguments, env=environment)
         try:
             yield browser
         finally:

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from raymq.errors import IllegalNameError
+from raymq.errors import IllegalNameError, InvalidArgumentError
 from raymq.names import (
     InstanceName,
     NameServerName,
@@ -125,3 +125,14 @@ def test_the_topic_of_a_light_queue_is_consumed_and_not_sent_to():
     for name in ("", " ", None, "a.b", "a,b", "%LMQ%alice", "x" * 251):
         with pytest.raises(IllegalNameError):
             light_queue(name)
+
+
+@pytest.mark.parametrize("group", ["billing", "billing-2", "a-b-c", "7"])
+def test_the_name_of_an_instance_says_its_group(group):
+    assert InstanceName.parse(str(InstanceName(group, 3))) == InstanceName(group, 3)
+
+
+@pytest.mark.parametrize("text", ["", "pull", "pull-billing", "pull--0", "pull-billing-x", "push-billing-0"])
+def test_a_text_that_names_no_instance_is_refused(text):
+    with pytest.raises(InvalidArgumentError, match="names no instance"):
+        InstanceName.parse(text)

@@ -19,6 +19,8 @@ THIN = "\u202f"
         (texts.rate(0.0), "0"),
         (texts.rate(0.25), "0.2"),
         (texts.rate(812.4), "812"),
+        (texts.last_line(""), ""),
+        (texts.last_line("Traceback:\n  File 1\nValueError: out of stock\n\n"), "ValueError: out of stock"),
         (texts.size(0), "0 B"),
         (texts.size(1023), "1023 B"),
         (texts.size(1536), "1.5 KiB"),

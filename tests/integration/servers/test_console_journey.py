@@ -1,0 +1,171 @@
+"""One journey through the console's pages in a browser, over a live cluster: from login to the kill of a store."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+import raymq
+from placement.console.live_backend import LiveBackend
+from raymq.console.app import create_app
+from raymq.console.settings import ConsoleSettings
+from raymq.names import StorageName
+from raymq.remoting.actor_ref import ActorRef
+from tests.support.browser.asgi_server import served
+from tests.support.browser.chromium import launched, watched_page
+from tests.support.clusters.cluster import one_group
+from tests.support.history.waiting import eventually
+
+SETTINGS = one_group("{replicas: 1}")
+PATIENCE_MS = 60_000
+"""Bounds each wait for what servers do: a retry, a restart."""
+ADMIN_TOKEN = "the admins' token"
+FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+
+
+@pytest.fixture
+def page(mq: raymq.Client) -> Iterator[Page]:
+    """A page of somebody who is not logged in. Requests may fail while a store is away; the page makes them again."""
+    app = create_app(LiveBackend(mq, "raymq"), ConsoleSettings(is_admin=lambda token: token == ADMIN_TOKEN))
+    with (
+        launched() as browser,
+        served(app) as origin,
+        watched_page(browser, origin, expected=("403", "503", "504")) as page,
+    ):
+        page.set_default_timeout(PATIENCE_MS)
+        yield page
+
+
+def refuses(message: raymq.MessageExt) -> None:
+    """A listener that fails, in several lines."""
+    raise ValueError("out of stock")
+
+
+def test_a_journey(mq: raymq.Client, page: Page, topic: str, group: str) -> None:
+    expect.set_options(timeout=PATIENCE_MS)
+    topic = f"{topic}-of-the-page"  # the fixture has made the other one
+    log_in(page)
+    create_topic(page, topic)
+    send(page, topic, "o-1", "the first order")
+    find(page, topic, "o-1", "the first order")
+    tail(page, topic)
+    reset_with_a_preview(mq, page, topic, group)
+    settings = {"consume_from": FIRST, "max_reconsume_times": 0}
+    with mq.push_consumer(group, **settings).subscribe(topic).on_message(refuses).start():
+        see_a_failure_and_the_dead_letter(page, group)
+    replay(page, group)
+    kill_the_store(page)
+
+
+def reload_until(page: Page, shown: Callable[[], bool], what: str) -> None:
+    """Load a page again, as its user would, until it shows something."""
+    deadline_s = time.monotonic() + PATIENCE_MS / 1000
+    while not shown():
+        assert time.monotonic() < deadline_s, f"{what} is not shown: {page.inner_text('main')}"
+        page.wait_for_timeout(300)
+        page.reload()
+
+
+def log_in(page: Page) -> None:
+    page.goto("/topics")
+    page.get_by_label("Token").fill("a wrong one")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("alert")).to_be_visible()
+    page.get_by_label("Token").fill(ADMIN_TOKEN)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("heading", name="Topics")).to_be_visible()
+
+
+def create_topic(page: Page, topic: str) -> None:
+    page.get_by_text("New topic").click()
+    page.get_by_label("Name").fill(topic)
+    page.get_by_label("Queues").fill("2")
+    page.get_by_role("button", name="Create topic").click()
+    expect(page.get_by_role("heading", name=topic)).to_be_visible()
+
+
+def send(page: Page, topic: str, key: str, body: str) -> None:
+    page.goto(f"/topics/{topic}/messages")
+    page.get_by_text("Send a message").click()
+    page.get_by_label("Body", exact=True).fill(body)
+    page.get_by_label("Keys").fill(key)
+    page.get_by_role("button", name="Send", exact=True).click()
+    expect(page.get_by_text("Sent: message")).to_be_visible()
+
+
+def find(page: Page, topic: str, key: str, body: str) -> None:
+    page.goto("/messages")
+    page.get_by_label("Topic").fill(topic)
+    page.get_by_label("Key").fill(key)
+    page.get_by_role("button", name="Find").click()
+    shown = page.locator("pre").filter(has_text=body)  # the only one that is found is shown at once
+    reload_until(page, lambda: shown.count() > 0, "the message, found by its key")
+
+
+def tail(page: Page, topic: str) -> None:
+    page.goto(f"/topics/{topic}/tail")
+    page.get_by_text("Live, 0 shown").wait_for()
+    with page.context.expect_page() as opened:
+        page.evaluate("window.open(location.pathname.replace('/tail', '/messages'))")
+    other = opened.value
+    send(other, topic, "o-2", "the second order")
+    other.close()
+    expect(page.get_by_role("cell", name="the second order")).to_be_visible()
+
+
+def reset_with_a_preview(mq: raymq.Client, page: Page, topic: str, group: str) -> None:
+    with mq.pull_consumer(group, consume_from=FIRST, auto_commit=False) as consumer:
+        consumer.subscribe(topic)
+        polled: list[raymq.MessageExt] = []
+        while len(polled) < 2:
+            polled += consumer.poll(timeout_s=30)
+        consumer.commit()
+    page.goto(f"/groups/{group}")
+    page.get_by_text("Reset offsets", exact=True).click()
+    page.get_by_label("Topic").first.fill(topic)
+    page.get_by_label("Go on from").select_option(label="the earliest message")
+    page.get_by_role("button", name="Preview reset").click()
+    expect(page.get_by_text("Nothing is changed yet")).to_be_visible()
+    assert sum(queue.committed or 0 for queue in mq.admin.describe_group(group)) == 2
+    page.get_by_role("button", name="Reset offsets now").click()
+    expect(page.get_by_role("heading", name=group)).to_be_visible()
+    eventually(lambda: sum(queue.committed or 0 for queue in mq.admin.describe_group(group)) == 0, "the reset")
+
+
+def see_a_failure_and_the_dead_letter(page: Page, group: str) -> None:
+    page.goto(f"/groups/{group}")
+    expect(page.get_by_text("ValueError: out of stock")).to_be_visible()
+    page.goto(f"/groups/{group}/dead-letters")
+    reload_until(page, lambda: page.get_by_role("checkbox").count() == 2, "two dead letters")
+
+
+def replay(page: Page, group: str) -> None:
+    page.goto(f"/groups/{group}/dead-letters")
+    page.get_by_role("checkbox").first.check()
+    page.get_by_role("button", name="Replay chosen").click()
+    expect(page.get_by_text("brought back").first).to_be_visible()
+    page.goto(f"/groups/{group}/dead-letters")
+    expect(page.get_by_role("checkbox")).to_have_count(1)
+
+
+def kill_the_store(page: Page) -> None:
+    """The page that is open says that the store gives no answer, and goes on by itself."""
+    page.goto("/cluster")
+    broker = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="broker-a", exact=True))
+    expect(broker).to_contain_text("ready")
+    page.evaluate("window.notReloaded = true")
+    store = ActorRef(str(StorageName("broker-a", 0)))
+    pid = store.call("describe", timeout_s=30).pid
+    os.kill(pid, signal.SIGSTOP)  # so that it is away until the page has shown it
+    try:
+        expect(page.get_by_role("alert").first).to_be_visible()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    expect(page.get_by_role("alert")).to_have_count(0)
+    expect(broker).to_contain_text("ready")
+    assert page.evaluate("window.notReloaded")
