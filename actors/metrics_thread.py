@@ -31,6 +31,7 @@ class MetricsThread:
         self._sources = (lambda reporter: reporter.gauge("raymq_up", 1, role=role, name=name), *sources)
         self._interval_s = interval_s
         self._stop = threading.Event()
+        self._reporter: Reporter | None = None
         if settings is None or not settings.options.enable:
             return
         limits = settings.options.per_topic_max, settings.options.per_group_max
@@ -41,12 +42,17 @@ class MetricsThread:
             per_topic_max=limits[0],
             per_group_max=limits[1],
         )
-        threading.Thread(target=self._run, name="metrics", daemon=True).start()
+        threading.Thread(target=self._run, args=(self._reporter,), name="metrics", daemon=True).start()
+
+    def limit(self, per_topic_max: int, per_group_max: int) -> None:
+        """Have so many topics and groups with series of their own from now on (live settings)."""
+        if self._reporter is not None:
+            self._reporter.limit(per_topic_max, per_group_max)
 
     def close(self) -> None:
         """Report no more. Does not wait for a report under way, which may wait for another actor. Idempotent."""
         self._stop.set()
 
-    def _run(self) -> None:
+    def _run(self, reporter: Reporter) -> None:
         while not self._stop.wait(self._interval_s):
-            self._reporter.report(*self._sources)
+            reporter.report(*self._sources)

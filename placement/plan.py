@@ -72,6 +72,8 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
             replication.slave_read_enable,
             settings.rebalance_servers,
             metrics,
+            settings.store,
+            replication,
         )
         for name in settings.broker_names
     )

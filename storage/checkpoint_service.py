@@ -55,10 +55,7 @@ class CheckpointService:
         self._parts, self._gate, self._appender, self._index, self._stats = parts, gate, appender, index, stats
         settings = parts.settings
         self._root = settings.store_path_root_dir
-        self._interval_s = settings.flush_interval_consume_queue_ms / 1000
-        # A queue with fewer dirty pages waits for the next thorough flush.
-        self._least_pages = settings.flush_consume_queue_least_pages
-        self._thorough_interval_s = settings.flush_consume_queue_thorough_interval_ms / 1000
+        self._settings = settings
         # The checkpoint that is in the file.
         self._checkpoint = checkpoint
         # Held for a whole flush: one at a time.
@@ -85,10 +82,11 @@ class CheckpointService:
         """
         self._stats.take_sample(time.monotonic())
         with self._run_lock:
-            self._flush(thorough=thorough or time.monotonic() - self._thorough_s >= self._thorough_interval_s)
+            interval_s = self._settings.flush_consume_queue_thorough_interval_ms / 1000
+            self._flush(thorough=thorough or time.monotonic() - self._thorough_s >= interval_s)
 
     def _run(self) -> None:
-        while not self._stop.wait(self._interval_s):
+        while not self._stop.wait(self._settings.flush_interval_consume_queue_ms / 1000):
             try:
                 self.flush_queues(thorough=False)
             except OSError as error:
@@ -105,7 +103,8 @@ class CheckpointService:
             producers = parts.dedup.rows() if last >= 0 and self._snapshot_is_due(end) else None
             transactions = parts.halves.rows() if producers is not None else {}
             thorough = thorough or producers is not None
-            least_pages = 0 if thorough else self._least_pages
+            # A queue with fewer dirty pages waits for the next thorough flush.
+            least_pages = 0 if thorough else self._settings.flush_consume_queue_least_pages
             dirty: set[Path] = set().union(*(queue.take_dirty(least_pages) for queue in parts.queues))
             dispatched_ms = self._appender.last_store_timestamp_ms if not least_pages else 0
             deliveries = parts.deliveries.unsaved()

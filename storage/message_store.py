@@ -273,6 +273,11 @@ class MessageStore:
                 f"user {os.getuid()} may write there, or set store_path_root_dir"
             ) from error
 
+    def follow_settings(self) -> None:
+        """Take over live settings (StoreSettings.change) that a part does not read each time it needs them."""
+        self._polls.max_waiters = self._settings.fetch_waiters_max
+        self._queries.limit(self._settings.max_msgs_num_batch, self._settings.query_wait_index_ms / 1000)
+
     def append(
         self, batches: Sequence[EncodedBatch], *, timeout_s: float | None = None, acks: ReplicaAcks | None = None
     ) -> list[AppendResult]:

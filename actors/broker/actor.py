@@ -32,6 +32,7 @@ from actors.actor_class import actor_class
 from actors.broker.broker_metrics import BrokerMetrics, Clients
 from actors.broker.direct_appends import DirectAppends
 from actors.broker.lane import BrokerLane
+from actors.broker.live.methods import SettingsMethods
 from actors.broker.master_store import MasterStore
 from actors.broker.monitor import TOPIC_CREATION, BrokerMonitor
 from actors.broker.own_routes import OwnRoutes
@@ -52,7 +53,7 @@ from actors.transactions.methods import TransactionMethods
 from raymq.config.cluster import BrokerSettings
 from raymq.consumer.pull_once import pull_messages
 from raymq.consumer.subscription import Subscription
-from raymq.errors import RaymqError, TopicNotExistError
+from raymq.errors import NoPermissionError, RaymqError, TopicNotExistError
 from raymq.message import Message
 from raymq.metrics.client_figures import ClientMetrics
 from raymq.names import AUTO_CREATE_TOPIC, PullName, check_group, is_internal_topic, reply_topic
@@ -61,7 +62,15 @@ from raymq.producer.settings import ProducerSettings
 from raymq.protocol.attributes import NO_ATTRIBUTES
 from raymq.protocol.clients import ClientHeartbeat, ConsumerConnection, ProducerConnection
 from raymq.protocol.request_reply import REPLY_QUEUES
-from raymq.protocol.route import MASTER_ID, PERM_ALL, PERM_INHERIT, BrokerRegistration, NewTopic, TopicConfig
+from raymq.protocol.route import (
+    MASTER_ID,
+    PERM_ALL,
+    PERM_INHERIT,
+    PERM_WRITE,
+    BrokerRegistration,
+    NewTopic,
+    TopicConfig,
+)
 from raymq.protocol.stats import TopicStats
 from raymq.remoting.broker_client import BrokerDescription
 from raymq.remoting.storage_clients import StorageClients
@@ -70,13 +79,14 @@ BROKER_HEARTBEAT_INTERVAL_S: Final = 2.0
 NOT_READY_INTERVAL_S: Final = 0.3
 STATE_SNAPSHOT_INTERVAL_S: Final = 10.0
 STATS_INTERVAL_S: Final = 10.0
+SETTINGS_INTERVAL_S: Final = 10.0
 PROTECT_INTERVAL_S: Final = 180.0
 AGREE_TIMEOUT_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
 
 
-class Broker(PopMethods, TransactionMethods):
+class Broker(PopMethods, TransactionMethods, SettingsMethods):
     """The shell around one broker group's state and its client registry.
 
     Its threads find the group's master, read the master's state, keep the broker registered, and do the housekeeping.
@@ -100,6 +110,7 @@ class Broker(PopMethods, TransactionMethods):
         monitor = BrokerMonitor(log, lambda: store.storage, settings.options, self.update_group)
         PopMethods.__init__(self, settings, log, store, monitor, QueueEndsWatch(lambda: store.storage))
         TransactionMethods.__init__(self, store, self._make_system_topic)
+        SettingsMethods.__init__(self, settings, store, self._storages)
         self._read_from = store.present()
         """The store whose state is the present one, and the epoch in which it led then."""
         self._another_leads = threading.Event()
@@ -113,8 +124,8 @@ class Broker(PopMethods, TransactionMethods):
         )
         self._clients = ClientRegistry(started_s=time.monotonic())
         self._clients_lock = threading.Lock()
-        metrics, limits = settings.metrics, settings.metrics.options
-        self._client_metrics = ClientMetrics(metrics.cluster, limits.enable, limits.per_topic_max, limits.per_group_max)
+        self._client_metrics = _client_metrics(settings)
+        self._metrics: MetricsThread | None = None
         self._node_id = node_id
         self._lane = BrokerLane(
             settings.broker_name, self, self._commit_soon, ray.util.get_node_ip_address(), self._answered_later
@@ -140,6 +151,7 @@ class Broker(PopMethods, TransactionMethods):
             figures.report_lags,
             broker=settings.broker_name,
         )
+        self._limit_metrics()
 
     def _state(self) -> BrokerState:
         return self._log.ready()
@@ -255,6 +267,11 @@ class Broker(PopMethods, TransactionMethods):
         NoPermissionError…
         """
         with plain_errors():
+            if not self._settings.options.broker_permission & PERM_WRITE:
+                raise NoPermissionError(
+                    f"{self._settings.broker_name} takes no messages (broker_permission); send to another "
+                    f"broker group, or see `raymq broker writable on {self._settings.broker_name}`"
+                )
             self._log.ready()  # or calls of a broker that starts would hold its threads for the whole send timeout
             message = Message(
                 topic,
@@ -355,6 +372,7 @@ class Broker(PopMethods, TransactionMethods):
             "groups": sorted(state.groups),
             "storage": self._store.storage.name,
             "deleted_unread": self._monitor.unread(),
+            "settings": self._differing(state.settings),
         }
 
     def look_for_master(self) -> None:
@@ -383,7 +401,8 @@ class Broker(PopMethods, TransactionMethods):
 
     def close(self) -> None:
         """Write the snapshot and leave the NameServers. The storage actor must still run."""
-        self._metrics.close()
+        if self._metrics is not None:
+            self._metrics.close()
         self._receives.close()
         self._direct.close()
         self._lane.close()
@@ -431,22 +450,24 @@ class Broker(PopMethods, TransactionMethods):
             self._monitor.note_deletions: STATS_INTERVAL_S,
             self._log.snapshot: STATE_SNAPSHOT_INTERVAL_S,
             self._monitor.protect: PROTECT_INTERVAL_S,
+            self._keep_settings: SETTINGS_INTERVAL_S,
         }
-        self._repeat(tasks)
+        self._repeat({task: partial(float, every_s) for task, every_s in tasks.items()})
 
     def _do_checks(self) -> None:
         """Check transactions. A round may take a minute, for which no snapshot may wait."""
-        self._repeat({self._check_transactions: self._settings.options.transaction_check_interval_ms / 1000})
+        self._repeat({self._check_transactions: lambda: self._settings.options.transaction_check_interval_ms / 1000})
 
-    def _repeat(self, tasks: Mapping[Callable[[], None], float]) -> None:
-        """Run tasks, each at its interval in seconds, while the state is known."""
-        due_s = dict.fromkeys(tasks, 0.0)
+    def _repeat(self, tasks: Mapping[Callable[[], None], Callable[[], float]]) -> None:
+        """Run tasks, each at its interval in seconds, while the state is known. An interval may change meanwhile."""
+        began_s: dict[Callable[[], None], float] = {}
         while not self._stopping.is_set():
             for task, every_s in tasks.items():
-                if self._log.is_ready and time.monotonic() >= due_s[task]:
-                    due_s[task] = time.monotonic() + every_s
+                if self._log.is_ready and (task not in began_s or time.monotonic() >= began_s[task] + every_s()):
+                    began_s[task] = time.monotonic()
                     self._try(task)
-            next_s = max(min(due_s.values()) - time.monotonic(), 0.0)
+            due_s = min((began_s.get(task, 0.0) + every_s() for task, every_s in tasks.items()), default=0.0)
+            next_s = min(max(due_s - time.monotonic(), 0.0), BROKER_HEARTBEAT_INTERVAL_S)
             self._stopping.wait(next_s if self._log.is_ready else NOT_READY_INTERVAL_S)
 
     def _try(self, task: Callable[[], None]) -> None:
@@ -469,10 +490,24 @@ class Broker(PopMethods, TransactionMethods):
         topics changed, and all of them know it."""
         return self._log.change(decide) and self._registrar.register()
 
+    def _take_settings(self, settings: BrokerSettings) -> None:
+        """Go on with other settings, which differ in live ones only."""
+        self._settings = settings
+        self._monitor.options = settings.options
+        self._registrar.interval_s = settings.options.registration_interval_s
+        self._client_metrics = _client_metrics(settings)
+        self._limit_metrics()
+
+    def _limit_metrics(self) -> None:
+        limits = self._settings.metrics.options
+        if self._metrics is not None:
+            self._metrics.limit(limits.per_topic_max, limits.per_group_max)
+
     def _make_system_topic(self, topic: str) -> None:
         self._change(partial(BrokerState.decide_group_topic, topic=topic, queue_nums=1))
 
     def _registration(self) -> BrokerRegistration:
+        self._follow_settings()
         storage, epoch = self._read_from
         name = storage.name
         try:
@@ -484,6 +519,9 @@ class Broker(PopMethods, TransactionMethods):
             nums = self._settings.options.default_topic_queue_nums
             topics += (TopicConfig(AUTO_CREATE_TOPIC, nums, nums, PERM_ALL | PERM_INHERIT),)
         topics += (TopicConfig(reply_topic(self._settings.cluster), REPLY_QUEUES, REPLY_QUEUES),)
+        forbidden = PERM_ALL & ~self._settings.options.broker_permission
+        if forbidden:
+            topics = tuple(replace(config, perm=config.perm & ~forbidden) for config in topics)
         return BrokerRegistration(
             self._settings.cluster,
             self._settings.broker_name,
@@ -494,6 +532,12 @@ class Broker(PopMethods, TransactionMethods):
             self._life,
             self._settings.slave_read_enable,
         )
+
+
+def _client_metrics(settings: BrokerSettings) -> ClientMetrics:
+    """The figures that clients are to report, for the answers to their heartbeats."""
+    metrics, limits = settings.metrics, settings.metrics.options
+    return ClientMetrics(metrics.cluster, limits.enable, limits.per_topic_max, limits.per_group_max)
 
 
 BROKER_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 32}

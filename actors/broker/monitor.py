@@ -78,7 +78,8 @@ class BrokerMonitor:
     ) -> None:
         self._log = log
         self._storage = storage
-        self._options = options
+        self.options = options
+        """The broker's options; replaced when live settings change."""
         self._update_group = update_group
         self._lock = threading.Lock()
         self._stats = BrokerStats()
@@ -176,13 +177,13 @@ class BrokerMonitor:
 
         Reading messages that left the memory long ago slows the disk down for all others.
         """
-        if not self._options.disable_consume_if_consumer_read_slowly:
+        if not self.options.disable_consume_if_consumer_read_slowly:
             return
         state = self._log.ready()
         end = int(self._storage().control("status", timeout_s=READ_TIMEOUT_S)["max_physical_offset"])
         for group, config in list(state.groups.items()):
             behind = self._behind_bytes(state, group, end)
-            if config.consume_enable and behind > self._options.consumer_fallbehind_threshold_bytes:
+            if config.consume_enable and behind > self.options.consumer_fallbehind_threshold_bytes:
                 logger.warning("group %s is %d bytes behind and may consume no more (consume_enable)", group, behind)
                 self._update_group(replace(config, consume_enable=False))
 

@@ -50,7 +50,8 @@ class Registrar:
         self._told: BrokerRegistration | None = None
         """The last registration that was sent, without its topics."""
         self._told_topics: dict[str, TopicConfig] = {}
-        self._interval_s = interval_s
+        self.interval_s = interval_s
+        """Seconds between complete registrations; may be changed."""
         self._register_at_s = 0.0
         self._counter = itertools.count(1)
         self._all_know = False
@@ -84,7 +85,7 @@ class Registrar:
             or time.monotonic() >= self._register_at_s
             or replace(told, data_version=now.data_version) != self._told
         ):
-            self._register_at_s = time.monotonic() + self._interval_s
+            self._register_at_s = time.monotonic() + self.interval_s
             return self._note_missed(self._call_all("register_broker", now))
         if told.data_version != now.data_version:
             # Most are the very objects they were, which need no look at their fields: there may be thousands.

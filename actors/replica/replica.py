@@ -31,6 +31,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -142,6 +143,10 @@ class Replica:
                     f"replica {self._replica} of {self._broker_name} has no master yet; see `raymq status`"
                 )
             return self._store
+
+    def change_slave_timeout(self, timeout_s: float) -> None:
+        """Have appends wait so long for their copies from now on (slave_timeout_ms, a live setting)."""
+        self._rules = replace(self._rules, slave_timeout_s=timeout_s)
 
     @property
     def any_store(self) -> MessageStore:

@@ -34,11 +34,13 @@ from actors.core.replica.rules import ReplicaRules
 from actors.metrics_thread import MetricsThread
 from actors.options import PERSISTENT
 from actors.replica.data_plane import DataPlane
+from actors.replica.live_settings import LIVE_SETTINGS_FILE, StoreLiveSettings
 from actors.replica.log_lanes import LogLanes
 from actors.replica.replica import Replica
 from actors.replica.storage_metrics import StorageMetrics
 from actors.threads import take_turns_quickly
 from raymq.config.cluster import ReplicationOptions, path_here
+from raymq.config.live import SettingValue
 from raymq.config.metrics import MetricsSettings
 from raymq.config.store import StoreSettings
 from raymq.errors import InvalidArgumentError, RaymqError
@@ -104,6 +106,8 @@ class Storage:
         self._store: MessageStore | None = None
         self._replica: Replica | None = None
         self._append_limit = AppendLimit(settings.send_queue_capacity)
+        self._live = StoreLiveSettings(self._settings, replication, None if metrics is None else metrics.options)
+        self._metrics: MetricsThread | None = None
         self._deleted: DeletedTopics  # from the store's directory, once it is open
         try:
             self._open()
@@ -114,11 +118,13 @@ class Storage:
         self._metrics = MetricsThread(
             metrics, "storage", str(name), figures.report, broker=name.broker_name, storage=str(name)
         )
+        self._metrics.limit(self._live.now.metrics.per_topic_max, self._live.now.metrics.per_group_max)
 
     def _open(self) -> MessageStore:
         """The store, whatever the role is; raises the reason if it cannot be opened."""
         with self._lock:
             if self._lanes is None:
+                self._live.read(ConfigFiles(self._settings.store_path_root_dir).read(LIVE_SETTINGS_FILE))
                 if self._replication is None:
                     self._store = self._open_store(None)
                     self._store.schedule.start_delivery()
@@ -126,6 +132,7 @@ class Storage:
                     self._replica = self._open_replica(self._replication)
                 self._deleted = DeletedTopics(self._read_config_file, self._write_config_file)
                 self._lanes = self._open_lanes()
+                self._follow_settings()
             return self._present_store
 
     def _open_lanes(self) -> DataPlane:
@@ -356,6 +363,28 @@ class Storage:
         self._open().write_config(name, text)
 
     @ray.method(concurrency_group="control")
+    def change_settings(self, changes: Mapping[str, SettingValue]) -> None:
+        """Have these live settings hold, by their full names, and no others; the rest is as raymq.yaml said.
+
+        The broker calls it, on every replica, when they have changed and when it begins to lead. They are kept in
+        `config/`, and in effect on return; a thread that waits ends its present wait first. Safe to repeat.
+        """
+        self._open()
+        with self._lock:
+            self._live.store(changes, self._write_config_file)
+            self._follow_settings()
+
+    def _follow_settings(self) -> None:
+        """Have live settings take effect where nobody reads them. Called with the lock."""
+        now = self._live.now
+        self._append_limit.capacity = now.store.send_queue_capacity
+        self._present_store.follow_settings()
+        if self._replica is not None:
+            self._replica.change_slave_timeout(now.replication.slave_timeout_ms / 1000)
+        if self._metrics is not None:
+            self._metrics.limit(now.metrics.per_topic_max, now.metrics.per_group_max)
+
+    @ray.method(concurrency_group="control")
     def describe(self) -> StorageDescription:
         """This storage actor and the address of its lane; raises the reason if the store did not open."""
         self._open()
@@ -443,7 +472,8 @@ class Storage:
     @ray.method(concurrency_group="control")
     def close(self) -> None:
         """Flush, write the checkpoint, and release the directory. Later calls answer that the store is closed."""
-        self._metrics.close()
+        if self._metrics is not None:
+            self._metrics.close()
         if self._lanes is not None:
             self._lanes.close()
         if self._replica is not None:

@@ -30,6 +30,8 @@ from raymq.cli.receives import receive
 from raymq.cli.replays import replay
 from raymq.cli.terminal.output import Group
 from raymq.cli.topics import topic
+from raymq.cli.upkeep.broker import broker
+from raymq.cli.upkeep.config import config
 from raymq.cli.upkeep.kv import kv
 
 
@@ -78,6 +80,8 @@ for command in (
     track,
     delayed,
     console,
+    config,
+    broker,
     kv,
     completion,
 ):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -54,6 +54,10 @@ class BrokerOptions(BaseModel):
         int, Field(ge=1, description="How far behind, in bytes of the log, is too far.")
     ] = 16 << 30
 
+    broker_permission: Annotated[
+        Literal[2, 4, 6],
+        Field(description="What may be done in the broker group: 4 to read plus 2 to write. Routes show it."),
+    ] = 6
     transaction_check_interval_ms: Annotated[
         int, Field(ge=100, le=86_400_000, description="How often producers are asked about half messages.")
     ] = 30_000
@@ -170,6 +174,9 @@ class BrokerSettings:
     slave_read_enable: bool = False
     rebalance_servers: int = 1
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    store: StoreOptions = field(default_factory=StoreOptions)
+    """The settings of its stores, which change by way of the broker while raymq runs."""
+    replication: ReplicationOptions = field(default_factory=ReplicationOptions)
 
 
 class ClusterSettings(BaseModel):
@@ -234,19 +241,22 @@ def load_settings(path: Path | str | None, **overrides: Any) -> ClusterSettings:
         given = {key: value for key, value in overrides.items() if value is not None}
         return ClusterSettings.model_validate({**values, **given})
     except ValidationError as error:
-        raise ConfigError(_explain(str(file) if values else "the settings", error)) from None
+        raise ConfigError(explain(str(file) if values else "the settings", error)) from None
 
 
 PROBLEMS_MAX: Final = 20
 """Most problems that one error lists; a file with more is likely not a file of settings."""
 
 
-def _explain(where: str, error: ValidationError) -> str:
+def explain(where: str, error: ValidationError, section: str = "") -> str:
+    """The problems of settings in one line, PROBLEMS_MAX of them at the most: each key, the value, and what is
+    allowed. `section`: the section that was checked, if it was not all of them."""
     problems = []
     for item in error.errors()[:PROBLEMS_MAX]:
-        key = _short(".".join(str(part) for part in item["loc"]))
+        location = (section, *item["loc"]) if section else item["loc"]
+        key = _short(".".join(str(part) for part in location))
         if item["type"] == "extra_forbidden":
-            problems.append(f"unknown key {key!r}{_hint(item['loc'])}")
+            problems.append(f"unknown key {key!r}{_hint(location)}")
         else:
             problems.append(f"{key}: {item['msg']}, got {_short(repr(item['input']))}")
     if error.error_count() > PROBLEMS_MAX:

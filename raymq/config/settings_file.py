@@ -47,6 +47,17 @@ def read_settings_file(file: Path) -> dict[Any, Any]:
     return values
 
 
+def read_setting(name: str, text: str) -> Any:
+    """One value that was typed for a setting, as `read_settings_file` reads it in a file. ConfigError that names the
+    setting and what is wrong."""
+    try:
+        if len(text) > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES >> 10} KiB")
+        return _parse(text)
+    except (_RefusedError, yaml.YAMLError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{name}: {text[:200]!r} is no value of a setting: {error}") from None
+
+
 class _RefusedError(Exception):
     """YAML that settings may not contain."""
 

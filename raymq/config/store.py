@@ -7,6 +7,7 @@ otherwise (spec/storage.md §6).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Final, Self
@@ -367,7 +368,13 @@ class StoreOptions(BaseModel):
 
 
 class StoreSettings(StoreOptions):
-    """One store directory: its path and its options."""
+    """One store directory: its path and its options.
+
+    All parts of an open store share one of these, and read it when they need a value, so that live settings
+    (raymq.config.live) take effect by `change`. It is the only way in which one changes.
+    """
+
+    model_config = ConfigDict(frozen=False, extra="forbid")
 
     store_path_root_dir: Annotated[Path, Field(description="The store directory; made if it does not exist.")]
 
@@ -376,3 +383,8 @@ class StoreSettings(StoreOptions):
         """All directories with files of the commit log."""
         written = self.store_path_commit_log or (self.store_path_root_dir / COMMIT_LOG_DIR,)
         return tuple(dict.fromkeys((*written, *self.read_only_commit_log_store_paths)))
+
+    def change(self, options: StoreOptions, names: Iterable[str]) -> None:
+        """Take over the options of these names, which were checked together with all others. Thread-safe."""
+        for name in names:
+            setattr(self, name, getattr(options, name))

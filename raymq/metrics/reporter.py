@@ -75,6 +75,10 @@ class Reporter:
         self._reports = 0
         self._logged: set[str] = set()
 
+    def limit(self, per_topic_max: int, per_group_max: int) -> None:
+        """Have so many topics and groups with series of their own from now on. Those that have them keep them."""
+        self._limits.update(topic=per_topic_max, consumer_group=per_group_max)
+
     @property
     def enabled(self) -> bool:
         """False if the settings switch metrics off."""

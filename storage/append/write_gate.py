@@ -46,12 +46,8 @@ class WriteGate:
         self._flags, self._polls = flags, polls
         # True if a write is durable once it is flushed, false if it is so once it is in the files.
         self.is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        # The longest wait for the append lock and the flush together, unless a call says otherwise; and, within it, for
-        # the lock.
-        self.timeout_s = settings.sync_flush_timeout_ms / 1000
-        self._queue_wait_ms = settings.wait_time_in_send_queue_ms
-        # A writer that holds the lock for longer has others refused.
-        self._busy_timeout_ms = settings.os_page_cache_busy_timeout_ms
+        # Live settings are read when they are needed.
+        self._settings = settings
         # With ASYNC_FLUSH and without a pool all that is written may be seen.
         written_is_stored = not self.is_sync and not parts.log.has_pool
         self._on_stored = on_stored or (self._show_all if written_is_stored else self.show)
@@ -82,6 +78,11 @@ class WriteGate:
                 on_failed=self.fail,
                 at_once=on_stored is not None,
             )
+
+    @property
+    def timeout_s(self) -> float:
+        """The longest wait for the append lock and the flush together, unless a call says otherwise."""
+        return self._settings.sync_flush_timeout_ms / 1000
 
     @property
     def stored_offset(self) -> int:
@@ -128,10 +129,11 @@ class WriteGate:
         """Take the append lock, which somebody has. SystemBusyError if that takes too long, or will; the other errors
         of `require_writable` at once."""
         self.require_writable(against)
-        wait_s = max(min(self.timeout_s if timeout_s is None else timeout_s, self._queue_wait_ms / 1000), 0)
+        queue_wait_ms = self._settings.wait_time_in_send_queue_ms
+        wait_s = max(min(self.timeout_s if timeout_s is None else timeout_s, queue_wait_ms / 1000), 0)
         if not self._append_lock.acquire(timeout=wait_s):
             raise SystemBusyError(
-                f"other appends kept the store for {wait_s:g} s (wait_time_in_send_queue_ms is {self._queue_wait_ms}); "
+                f"other appends kept the store for {wait_s:g} s (wait_time_in_send_queue_ms is {queue_wait_ms}); "
                 "nothing was stored, send again later"
             )
 
@@ -160,7 +162,9 @@ class WriteGate:
             reason = f"{self.failure}; the store takes no more appends until it is opened again"
         entered_s = self._entered_s
         append_ms = int((time.monotonic() - entered_s) * 1000) if entered_s else 0
-        refused = refuse_store(StoreState(str(self._root), self.closed, reason, append_ms, self._busy_timeout_ms))
+        # A writer that holds the lock for longer has others refused.
+        busy_ms = self._settings.os_page_cache_busy_timeout_ms
+        refused = refuse_store(StoreState(str(self._root), self.closed, reason, append_ms, busy_ms))
         if refused is not None:
             raise refused.error
 

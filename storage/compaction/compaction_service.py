@@ -36,7 +36,6 @@ class CompactionService:
         """Open the compacted logs, and start the thread. `replicated`: other replicas are filled from this store's log.
         StoreCorruptError."""
         self._parts, self._clock_ms, self._replicated = parts, clock_ms, replicated
-        self._interval_s = parts.settings.compaction_schedule_interval_ms / 1000
         self._attributes, self._attributes_lock = StoredAttributes(parts.config), threading.Lock()
         # Held for a whole run: one at a time.
         self._run_lock = threading.Lock()
@@ -111,7 +110,7 @@ class CompactionService:
     def _run(self) -> None:
         if self._parts.after_crash:
             self._try(self.blank_again)
-        while not self._stop.wait(self._interval_s):
+        while not self._stop.wait(self._parts.settings.compaction_schedule_interval_ms / 1000):
             self._try(lambda: self.run_once(self._clock_ms()))
 
     def _try(self, work: Callable[[], object]) -> None:

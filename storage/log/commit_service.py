@@ -40,8 +40,7 @@ class CommitService:
     ) -> None:
         self._commit_log = commit_log
         self._on_committed, self._on_failed = on_committed, on_failed
-        self._interval_s = settings.commit_interval_commit_log_ms / 1000
-        self._thorough_interval_s = settings.commit_commit_log_thorough_interval_ms / 1000
+        self._settings = settings
         self._least_bytes = 0 if at_once else settings.commit_commit_log_least_pages * PAGE_BYTES
         self._wake = threading.Event()
         self._stopping = self._failed = False
@@ -70,13 +69,14 @@ class CommitService:
     def _run(self) -> None:
         last_commit_s = time.monotonic()
         while True:
-            woken = self._wake.wait(self._interval_s)
+            woken = self._wake.wait(self._settings.commit_interval_commit_log_ms / 1000)
             self._wake.clear()
             if self._stopping:
                 return
             # Looked at again: an append during the last commit may have woken this thread for what that commit took.
             worth_it = woken and self._is_worth_it()
-            if worth_it or time.monotonic() - last_commit_s >= self._thorough_interval_s:
+            thorough_s = self._settings.commit_commit_log_thorough_interval_ms / 1000
+            if worth_it or time.monotonic() - last_commit_s >= thorough_s:
                 self._commit()
                 last_commit_s = time.monotonic()
             if self._failed:

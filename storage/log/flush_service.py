@@ -46,9 +46,7 @@ class FlushService:
     ) -> None:
         self._commit_log = commit_log
         self._on_flushed, self._on_failed, self._on_progress = on_flushed, on_failed, on_progress
-        self._interval_s = settings.flush_interval_commit_log_ms / 1000
-        self._thorough_interval_s = settings.flush_commit_log_thorough_interval_ms / 1000
-        self._least_bytes = settings.flush_commit_log_least_pages * PAGE_BYTES
+        self._settings = settings
         self._changed = threading.Condition()
         self._requested = commit_log.flushed_offset
         """The end up to which somebody waits for a flush."""
@@ -93,12 +91,14 @@ class FlushService:
         last_flush_s = time.monotonic()
         while True:
             with self._changed:
-                self._changed.wait_for(self._has_work, self._interval_s)
+                self._changed.wait_for(self._has_work, self._settings.flush_interval_commit_log_ms / 1000)
                 if self._stopping or self.failed:
                     return
             dirty = self._commit_log.end_offset - self._commit_log.flushed_offset
-            thorough = time.monotonic() - last_flush_s >= self._thorough_interval_s
-            if self._has_work() or (dirty and (thorough or dirty >= self._least_bytes)):
+            thorough_s = self._settings.flush_commit_log_thorough_interval_ms / 1000
+            thorough = time.monotonic() - last_flush_s >= thorough_s
+            least_bytes = self._settings.flush_commit_log_least_pages * PAGE_BYTES
+            if self._has_work() or (dirty and (thorough or dirty >= least_bytes)):
                 self._flush()
                 last_flush_s = time.monotonic()
 

@@ -24,7 +24,8 @@ class LongPolls:
     """The fetches waiting now, by queue. Thread-safe."""
 
     def __init__(self, max_waiters: int) -> None:
-        self._max_waiters = max_waiters
+        self.max_waiters = max_waiters
+        """The most that wait at a time; may be changed. Fewer end nobody's wait."""
         self._lock = threading.Lock()
         self._by_queue: dict[QueueKey, set[Waiter]] = {}
         self._all: set[Waiter] = set()
@@ -40,9 +41,9 @@ class LongPolls:
         """
         waiter = Waiter(frozenset(queues), wake)
         with self._lock:
-            if len(self._all) >= self._max_waiters:
+            if len(self._all) >= self.max_waiters:
                 raise SystemBusyError(
-                    f"{self._max_waiters} fetches are waiting already (fetch_waiters_max); "
+                    f"{len(self._all)} fetches are waiting already (fetch_waiters_max); "
                     "ask again without a wait, or later"
                 )
             self._all.add(waiter)

@@ -46,6 +46,10 @@ class StoreQueries:
         self._visible = visible
         self._max_num, self._wait_s = max_num, wait_s
 
+    def limit(self, max_num: int, wait_s: float) -> None:
+        """Have queries return at most `max_num` messages, and wait so long for the index, from now on."""
+        self._max_num, self._wait_s = max_num, wait_s
+
     def by_key(
         self, topic: str, key: str, max_num: int = 32, begin_ms: int = 0, end_ms: int = 2**63 - 1
     ) -> QueryResult:

@@ -81,11 +81,10 @@ class Cleaner:
         self._index = index
         # DISK_FULL is set and cleared here.
         self._flags = flags
-        self._rules = RetentionRules.from_settings(settings)
+        self._settings = settings
         self._holds = holds
         # The topics that are kept for a time of their own.
         self._topic_times = TopicTimes(parts)
-        self._interval_s = settings.clean_resource_interval_ms / 1000
         self._flush_queues, self._on_failed = flush_queues, on_failed
         # Held for a whole run: one at a time.
         self._run_lock = threading.Lock()
@@ -129,6 +128,7 @@ class Cleaner:
     def run_once(self, now: datetime) -> int:
         """Look at the disk once and delete what the rules say, and let topics forget what is older than their own time;
         returns how many log files were deleted. OSError."""
+        rules = RetentionRules.from_settings(self._settings)
         with self._run_lock:
             # Of several disks for the log, the emptiest counts.
             of_log = min(disk_usage(directory) for directory in self._log.paths.directories)
@@ -139,7 +139,7 @@ class Cleaner:
                 self._unlink(path)
             decision = decide(
                 self._log_files(),
-                self._rules,
+                rules,
                 now_ms=now_ms,
                 local_hour=now.hour,
                 usages=usages,
@@ -147,7 +147,7 @@ class Cleaner:
                 disk_full=bool(self._flags.bits & RunningFlag.DISK_FULL),
                 keep_from=min(self.pinned_physical_offset(), self._held_from(), self._holds.held_from()),
                 reserved_from=min(
-                    self._topic_times.reserved_from(now_ms, self._rules.reserved_ms), self._holds.reserved_from()
+                    self._topic_times.reserved_from(now_ms, rules.reserved_ms), self._holds.reserved_from()
                 ),
             )
             self._by_hand = max(self._by_hand - 1, 0)
@@ -173,7 +173,7 @@ class Cleaner:
     def deleted_young(self) -> list[DeletedRange] | None:
         """Per queue the messages that a full disk took before their time, since the store was opened; None if the
         settings forbid it (clean_file_forcibly_enable)."""
-        return list(self._deleted_young.copy().values()) if self._rules.forcibly else None
+        return list(self._deleted_young.copy().values()) if self._settings.clean_file_forcibly_enable else None
 
     def close(self) -> None:
         """Stop the thread; a file that is being deleted goes. Idempotent."""
@@ -182,7 +182,7 @@ class Cleaner:
         self._thread.join(CLEANER_STOP_TIMEOUT_S)
 
     def _run(self) -> None:
-        wait_s = max(FIRST_RUN_S, self._interval_s)
+        wait_s = max(FIRST_RUN_S, self._settings.clean_resource_interval_ms / 1000)
         while True:
             self._wake.wait(wait_s)
             self._wake.clear()
@@ -194,7 +194,7 @@ class Cleaner:
                 logger.error("deleting old files failed: %s", error)
                 self._on_failed(error)
                 return
-            wait_s = self._interval_s
+            wait_s = self._settings.clean_resource_interval_ms / 1000
 
     def _log_files(self) -> list[LogFile]:
         files = []

@@ -84,21 +84,30 @@ class TransactionService:
         self._halves, self._log, self._append_lock = parts.halves, parts.log, parts.append_lock
         self._reader: LogReader = parts.reader
         self._gate, self._appender, self._stats = gate, appender, stats
-        self._rules = TransactionRules(
-            settings.transaction_time_out_ms,
-            settings.transaction_check_max,
-            settings.file_reserved_time_hours * _HOUR_MS,
-        )
+        self._settings = settings
         ip, _, port = decode_host(appender.store_host).rpartition(":")
         self._store_host = ip.strip("[]"), int(port)
         self._ipv6 = len(appender.store_host) == IPV6_HOST_BYTES
         self._property_crc = settings.enabled_append_prop_crc
-        # So many characters fit in an op record.
-        self._op_size = settings.transaction_op_msg_max_size
         # The checks since the store was opened.
         self._checked = 0
         self._finish_latencies: dict[str, Histogram] = {}
         """The times from half messages to their ends, by topic; under the append lock."""
+
+    @property
+    def _rules(self) -> TransactionRules:
+        """The rules by the settings as they are now."""
+        settings = self._settings
+        return TransactionRules(
+            settings.transaction_time_out_ms,
+            settings.transaction_check_max,
+            settings.file_reserved_time_hours * _HOUR_MS,
+        )
+
+    @property
+    def _op_size(self) -> int:
+        """So many characters fit in an op record."""
+        return self._settings.transaction_op_msg_max_size
 
     def start_end(
         self, end: EndTransaction, *, require_topic: Callable[[str], None], acks: ReplicaAcks | None = None

@@ -33,8 +33,8 @@ OFFSETS_FILE: Final = "consumerOffset.json"
 POSITION_FILE: Final = "brokerStatePosition.json"
 """{"queueOffset": n}: the first state record that the other three files do not contain. Beside it the fields that
 RocketMQ's files do not have: "resetVersions" {"topic@group": {"0": 2}}, "firstResetVersions" {"topic": 1},
-"orderConfigs" {"topic": "broker-a:4"}, "layouts" {"topic": "broker-a:4;broker-b:4"} and "leases"
-(actors.core.pop.leases)."""
+"orderConfigs" {"topic": "broker-a:4"}, "layouts" {"topic": "broker-a:4;broker-b:4"}, "leases"
+(actors.core.pop.leases) and "settings" {"store.delete_when": "04"}."""
 
 _TOPIC_KEYS: Final = {
     "read_queue_nums": "readQueueNums",
@@ -107,6 +107,7 @@ def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
         "resetVersions": versions,
         "firstResetVersions": state.offsets.first_versions,
         "leases": state.pop.dump(),
+        "settings": state.settings,
         **{
             key: {topic: getattr(config, name) for topic, config in state.topics.items() if getattr(config, name)}
             for name, key in _OWN_TOPIC_KEYS.items()
@@ -165,6 +166,7 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
             group, topic, offsets_by_queue(offsets), offsets_by_queue(own.get("resetVersions", {}).get(key, {}))
         )
     state.pop = PopTable.load(own.get("leases", {}))
+    state.settings = dict(own.get("settings", {}))
     return state, int(own["queueOffset"])
 
 

@@ -14,6 +14,8 @@ is flushed, recovered and replicated as messages are (design §3). The state is 
     {"kind": "offsets",      "group": G, "topic": T, "offsets": {"0": 17, "3": 9}}
     {"kind": "reset",        "group": G, "topic": T, "offsets": {"0": 5}, "reset_versions": {"0": 2}}
     {"kind": "pop",          "group": G, "queues": [[T, 0, …], …]}  leases of simple consumers (actors.core.pop.leases)
+    {"kind": "setting",      "name": "store.delete_when", "value": "04"}  a live setting (raymq.config.live)
+    {"kind": "setting_unset", "name": "store.delete_when"}                as raymq.yaml says again
     {"kind": "mark"}         changes nothing: whoever has read up to it has read everything before it
 
 Each record sets a value outright, so applying one again changes nothing; a restart may therefore begin anywhere at or
@@ -34,6 +36,7 @@ import msgspec
 
 from actors.core.broker.offsets import OffsetTable, Owners, TopicCommits, judge_commits
 from actors.core.pop.leases import POP, PopTable
+from raymq.config.live import LiveOptions, SettingValue, check_change, live_name
 from raymq.errors import (
     GroupNotExistError,
     InvalidArgumentError,
@@ -89,6 +92,9 @@ class BrokerState:
     pop: PopTable = field(default_factory=PopTable)
     forbidden: dict[str, frozenset[str]] = field(default_factory=dict)
     """The topics that groups may not read, by group. They outlast the topics, and end with the group."""
+    settings: dict[str, SettingValue] = field(default_factory=dict)
+    """The live settings that differ from raymq.yaml, by full name. Never changed in place: another one is another
+    dict."""
 
     def copy(self) -> BrokerState:
         """A state of its own with the same values."""
@@ -99,6 +105,7 @@ class BrokerState:
             self.topics_version,
             self.pop.copy(),
             dict(self.forbidden),
+            self.settings,
         )
 
     def decide_topic(
@@ -188,6 +195,19 @@ class BrokerState:
         check_user_topic(topic)
         self.require_topic(topic)
         return {"kind": "topic_delete", "topic": topic, "next_reset_version": self.offsets.next_version(topic)}
+
+    def decide_setting(self, start: LiveOptions, name: str, value: SettingValue) -> Change | None:
+        """Change a live setting of a group that was started with `start` (raymq.config.live.check_change, whose errors
+        it raises)."""
+        full, value = check_change(start, self.settings, name, value)
+        if full in self.settings and self.settings[full] == value:
+            return None
+        return {"kind": "setting", "name": full, "value": value}
+
+    def decide_setting_unset(self, name: str) -> Change | None:
+        """Have a live setting be as raymq.yaml says. InvalidArgumentError."""
+        full = live_name(name)
+        return {"kind": "setting_unset", "name": full} if full in self.settings else None
 
     def decide_group(self, group: str, *, auto_create: bool = True) -> list[Change]:
         """Make a group known, with the topic of its retries (spec/messaging.md §2.7, §2.8).
@@ -416,6 +436,18 @@ class BrokerState:
         for topic, offsets in self.pop.apply(change).items():
             self.offsets.set(change["group"], topic, offsets, {})
 
+    def _apply_setting(self, change: Change, now_ms: int) -> None:
+        self.settings = {**self.settings, change["name"]: change["value"]}
+        self._settings_changed(change["name"], now_ms)
+
+    def _apply_setting_unset(self, change: Change, now_ms: int) -> None:
+        self.settings = {name: value for name, value in self.settings.items() if name != change["name"]}
+        self._settings_changed(change["name"], now_ms)
+
+    def _settings_changed(self, name: str, now_ms: int) -> None:
+        if name.startswith("broker."):  # these show in what a broker registers
+            self.topics_version = self.topics_version.next(now_ms)
+
     def _apply_mark(self, change: Change, now_ms: int) -> None:
         """Nothing changes."""
 
@@ -468,6 +500,8 @@ _APPLY: Final[dict[str, Callable[[BrokerState, Change, int], None]]] = {
     "offsets": BrokerState._apply_offsets,
     "reset": BrokerState._apply_reset,
     POP: BrokerState._apply_pop,
+    "setting": BrokerState._apply_setting,
+    "setting_unset": BrokerState._apply_setting_unset,
     "mark": BrokerState._apply_mark,
 }
 

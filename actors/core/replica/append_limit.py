@@ -16,7 +16,8 @@ class AppendLimit:
     """A counter of the appends under way, including those that wait for the store's append lock. Thread-safe."""
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
+        """The most appends at a time; may be changed. Fewer end none that is under way."""
         self._lock = threading.Lock()
         self._under_way = 0
 
@@ -32,7 +33,7 @@ class AppendLimit:
     def begin(self) -> None:
         """Count one append until `end`; SystemBusyError if the limit is reached."""
         with self._lock:
-            if self._under_way >= self._capacity:
+            if self._under_way >= self.capacity:
                 raise SystemBusyError(
                     f"{self._under_way} appends are at this store already, as many as send_queue_capacity allows; "
                     "nothing was stored, send again later"

@@ -185,6 +185,11 @@ def _print_status(report: dict[str, Any]) -> None:
             for b in report["brokers"]
         ],
     )
+    changed = [
+        [b["actor"], name, str(value)] for b in report["brokers"] for name, value in b.get("settings", {}).items()
+    ]
+    if changed:
+        table(["broker", "setting unlike raymq.yaml", "value"], changed)
     table(
         ["store", "state", "queues", "log bytes", "not flushed", "directory"],
         [

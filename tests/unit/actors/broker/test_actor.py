@@ -52,6 +52,7 @@ REMOTE_METHODS = {
     *("take_transaction_checks", "leave_transaction_checks"),
     *("heartbeat", "unregister_client", "knows_client", "producer_connections", "consumer_connections"),
     *("take_transaction_checks", "leave_transaction_checks"),
+    *("config", "set_config", "unset_config"),
     *("describe", "status", "look_for_master", "close"),
 }
 """The names that clients, other actors and placement call."""
@@ -68,6 +69,7 @@ def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Excep
         monkeypatch.setattr(module, pause, 0.0)
     for interval in ("STATS_INTERVAL_S", "STATE_SNAPSHOT_INTERVAL_S", "PROTECT_INTERVAL_S"):
         monkeypatch.setattr(module, interval, 0.0)
+    monkeypatch.setattr(module, "SETTINGS_INTERVAL_S", 0.0)
     broker: Any = object.__new__(Broker)
     broker.calls = []
 
@@ -92,6 +94,7 @@ def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Excep
     options = SimpleNamespace(transaction_check_interval_ms=0)
     broker._settings = SimpleNamespace(replicas=3, broker_name="broker-a", options=options)
     broker._check_transactions = task("check_transactions")
+    broker._keep_settings = task("keep_settings")
     broker._stopping, broker._store = Stopping(), SimpleNamespace(epoch=1)
     broker._another_leads = SimpleNamespace(wait=broker._stopping.wait, clear=lambda: None)
     broker._read_master = task("read")
@@ -110,7 +113,7 @@ def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Excep
         ("_follow_masters", ["look"]),
         ("_read_masters", ["read"]),
         ("_stay_registered", ["beat"]),
-        ("_do_housekeeping", ["sample", "note_deletions", "snapshot", "protect"]),
+        ("_do_housekeeping", ["sample", "note_deletions", "snapshot", "protect", "keep_settings"]),
         ("_do_checks", ["check_transactions"]),
     ],
 )

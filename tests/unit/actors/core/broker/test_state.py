@@ -9,7 +9,9 @@ import pytest
 from actors.core.broker.offsets import Owners
 from actors.core.broker.snapshot import POSITION_FILE, dump_snapshot, load_snapshot
 from actors.core.broker.state import BrokerState, decode_change, encode_change, replay
+from raymq.config.live import LiveOptions
 from raymq.errors import (
+    ConfigError,
     GroupNotExistError,
     IllegalNameError,
     InvalidArgumentError,
@@ -535,3 +537,29 @@ def test_a_group_commits_in_a_light_queue_which_nobody_creates_or_changes():
             decide()
     restored, _ = snapshot_of(state, 0)
     assert restored.offsets.committed("billing", "%LMQ%alice") == {0: 7}
+
+
+# Live settings
+
+
+def test_a_live_setting_is_a_record_that_survives_in_log_and_snapshot():
+    state, start = BrokerState(), LiveOptions()
+    change = state.decide_setting(start, "fileReservedTime", 48)
+    assert change == {"kind": "setting", "name": "store.file_reserved_time_hours", "value": 48}
+    replay(state, [(encode_change(change), 0)])
+    assert state.settings == {"store.file_reserved_time_hours": 48}
+    assert state.decide_setting(start, "fileReservedTime", 48) is None
+    assert snapshot_of(state, 7)[0].settings == state.settings
+    before = state.topics_version
+    state.apply(state.decide_setting(start, "broker.broker_permission", 4), 5)
+    assert state.topics_version != before  # NameServers have to hear of it
+    state.apply(state.decide_setting_unset("fileReservedTime"), 5)
+    assert state.settings == {"broker.broker_permission": 4}
+    assert state.decide_setting_unset("fileReservedTime") is None
+
+
+def test_a_live_setting_is_checked_before_it_is_stored():
+    with pytest.raises(ConfigError):
+        BrokerState().decide_setting(LiveOptions(), "delete_when", "25")
+    with pytest.raises(InvalidArgumentError, match="raymq starts"):
+        BrokerState().decide_setting(LiveOptions(), "flushDiskType", "ASYNC_FLUSH")

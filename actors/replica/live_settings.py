@@ -1,0 +1,80 @@
+"""The live settings of one storage actor: what raymq.yaml said, the changes that its broker told, and the sum of both.
+
+A change of how a store learns of live settings belongs here; which settings are live is in raymq.config.live.
+
+On disk
+    config/liveSettings.json    {"store.file_reserved_time_hours": 48, …}: all changes, as the broker told them last
+
+The broker's state log is the truth. The file lets a store that is opened before its broker answers, or while another
+replica leads, work as it did; the broker tells a store that missed a change as soon as that answers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from raymq.config.cluster import ReplicationOptions
+from raymq.config.live import LIVE_SETTINGS, LiveOptions, SettingValue, apply_changes
+from raymq.config.metrics import MetricsOptions
+from raymq.config.store import StoreOptions, StoreSettings
+
+LIVE_SETTINGS_FILE: Final = "liveSettings.json"
+STORE_SECTIONS: Final = ("store", "replication", "metrics")
+"""The sections with live settings that storage actors obey."""
+
+logger = logging.getLogger(__name__)
+
+
+def changes_for_stores(changes: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
+    """Those of a broker group's changes that its storage actors obey."""
+    return {name: value for name, value in changes.items() if name.partition(".")[0] in STORE_SECTIONS}
+
+
+class StoreLiveSettings:
+    """The settings of one storage actor as they are now. `settings` is changed in place: the store's parts share it."""
+
+    def __init__(
+        self,
+        settings: StoreSettings,
+        replication: ReplicationOptions | None = None,
+        metrics: MetricsOptions | None = None,
+    ) -> None:
+        self._settings = settings
+        options = {name: getattr(settings, name) for name in StoreOptions.model_fields}
+        self._start = LiveOptions(
+            store=StoreOptions.model_construct(**options),  # checked already
+            replication=replication or ReplicationOptions(),
+            metrics=metrics or MetricsOptions(),
+        )
+        self.now = self._start
+        self._changes: dict[str, SettingValue] = {}
+
+    def read(self, text: str | None) -> None:
+        """Take the changes of the file's text; None if there is no file. A text that is no JSON object counts as none:
+        the broker tells the changes again."""
+        try:
+            changes = {} if text is None else json.loads(text)
+        except ValueError:
+            changes = None
+        if isinstance(changes, dict):
+            self.take({str(name): value for name, value in changes.items()})
+        else:
+            logger.warning("%s is no JSON object and is not read", LIVE_SETTINGS_FILE)
+
+    def take(self, changes: Mapping[str, SettingValue]) -> None:
+        """Have these changes hold, and no others. A change that does not count any more is left out, with a warning."""
+        self._changes = changes_for_stores(changes)
+        self.now, refused = apply_changes(self._start, self._changes)
+        for name, reason in refused.items():
+            logger.warning("the live setting %s does not count here: %s", name, reason)
+        self._settings.change(self.now.store, LIVE_SETTINGS["store"])
+
+    def store(self, changes: Mapping[str, SettingValue], write: Callable[[str, str], None]) -> None:
+        """As `take`, once `write` has written the file; nothing is written if it says the same already."""
+        wanted = changes_for_stores(changes)
+        if wanted != self._changes:
+            write(LIVE_SETTINGS_FILE, json.dumps(wanted, indent=1, sort_keys=True))
+        self.take(wanted)

@@ -1,0 +1,117 @@
+"""Live settings in a whole cluster: set by commands and handles, obeyed at once, kept over ends of actors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import ray
+from click.testing import CliRunner
+
+import raymq
+from raymq.cli import cli
+from raymq.errors import ConfigError, InvalidArgumentError
+from raymq.names import NAMESPACE
+from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded, kill_actors
+from tests.support.history.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def mq(box: Sandbox) -> Iterator[raymq.Client]:
+    (box.work / "raymq.yaml").write_text(SETTINGS + f"data_dir: {box.data}\n")
+    with embedded(box) as client:
+        yield client
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def effective(mq: raymq.Client, name: str) -> dict[str, object]:
+    return {group: config.effective[name] for group, config in mq.admin.config().items()}
+
+
+def test_a_change_is_made_in_all_servers_and_told(mq: raymq.Client) -> None:
+    configs = mq.admin.set_config("fileReservedTime", 50)
+    assert {group: (config.changed, config.behind) for group, config in configs.items()} == {
+        group: ({"store.file_reserved_time_hours": 50}, ()) for group in ("broker-a", "broker-b")
+    }
+    shown = json.loads(run("config", "show", "--json"))["settings"]
+    assert [(row["broker"], row["setting"], row["value"]) for row in shown] == [
+        (group, "store.file_reserved_time_hours", "50") for group in ("broker-a", "broker-b")
+    ]
+    told = ray.get(ray.get_actor("broker-b", namespace=NAMESPACE).status.remote(), timeout=30)
+    assert told["settings"] == {"store.file_reserved_time_hours": 50}
+    assert run("config", "get", "store.file_reserved_time_hours") == "broker-a 50\nbroker-b 50\n"
+
+
+def test_a_change_is_obeyed_at_once(mq: raymq.Client) -> None:
+    mq.admin.set_config("auto_create_topic_enable", False)
+    with mq.producer() as producer, pytest.raises(raymq.RaymqError, match="made-by-no-producer"):
+        producer.send(raymq.Message("made-by-no-producer", b"x"))
+    run("config", "set", "auto_create_topic_enable", "true")
+    with mq.producer() as producer:
+        eventually(lambda: _sent(producer, "made-by-a-producer"), "a topic is made")
+    assert mq.admin.unset_config("auto_create_topic_enable")["broker-a"].changed.keys() == {
+        "store.file_reserved_time_hours"
+    }
+
+
+def _sent(producer: raymq.Producer, topic: str) -> bool:
+    try:
+        producer.send(raymq.Message(topic, b"x"))
+    except raymq.RaymqError:
+        return False
+    return True
+
+
+def test_changes_outlive_brokers_and_stores(mq: raymq.Client) -> None:
+    mq.admin.set_config("max_msgs_num_batch", 7)
+    for actor in ("Storage", "Broker"):
+        kill_actors(actor)
+
+    def all_back() -> bool:
+        try:
+            configs = mq.admin.config()
+        except raymq.RaymqError:
+            return False
+        return len(configs) == 2 and not any(config.behind for config in configs.values())
+
+    eventually(all_back, "brokers and stores are back")
+    assert effective(mq, "store.max_msgs_num_batch") == {"broker-a": 7, "broker-b": 7}
+    mq.admin.unset_config("max_msgs_num_batch")
+
+
+def test_a_broker_group_that_is_not_writable_is_read_only(mq: raymq.Client) -> None:
+    topic = "of-both"
+    mq.admin.create_topic(topic, queues=2)
+    run("broker", "writable", "off", "broker-a")
+    with mq.producer() as producer:
+
+        def goes_to_b() -> bool:
+            return {producer.send(raymq.Message(topic, b"x")).queue.broker_name for _ in range(4)} == {"broker-b"}
+
+        eventually(goes_to_b, "all goes to broker-b")
+        with pytest.raises(RuntimeError, match="broker_permission"):
+            ray.get(ray.get_actor("broker-a", namespace=NAMESPACE).send.remote(topic, b"x"), timeout=30)
+        run("broker", "writable", "on", "broker-a")
+        seen: set[str] = set()
+
+        def goes_to_both() -> bool:
+            seen.add(producer.send(raymq.Message(topic, b"x")).queue.broker_name)
+            return len(seen) == 2
+
+        eventually(goes_to_both, "both take messages again")
+
+
+def test_what_may_not_be_set_is_refused_as_at_a_start(mq: raymq.Client) -> None:
+    with pytest.raises(InvalidArgumentError, match="read when raymq starts"):
+        mq.admin.set_config("flush_disk_type", "SYNC_FLUSH")
+    result = CliRunner().invoke(cli, ["config", "set", "delete_when", "99"])
+    assert isinstance(result.exception, ConfigError)
+    assert "store.delete_when: String should match" in str(result.exception)
+    shown = json.loads(run("config", "show", "--json"))["settings"]
+    assert {row["setting"] for row in shown} == {"store.file_reserved_time_hours"}
