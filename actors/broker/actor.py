@@ -128,7 +128,12 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods):
         self._metrics: MetricsThread | None = None
         self._node_id = node_id
         self._lane = BrokerLane(
-            settings.broker_name, self, self._commit_soon, ray.util.get_node_ip_address(), self._answered_later
+            settings.broker_name,
+            self,
+            self._commit_soon,
+            ray.util.get_node_ip_address(),
+            self._answered_later,
+            settings.options,
         )
         self._direct = DirectAppends(self._lane.loop, records, node_id)
         log.write_by(self._direct)

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
+from actors.request_pool import RequestKind, RequestPool
+from raymq.config.cluster import BrokerOptions
+from raymq.errors import RaymqError
 from raymq.protocol.group import CommitAnswer, OffsetCommit
+from raymq.protocol.stats import RequestFigures
 from raymq.remoting.broker_client import LANE_RESULTS
 from raymq.remoting.lane.address import LaneAddress, rays_tls
 from raymq.remoting.lane.calls import ControlCalls, encode_result
@@ -27,6 +30,8 @@ logger = logging.getLogger(__name__)
 LANE_THREADS: Final = 16
 """The most calls that wait at a time; further ones wait for these."""
 _COMMIT: Final = "commit_offsets"
+_HEARTBEATS: Final = frozenset({"heartbeat", "unregister_client"})
+"""The methods that wait in the queue of heartbeats, as in RocketMQ; the others in that of the client manager."""
 
 
 class CommitSoon(Protocol):
@@ -41,6 +46,29 @@ class CommitSoon(Protocol):
     ) -> None: ...
 
 
+DEFAULT_OPTIONS: Final = BrokerOptions()
+
+
+def request_kinds(options: BrokerOptions) -> list[RequestKind]:
+    """The kinds of requests that wait for a thread of a broker's lane."""
+    return [
+        RequestKind(
+            "heartbeat",
+            options.heartbeat_queue_capacity,
+            options.wait_time_in_heartbeat_queue_ms / 1000,
+            "heartbeat_queue_capacity",
+            "wait_time_in_heartbeat_queue_ms",
+        ),
+        RequestKind(
+            "client",
+            options.client_manager_queue_capacity,
+            options.wait_time_in_client_manager_queue_ms / 1000,
+            "client_manager_queue_capacity",
+            "wait_time_in_client_manager_queue_ms",
+        ),
+    ]
+
+
 class BrokerLane:
     """Serves the methods of `broker` that LANE_RESULTS names. `host`: an IP address of this node, for clients on other
     nodes."""
@@ -52,18 +80,22 @@ class BrokerLane:
         commit_soon: CommitSoon,
         host: str,
         at_once: Mapping[str, Callable[..., None]] | None = None,
+        options: BrokerOptions = DEFAULT_OPTIONS,
     ) -> None:
-        """`at_once`: methods that answer by themselves, and wait for nothing, in place of `broker`'s."""
+        """`at_once`: methods that answer by themselves, and wait for nothing, in place of `broker`'s. `options`: how
+        many of the others may wait for a thread, and how long."""
         self._commit_soon = commit_soon
         answered_later = {_COMMIT: self._commit, **(at_once or {})}
-        self._pool = ThreadPoolExecutor(LANE_THREADS, thread_name_prefix="broker-lane")
+        self._pool = RequestPool("broker-lane", LANE_THREADS, request_kinds(options))
+        self._heartbeats, self._others = self._pool.queues["heartbeat"], self._pool.queues["client"]
         methods = {name: getattr(broker, name) for name in LANE_RESULTS if name not in answered_later}
-        calls = ControlCalls(methods, self._pool.submit, answered_later)
+        calls = ControlCalls(methods, self._call_soon, answered_later)
         try:
             self._server = LaneServer(label, {Kind.CALL: calls}, host=host, tls=rays_tls())
         except (OSError, KeyError) as error:  # the address, or the files of TLS
             logger.error("%s has no lane for other nodes, whose calls are actor methods now: %r", label, error)
             self._server = LaneServer(label, {Kind.CALL: calls})
+        self._pool.refuse_by(self._server.loop)
 
     @property
     def address(self) -> LaneAddress:
@@ -78,7 +110,14 @@ class BrokerLane:
     def close(self) -> None:
         """End every lane, and the threads once their calls have ended. Idempotent."""
         self._server.close()
-        self._pool.shutdown(wait=False)
+        self._pool.close()
+
+    def requests(self) -> list[RequestFigures]:
+        """The figures of what waits for a thread, by kinds."""
+        return self._pool.figures()
+
+    def _call_soon(self, method: str, call: Callable[[], None], fail: Callable[[RaymqError], None]) -> None:
+        (self._heartbeats if method in _HEARTBEATS else self._others).submit(call, fail)
 
     def _commit(self, request: LaneRequest, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]]) -> None:
         def fail(error: BaseException) -> None:

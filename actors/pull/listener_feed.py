@@ -164,7 +164,7 @@ class FeedThread:
         request.answer(encode_result(None))
 
 
-def _no_methods(call: Callable[[], None]) -> None:
+def _no_methods(name: str, call: Callable[[], None], fail: Callable[[RaymqError], None]) -> None:
     raise AssertionError("all methods of the lane answer at once")
 
 

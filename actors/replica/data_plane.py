@@ -18,15 +18,17 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics
 from actors.core.replica.pending_appends import PendingAppends, Settled
+from actors.request_pool import RequestKind, RequestPool
+from raymq.config.store import StoreOptions
 from raymq.delay import names_real_topic
 from raymq.errors import RaymqError, SystemBusyError
+from raymq.protocol.stats import RequestFigures
 from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, QueuePosition
 from raymq.protocol.transactions import EndTransaction
 from raymq.record.encode import EncodedBatch
@@ -59,6 +61,9 @@ UNSENT_MAX_BYTES: Final = 128 << 20
 WAIT_MAX_S: Final = 30.0
 """The longest wait of a WAIT or a FETCH."""
 BUSY_RETRY_S: Final = 0.2
+CHUNKS_WAITING_MAX: Final = 1000
+"""Reads of the log for followers that wait for a thread, of which each follower has one."""
+DEFAULT_QUEUES: Final = StoreOptions()
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +78,27 @@ class Source(Protocol):
     def fetch(self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float) -> list[FetchResult]: ...
     def ends(self, positions: Sequence[QueuePosition]) -> tuple[list[QueueEnds], bool]: ...
     def add_progress_listener(self, callback: Callable[[], None]) -> None: ...
+
+
+def request_kinds(options: StoreOptions) -> list[RequestKind]:
+    """The kinds of requests that wait for a thread of a data plane."""
+    return [
+        RequestKind(
+            "pull",
+            options.pull_queue_capacity,
+            options.wait_time_in_pull_queue_ms / 1000,
+            "pull_queue_capacity",
+            "wait_time_in_pull_queue_ms",
+        ),
+        RequestKind(
+            "admin",
+            options.admin_broker_queue_capacity,
+            options.wait_time_in_admin_broker_queue_ms / 1000,
+            "admin_broker_queue_capacity",
+            "wait_time_in_admin_broker_queue_ms",
+        ),
+        RequestKind("replicate", CHUNKS_WAITING_MAX, capacity_setting="CHUNKS_WAITING_MAX"),
+    ]
 
 
 class Answering(NamedTuple):
@@ -285,7 +311,7 @@ class WaitingFetch(Waiting):
             if self._reads_nothing:
                 self._read(is_last=self._is_last)
             else:
-                self._plane.submit(partial(self._read, is_last=self._is_last))
+                self._plane.reads.submit(partial(self._read, is_last=self._is_last), self._refuse)
         else:
             self.is_woken = True  # it may have looked already
 
@@ -305,6 +331,11 @@ class WaitingFetch(Waiting):
             self.request.fail(self.request.told(error, "a fetch"))
             return
         self._plane.server.loop.call_soon(self._note_looked)
+
+    def _refuse(self, error: RaymqError) -> None:
+        """No thread came in time."""
+        self._end_first()
+        self.request.fail(error)
 
     def _end_first(self) -> None:
         """Wait no more, before the answer is sent."""
@@ -333,12 +364,14 @@ class DataPlane:
         limit: AppendLimit,
         methods: Mapping[str, Callable[..., Any]],
         frame_max_bytes: int = FRAME_MAX_BYTES,
+        queues: StoreOptions = DEFAULT_QUEUES,
         host: str = "",
         tls: TlsFiles | None = None,
         more: Callable[[DataPlane], Mapping[int, Handler]] = lambda plane: {},
     ) -> None:
-        """`methods` may be called by name, and `more` makes the handlers of further kinds of frames. With `host`, an IP
-        address of this node, other nodes are served too."""
+        """`methods` may be called by name, and `more` makes the handlers of further kinds of frames. `queues`: how many
+        fetches and calls may wait for a thread, and how long. With `host`, an IP address of this node, other nodes are
+        served too."""
         self.source = source
         self._deleted, self._limit = deleted, limit
         self._pending: PendingAppends[Answering] = PendingAppends()
@@ -347,7 +380,10 @@ class DataPlane:
         self._is_settling = False
         """True while `_settle` is about to be called."""
         self._deadline: Timer | None = None
-        self._workers = ThreadPoolExecutor(READ_THREADS, f"lane-read-{label}")
+        self._pool = RequestPool(f"lane-read-{label}", READ_THREADS, request_kinds(queues))
+        self.reads = self._pool.queues["pull"]
+        """The fetches that wait for a thread."""
+        self._calls, self._chunks = self._pool.queues["admin"], self._pool.queues["replicate"]
         self.server = LaneServer(
             label,
             {
@@ -355,7 +391,7 @@ class DataPlane:
                 Kind.APPEND: self._append,
                 Kind.FETCH: self._fetch,
                 Kind.WAIT: self._wait,
-                Kind.CALL: ControlCalls(methods, self.submit, {"end_transaction": self._end_transaction}),
+                Kind.CALL: ControlCalls(methods, self._call_soon, {"end_transaction": self._end_transaction}),
                 **more(self),
             },
             contexts=LaneContext,
@@ -364,6 +400,7 @@ class DataPlane:
             host=host,
             tls=tls,
         )
+        self._pool.refuse_by(self.server.loop)
         source.add_progress_listener(self._note_progress)
 
     @property
@@ -371,14 +408,22 @@ class DataPlane:
         """The address of the lanes' server."""
         return self.server.address
 
-    def submit(self, call: Callable[[], None]) -> None:
-        """Have a thread make a call that may block."""
-        self._workers.submit(call)
+    def requests(self) -> list[RequestFigures]:
+        """The figures of what waits for a thread, by kinds."""
+        return self._pool.figures()
+
+    def submit(self, call: Callable[[], None], fail: Callable[[RaymqError], None]) -> None:
+        """Have a thread read a chunk of the log, or call `fail`, before it is read. SystemBusyError as of
+        RequestQueue."""
+        self._chunks.submit(call, fail)
+
+    def _call_soon(self, method: str, call: Callable[[], None], fail: Callable[[RaymqError], None]) -> None:
+        self._calls.submit(call, fail)
 
     def close(self) -> None:
         """End all lanes. Idempotent."""
         self.server.close()
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
 
     # Appends
 

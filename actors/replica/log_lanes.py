@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 from actors.core.replica.orders import LogRequest
 from actors.replica.replica import Replica
-from raymq.errors import NotMasterError, RaymqError, ServiceNotAvailableError
+from raymq.errors import NotMasterError, RaymqError, ServiceNotAvailableError, SystemBusyError
 from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.frames import Kind
 from raymq.remoting.lane.log_chunks import (
@@ -50,7 +50,7 @@ class Plane(Protocol):
 
     @property
     def server(self) -> LaneServer: ...
-    def submit(self, call: Callable[[], None]) -> None: ...
+    def submit(self, call: Callable[[], None], fail: Callable[[RaymqError], None]) -> None: ...
 
 
 @dataclass(eq=False)
@@ -151,7 +151,10 @@ class LogLanes:
         if beyond <= NEAR_BYTES:
             self._answer_read(read)
         else:
-            self._plane.submit(partial(self._answer_read, read))
+            try:
+                self._plane.submit(partial(self._answer_read, read), read.request.fail)
+            except SystemBusyError as error:
+                read.request.fail(error)
 
     def _answer_read(self, read: _Read) -> None:
         """Read a chunk and send it."""

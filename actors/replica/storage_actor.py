@@ -156,6 +156,7 @@ class Storage:
                 "next_sequences": self.next_sequences,
             },
             frame_max_bytes=min(longest + FRAME_OVERHEAD_BYTES, PAYLOAD_MAX),
+            queues=self._settings,
             more=self._log_handlers,
         )
         try:

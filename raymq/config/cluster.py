@@ -62,6 +62,19 @@ class BrokerOptions(BaseModel):
         int, Field(ge=100, le=86_400_000, description="How often producers are asked about half messages.")
     ] = 30_000
 
+    heartbeat_queue_capacity: Annotated[
+        int, Field(ge=1, le=10_000_000, description="Heartbeats that wait for a thread; one more gets SystemBusyError.")
+    ] = 50_000
+    wait_time_in_heartbeat_queue_ms: Annotated[
+        int, Field(ge=1, le=600_000, description="How long a heartbeat waits for a thread before it is refused.")
+    ] = 31_000
+    client_manager_queue_capacity: Annotated[
+        int, Field(ge=1, le=10_000_000, description="Other calls of clients that wait for a thread.")
+    ] = 1_000_000
+    wait_time_in_client_manager_queue_ms: Annotated[
+        int, Field(ge=1, le=600_000, description="How long such a call waits for a thread before it is refused.")
+    ] = 5000
+
     @property
     def registration_interval_s(self) -> float:
         """The period between full registrations, within RocketMQ's bounds (golden fact 32)."""

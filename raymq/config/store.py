@@ -220,6 +220,18 @@ class StoreOptions(BaseModel):
     wait_time_in_send_queue_ms: Annotated[
         int, Field(ge=1, le=600_000, description="How long an append waits for its turn before it is refused, as busy.")
     ] = 200
+    pull_queue_capacity: Annotated[
+        int, Field(ge=1, le=1 << 20, description="Fetches that wait for a thread; one more gets SystemBusyError.")
+    ] = 100_000
+    wait_time_in_pull_queue_ms: Annotated[
+        int, Field(ge=1, le=600_000, description="How long a fetch waits for a thread before it is refused, as busy.")
+    ] = 5000
+    admin_broker_queue_capacity: Annotated[
+        int, Field(ge=1, le=1 << 20, description="The same for calls that ask for offsets, times and the like.")
+    ] = 10_000
+    wait_time_in_admin_broker_queue_ms: Annotated[
+        int, Field(ge=1, le=600_000, description="How long such a call waits for a thread before it is refused.")
+    ] = 5000
     put_hooks: Annotated[
         tuple[str, ...],
         Field(

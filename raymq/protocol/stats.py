@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+
+
+class RequestFigures(NamedTuple):
+    """The requests of one kind that wait for a thread of an actor: how many do `waiting` now and for how long the first
+    of them has, in ms; the highest number and the longest wait since the actor's start, and in the last minute; and how
+    many were refused since the start, because too many waited and because they had waited too long."""
+
+    kind: str
+    waiting: int
+    head_wait_ms: float
+    most: int
+    longest_ms: float
+    most_last_minute: int
+    longest_last_minute_ms: float
+    refused_full: int
+    refused_late: int
 
 
 @dataclass(frozen=True, slots=True)

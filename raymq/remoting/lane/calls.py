@@ -15,12 +15,13 @@ from typing import Any, Final, get_type_hints
 
 import msgspec
 
-from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
 from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.frames import Buffer
 
-Submit = Callable[[Callable[[], None]], object]
-"""Has a call made, now or soon, in whatever thread."""
+Submit = Callable[[str, Callable[[], None], Callable[[RaymqError], None]], object]
+"""Has a call of a method, by its name, made now or soon, in whatever thread; or calls the last function with the reason
+why it is not made. It may raise that reason, too."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 
@@ -92,7 +93,7 @@ class ControlCalls:
             arguments = reader.read(payload)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise InvalidArgumentError(f"the arguments of {name} cannot be read: {error}") from None
-        self._submit(partial(_run, request, name, method, arguments))
+        self._submit(name, partial(_run, request, name, method, arguments), request.fail)
 
 
 def _run(request: LaneRequest, name: str, method: Callable[..., Any], arguments: Sequence[Any]) -> None:

@@ -37,7 +37,10 @@ def servers():
 
     def serve(methods) -> LaneServer:
         """A server of these control calls. APPENDs go to methods["append"], with the request."""
-        handlers = {Kind.OPEN: lambda request: request.drop(), Kind.CALL: ControlCalls(methods, lambda call: call())}
+        handlers = {
+            Kind.OPEN: lambda request: request.drop(),
+            Kind.CALL: ControlCalls(methods, lambda name, call, fail: call()),
+        }
         opened.append(LaneServer("test", handlers | {Kind.APPEND: methods.get("append", LaneRequest.drop)}))
         return opened[-1]
 

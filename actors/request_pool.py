@@ -1,0 +1,292 @@
+"""A pool of threads for the requests of an actor, with queues that are bounded in length and in time.
+
+A change of how requests wait, when they are refused, or of the figures about that, belongs here. Free of Ray.
+
+RocketMQ's rules of overload (spec/messaging.md §2.4), by kinds of requests: one more than a queue takes is refused at
+once, and one that waited too long is refused in place of being carried out, for its client has given up or will. Both
+are SystemBusyError: nothing was done, and the same request may succeed later. RocketMQ looks at the heads of its queues
+each 10 ms; here a timer is set for the head's time, so that nothing runs while nothing waits, and a thread that comes
+to a request looks at its age once more.
+
+All kinds share the threads, in the order in which they came. Nothing here survives the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from queue import SimpleQueue
+from typing import Final, NamedTuple, Protocol
+
+from raymq.errors import SystemBusyError
+from raymq.protocol.stats import RequestFigures
+
+logger = logging.getLogger(__name__)
+
+SLOT_S: Final = 10.0
+"""The figures of the last minute are kept by parts of so many seconds."""
+SLOTS: Final = 6
+BUSY_RETRY_AFTER_S: Final = 0.2
+"""The pause that a refused client is told to make."""
+
+Call = Callable[[], None]
+Fail = Callable[[SystemBusyError], None]
+
+
+class RequestKind(NamedTuple):
+    """One kind of requests: its name, the most that may wait, how long one may wait in s, and the settings that say so,
+    for the text of a refusal."""
+
+    name: str
+    capacity: int
+    wait_s: float = math.inf
+    capacity_setting: str = ""
+    wait_setting: str = ""
+
+
+class Timers(Protocol):
+    """The timers of a lane's loop."""
+
+    @property
+    def is_own_thread(self) -> bool: ...
+    def call_soon(self, callback: Callable[[], None]) -> None: ...
+    def call_at(self, when_s: float, callback: Callable[[], None]) -> object: ...
+
+
+class WaterMarks:
+    """The highest length of a queue and the longest wait in it, since the start and in the last minute. Thread-safe.
+
+    Time comes in as `now_s`. Noting costs two comparisons as long as nothing is a new high of the last 10 seconds.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._lock = threading.Lock()
+        self._slots: deque[tuple[float, int, float]] = deque([(now_s, 0, 0.0)], maxlen=SLOTS + 1)
+        self._length, self._wait_s, self._until_s = 0, 0.0, now_s + SLOT_S
+        self._highest, self._longest_s = 0, 0.0
+
+    def note(self, length: int, wait_s: float, now_s: float) -> None:
+        """A queue has this length now, or a request had waited for so long."""
+        if length > self._length or wait_s > self._wait_s or now_s >= self._until_s:
+            self._note(length, wait_s, now_s)
+
+    def _note(self, length: int, wait_s: float, now_s: float) -> None:
+        with self._lock:
+            if now_s >= self._until_s:
+                self._length, self._wait_s, self._until_s = 0, 0.0, now_s + SLOT_S
+                self._slots.append((now_s, 0, 0.0))
+            self._length, self._wait_s = max(self._length, length), max(self._wait_s, wait_s)
+            self._slots[-1] = (self._slots[-1][0], self._length, self._wait_s)
+            self._highest, self._longest_s = max(self._highest, length), max(self._longest_s, wait_s)
+
+    def since_start(self) -> tuple[int, float]:
+        """The highest length, and the longest wait in s."""
+        return self._highest, self._longest_s
+
+    def last_minute(self, now_s: float) -> tuple[int, float]:
+        """The same, of the last 60 s, and of up to 10 s before them."""
+        with self._lock:
+            recent = [slot for slot in self._slots if slot[0] + SLOT_S + SLOT_S * SLOTS > now_s]
+        return max([slot[1] for slot in recent], default=0), max([slot[2] for slot in recent], default=0.0)
+
+
+class _Waiting(NamedTuple):
+    """A request that waits for a thread."""
+
+    since_s: float
+    call: Call
+    fail: Fail
+
+
+class RequestQueue:
+    """The requests of one kind that wait for a thread of the pool. Thread-safe; RequestPool makes it."""
+
+    def __init__(self, kind: RequestKind, pool: RequestPool, clock: Callable[[], float]) -> None:
+        self.kind = kind
+        self._pool, self._clock = pool, clock
+        self._waiting: deque[_Waiting] = deque()
+        self._marks = WaterMarks(clock())
+        self._lock = threading.Lock()
+        self._refused_full = self._refused_late = 0
+        self._is_timed = False
+        """True while a timer is set for the head."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, call: Call, fail: Fail) -> None:
+        """Have a thread make `call`, which answers a request and raises nothing. If it has waited too long by then,
+        `fail` is called instead, by some thread. SystemBusyError if too many wait already: neither is called."""
+        waiting = self._waiting
+        length = len(waiting)
+        if length >= self.kind.capacity:
+            with self._lock:
+                self._refused_full += 1
+            raise SystemBusyError(
+                f"{length} requests of the kind {self.kind.name!r} wait already, as many as "
+                f"{self.kind.capacity_setting} allows; nothing was done, try again later",
+                BUSY_RETRY_AFTER_S,
+            )
+        now_s = self._clock()
+        waiting.append(_Waiting(now_s, call, fail))
+        self._marks.note(length + 1, 0.0, now_s)
+        self._pool.wake(self)
+        if not self._is_timed and self.kind.wait_s < math.inf:
+            self._is_timed = self._pool.at(now_s + self.kind.wait_s, self._refuse_overdue)
+
+    def take(self) -> Call | None:
+        """The call of the request that came first; None if there is none. One that waited too long is refused."""
+        try:
+            since_s, call, fail = self._waiting.popleft()
+        except IndexError:  # it was refused meanwhile
+            return None
+        now_s = self._clock()
+        waited_s = now_s - since_s
+        self._marks.note(0, waited_s, now_s)
+        if waited_s > self.kind.wait_s:
+            self._refuse(fail, waited_s)
+            return None
+        return call
+
+    def forget(self) -> None:
+        """Drop what waits; nobody is told."""
+        self._waiting.clear()
+
+    def figures(self) -> RequestFigures:
+        """The queue as it is now, and its water marks."""
+        now_s, waiting = self._clock(), self._waiting
+        try:
+            head_s = now_s - waiting[0].since_s
+        except IndexError:
+            head_s = 0.0
+        highest, longest_s = self._marks.since_start()
+        highest_recently, longest_recently_s = self._marks.last_minute(now_s)
+        return RequestFigures(
+            self.kind.name,
+            len(waiting),
+            _ms(max(head_s, 0.0)),
+            max(highest, len(waiting)),
+            _ms(max(longest_s, head_s)),
+            max(highest_recently, len(waiting)),
+            _ms(max(longest_recently_s, head_s)),
+            self._refused_full,
+            self._refused_late,
+        )
+
+    def _refuse_overdue(self) -> None:
+        """Refuse what has waited too long. In the thread of the timers."""
+        waiting, wait_s = self._waiting, self.kind.wait_s
+        self._is_timed = False
+        while True:
+            try:
+                entry = waiting.popleft()
+            except IndexError:
+                return
+            now_s = self._clock()
+            waited_s = now_s - entry.since_s
+            if waited_s < wait_s:
+                # Back to the front: it is the head. A thread that looked meanwhile has found nothing, so one is woken.
+                waiting.appendleft(entry)
+                self._pool.wake(self)
+                self._is_timed = self._pool.at(entry.since_s + wait_s, self._refuse_overdue)
+                return
+            self._marks.note(0, waited_s, now_s)
+            self._refuse(entry.fail, waited_s)
+
+    def _refuse(self, fail: Fail, waited_s: float) -> None:
+        with self._lock:
+            self._refused_late += 1
+        error = SystemBusyError(
+            f"a request of the kind {self.kind.name!r} waited for {waited_s:.1f} s for a thread "
+            f"({self.kind.wait_setting} is {self.kind.wait_s * 1000:g}); nothing was done, try again later",
+            BUSY_RETRY_AFTER_S,
+        )
+        try:
+            fail(error)
+        except Exception:
+            logger.exception("a request that waited too long could not be refused")
+
+
+class RequestPool:
+    """Threads that carry out requests of several kinds, which wait in `queues`. Thread-safe. End it with `close`."""
+
+    def __init__(
+        self, name: str, threads: int, kinds: Iterable[RequestKind], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """The threads are started with the first request, and named after `name`."""
+        self._name, self._most = name, threads
+        self._wakeups: SimpleQueue[RequestQueue | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._timers: Timers | None = None
+        self._is_closed = False
+        self.queues = {kind.name: RequestQueue(kind, self, clock) for kind in kinds}
+
+    def refuse_by(self, timers: Timers) -> None:
+        """Have requests that waited too long refused on time by these timers, and not only when a thread comes to
+        them."""
+        self._timers = timers
+
+    def figures(self) -> list[RequestFigures]:
+        """The figures of each kind."""
+        return [queue.figures() for queue in self.queues.values()]
+
+    def wake(self, queue: RequestQueue) -> None:
+        """A request waits in `queue`."""
+        if not self._threads:
+            self._start()
+        self._wakeups.put(queue)
+
+    def at(self, when_s: float, callback: Callable[[], None]) -> bool:
+        """Call back at a time, in the timers' thread. False, and nothing is called, where there are no timers."""
+        timers = self._timers
+        if timers is None:
+            return False
+        if timers.is_own_thread:
+            timers.call_at(when_s, callback)
+        else:
+
+            def set_timer() -> None:
+                timers.call_at(when_s, callback)
+
+            timers.call_soon(set_timer)
+        return True
+
+    def close(self) -> None:
+        """End the threads once the calls under way have ended; what waits is forgotten. Idempotent, waits for
+        nothing."""
+        with self._lock:
+            self._is_closed = True
+            for queue in self.queues.values():
+                queue.forget()
+            for _ in self._threads:
+                self._wakeups.put(None)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._threads or self._is_closed:
+                return
+            self._threads = [
+                threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True)
+                for number in range(self._most)
+            ]
+            for thread in self._threads:
+                thread.start()
+
+    def _work(self) -> None:
+        while (queue := self._wakeups.get()) is not None:
+            call = queue.take()
+            if call is not None:
+                try:
+                    call()
+                except Exception:  # a bug: without its threads nobody would be served
+                    logger.exception("a request of the kind %r failed", queue.kind.name)
+            del call  # it may hold an answer, which the wait for the next one would keep
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
