@@ -23,6 +23,7 @@ from queue import SimpleQueue
 from typing import Final, NamedTuple, Protocol
 
 from raymq.errors import SystemBusyError
+from raymq.metrics.reporter import Reporter
 from raymq.protocol.stats import RequestFigures
 
 logger = logging.getLogger(__name__)
@@ -286,6 +287,15 @@ class RequestPool:
                 except Exception:  # a bug: without its threads nobody would be served
                     logger.exception("a request of the kind %r failed", queue.kind.name)
             del call  # it may hold an answer, which the wait for the next one would keep
+
+
+def report_requests(reporter: Reporter, figures: Iterable[RequestFigures]) -> None:
+    """Report how many requests wait, the longest wait of the last minute, and those refused, by kinds."""
+    for one in figures:
+        reporter.gauge("raymq_processor_watermark", one.waiting, processor=one.kind)
+        reporter.gauge("raymq_request_wait_milliseconds", one.longest_last_minute_ms, processor=one.kind)
+        reporter.count("raymq_requests_refused", one.refused_full, processor=one.kind, reason="full")
+        reporter.count("raymq_requests_refused", one.refused_late, processor=one.kind, reason="late")
 
 
 def _ms(seconds: float) -> float:

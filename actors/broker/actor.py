@@ -147,7 +147,9 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods):
         ]
         for thread in self._threads:
             thread.start()
-        figures = BrokerMetrics(log, monitor, lambda: store.storage, self._connections, raymq.__version__)
+        figures = BrokerMetrics(
+            log, monitor, lambda: store.storage, self._connections, raymq.__version__, self._lane.requests
+        )
         self._metrics = MetricsThread(
             settings.metrics,
             "broker",
@@ -377,6 +379,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods):
             "groups": sorted(state.groups),
             "storage": self._store.storage.name,
             "deleted_unread": self._monitor.unread(),
+            "requests": [one._asdict() for one in self._lane.requests()],
             "settings": self._differing(state.settings),
         }
 

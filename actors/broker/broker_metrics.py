@@ -15,6 +15,7 @@ from actors.broker.monitor import BrokerMonitor
 from actors.broker.state_log import StateLog
 from actors.core.broker.progress import Unread, unread_in
 from actors.core.broker.state import BrokerState
+from actors.request_pool import report_requests
 from raymq.metrics.reporter import Reporter
 from raymq.names import (
     DLQ_PREFIX,
@@ -27,6 +28,7 @@ from raymq.names import (
 )
 from raymq.protocol.clients import ConsumerConnection, ProducerConnection
 from raymq.protocol.route import PERM_READ, PERM_WRITE
+from raymq.protocol.stats import RequestFigures
 from raymq.protocol.store import QueuePosition
 from raymq.remoting.storage_client import StorageClient
 
@@ -55,17 +57,20 @@ class BrokerMetrics:
         storage: Callable[[], StorageClient],
         clients: Callable[[], Clients],
         version: str,
+        requests: Callable[[], Sequence[RequestFigures]],
     ) -> None:
-        """`version`: of raymq, the label of clients."""
+        """`version`: of raymq, the label of clients. `requests`: what waits for a thread of the broker's lane."""
         self._log, self._monitor, self._storage, self._clients = log, monitor, storage, clients
         self._client_labels = {"language": LANGUAGE, "version": version}
+        self._requests = requests
         self._behind: set[_Pair] = set()
         """The groups and topics with unread messages, as of the last report."""
         self._times: dict[QueuePosition, int] = {}
         """When the first messages that groups have not committed were stored, as of the last report."""
 
     def report(self, reporter: Reporter) -> None:
-        """Report what this broker knows by itself; nothing before it has read its state."""
+        """Report what this broker knows by itself; only what waits in its lane before it has read its state."""
+        report_requests(reporter, self._requests())
         if not self._log.is_ready:
             return
         state = self._log.ready()

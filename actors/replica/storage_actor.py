@@ -46,6 +46,7 @@ from raymq.config.store import StoreSettings
 from raymq.errors import InvalidArgumentError, RaymqError
 from raymq.names import StorageName, is_light_queue, is_system_topic
 from raymq.protocol.delayed import DelayedInStore
+from raymq.protocol.stats import RequestFigures
 from raymq.protocol.store import (
     AppendResult,
     Boundary,
@@ -114,7 +115,7 @@ class Storage:
         except RaymqError as error:
             # An actor whose constructor raises is dead for good. Instead each call tries again, and raises the reason.
             logger.error("%s cannot open its store: %s", name, error)
-        figures = StorageMetrics(self._store_for_metrics, lambda: self._append_limit.under_way)
+        figures = StorageMetrics(self._store_for_metrics, lambda: self._append_limit.under_way, self._requests)
         self._metrics = MetricsThread(
             metrics, "storage", str(name), figures.report, broker=name.broker_name, storage=str(name)
         )
@@ -178,6 +179,11 @@ class Storage:
     def _store_for_metrics(self) -> MessageStore:
         self._open()
         return self._present_store
+
+    def _requests(self) -> Sequence[RequestFigures]:
+        """What waits for a thread of the lanes."""
+        lanes = self._lanes
+        return [] if lanes is None else lanes.requests()
 
     def _read_config_file(self, name: str) -> str | None:
         return self._present_store.read_config(name)
@@ -410,7 +416,7 @@ class Storage:
     @ray.method(concurrency_group="control")
     def status(self) -> dict[str, Any]:
         """The store's counters and state, and its role among the replicas, for `raymq status`."""
-        report = asdict(self._open().status())
+        report = {**asdict(self._open().status()), "requests": [one._asdict() for one in self._requests()]}
         return report if self._replica is None else {**report, **self._replica.status()}
 
     # Among replicas (actors.replica.replica)

@@ -6,13 +6,15 @@ The store keeps plain numbers; here they get their names, every ten seconds, in 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from actors.request_pool import report_requests
 from raymq.delay import is_waiting_topic
 from raymq.errors import RaymqError
 from raymq.metrics.reporter import Reporter
 from raymq.names import HALF_TOPIC, is_system_topic
+from raymq.protocol.stats import RequestFigures
 from raymq.protocol.store import ScheduleStatus, StoreStatus
 from storage.message_store import MessageStore
 from storage.stats import PutKind
@@ -25,10 +27,16 @@ class StorageMetrics:
     """The sources of one storage actor's metrics.
 
     `store`: the open store; an error of raymq's while there is none. `appends`: the appends under way.
+    `requests`: what waits for a thread of the actor's lanes.
     """
 
-    def __init__(self, store: Callable[[], MessageStore], appends: Callable[[], int]) -> None:
-        self._store, self._appends = store, appends
+    def __init__(
+        self,
+        store: Callable[[], MessageStore],
+        appends: Callable[[], int],
+        requests: Callable[[], Sequence[RequestFigures]],
+    ) -> None:
+        self._store, self._appends, self._requests = store, appends, requests
 
     def report(self, reporter: Reporter) -> None:
         """Report everything. A store that cannot be opened is not writable, and has no other figures."""
@@ -45,6 +53,7 @@ class StorageMetrics:
         _report_transactions(reporter, store)
         reporter.gauge("raymq_processor_watermark", self._appends(), processor="append")
         reporter.gauge("raymq_processor_watermark", status.waiting_fetches, processor="fetch")
+        report_requests(reporter, self._requests())
 
 
 def _report_puts(reporter: Reporter, store: MessageStore) -> None:

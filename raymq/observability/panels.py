@@ -166,7 +166,23 @@ PRODUCE: Final = Row(
             "Calls that wait",
             NUMBER,
             {"{{processor}} at {{broker}}": total("raymq_processor_watermark", "processor", "broker")},
-            "Calls that wait for the disk, for copies, or for a message.",
+            "Calls that wait for the disk, for copies, for a message, or for a thread.",
+        ),
+        Panel(
+            "Longest wait for a thread",
+            MILLISECONDS,
+            {"{{processor}} at {{broker}}": highest("raymq_request_wait_milliseconds", "processor", "broker")},
+            "Of the last minute. Calls that wait for longer than the settings allow are refused as busy.",
+        ),
+        Panel(
+            "Calls refused as busy",
+            SENDS_PER_S,
+            {
+                "{{processor}}, {{reason}} at {{broker}}": per_second(
+                    "raymq_requests_refused", "processor", "reason", "broker"
+                )
+            },
+            "Too many waited (full), or a call had waited for too long (late).",
         ),
     ),
 )

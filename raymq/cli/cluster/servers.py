@@ -209,6 +209,7 @@ def _print_status(report: dict[str, Any]) -> None:
     for controller in report["replication"]:
         _print_replication(controller)
     _print_deletions(report)
+    _print_refusals(report)
     table(
         ["service", "state", "serves"],
         [
@@ -254,6 +255,25 @@ def _print_deletions(report: dict[str, Any]) -> None:
             ["group", "topic", "messages deleted unread"],
             [[entry["group"], entry["topic"], entry["messages"]] for entry in unread],
         )
+
+
+def _print_refusals(report: dict[str, Any]) -> None:
+    """Print the kinds of requests of which some were refused as busy."""
+    refused = [
+        [
+            server["actor"],
+            kind["kind"],
+            kind["refused_full"],
+            kind["refused_late"],
+            kind["most"],
+            round(kind["longest_ms"]),
+        ]
+        for server in [*report["brokers"], *report["stores"]]
+        for kind in server.get("requests", ())
+        if kind["refused_full"] or kind["refused_late"]
+    ]
+    if refused:
+        table(["refused as busy", "requests", "too many", "too late", "most", "longest ms"], refused)
 
 
 def _print_replication(controller: dict[str, Any]) -> None:

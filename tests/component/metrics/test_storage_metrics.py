@@ -11,6 +11,7 @@ from raymq.delay import TIMER_TOPIC, timer_queue
 from raymq.errors import ServiceNotAvailableError, StoreNotWritableError
 from raymq.message import Message
 from raymq.metrics.reporter import Reporter
+from raymq.protocol.stats import RequestFigures
 from raymq.protocol.store import FetchRequest, QueuePosition
 from raymq.record.encode import Waiting, encode_batch
 from tests.support.metrics.fake_ray import FakeMetrics
@@ -19,6 +20,8 @@ from tests.support.stores.stores import make_batch, open_store
 from tests.support.stores.transactions import begin
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
+
+WAITING = RequestFigures("pull", 2, 10.0, 8, 900.0, 3, 70.0, 5, 6)
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def store(tmp_path, clock):
 def report(store, ray_metrics):
     """Reports the store's figures once more, and returns what Ray has."""
     reporter = Reporter("c", "broker-a", "storage-broker-a-0")
-    metrics = StorageMetrics(lambda: store, lambda: 3)
+    metrics = StorageMetrics(lambda: store, lambda: 3, lambda: [WAITING])
 
     def once():
         metrics.report(reporter)
@@ -145,6 +148,10 @@ def test_the_state_of_the_store(store, report):
     assert seen.value("raymq_storage_size_bytes", storage_type="local") == store.end_offset - store.min_offset
     assert seen.value("raymq_storage_writable") == 1
     assert seen.value("raymq_processor_watermark", processor="append") == 3
+    assert seen.value("raymq_processor_watermark", processor="pull") == 2
+    assert seen.value("raymq_request_wait_milliseconds", processor="pull") == 70.0
+    assert seen.value("raymq_requests_refused", processor="pull", reason="full") == 5
+    assert seen.value("raymq_requests_refused", processor="pull", reason="late") == 6
     assert seen.value("raymq_recovery_cut_bytes") == 0
     store.fence("it follows")
     assert report().value("raymq_storage_writable") == 0
@@ -154,7 +161,7 @@ def test_a_store_that_cannot_be_opened_is_not_writable(ray_metrics):
     def refuse():
         raise ServiceNotAvailableError("the disk is away")
 
-    StorageMetrics(refuse, lambda: 0).report(Reporter("c", "broker-a", "s"))
+    StorageMetrics(refuse, lambda: 0, list).report(Reporter("c", "broker-a", "s"))
     assert ray_metrics.value("raymq_storage_writable") == 0
 
 

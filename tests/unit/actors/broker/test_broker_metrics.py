@@ -18,10 +18,12 @@ from raymq.metrics.reporter import Reporter
 from raymq.protocol.clients import ConsumerConnection, ConsumerData, ProducerConnection
 from raymq.protocol.group import GroupConfig
 from raymq.protocol.route import TopicConfig
+from raymq.protocol.stats import RequestFigures
 from raymq.protocol.store import QueuePosition
 from tests.support.metrics.fake_ray import FakeMetrics
 
 NOW_MS = time.time_ns() // 1_000_000
+WAITING = RequestFigures("client", 2, 10.0, 8, 900.0, 3, 70.0, 5, 6)
 
 
 class Store:
@@ -80,7 +82,7 @@ class World:
         log: Any = Log(self)
         store: Any = self.store
         self.monitor = BrokerMonitor(log, lambda: store, BrokerOptions(), print)
-        self.metrics = BrokerMetrics(log, self.monitor, lambda: store, lambda: self.clients, "1.2.3")
+        self.metrics = BrokerMetrics(log, self.monitor, lambda: store, lambda: self.clients, "1.2.3", lambda: [WAITING])
         self.reporter = Reporter("c", "broker-a")
 
     def commit(self, topic: str, offsets: dict[int, int], group: str = "g") -> None:
@@ -161,10 +163,12 @@ def test_creations_are_timed(world, ray_metrics):
         assert ray_metrics.value(f"{TOPIC_CREATION}_count", invocation_status=status) == 1
 
 
-def test_before_the_state_is_read_there_is_nothing_to_report(world, ray_metrics):
+def test_before_the_state_is_read_only_the_lane_has_figures(world, ray_metrics):
     world.ready = False
     world.reporter.report(world.metrics.report, world.metrics.report_lags)
-    assert not ray_metrics.values
+    assert ray_metrics.value("raymq_processor_watermark", processor="client") == 2
+    assert ray_metrics.value("raymq_requests_refused", processor="client", reason="late") == 6
+    assert not ray_metrics.series("raymq_topic_number")
 
 
 def test_without_its_store_a_broker_reports_what_it_knows_by_itself(world, ray_metrics):

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from raymq import cli
 from raymq.cli.terminal.output import out
 from raymq.cluster import local_server
+from raymq.protocol.stats import RequestFigures
 
 
 @pytest.fixture
@@ -78,6 +79,18 @@ def test_balance_reports_the_groups_it_moved_and_fails_if_one_is_left(run, monke
     assert "broker-a to replica 0" in result.output
     assert ("not yet" in result.output) == bool(left)
     assert result.exit_code == code
+
+
+@pytest.mark.parametrize("late", [0, 7])
+def test_status_reports_requests_that_were_refused_as_busy(run, monkeypatch, late):
+    kinds = [RequestFigures("heartbeat", 0, 0.0, 9, 1.0, 9, 1.0, 0, 0)._asdict()]
+    kinds.append(RequestFigures("client", 1, 2.0, 40, 5003.2, 4, 12.0, 0, late)._asdict())
+    broker = {"actor": "broker-a", "error": "", "ready": True, "waiting_for": "", "topics": [], "groups": []}
+    whole = {**report(), "brokers": [{**broker, "requests": kinds}], "stores": []}
+    monkeypatch.setattr(local_server, "status", lambda address: whole)
+    lines = [line.replace("│", " ").split() for line in run("status").output.splitlines()]
+    assert (["broker-a", "client", "0", "7", "40", "5,003"] in lines) == bool(late)
+    assert not [line for line in lines if line[1:2] == ["heartbeat"]]
 
 
 @pytest.mark.parametrize("files", [0, 3])
