@@ -125,7 +125,7 @@ class Client(Closing):
         self._born_host = (ray.util.get_node_ip_address(), 0)
         self.routes = RouteCache(running_nameservers())
         self.storages = StorageClients(self.node_id)
-        self.heartbeats = Heartbeats(self.routes, self._born_host[0])
+        self.heartbeats = Heartbeats(self.routes, self._born_host[0], self.node_id)
         self.rebalance = RebalanceClient(self.routes)
         self._commits = CommitThreads()
         self._pid = os.getpid()

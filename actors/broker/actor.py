@@ -44,6 +44,7 @@ from actors.broker.state_log import DecidedChanges, StateLog
 from actors.broker.state_records import STORE_TIMEOUT_S, StateRecords
 from actors.core.broker.client_registry import ClientRegistry
 from actors.core.broker.state import BrokerState
+from actors.members.methods import QuestionMethods
 from actors.metrics_thread import MetricsThread
 from actors.options import PERSISTENT
 from actors.pull.actor import PullActor
@@ -86,7 +87,7 @@ AGREE_TIMEOUT_S: Final = 5.0
 logger = logging.getLogger(__name__)
 
 
-class Broker(PopMethods, TransactionMethods, SettingsMethods):
+class Broker(PopMethods, TransactionMethods, SettingsMethods, QuestionMethods):
     """The shell around one broker group's state and its client registry.
 
     Its threads find the group's master, read the master's state, keep the broker registered, and do the housekeeping.
@@ -111,6 +112,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods):
         PopMethods.__init__(self, settings, log, store, monitor, QueueEndsWatch(lambda: store.storage))
         TransactionMethods.__init__(self, store, self._make_system_topic)
         SettingsMethods.__init__(self, settings, store, self._storages)
+        QuestionMethods.__init__(self, lambda: self._lane.loop)
         self._read_from = store.present()
         """The store whose state is the present one, and the epoch in which it led then."""
         self._another_leads = threading.Event()
@@ -132,7 +134,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods):
             self,
             self._commit_soon,
             ray.util.get_node_ip_address(),
-            self._answered_later,
+            {**self._answered_later, "take_questions": self._take_questions_soon},
             settings.options,
         )
         self._direct = DirectAppends(self._lane.loop, records, node_id)
@@ -335,6 +337,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods):
         """Drop a client that has ended."""
         with self._clients_lock:
             self._clients.unregister(client_id)
+        self._client_has_ended(client_id)
 
     def knows_client(self, client_id: str) -> bool:
         """False if a client is gone: it said so, or its heartbeats ended two minutes ago. A broker that began less than

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 from actors.core.consume.process_queue import ProcessQueue
@@ -23,6 +24,7 @@ from actors.pull.instance_figures import count_delivered, queue_states
 from actors.pull.instance_state import InstanceState
 from actors.pull.listener_feed import ListenerFeed
 from actors.pull.local_offsets import LocalFileOffsetStore
+from actors.pull.running import DIRECT_TIMEOUT_S, STACKS_TIMEOUT_S, call_listener, running_info
 from actors.pull.services import InstanceQueue, PullServices
 from raymq.consumer.assignment.group_member import GroupMember
 from raymq.consumer.assignment.offset_committer import OffsetCommitter, OffsetStore, RemoteBrokerOffsetStore
@@ -30,12 +32,15 @@ from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.push.hosting import HostAnswer, Hosting
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.ready_messages import with_ready
-from raymq.errors import DataLossError, PredicateFailedError
+from raymq.errors import DataLossError, InvalidArgumentError, PredicateFailedError, RaymqError
+from raymq.members.questions import DirectConsumption, RunningInfo
 from raymq.message import MessageQueue, PullStatus
 from raymq.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
 from raymq.predicates.source import GroupPredicate
 from raymq.protocol.clients import ConsumerData
 from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.record.decode import decode_record
+from raymq.record.layout import RecordError
 from raymq.record.memory_records import MemoryRecords
 from raymq.remoting.storage_client import FoundInPlace
 
@@ -62,6 +67,8 @@ class PushInstance:
         self._finish_until_s = float("inf")
         self._ending = False
         self._keys: dict[MessageQueue, InstanceQueue] = {}
+        self._listener: Any = None
+        """The handle of the Listener actor, once it has called."""
         offsets = GroupOffsets(settings.group)
         store: OffsetStore = LocalFileOffsetStore(name, settings, offsets)
         if settings.clustering:
@@ -108,14 +115,38 @@ class PushInstance:
         services = self._services
         services.fetcher.add(self)
         services.feeds.add(self._feed)
-        services.heartbeats.set_consumer(self, consumer_data(self._settings))
+        services.heartbeats.set_consumer(self, consumer_data(self._settings, self.name))
         CLIENT_FIGURES.add(self, self._figures)
         self._member.join()
 
     def hosted(self, call: Hosting) -> HostAnswer:
         """Note that the Listener has called."""
         keep = self._feed.heard(call.listener, call.life, call.broken, call.kept)  # type: ignore[arg-type]  # what `keep` was given
+        self._listener = call.listener
         return HostAnswer(True, keep, CLIENT_FIGURES.options)
+
+    # Questions of administrators
+
+    def running_info(self, client_id: str, host: str, *, stacks: bool) -> RunningInfo:
+        """See raymq.members.questions.Answers. The stacks are those of the listener's process."""
+        info = running_info(self.status(), self._settings, client_id, host)
+        if not stacks:
+            return info
+        try:
+            pid, threads = call_listener(self._listener, "stacks", timeout_s=STACKS_TIMEOUT_S)
+        except RaymqError as error:  # the rest is worth telling; why there are no stacks, too
+            return replace(info, trouble=info.trouble or str(error))
+        return replace(info, listener_pid=pid, stacks=threads)
+
+    def consume_directly(self, client_id: str, record: bytes, broker_name: str) -> DirectConsumption:
+        """Have the listener called with a message; nothing is committed or sent back for it. RequestTimeoutError if it
+        does not return in DIRECT_TIMEOUT_S: the call goes on."""
+        try:
+            message = decode_record(record, broker_name=broker_name)
+        except RecordError as error:
+            raise InvalidArgumentError(f"the message cannot be read: {error}") from None
+        outcome = call_listener(self._listener, "consume_directly", message, timeout_s=DIRECT_TIMEOUT_S)
+        return DirectConsumption(client_id, self.name, *outcome)
 
     # The user's calls
 
@@ -306,6 +337,8 @@ def _records_of(result: FetchResult) -> TaskRecords:
     return MemoryRecords.read(result.records)
 
 
-def consumer_data(settings: PushSettings) -> ConsumerData:
-    """The description of an instance for administrators."""
-    return ConsumerData(settings.group, "PUSH", settings.expressions, settings.message_model, settings.start.where)
+def consumer_data(settings: PushSettings, name: str) -> ConsumerData:
+    """The description of the instance `name` for administrators."""
+    return ConsumerData(
+        settings.group, "PUSH", settings.expressions, settings.message_model, settings.start.where, name
+    )

@@ -165,7 +165,7 @@ class PullServices:
         self.routes = RouteCache(nameservers)
         self.storages = StorageClients(node_id)
         self.rebalance = RebalanceClient(self.routes)
-        self.heartbeats = Heartbeats(self.routes, host)
+        self.heartbeats = Heartbeats(self.routes, host, node_id)
         self.fetcher = SharedFetcher(self.routes, self.storages)
         self.commits = CommitThreads()
         self.feeds = FeedThread()

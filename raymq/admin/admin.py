@@ -10,7 +10,7 @@ from typing import Any, Final
 from raymq.admin.base import ADMIN_TIMEOUT_S
 from raymq.admin.browse import BrowseAdmin
 from raymq.admin.delayed import DelayedAdmin
-from raymq.admin.groups import GroupAdmin
+from raymq.admin.members import MemberAdmin
 from raymq.admin.replay import ReplayAdmin
 from raymq.admin.tail import TailAdmin
 from raymq.admin.topics import QueueDescription
@@ -33,7 +33,7 @@ READINGS_TIMEOUT_S: Final = 5.0
 BROKERS_AT_ONCE: Final = 8
 
 
-class Admin(GroupAdmin, ReplayAdmin, BrowseAdmin, TrackAdmin, DelayedAdmin, TailAdmin, SettingsAdmin):
+class Admin(MemberAdmin, ReplayAdmin, BrowseAdmin, TrackAdmin, DelayedAdmin, TailAdmin, SettingsAdmin):
     """Administration of topics, messages, groups, stores and NameServers. All calls may be repeated: creating what
     exists as asked, and deleting what is gone, succeed or raise an error that says so; `replay` sends nothing twice."""
 

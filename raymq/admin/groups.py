@@ -233,8 +233,11 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         found: dict[Any, Any] = {}
         for broker_name in self._broker_names():
             for connection in self._call_broker(broker_name, method, group):
-                of = connection.consumer.group if isinstance(connection, ConsumerConnection) else connection.group
-                found.setdefault((connection.client_id, of), connection)
+                if isinstance(connection, ConsumerConnection):
+                    of = (connection.consumer.group, connection.consumer.member)
+                else:
+                    of = (connection.group, "")
+                found.setdefault((connection.client_id, *of), connection)
         return [found[key] for key in sorted(found)]
 
     def group_stats(self, group: str) -> dict[str, GroupStats]:

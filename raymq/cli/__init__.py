@@ -24,6 +24,8 @@ from raymq.cli.dead_letters import dlq
 from raymq.cli.entry import run_command
 from raymq.cli.groups import group
 from raymq.cli.jobs import job
+from raymq.cli.members.connections import group_connections, producers
+from raymq.cli.members.questions import group_consume_directly, group_running_info
 from raymq.cli.messages import consume, query, recall, send
 from raymq.cli.open_transactions import transactions
 from raymq.cli.receives import receive
@@ -66,6 +68,7 @@ for command in (
     k8s,
     topic,
     group,
+    producers,
     send,
     consume,
     receive,
@@ -86,3 +89,5 @@ for command in (
     completion,
 ):
     cli.add_command(command)
+for command in (group_connections, group_running_info, group_consume_directly):
+    group.add_command(command)

@@ -21,43 +21,57 @@ ConsumeType = Literal["PUSH", "PULL", "POP"]
 
 @dataclass(frozen=True, slots=True)
 class ConsumerData:
-    """One consumer of a client. `subscriptions`: topic to tag expression."""
+    """One consumer of a client. `subscriptions`: topic to tag expression. `member`: its name in its group, empty where
+    it has none; `since_ms`: when it began, in ms since 1970 by the client's clock (0: not known)."""
 
     group: str
     consume_type: ConsumeType
     subscriptions: Mapping[str, str] = field(default_factory=dict)
     message_model: MessageModel = MessageModel.CLUSTERING
     consume_from: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    member: str = ""
+    since_ms: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ClientHeartbeat:
-    """All producer groups and consumers that one client has now: those that are not named are gone."""
+    """All producer groups and consumers that one client has now: those that are not named are gone. `node`: the Ray
+    node that it runs on, by its id; `language` and `version` are those of the client's library."""
 
     client_id: str
     host: str
     pid: int
     producers: frozenset[str] = frozenset()
     consumers: tuple[ConsumerData, ...] = ()
+    node: str = ""
+    language: str = "PYTHON"
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProducerConnection:
-    """A client that produces in a group. `silent_s`: since its last heartbeat."""
+    """A client that produces in a group. `silent_s`: since its last heartbeat. The rest is as in ClientHeartbeat."""
 
     client_id: str
     host: str
     pid: int
     group: str
     silent_s: float
+    node: str = ""
+    language: str = "PYTHON"
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerConnection:
-    """A consumer of a group, and its client. `silent_s`: since the client's last heartbeat."""
+    """A consumer of a group, and its client. `silent_s`: since the client's last heartbeat. The rest is as in
+    ClientHeartbeat."""
 
     client_id: str
     host: str
     pid: int
     consumer: ConsumerData
     silent_s: float
+    node: str = ""
+    language: str = "PYTHON"
+    version: str = ""

@@ -15,6 +15,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Final
 
+from raymq.members.questions import Question
 from raymq.metrics.client_figures import ClientMetrics
 from raymq.protocol.group import CommitAnswer, GroupConfig, QueueOffset
 from raymq.protocol.pop import LeasedRange, ReceiveAnswer
@@ -40,6 +41,8 @@ LANE_RESULTS: Final[dict[str, Any]] = {
     "auto_create_topic": None,
     "heartbeat": ClientMetrics,
     "unregister_client": None,
+    "take_questions": list[Question],
+    "answer_question": None,
     "take_transaction_checks": list[TransactionCheck],
     "leave_transaction_checks": None,
     "start_receiving": None,

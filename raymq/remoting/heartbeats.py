@@ -6,7 +6,8 @@
 
 One thread sends them (raymq.protocol.clients has their content). A broker that does not answer gets the next one:
 only the figures that administrators see depend on it. Each answer says if the cluster's metrics are switched on; if so,
-the same thread reports this process's figures every 10 s (raymq.metrics.client_figures).
+the same thread reports this process's figures every 10 s (raymq.metrics.client_figures). While there are consumers that
+answer questions of administrators, another thread asks a broker for such questions (raymq.members).
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from raymq.errors import RaymqError
+from raymq.members.questions import Answers, MemberAnswer, Question
 from raymq.metrics.client_figures import CLIENT_FIGURES, ClientMetrics
 from raymq.metrics.instruments import REPORT_INTERVAL_S
 from raymq.protocol.clients import CLIENT_HEARTBEAT_INTERVAL_S, ClientHeartbeat, ConsumerData
 from raymq.remoting.actor_ref import ActorRef
+from raymq.remoting.question_listener import QuestionListener
 from raymq.remoting.route_cache import RouteCache
 
 HEARTBEAT_CALL_TIMEOUT_S: Final = 5.0
@@ -35,15 +41,18 @@ logger = logging.getLogger(__name__)
 
 
 class Heartbeats:
-    """The heartbeats of one client. Thread-safe. `host`: this node's IP address."""
+    """The heartbeats of one client. Thread-safe. `host`: this node's IP address; `node_id`: its Ray node's id."""
 
-    def __init__(self, routes: RouteCache, host: str) -> None:
+    def __init__(self, routes: RouteCache, host: str, node_id: str = "") -> None:
         self._routes = routes
-        self._host = host
+        self._host, self._node_id = host, node_id
         self.client_id = f"{host}@{os.getpid()}@{secrets.token_hex(4)}"
         self._lock = threading.Lock()
         self._producers: dict[int, str] = {}
         self._consumers: dict[int, ConsumerData] = {}
+        self._members: dict[int, Answers] = {}
+        """The consumers that answer questions."""
+        self._questions: QuestionListener | None = None
         self._brokers: dict[str, ActorRef] = {}
         self._changed = threading.Event()
         self._closed = False
@@ -63,13 +72,20 @@ class Heartbeats:
     def set_consumer(self, consumer: object, data: ConsumerData) -> None:
         """Add a consumer to the heartbeats, described by `data`; this replaces an earlier description of it."""
         with self._lock:
-            self._consumers[id(consumer)] = data
+            known = self._consumers.get(id(consumer))
+            since_ms = time.time_ns() // 1_000_000 if known is None else known.since_ms
+            self._consumers[id(consumer)] = replace(data, since_ms=since_ms)
+            if isinstance(consumer, Answers):
+                self._members[id(consumer)] = consumer
+                if self._questions is None and not self._closed:
+                    self._questions = QuestionListener(self.client_id, self._routes.brokers, self._answer)
         self._send_soon()
 
     def remove(self, item: object) -> None:
         """Take a producer or consumer that was closed out of the heartbeats. Does nothing for one that is not known."""
         with self._lock:
             known = self._producers.pop(id(item), None) or self._consumers.pop(id(item), None)
+            self._members.pop(id(item), None)
         if known is not None:
             self._send_soon()
 
@@ -79,10 +95,14 @@ class Heartbeats:
             if self._closed:
                 return
             self._closed = True
-            thread = self._thread
+            thread, questions = self._thread, self._questions
+        if questions is not None:
+            questions.begin_close()
         self._changed.set()
         if thread is not None:
             thread.join(HEARTBEAT_CALL_TIMEOUT_S)
+        if questions is not None:
+            questions.close()
 
     def _send_soon(self) -> None:
         self._changed.set()
@@ -106,7 +126,30 @@ class Heartbeats:
     def _heartbeat(self) -> ClientHeartbeat:
         with self._lock:
             producers, consumers = frozenset(self._producers.values()), tuple(self._consumers.values())
-        return ClientHeartbeat(self.client_id, self._host, os.getpid(), producers, consumers)
+        return ClientHeartbeat(
+            *(self.client_id, self._host, os.getpid(), producers, consumers),
+            node=self._node_id,
+            version=_own_version(),
+        )
+
+    def _answer(self, question: Question) -> MemberAnswer:
+        """The answer to a question about this client's members. RaymqError."""
+        with self._lock:
+            names = {key: data for key, data in self._consumers.items() if data.group == question.group}
+            members = [
+                self._members[key]
+                for key, data in names.items()
+                if key in self._members and (question.member in ("", data.member))
+            ]
+        if not members:
+            wanted = f" called {question.member}" if question.member else ""
+            return MemberAnswer(f"this client has no member of group {question.group!r}{wanted} now")
+        if question.kind == "consume":
+            return MemberAnswer(
+                consumed=members[0].consume_directly(self.client_id, question.record, question.broker_name)
+            )
+        running = [one.running_info(self.client_id, self._host, stacks=question.stacks) for one in members]
+        return MemberAnswer(running=tuple(running))
 
     def _call_brokers(self, method: str, argument: Callable[[], object]) -> None:
         """Call a method of every broker that is known, now or from before. The argument is made anew for each: the
@@ -123,3 +166,12 @@ class Heartbeats:
                     CLIENT_FIGURES.told(answer)
             except RaymqError as error:
                 logger.info("%s did not take %s: %s", broker.name, method, error)
+
+
+@cache
+def _own_version() -> str:
+    """The version of this process's raymq; empty where it runs from a folder that is not installed."""
+    try:
+        return version("raymq")
+    except PackageNotFoundError:
+        return ""

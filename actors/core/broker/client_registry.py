@@ -49,7 +49,10 @@ class ClientRegistry:
         """The producers of a group, or of all, sorted by client."""
         self.expire(now_s)
         return sorted(
-            ProducerConnection(client.client_id, client.host, client.pid, name, now_s - seen_s)
+            ProducerConnection(
+                *(client.client_id, client.host, client.pid, name, now_s - seen_s),
+                *(client.node, client.language, client.version),
+            )
             for client, seen_s in self._clients.values()
             for name in client.producers
             if group in (None, name)
@@ -59,7 +62,10 @@ class ClientRegistry:
         """The consumers of a group, or of all, sorted by client."""
         self.expire(now_s)
         found = [
-            ConsumerConnection(client.client_id, client.host, client.pid, consumer, now_s - seen_s)
+            ConsumerConnection(
+                *(client.client_id, client.host, client.pid, consumer, now_s - seen_s),
+                *(client.node, client.language, client.version),
+            )
             for client, seen_s in self._clients.values()
             for consumer in client.consumers
             if group in (None, consumer.group)

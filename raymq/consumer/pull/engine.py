@@ -17,6 +17,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sized
+from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar, cast
 
@@ -27,6 +28,7 @@ from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.pull.fetched_records import Decode, FetchedRecords, Found, PolledRecords
 from raymq.consumer.pull.figures import count_fetched, queue_state
 from raymq.consumer.pull.in_place import InPlaceReader
+from raymq.consumer.pull.running import running_info
 from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.pull.subscription_state import SubscriptionState
 from raymq.consumer.queue_change import QueueWatch
@@ -42,6 +44,8 @@ from raymq.errors import (
     PredicateFailedError,
     StoreCorruptError,
 )
+from raymq.members.questions import DirectConsumption, RunningInfo
+from raymq.members.stacks import thread_stacks
 from raymq.message import MessageExt, MessageQueue, PullStatus
 from raymq.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
 from raymq.predicates.source import GroupPredicate
@@ -121,7 +125,7 @@ class PullEngine:
             came=partial(count_fetched, settings.group),
         )
         self._offsets = GroupOffsets(settings.group)
-        name = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._name = name = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
         self._committer = OffsetCommitter(
             self._core,
             self._lock,
@@ -213,7 +217,24 @@ class PullEngine:
         with self._lock:
             subscriptions = self._core.expressions
         where = self.settings.start.where
-        self._announce(self, ConsumerData(self.settings.group, "PULL", subscriptions, consume_from=where))
+        data = ConsumerData(self.settings.group, "PULL", subscriptions, consume_from=where, member=self._name)
+        self._announce(self, data)
+
+    # Questions of administrators
+
+    def running_info(self, client_id: str, host: str, *, stacks: bool) -> RunningInfo:
+        """See raymq.members.questions.Answers."""
+        with self._lock:
+            info = running_info(self._core, self.settings.group, client_id, host, self._name)
+        refusal = self._member.refusal
+        return replace(info, trouble="" if refusal is None else str(refusal), stacks=thread_stacks() if stacks else ())
+
+    def consume_directly(self, client_id: str, record: bytes, broker_name: str) -> DirectConsumption:
+        """InvalidArgumentError: a pull consumer has no listener."""
+        raise InvalidArgumentError(
+            f"member {self._name} of {self.settings.group!r} is a pull consumer, whose program polls: it has no "
+            "listener to be called; `raymq replay` has the group consume the message once more"
+        )
 
     def _check_mode(self, mode: str) -> None:
         self.check_open()

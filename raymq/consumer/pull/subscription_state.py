@@ -104,6 +104,11 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return sorted(queue for queue, assigned in self._queues.items() if assigned.state is AssignmentState.STARTED)
 
     @property
+    def held_queues(self) -> list[AssignedMessageQueue]:
+        """The queues that the group must not grant to others, sorted; to read only."""
+        return [self._queues[queue] for queue in sorted(self._queues)]
+
+    @property
     def paused(self) -> list[MessageQueue]:
         """The assigned queues that are paused, sorted."""
         return sorted(queue for queue in self.assigned_queues if self._queues[queue].paused)

@@ -349,6 +349,29 @@ class ConsumePool:
             each_ms = max(0.0, request.consume_s - request.counted_s) * 1000 / quick
             CLIENT_FIGURES.processed(request.topic, self._group, min(each_ms, QUICK_CALL_S * 1000), quick, ok=True)
 
+    def call_directly(self, call: MessageExt | list[MessageExt]) -> tuple[str, str, float]:
+        """Call the listener once in this thread, with its hooks, for an administrator: it is nobody's task, and no
+        figure counts it. A reply that it returns is sent.
+
+        Returns the status (CONSUME_SUCCESS, RECONSUME_LATER, or EXCEPTION where the listener raised), the reason of a
+        failure, and the ms that it took.
+        """
+        messages = call if isinstance(call, list) else [call]
+        request = ConsumeRequest([call], [0], None, topic=messages[0].topic)
+        context = ConsumeContext(self._group, messages)
+        call_hooks(self._hooks, "before", context)
+        begun_s, raised = time.monotonic(), False
+        try:
+            failure = self._judged(request, 0, self._handler(call))
+        except BaseException:  # as in _run
+            failure, raised = _raised(request, 0), True
+        took_ms = (time.monotonic() - begun_s) * 1000
+        context.success, context.error = failure is None, "" if failure is None else failure.error
+        call_hooks(self._hooks, "after", context)
+        if failure is None:
+            return ConsumeStatus.CONSUME_SUCCESS.name, "", took_ms
+        return "EXCEPTION" if raised else ConsumeStatus.RECONSUME_LATER.name, failure.error, took_ms
+
     def _call(self, request: ConsumeRequest, index: int) -> Failure | None:
         """Make a call that has hooks, or fail one that stands for a damaged message."""
         call = request.calls[index]

@@ -14,6 +14,7 @@ working on again. A listener is therefore called at least once per message.
 
 from __future__ import annotations
 
+import os
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -29,11 +30,16 @@ from raymq.consumer.push.hook import ConsumeHook
 from raymq.consumer.push.hosting import Hosted, Hosting, Instance
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.push.task_feed import TaskFeed
-from raymq.errors import ListenerError
+from raymq.errors import ListenerError, SystemBusyError
+from raymq.members.questions import ThreadStack
+from raymq.members.stacks import thread_stacks
 from raymq.message import ConsumeStatus, MessageExt
 from raymq.protocol.consume_result import ConsumeLater
 from raymq.protocol.request_reply import Reply, ReplyStatistics
 from raymq.shipping import dumps_by_value
+
+DIRECT_CALLS_MAX: Final = 2
+"""The most messages that are consumed for administrators at a time, besides those of the group."""
 
 MessageHandler = Callable[[MessageExt], ConsumeStatus | ConsumeLater | Reply | None]
 BatchHandler = Callable[[list[MessageExt]], ConsumeStatus | ConsumeLater | Sequence[Reply | None] | None]
@@ -91,6 +97,7 @@ class Listener:
         self._settings = settings
         self._lock = threading.Lock()
         """Guards `_hosted`."""
+        self._direct = threading.Semaphore(DIRECT_CALLS_MAX)
         self._state: object = None
         """The value of the last `keep`."""
         self._failure = ""
@@ -142,6 +149,22 @@ class Listener:
     def reply_statistics(self) -> ReplyStatistics:
         """The replies that the listener returned here, since this process began."""
         return ReplyStatistics() if self._replier is None else self._replier.statistics()
+
+    def stacks(self) -> tuple[int, tuple[ThreadStack, ...]]:
+        """The id of this process, and the stacks of its threads."""
+        return os.getpid(), thread_stacks()
+
+    def consume_directly(self, message: MessageExt) -> tuple[str, str, float]:
+        """Call the listener with a message, for an administrator; see ConsumePool.call_directly. ListenerError if it
+        could not be loaded; SystemBusyError while DIRECT_CALLS_MAX such calls have not returned."""
+        if self._tasks is None:
+            raise ListenerError(f"the listener could not be loaded: {self._failure}")
+        if not self._direct.acquire(blocking=False):
+            raise SystemBusyError(f"{DIRECT_CALLS_MAX} messages are being consumed directly there already")
+        try:
+            return self._tasks.consume_directly(message)
+        finally:
+            self._direct.release()
 
     def keep(self, state: object) -> None:
         """Remember a value for the Pull actor, in case it dies."""

@@ -100,6 +100,11 @@ class TaskFeed:
         for name, run in (("tasks", lambda: self._receive(feed, ready)), ("reports", lambda: self._report(feed))):
             threading.Thread(target=run, name=name, daemon=True).start()
 
+    def consume_directly(self, message: MessageExt) -> tuple[str, str, float]:
+        """Call the listener with one message, which is no task's; see ConsumePool.call_directly."""
+        wanted = with_original_topic(message) if message.topic.startswith(RETRY_PREFIX) else message
+        return self._pool.call_directly([wanted] if self._takes_batch else wanted)
+
     def close(self) -> None:
         """Take and report nothing more. The calls under way go on."""
         self._closed.set()

@@ -10,6 +10,7 @@ members as it likes, and a member that dies is not missed: its messages come aga
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
@@ -24,6 +25,9 @@ from raymq.consumer.simple.settings import SimpleSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import ClientStateError, GroupNotExistError, InvalidArgumentError, RaymqError
 from raymq.filters.sql import SqlFilter
+from raymq.members.questions import DirectConsumption, RunningInfo
+from raymq.members.stacks import thread_stacks
+from raymq.message import MessageModel
 from raymq.metrics.client_figures import CLIENT_FIGURES
 from raymq.names import retry_topic
 from raymq.protocol.clients import ConsumerData
@@ -70,6 +74,7 @@ class SimpleEngine:
         self._turn = secrets.randbelow(1024)
         self._attempts = count()
         self._id = secrets.token_hex(4)
+        self._name = f"{os.uname().nodename}-{os.getpid()}-{self._id}"
         self.closed = False
 
     # What is consumed
@@ -100,7 +105,27 @@ class SimpleEngine:
         with self._lock:
             expressions = {topic: one.description for topic, one in self._subscriptions.items()}
         where = self.settings.start.where
-        self._announce(self, ConsumerData(self.settings.group, "POP", expressions, consume_from=where))
+        data = ConsumerData(self.settings.group, "POP", expressions, consume_from=where, member=self._name)
+        self._announce(self, data)
+
+    # Questions of administrators
+
+    def running_info(self, client_id: str, host: str, *, stacks: bool) -> RunningInfo:
+        """See raymq.members.questions.Answers. A simple consumer holds no queue."""
+        with self._lock:
+            subscriptions = {topic: one.description for topic, one in self._subscriptions.items()}
+        return RunningInfo(
+            *(client_id, host, os.getpid(), self._name, self.settings.group),
+            *("POP", MessageModel.CLUSTERING.value, subscriptions),
+            stacks=thread_stacks() if stacks else (),
+        )
+
+    def consume_directly(self, client_id: str, record: bytes, broker_name: str) -> DirectConsumption:
+        """InvalidArgumentError: a simple consumer has no listener."""
+        raise InvalidArgumentError(
+            f"a member of {self.settings.group!r} is a simple consumer, whose program receives: it has no listener "
+            "to be called; `raymq replay` has the group consume the message once more"
+        )
 
     # Messages
 

@@ -28,6 +28,7 @@ REMOTE_METHODS = {
     ),
     *("ensure_group", "group_config", "check_broadcast", "update_group", "update_groups", "delete_group", "groups"),
     *("forbid_topic", "forbidden_topics"),
+    *("take_questions", "answer_question", "ask_client"),
     *(
         "commit_offsets",
         "reset_offsets",

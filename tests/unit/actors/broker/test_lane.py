@@ -16,6 +16,7 @@ from actors.broker.monitor import BrokerMonitor
 from actors.broker.pop.methods import PopMethods
 from actors.broker.state_log import StateLog
 from actors.core.broker.client_registry import ClientRegistry
+from actors.members.methods import QuestionMethods
 from actors.transactions.methods import TransactionMethods
 from raymq.errors import (
     GroupNotExistError,
@@ -44,7 +45,7 @@ FIRST = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
 NO_LANE = LaneAddress("\0raymq-no-such-lane", b"")
 
 
-class LocalBroker(PopMethods, TransactionMethods):
+class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
     """A broker without Ray, over a store that keeps state records; its queues hold the messages 3 to 9."""
 
     def __init__(self) -> None:
@@ -60,11 +61,13 @@ class LocalBroker(PopMethods, TransactionMethods):
         no_receives: Any = SimpleNamespace(known={})
         PopMethods.__init__(self, settings, log, store, monitor, no_receives)
         TransactionMethods.__init__(self, store, lambda topic: None)
+        QuestionMethods.__init__(self, lambda: self.lane.loop)
         self.clients = ClientRegistry()
         self.lane = self.open_lane()
 
     def open_lane(self) -> BrokerLane:
-        self.lane = BrokerLane("test", self, self._commit_soon, "127.0.0.1", self._answered_later)
+        later = {**self._answered_later, "take_questions": self._take_questions_soon}
+        self.lane = BrokerLane("test", self, self._commit_soon, "127.0.0.1", later)
         return self.lane
 
     @property

@@ -1,0 +1,1 @@
+"""Questions to clients: what a broker decides about them."""

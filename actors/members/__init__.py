@@ -1,0 +1,1 @@
+"""The methods of the Broker actor by which questions travel to clients."""

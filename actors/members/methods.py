@@ -1,0 +1,125 @@
+"""The methods of the Broker actor for questions to clients (raymq.members.questions).
+
+A client's call for questions is held on the broker's lane, where it needs no thread; as an actor method it is answered
+at once, and the client waits itself. Whoever asks a question waits in a thread of the actor, and few may. Nothing of it
+survives the broker.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, TimeoutError as FutureTimeoutError
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from actors.core.members.question_board import QuestionBoard
+from raymq.errors import InvalidArgumentError, RequestTimeoutError, SystemBusyError
+from raymq.members.questions import MEMBER_ANSWER_MAX_BYTES, QUESTION_WAIT_S, Question
+from raymq.remoting.lane.calls import encode_result
+from raymq.remoting.lane.connection import LaneRequest
+from raymq.remoting.lane.loop import Loop
+
+ASKS_MAX: Final = 8
+"""The most questions whose askers wait at a time; each holds a thread of the actor."""
+ASK_MAX_S: Final = 30.0
+"""The longest that an asker waits."""
+
+
+class QuestionMethods:
+    """One part of the Broker, which inherits it, so that these are methods of the actor. Thread-safe."""
+
+    def __init__(self, loop: Callable[[], Loop]) -> None:
+        """`loop`: that of the broker's lane, once there is one."""
+        self._question_loop = loop
+        self._questions = QuestionBoard()
+        self._questions_lock = threading.Lock()
+        """Guards everything below, and the board."""
+        self._held: dict[str, LaneRequest] = {}
+        """The calls of clients that wait for a question."""
+        self._askers: dict[str, Future[bytes]] = {}
+        """Those who wait for an answer, by ticket."""
+
+    def take_questions(self, client_id: str, wait_s: float) -> list[Question]:
+        """The questions that wait for a client, which listens from now on. Over a lane the answer comes with the first
+        question, or after `wait_s` (at most QUESTION_WAIT_S); as an actor method at once. Safe to repeat."""
+        with self._questions_lock:
+            return self._questions.take(client_id, time.monotonic())
+
+    def _take_questions_soon(self, lane: LaneRequest, client_id: str, wait_s: float) -> None:
+        """`take_questions` for the lane."""
+        now_s = time.monotonic()
+        with self._questions_lock:
+            taken = self._questions.take(client_id, now_s)
+            before = self._held.pop(client_id, None)
+            if not taken:
+                self._held[client_id] = lane
+        if before is not None:
+            before.answer(encode_result([]))  # of a lane that broke: the client has called anew
+        if taken:
+            lane.answer(encode_result(taken))
+        else:
+            end_s = now_s + min(max(wait_s, 0.0), QUESTION_WAIT_S)
+            self._question_loop().call_at(end_s, partial(self._end_call, client_id, lane))
+
+    def _end_call(self, client_id: str, lane: LaneRequest) -> None:
+        """End a client's call that is still held."""
+        with self._questions_lock:
+            if self._held.get(client_id) is not lane:
+                return
+            del self._held[client_id]
+        lane.answer(encode_result([]))
+
+    def answer_question(self, client_id: str, ticket: str, answer: bytes) -> None:
+        """Take a client's answer, an encoded MemberAnswer, to the question `ticket`. An answer that nobody waits for
+        any more is dropped. InvalidArgumentError if it is too long."""
+        if len(answer) > MEMBER_ANSWER_MAX_BYTES:
+            raise InvalidArgumentError(f"an answer has at most {MEMBER_ANSWER_MAX_BYTES} bytes, not {len(answer)}")
+        with self._questions_lock:
+            asker = self._askers.pop(ticket, None) if self._questions.answered(client_id, ticket) else None
+        if asker is not None:
+            asker.set_result(answer)
+
+    def ask_client(self, client_id: str, question: Question, timeout_s: float) -> bytes | None:
+        """Ask a live client, and wait up to `timeout_s` (at most ASK_MAX_S) for its answer, an encoded MemberAnswer.
+
+        None if the client does not listen at this broker: then it has not got the question. RequestTimeoutError if it
+        does not answer: then it may have. SystemBusyError while too many wait.
+        """
+        asker: Future[bytes] = Future()
+        question = replace(question, ticket=secrets.token_hex(16))
+        wait_s = min(timeout_s, ASK_MAX_S)
+        with self._questions_lock:
+            if len(self._askers) >= ASKS_MAX:
+                raise SystemBusyError(f"{ASKS_MAX} questions to clients wait for their answers already; ask later")
+            if not self._questions.put(client_id, question, time.monotonic()):
+                return None
+            self._askers[question.ticket] = asker
+        try:
+            self._tell(client_id)
+            return asker.result(wait_s)
+        except FutureTimeoutError:
+            raise RequestTimeoutError(f"client {client_id}, asked about group {question.group!r},", wait_s) from None
+        finally:
+            with self._questions_lock:
+                self._askers.pop(question.ticket, None)
+                self._questions.withdraw(question.ticket)
+
+    def _tell(self, client_id: str) -> None:
+        """Answer a client's call that is held: there are questions."""
+        with self._questions_lock:
+            lane = self._held.pop(client_id, None)
+            taken = [] if lane is None else self._questions.take(client_id, time.monotonic())
+        if lane is not None:
+            lane.answer(encode_result(taken))
+
+    def _client_has_ended(self, client_id: str) -> None:
+        """Let the call of a client that ends go."""
+        with self._questions_lock:
+            self._questions.leave(client_id)
+            lane = self._held.pop(client_id, None)
+        if lane is not None:
+            lane.answer(encode_result([]))

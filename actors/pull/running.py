@@ -1,0 +1,56 @@
+"""A push-consumer instance by its own account, for administrators: its queues, and its listener's process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from raymq.consumer.push.settings import PushSettings
+from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.members.questions import RunningInfo, RunningQueue
+
+STACKS_TIMEOUT_S: Final = 3.0
+DIRECT_TIMEOUT_S: Final = 25.0
+"""How long an administrator waits for a listener that is called with a message."""
+
+
+def running_info(
+    status: Mapping[str, Any],  # the fields of an InstanceStatus, of many types
+    settings: PushSettings,
+    client_id: str,
+    host: str,
+) -> RunningInfo:
+    """An instance whose PushInstance.status is `status`."""
+    return RunningInfo(
+        *(client_id, host, os.getpid(), status["instance"], settings.group, "PUSH", settings.message_model.value),
+        settings.expressions,
+        queues=tuple(_running_queue(queue) for queue in status["queues"]),
+        rates=status["stats"],
+        consumed=status["consumed"],
+        failures=status["failures"],
+        suspended=status["suspended"],
+        trouble=status["listener_away"] or status["last_error"],
+    )
+
+
+def _running_queue(status: Mapping[str, Any]) -> RunningQueue:  # as above
+    return RunningQueue(**status)
+
+
+def call_listener(listener: Any, method: str, *args: Any, timeout_s: float) -> Any:  # a Ray handle; any result
+    """Call a method of an instance's Listener actor. RequestTimeoutError, ServiceNotAvailableError, and what the method
+    raised, if that is raymq's."""
+    try:
+        return ray.get(getattr(listener, method).remote(*args), timeout=timeout_s)
+    except GetTimeoutError:
+        raise RequestTimeoutError("the listener's process", timeout_s) from None
+    except RayTaskError as error:
+        if isinstance(error.cause, RaymqError):
+            raise error.cause from None
+        raise ServiceNotAvailableError(f"the listener's process failed: {error}") from error
+    except RayActorError as error:
+        raise ServiceNotAvailableError(f"the listener's process does not run now: {error}") from error

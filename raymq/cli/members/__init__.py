@@ -1,0 +1,1 @@
+"""Commands about the live members of groups: connections, running information, direct consumption, producers."""

@@ -1,0 +1,111 @@
+"""QuestionListener asks a broker for questions to this client, and has them answered (raymq.members.questions).
+
+One thread per client that has consumers holds a call at one broker, which is answered when there is a question; the
+answers are made in a few threads more, which exist only while there are questions. If the broker goes away, the next
+one is asked. Nothing else depends on it: a client that cannot be asked goes on consuming.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from raymq.errors import RaymqError
+from raymq.members.questions import QUESTION_WAIT_S, MemberAnswer, Question, encode_answer
+from raymq.remoting.broker_client import broker_client
+from raymq.retry import Backoff
+
+QUESTION_CALL_TIMEOUT_S: Final = QUESTION_WAIT_S + 10.0
+SEND_ANSWER_TIMEOUT_S: Final = 5.0
+QUESTION_PAUSE_S: Final = 1.0
+"""The pause after a call that came back at once without a question: where there is no lane, the broker holds none."""
+QUESTION_PAUSE_MAX_S: Final = 10.0
+"""The longest pause while no broker answers."""
+ANSWERING_MAX: Final = 4
+"""The most questions that are answered at a time; further ones are refused."""
+LISTENER_CLOSE_TIMEOUT_S: Final = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class QuestionListener:
+    """The questions to one client, from its construction until `close`. Thread-safe."""
+
+    def __init__(
+        self,
+        client_id: str,
+        brokers: Callable[[], Iterable[str]],
+        answer: Callable[[Question], MemberAnswer],
+    ) -> None:
+        """`brokers` returns the names of all brokers; `answer` answers a question, in a thread of its own."""
+        self._client_id, self._brokers, self._answer = client_id, brokers, answer
+        self._turn = zlib.crc32(client_id.encode())
+        """Chooses the broker, so that clients spread over all of them."""
+        self._stop = threading.Event()
+        self._answering = threading.Semaphore(ANSWERING_MAX)
+        self._thread = threading.Thread(target=self._run, name="questions", daemon=True)
+        self._thread.start()
+
+    def begin_close(self) -> None:
+        """Take no more questions. The broker lets the call under way go when the client is unregistered."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """End the thread, or leave it to end with its call. Idempotent."""
+        self._stop.set()
+        self._thread.join(LISTENER_CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        backoff = Backoff(QUESTION_PAUSE_S, QUESTION_PAUSE_MAX_S)
+        while not self._stop.is_set():
+            begun_s = time.monotonic()
+            try:
+                names = sorted(self._brokers())
+                questions = self._take(names[self._turn % len(names)]) if names else []
+            except RaymqError as error:
+                logger.info("no questions can be asked to this client now: %s", error)
+                self._turn += 1
+                self._stop.wait(backoff.next())
+                continue
+            except Exception:  # a bug; consuming goes on without this thread, but nobody could ask
+                logger.exception("questions cannot be taken, trying again")
+                self._stop.wait(QUESTION_PAUSE_MAX_S)
+                continue
+            backoff.reset()
+            if not questions:
+                self._stop.wait(max(0.0, begun_s + QUESTION_PAUSE_S - time.monotonic()))
+
+    def _take(self, broker_name: str) -> list[Question]:
+        questions: list[Question] = broker_client(broker_name).call(
+            "take_questions", self._client_id, QUESTION_WAIT_S, timeout_s=QUESTION_CALL_TIMEOUT_S
+        )
+        for question in questions:
+            if self._answering.acquire(blocking=False):
+                threading.Thread(target=self._reply, args=(broker_name, question), name="answer", daemon=True).start()
+            else:
+                self._send(broker_name, question, MemberAnswer(f"{ANSWERING_MAX} questions are being answered there"))
+        return questions
+
+    def _reply(self, broker_name: str, question: Question) -> None:
+        try:
+            try:
+                answer = self._answer(question)
+            except RaymqError as error:
+                answer = MemberAnswer(str(error))
+            except Exception as error:  # a bug, which the asker is told
+                logger.exception("a question about group %s cannot be answered", question.group)
+                answer = MemberAnswer(f"it failed: {error!r}")
+            self._send(broker_name, question, answer)
+        finally:
+            self._answering.release()
+
+    def _send(self, broker_name: str, question: Question, answer: MemberAnswer) -> None:
+        try:
+            arguments = (self._client_id, question.ticket, encode_answer(answer))
+            broker_client(broker_name).call("answer_question", *arguments, timeout_s=SEND_ANSWER_TIMEOUT_S)
+        except RaymqError as error:
+            logger.info("%s did not take an answer: %s", broker_name, error)
