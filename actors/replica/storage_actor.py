@@ -181,7 +181,7 @@ class Storage:
         return self._present_store
 
     def _requests(self) -> Sequence[RequestFigures]:
-        """What waits for a thread of the lanes."""
+        """The requests that wait for a thread of the lanes."""
         lanes = self._lanes
         return [] if lanes is None else lanes.requests()
 
