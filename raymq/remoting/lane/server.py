@@ -1,8 +1,9 @@
 """The server of lanes: one thread for all its connections, and the limits that keep it alive.
 
 Every process of the machine may connect to an abstract socket. Only those of the server's own user are let in, and
-root's, which could read the server's memory anyway. Handshakes have a deadline and a limit of their own: connections
-that say little cannot keep a client that knows the secret from its lane.
+root's, which could read the server's memory anyway. Handshakes have a deadline and a limit of their own, for the socket
+and for the port: connections that say little cannot keep a client that knows the secret from its lane, and those at the
+port, to which every machine of the network may connect, are no matter for the socket.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 4096
 """The most authenticated connections of a server."""
-HANDSHAKES_MAX: Final = 64
-"""The most connections of a server that are not authenticated yet."""
+HANDSHAKES_MAX: Final = 512
+"""The most connections of a listener that are not authenticated yet. Each takes a descriptor and buffers of TLS."""
 HANDSHAKE_TIMEOUT_S: Final = 2.0
 """Bounds a handshake; a connection that takes longer is closed."""
 HANDSHAKE_GRACE_S: Final = 0.2
@@ -51,6 +52,28 @@ LONGEST_TURN_WAIT_S: Final = 1.0
 """A large frame whose turn would come later than this is refused."""
 
 Handler = Callable[[LaneRequest], None]
+
+
+class _Door:
+    """A listener of a server, and the connections that came by it and are not authenticated yet."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.listener = listener
+        self.handshakes: dict[Connection, float] = {}
+        """By the time of their start, oldest first."""
+        self.timer: Timer | None = None
+        """The end of the oldest one's patience."""
+        self.is_accepting = True
+        self.is_failing = False
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.handshakes) >= HANDSHAKES_MAX
+
+    @property
+    def patience_s(self) -> float:
+        """How long a handshake may take now."""
+        return HANDSHAKE_GRACE_S if self.is_full else HANDSHAKE_TIMEOUT_S
 
 
 class LaneServer:
@@ -86,23 +109,18 @@ class LaneServer:
         self.loop = Loop(f"lane-{label}")
         self._contexts = contexts
         self._connections: set[Connection] = set()
-        self._handshakes: dict[Connection, float] = {}
-        """The connections that are not authenticated yet, by the time of their start, oldest first."""
-        self._handshake_timer: Timer | None = None
         self._turn_timer: Timer | None = None
-        self._is_accepting = True
-        self._is_failing = False
         self._is_closed = False
         self._tls = None if tls is None else TlsContext(tls, TlsFiles.server_context)
         name = f"\0raymq-{label}-{secrets.token_hex(8)}"
-        self._listeners = [_listen(socket.AF_UNIX, name)]
+        self._doors = [_Door(_listen(socket.AF_UNIX, name))]
         port = 0
         if host:
-            self._listeners.append(_listen(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, 0)))
-            port = self._listeners[1].getsockname()[1]
+            self._doors.append(_Door(_listen(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, 0))))
+            port = self._doors[1].listener.getsockname()[1]
         self.address = LaneAddress(name, secrets.token_bytes(32), host, port, tls is not None)
-        for listener in self._listeners:
-            self.loop.watch(listener.fileno(), select.EPOLLIN, partial(self._accept, listener))
+        for door in self._doors:
+            self.loop.watch(door.listener.fileno(), select.EPOLLIN, partial(self._accept, door))
         self.loop.start()
 
     def close(self) -> None:
@@ -123,40 +141,40 @@ class LaneServer:
 
     def _close_all(self) -> None:
         self._is_closed = True
-        for connection in (*self._connections, *self._handshakes):
+        for connection in (*self._connections, *(one for door in self._doors for one in door.handshakes)):
             connection.close()
-        for listener in self._listeners:
-            self.loop.forget(listener.fileno())
-            listener.close()
+        for door in self._doors:
+            self.loop.forget(door.listener.fileno())
+            door.listener.close()
 
     # Accepting
 
-    def _accept(self, listener: socket.socket, _events: int) -> None:
+    def _accept(self, door: _Door, _events: int) -> None:
         for _ in range(ACCEPTS_MAX):
-            if len(self._handshakes) >= HANDSHAKES_MAX:
-                self._drop_overdue()
-                if len(self._handshakes) >= HANDSHAKES_MAX:
-                    self._set_accepting(False)
+            if door.is_full:
+                self._drop_overdue(door)
+                if door.is_full:
+                    self._set_accepting(door, False)
                     return
             try:
-                client, _ = listener.accept()
+                client, _ = door.listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:  # no descriptor is free
-                if not self._is_failing:
+                if not door.is_failing:
                     logger.warning("the lane cannot accept connections now and goes on trying: %s", error)
-                self._is_failing = True
-                self._set_accepting(False)
-                self.loop.call_at(time.monotonic() + ACCEPT_PAUSE_S, lambda: self._set_accepting(True))
+                door.is_failing = True
+                self._set_accepting(door, False)
+                self.loop.call_at(time.monotonic() + ACCEPT_PAUSE_S, lambda: self._set_accepting(door, True))
                 return
-            self._is_failing = False
+            door.is_failing = False
             try:
-                self._begin(client)
+                self._begin(client, door)
             except OSError as error:
                 logger.info("a connection to %s ended at once: %s", self.label, error)
                 client.close()
 
-    def _begin(self, client: socket.socket) -> None:
+    def _begin(self, client: socket.socket, door: _Door) -> None:
         is_unix = client.family == socket.AF_UNIX
         if is_unix and _peer_uid(client) not in (os.geteuid(), 0):
             client.close()
@@ -169,39 +187,34 @@ class LaneServer:
             if self._tls is not None:
                 stream = TlsStream(client, self._tls.current(), self._tls.files)
         connection = Connection(self, stream, checked=not is_unix)
-        self._handshakes[connection] = time.monotonic()
-        self._look_after_handshakes()
+        door.handshakes[connection] = time.monotonic()
+        self._look_after_handshakes(door)
         try:
             connection.start()
         except OSError:
             connection.close()
 
-    def _set_accepting(self, accepts: bool) -> None:
-        if accepts != self._is_accepting and not self._is_closed:
-            self._is_accepting = accepts
-            for listener in self._listeners:
-                self.loop.change(listener.fileno(), select.EPOLLIN if accepts else 0)
+    def _set_accepting(self, door: _Door, accepts: bool) -> None:
+        if accepts != door.is_accepting and not self._is_closed:
+            door.is_accepting = accepts
+            self.loop.change(door.listener.fileno(), select.EPOLLIN if accepts else 0)
 
-    def _look_after_handshakes(self) -> None:
+    def _look_after_handshakes(self, door: _Door) -> None:
         """Have the oldest handshake ended when it takes too long."""
-        if self._handshake_timer is None and self._handshakes:
-            due_s = next(iter(self._handshakes.values())) + self._patience_s
-            self._handshake_timer = self.loop.call_at(due_s, self._drop_overdue)
+        if door.timer is None and door.handshakes:
+            due_s = next(iter(door.handshakes.values())) + door.patience_s
+            door.timer = self.loop.call_at(due_s, partial(self._drop_overdue, door))
 
-    @property
-    def _patience_s(self) -> float:
-        return HANDSHAKE_TIMEOUT_S if len(self._handshakes) < HANDSHAKES_MAX else HANDSHAKE_GRACE_S
-
-    def _drop_overdue(self) -> None:
-        if self._handshake_timer is not None:
-            self.loop.cancel(self._handshake_timer)
-            self._handshake_timer = None
+    def _drop_overdue(self, door: _Door) -> None:
+        if door.timer is not None:
+            self.loop.cancel(door.timer)
+            door.timer = None
         now_s = time.monotonic()
-        for connection, start_s in list(self._handshakes.items()):
-            if start_s + self._patience_s > now_s:
+        for connection, start_s in list(door.handshakes.items()):
+            if start_s + door.patience_s > now_s:
                 break
             connection.close()
-        self._look_after_handshakes()
+        self._look_after_handshakes(door)
 
     def admit(self, connection: Connection) -> bool:
         """Count a connection whose client knows the secret as authenticated. False if there are too many."""
@@ -219,8 +232,9 @@ class LaneServer:
         self._let_in(self.turns.leave(connection, time.monotonic()))
 
     def _end_handshake(self, connection: Connection) -> None:
-        if self._handshakes.pop(connection, None) is not None and not self._is_failing:
-            self._set_accepting(True)
+        for door in self._doors:
+            if door.handshakes.pop(connection, None) is not None and not door.is_failing:
+                self._set_accepting(door, True)
 
     # The turns of large frames
 
