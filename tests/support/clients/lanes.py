@@ -10,6 +10,7 @@ from typing import Any
 from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics
 from actors.replica.data_plane import DataPlane
+from raymq.config.store import StoreOptions
 from raymq.protocol.store import AppendResult, Boundary, FetchRequest, FetchResult, QueueBounds
 from raymq.record.encode import EncodedBatch
 from raymq.remoting.lane.address import LaneAddress, TlsFiles
@@ -25,7 +26,15 @@ ECHO, LATER, REFUSE, SILENT, BREAK = range(Kind.OTHER, Kind.OTHER + 5)
 class StorageDouble:
     """A storage actor of a store: its data plane, and its data-plane methods as a FakeActor calls them."""
 
-    def __init__(self, store: MessageStore, *, capacity: int = 10_000, host: str = "", tls: TlsFiles | None = None):
+    def __init__(
+        self,
+        store: MessageStore,
+        *,
+        capacity: int = 10_000,
+        host: str = "",
+        tls: TlsFiles | None = None,
+        queues: StoreOptions | None = None,
+    ) -> None:
         self.store = store
         self.deleted = DeletedTopics(store.read_config, store.write_config)
         self.limit = AppendLimit(capacity)
@@ -35,6 +44,7 @@ class StorageDouble:
             deleted=self.deleted,
             limit=self.limit,
             methods={"queue_bounds": self.queue_bounds, "offset_by_time": self.offset_by_time},
+            queues=queues or StoreOptions(),
             host=host,
             tls=tls,
         )

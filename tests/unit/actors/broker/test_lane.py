@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from actors.broker import lane as broker_lane
 from actors.broker.lane import BrokerLane
 from actors.broker.monitor import BrokerMonitor
 from actors.broker.pop.methods import PopMethods
@@ -18,12 +19,14 @@ from actors.broker.state_log import StateLog
 from actors.core.broker.client_registry import ClientRegistry
 from actors.members.methods import QuestionMethods
 from actors.transactions.methods import TransactionMethods
+from raymq.config.cluster import BrokerOptions
 from raymq.errors import (
     GroupNotExistError,
     InvalidArgumentError,
     NoPermissionError,
     RequestTimeoutError,
     ServiceNotAvailableError,
+    SystemBusyError,
     TopicNotExistError,
 )
 from raymq.message import ConsumeFromWhere, MessageQueue
@@ -338,3 +341,42 @@ def test_a_lane_whose_call_ends_after_its_client_was_closed_is_closed(broker, mo
         gate.open()
         under_way.result(WAIT_S)
     eventually(lambda: broker.lane._server.connections == 0, "the lane to be closed", WAIT_S)
+
+
+def test_calls_that_no_thread_takes_in_time_are_refused_and_heartbeats_wait_in_a_queue_of_their_own(
+    broker, monkeypatch
+):
+    monkeypatch.setattr(broker_lane, "LANE_THREADS", 1)
+    broker.lane.close()
+    options = BrokerOptions(heartbeat_queue_capacity=1, wait_time_in_client_manager_queue_ms=50)
+    goes_on, began = threading.Event(), threading.Event()
+
+    def stand_still(client_id: str) -> None:
+        began.set()
+        goes_on.wait(WAIT_S)
+
+    monkeypatch.setattr(broker, "unregister_client", stand_still)
+    broker.lane = BrokerLane("test", broker, broker._commit_soon, "127.0.0.1", broker._answered_later, options)
+    client, actor = client_of(broker, "unix", monkeypatch)
+
+    def end(name: str) -> None:
+        client.call("unregister_client", name, timeout_s=WAIT_S)
+
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            ends = [threads.submit(end, "one")]
+            assert began.wait(WAIT_S)
+            ends.append(threads.submit(end, "two"))
+            eventually(lambda: broker.lane.requests()[0].waiting == 1, "the second waits", WAIT_S)
+            with pytest.raises(SystemBusyError, match="heartbeat_queue_capacity"):
+                end("three")
+            with pytest.raises(SystemBusyError, match="wait_time_in_client_manager_queue_ms is 50"):
+                client.call("take_transaction_checks", "g", "me", timeout_s=WAIT_S)
+            commit(client, 0, 1)  # waits for no thread
+            assert not any(one.done() for one in ends)
+        finally:
+            goes_on.set()
+        assert [one.result(WAIT_S) for one in ends] == [None, None]
+    heartbeats, others = broker.lane.requests()
+    assert (heartbeats.refused_full, heartbeats.most, others.refused_late) == (1, 1, 1)
+    assert actor.calls == ["describe"]

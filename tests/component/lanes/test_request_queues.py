@@ -1,0 +1,114 @@
+"""Requests at a store's lanes while all its threads are held: bounds in number and time, and what goes on. No Ray."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from actors.replica.data_plane import READ_THREADS
+from raymq.config.store import StoreOptions
+from raymq.errors import SystemBusyError
+from raymq.message import SendStatus
+from raymq.protocol.stats import RequestFigures
+from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.remoting import storage_client
+from raymq.remoting.storage_client import StorageClient
+from tests.support.clients.fakes import WAIT_S, FakeActor, description
+from tests.support.clients.lanes import StorageDouble
+from tests.support.history.waiting import eventually
+from tests.support.stores.stores import make_batch, open_store
+
+CALLERS = 16
+
+
+class HeldStore:
+    """A store behind lanes, all of whose threads are held by fetches; and its callers, each with a lane of its own."""
+
+    def __init__(self, actor: StorageDouble, callers: ThreadPoolExecutor, go_on: threading.Event) -> None:
+        self.actor, self.go_on = actor, go_on
+        self._callers = callers
+        self._clients: list[StorageClient] = []
+
+    def client(self) -> StorageClient:
+        self._clients.append(StorageClient("storage-a-0", "here"))
+        return self._clients[-1]
+
+    def fetch(self) -> Future[list[FetchResult]]:
+        requests = [FetchRequest("orders", 0, 0, 10)]
+        return self._callers.submit(self.client().fetch, requests, 1 << 20, 0.0, WAIT_S)
+
+    def figures(self, kind: str) -> RequestFigures:
+        [found] = [one for one in self.actor.lanes.requests() if one.kind == kind]
+        return found
+
+    def close(self) -> None:
+        self.go_on.set()
+        self._callers.shutdown()
+        for client in self._clients:
+            client.close()
+        self.actor.close()
+
+
+@pytest.fixture
+def hold(monkeypatch, tmp_path) -> Iterator[Callable[..., HeldStore]]:
+    """Opens a store with these settings, which has one message, and has its threads held."""
+    opened: list[HeldStore] = []
+
+    def hold(**settings: int) -> HeldStore:
+        actor = StorageDouble(open_store(tmp_path / "store"), host="127.0.0.1", queues=StoreOptions(**settings))
+        fake = FakeActor(actor.methods(lambda: description(actor.lanes.address, node_id="elsewhere")))
+        monkeypatch.setattr(storage_client, "ActorRef", lambda name: fake)
+        go_on, began = threading.Event(), threading.Semaphore(0)
+        read = actor.store.fetch
+
+        def stands_still(*arguments, **options):
+            began.release()
+            assert go_on.wait(WAIT_S)
+            return read(*arguments, **options)
+
+        monkeypatch.setattr(actor.store, "fetch", stands_still)
+        held = HeldStore(actor, ThreadPoolExecutor(CALLERS), go_on)
+        opened.append(held)
+        held.client().append([make_batch([b"first"])], WAIT_S)
+        for _ in range(READ_THREADS):
+            held.fetch()
+        for _ in range(READ_THREADS):
+            assert began.acquire(timeout=WAIT_S)
+        return held
+
+    yield hold
+    for held in opened:
+        held.close()
+
+
+def test_one_fetch_more_than_may_wait_is_refused_at_once_and_appends_go_on(hold):
+    held = hold(pull_queue_capacity=2)
+    waiting = [held.fetch(), held.fetch()]
+    eventually(lambda: held.figures("pull").waiting == 2, "both wait")
+    with pytest.raises(SystemBusyError, match="as many as pull_queue_capacity allows"):
+        held.fetch().result(WAIT_S)
+    [result] = held.client().append([make_batch([b"meanwhile"])], WAIT_S)
+    assert result.status is SendStatus.SEND_OK
+    assert not any(future.done() for future in waiting)
+    held.go_on.set()
+    assert [future.result(WAIT_S)[0].count for future in waiting] == [2, 2]
+    figures = held.figures("pull")
+    assert (figures.waiting, figures.most, figures.refused_full, figures.refused_late) == (0, 2, 1, 0)
+
+
+def test_what_waits_too_long_is_refused_while_the_threads_are_still_held(hold):
+    held = hold(wait_time_in_pull_queue_ms=50, wait_time_in_admin_broker_queue_ms=60)
+    with pytest.raises(SystemBusyError, match="wait_time_in_pull_queue_ms is 50"):
+        held.fetch().result(WAIT_S)
+    with pytest.raises(SystemBusyError, match="wait_time_in_admin_broker_queue_ms is 60"):
+        held.client().queue_bounds("orders", 0, WAIT_S)
+    assert not held.go_on.is_set()
+    for kind, least_ms in (("pull", 50), ("admin", 60)):
+        figures = held.figures(kind)
+        assert (figures.waiting, figures.refused_late) == (0, 1)
+        assert figures.longest_ms >= least_ms
+    held.go_on.set()
+    eventually(lambda: held.client().queue_bounds("orders", 0, WAIT_S).max_offset == 1, "calls are answered again")
