@@ -33,6 +33,7 @@ from raymq.cli.replays import replay
 from raymq.cli.terminal.output import Group
 from raymq.cli.topics import topic
 from raymq.cli.upkeep.broker import broker
+from raymq.cli.upkeep.check import check
 from raymq.cli.upkeep.config import config
 from raymq.cli.upkeep.kv import kv
 
@@ -85,6 +86,7 @@ for command in (
     console,
     config,
     broker,
+    check,
     kv,
     completion,
 ):

@@ -7,6 +7,7 @@ import time
 import click
 
 from raymq.cli.known_names import completes
+from raymq.cli.queues import parse_queue
 from raymq.cli.terminal.output import (
     Command,
     address_option,
@@ -27,6 +28,7 @@ from raymq.delay import parse_time
 @click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
 @click.option("--from", "begin", metavar="TIME", help="Stored from then on: ISO 8601, or -2h, -30m.")
 @click.option("--to", "end", metavar="TIME", help="Stored before then.")
+@click.option("--queue", "queue_text", metavar="BROKER:QUEUE", help="Only this queue, for example broker-a:3.")
 @click.option("--oldest", is_flag=True, help="The oldest first, not the newest.")
 @click.option("--tags", default="*", show_default=True, help='Only these tags, "paid || refunded".')
 @click.option("--contains", default="", help="Only messages with this text in the body.")
@@ -39,6 +41,7 @@ def browse(
     topic_name: str,
     begin: str | None,
     end: str | None,
+    queue_text: str | None,
     oldest: bool,
     tags: str,
     contains: str,
@@ -48,7 +51,7 @@ def browse(
     address: str | None,
     as_json: bool,
 ) -> None:
-    """Show a topic's messages, newest first, without a group.
+    """Show a topic's messages, or those of one queue, newest first, without a group.
 
     Example: raymq browse orders --from -2h --contains o-17
     """
@@ -56,6 +59,7 @@ def browse(
     with client_of(address) as client:
         page = client.admin.browse(
             topic_name,
+            queue=None if queue_text is None else parse_queue(topic_name, queue_text),
             begin_ms=None if begin is None else parse_time(begin, now_ms),
             end_ms=None if end is None else parse_time(end, now_ms),
             newest_first=not oldest,

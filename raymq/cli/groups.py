@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from raymq.cli.known_names import completes, gone, saw, saw_all
+from raymq.cli.queues import parse_queue
 from raymq.cli.terminal.output import (
     Group,
     address_option,
@@ -23,8 +24,6 @@ from raymq.cli.terminal.output import (
     table,
 )
 from raymq.delay import parse_time
-from raymq.errors import InvalidArgumentError
-from raymq.message import MessageQueue
 
 
 @click.group(cls=Group)
@@ -97,7 +96,7 @@ def group_reset_offset(
     Example: raymq group reset-offset billing orders --to -2h
     """
     arguments = _reset_arguments(target)
-    queue = None if queue_text is None else _queue(topic_name, queue_text)
+    queue = None if queue_text is None else parse_queue(topic_name, queue_text)
     with client_of(address) as client:
         offsets = client.admin.reset_offsets(name, topic_name, queue=queue, dry_run=dry_run, **arguments)
     rows = [
@@ -240,11 +239,3 @@ def _reset_arguments(text: str) -> dict[str, Any]:
     if text.isdigit():
         return {"offset": int(text)}
     return {"timestamp_ms": parse_time(text, time.time_ns() // 1_000_000)}
-
-
-def _queue(topic_name: str, text: str) -> MessageQueue:
-    """The queue of BROKER:QUEUE."""
-    broker_name, separator, queue_id = text.rpartition(":")
-    if not separator or not queue_id.isdigit():
-        raise InvalidArgumentError(f"{text!r} is not a queue; write BROKER:QUEUE, for example broker-a:3")
-    return MessageQueue(topic_name, broker_name, int(queue_id))

@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 
 from raymq.cli.known_names import completes
+from raymq.cli.queues import parse_position
 from raymq.cli.terminal.output import (
     Command,
     address_option,
@@ -26,6 +27,7 @@ from raymq.cli.terminal.output import (
     table,
 )
 from raymq.cli.terminal.progress import counting, steps
+from raymq.delay import parse_time
 from raymq.errors import InvalidArgumentError
 
 JOIN_S: Final = 15.0
@@ -60,7 +62,6 @@ def send(
 
     Example: raymq send orders '{"id": 17}' --tags paid --key o-17
     """
-    from raymq.delay import parse_time
     from raymq.message import Message
 
     due_ms = None if deliver_at is None else parse_time(deliver_at, time.time_ns() // 1_000_000)
@@ -181,6 +182,8 @@ def consume(
     "--offset", "position", metavar="BROKER:QUEUE:OFFSET", help="The message at an offset of a queue: broker-a:3:1700."
 )
 @click.option("--max", "limit", type=click.IntRange(1), default=32, show_default=True, help="With --key: how many.")
+@click.option("--begin", metavar="TIME", help="With --key: stored from then on, ISO 8601, or -2h, -30m.")
+@click.option("--end", metavar="TIME", help="With --key: stored until then.")
 @address_option
 @json_option
 @quiet_option
@@ -190,20 +193,27 @@ def query(
     message_id: str | None,
     position: str | None,
     limit: int,
+    begin: str | None,
+    end: str | None,
     address: str | None,
     as_json: bool,
 ) -> None:
     """Show messages by key, by id, or by offset. Exit code 1 when there is none.
 
-    Example: raymq query orders --key o-17, or raymq query orders --offset broker-a:3:1700
+    Example: raymq query orders --key o-17 --begin -2h, or raymq query orders --offset broker-a:3:1700
     """
     if sum(choice is not None for choice in (key, message_id, position)) != 1:
         raise click.UsageError("give one of --key, --id and --offset")
-    at = None if position is None else _parse_position(topic_name, position)
+    if key is None and (begin or end):
+        raise click.UsageError("--begin and --end are for --key: an id or an offset names one message")
+    now_ms = time.time_ns() // 1_000_000
+    begin_ms = 0 if begin is None else parse_time(begin, now_ms)
+    end_ms = 2**63 - 1 if end is None else parse_time(end, now_ms)
+    at = None if position is None else parse_position(topic_name, position)
     with client_of(address) as client, steps() as progress:
         progress(f"looking in {topic_name}")
         if key is not None:
-            messages = client.admin.query_by_key(topic_name, key, max_messages=limit)
+            messages = client.admin.query_by_key(topic_name, key, max_messages=limit, begin_ms=begin_ms, end_ms=end_ms)
         elif at is not None:
             messages = [_message_at(client, *at, position or "")]
         else:
@@ -216,19 +226,8 @@ def query(
     if not found:
         raise InvalidArgumentError(
             f"topic {topic_name} has no message with {'key' if key else 'id'} {key or message_id}"
+            f"{' of that time' if begin or end else ''}"
         )
-
-
-def _parse_position(topic_name: str, position: str) -> tuple[Any, int]:
-    """The queue and offset of BROKER:QUEUE:OFFSET."""
-    from raymq.message import MessageQueue
-
-    parts = position.split(":")
-    if len(parts) != 3 or not parts[1].isdigit() or not parts[2].isdigit():
-        raise InvalidArgumentError(
-            f"{position!r} is not an offset of a queue; write BROKER:QUEUE:OFFSET, for example broker-a:3:1700"
-        )
-    return MessageQueue(topic_name, parts[0], int(parts[1])), int(parts[2])
 
 
 def _message_at(client: Any, queue: Any, offset: int, position: str) -> Any:

@@ -108,6 +108,7 @@ def test_the_command_line_sends_later_and_finds_again(mq: raymq.Client, topic: s
     eventually(lambda: bodies(mq, topic) == [b"later"], "it is delivered")
     found = run("query", topic, "--key", "cli")
     assert "later" in json.dumps(found)
+    assert run("query", topic, "--key", "cli", "--begin", "-1h", "--end", "+1h") == found
 
 
 def test_a_topic_is_browsed_page_by_page_and_groups_are_tracked(mq: raymq.Client, topic: str, group: str) -> None:
@@ -122,6 +123,9 @@ def test_a_topic_is_browsed_page_by_page_and_groups_are_tracked(mq: raymq.Client
     assert len(mq.admin.browse(topic, tags="odd", newest_first=False).messages) == 15
     bounded = mq.admin.browse(topic, contains="nothing", max_scanned=7)
     assert (bounded.scanned, bounded.truncated, bounded.messages) == (7, True, ())
+    queue = f"{newest.messages[0].broker_name}:{newest.messages[0].queue_id}"
+    of_queue = CliRunner().invoke(cli, ["browse", topic, "--queue", queue, "--from", "-1h", "--json"])
+    assert {row["queue"] for row in json.loads(of_queue.stdout)["messages"]} == {queue}
     done = CliRunner().invoke(cli, ["browse", topic, "--contains", "body 3", "--oldest", "--json"])
     assert [row["body"] for row in json.loads(done.stdout)["messages"]] == ["body 3"]
 

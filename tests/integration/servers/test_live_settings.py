@@ -107,6 +107,18 @@ def test_a_broker_group_that_is_not_writable_is_read_only(mq: raymq.Client) -> N
         eventually(goes_to_both, "both take messages again")
 
 
+def test_every_broker_group_is_checked(mq: raymq.Client) -> None:
+    for _ in range(2):  # with its topic made, and there
+        checks = json.loads(run("check", "send", "--count", "5", "--json"))["checks"]
+        assert [(row["broker"], row["sent"], row["failed"]) for row in checks] == [
+            ("broker-a", 5, 0),
+            ("broker-b", 5, 0),
+        ]
+        assert all(row["round_trip_ms"] >= row["send_ms"] > 0 for row in checks)
+    result = CliRunner().invoke(cli, ["check", "send", "--topic", "of-both", "--broker", "broker-z"])
+    assert isinstance(result.exception, InvalidArgumentError)
+
+
 def test_what_may_not_be_set_is_refused_as_at_a_start(mq: raymq.Client) -> None:
     with pytest.raises(InvalidArgumentError, match="read when raymq starts"):
         mq.admin.set_config("flush_disk_type", "SYNC_FLUSH")
