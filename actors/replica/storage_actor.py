@@ -416,7 +416,12 @@ class Storage:
     @ray.method(concurrency_group="control")
     def status(self) -> dict[str, Any]:
         """The store's counters and state, and its role among the replicas, for `raymq status`."""
-        report = {**asdict(self._open().status()), "requests": [one._asdict() for one in self._requests()]}
+        store = self._open()
+        report = {
+            **asdict(store.status()),
+            "requests": [one._asdict() for one in self._requests()],
+            "transactions": asdict(store.transactions.figures()),
+        }
         return report if self._replica is None else {**report, **self._replica.status()}
 
     # Among replicas (actors.replica.replica)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,7 @@ def _print_status(report: dict[str, Any]) -> None:
     )
     for controller in report["replication"]:
         _print_replication(controller)
+    _print_transactions(report)
     _print_deletions(report)
     _print_refusals(report)
     table(
@@ -255,6 +257,22 @@ def _print_deletions(report: dict[str, Any]) -> None:
             ["group", "topic", "messages deleted unread"],
             [[entry["group"], entry["topic"], entry["messages"]] for entry in unread],
         )
+
+
+def _print_transactions(report: dict[str, Any]) -> None:
+    """Print the transactions that wait for their outcome, by the stores that lead, and how old the oldest is."""
+    now_ms = time.time_ns() // 1_000_000
+    waiting = [
+        [
+            *(store["actor"], row["topic"], row["producer_group"], row["waiting"]),
+            max(now_ms - row["oldest_born_timestamp_ms"], 0) // 1000,
+        ]
+        for store in report["stores"]
+        if store.get("writable")
+        for row in store.get("transactions", {}).get("waiting", ())
+    ]
+    if waiting:
+        table(["open transactions", "topic", "group", "waiting", "oldest s"], waiting)
 
 
 def _print_refusals(report: dict[str, Any]) -> None:

@@ -59,6 +59,10 @@ def test_a_transaction_becomes_visible_if_it_was_committed(mq: raymq.Client, top
         assert (message.body, message.message_id) == (b"8", done.transaction_id)
         assert bodies(mq, topic) == Counter([b"8"])
         assert waiting(mq, topic) == 2
+        stores = [mq.storages.get(f"storage-{name}-0") for name in ("broker-a", "broker-b")]
+        told = [store.control("status", timeout_s=30) for store in stores]
+        rows = [row for status in told for row in status["transactions"]["waiting"] if row["topic"] == topic]
+        assert sum(row["waiting"] for row in rows) == 2
         assert [one.message_id for one in mq.admin.query_by_key(topic, "k")] == [done.message_id]
 
         def failing(transaction: raymq.Transaction, argument: None) -> State:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -107,3 +108,17 @@ def test_status_reports_files_a_full_disk_took_and_the_groups_that_had_not_read_
     assert ("a full disk took 3 log files before their time" in result.output) == bool(files)
     assert (["billing", "orders", "56,911"] in lines) == bool(files)
     assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_status_reports_transactions_that_wait_at_the_store_that_leads(run, monkeypatch, writable):
+    store = {"actor": "storage-broker-a-0", "error": "", "writable": writable, "queues": 1, "root": "/data"}
+    store["not_writable_reason"] = "it follows"
+    offsets = dict.fromkeys(("min_physical_offset", "max_physical_offset", "flushed_physical_offset"), 0)
+    born_ms = time.time_ns() // 1_000_000 - 3_600_500
+    waiting = [{"topic": "orders", "producer_group": "shop", "waiting": 12, "oldest_born_timestamp_ms": born_ms}]
+    transactions = {"waiting": waiting, "committed": 3, "rolled_back": 0, "given_up": 0, "checked": 1}
+    whole = {**report(), "stores": [{**store, **offsets, "transactions": transactions}]}
+    monkeypatch.setattr(local_server, "status", lambda address: whole)
+    lines = [line.replace("│", " ").split()[:4] for line in run("status").output.splitlines()]
+    assert (["storage-broker-a-0", "orders", "shop", "12"] in lines) == writable
