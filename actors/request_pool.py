@@ -232,6 +232,12 @@ class RequestPool:
         them."""
         self._timers = timers
 
+    def limit(self, kinds: Iterable[RequestKind]) -> None:
+        """Have the queues of these kinds take so many requests, for so long, from now on. What waits already may be
+        refused as late as it would have been before."""
+        for kind in kinds:
+            self.queues[kind.name].kind = kind
+
     def figures(self) -> list[RequestFigures]:
         """The figures of each kind."""
         return [queue.figures() for queue in self.queues.values()]

@@ -505,6 +505,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, QuestionMethods):
         """Go on with other settings, which differ in live ones only."""
         self._settings = settings
         self._monitor.options = settings.options
+        self._lane.limit(settings.options)
         self._registrar.interval_s = settings.options.registration_interval_s
         self._client_metrics = _client_metrics(settings)
         self._limit_metrics()

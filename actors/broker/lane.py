@@ -116,6 +116,10 @@ class BrokerLane:
         """The figures of what waits for a thread, by kinds."""
         return self._pool.figures()
 
+    def limit(self, options: BrokerOptions) -> None:
+        """Have so many calls wait for a thread, for so long, from now on."""
+        self._pool.limit(request_kinds(options))
+
     def _call_soon(self, method: str, call: Callable[[], None], fail: Callable[[RaymqError], None]) -> None:
         (self._heartbeats if method in _HEARTBEATS else self._others).submit(call, fail)
 

@@ -412,6 +412,10 @@ class DataPlane:
         """The figures of what waits for a thread, by kinds."""
         return self._pool.figures()
 
+    def limit(self, queues: StoreOptions) -> None:
+        """Have so many fetches and calls wait for a thread, for so long, from now on."""
+        self._pool.limit(request_kinds(queues))
+
     def submit(self, call: Callable[[], None], fail: Callable[[RaymqError], None]) -> None:
         """Have a thread read a chunk of the log, or call `fail`, before it is read. SystemBusyError as of
         RequestQueue."""

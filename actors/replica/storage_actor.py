@@ -385,6 +385,8 @@ class Storage:
         """Have live settings take effect where nobody reads them. Called with the lock."""
         now = self._live.now
         self._append_limit.capacity = now.store.send_queue_capacity
+        if self._lanes is not None:
+            self._lanes.limit(now.store)
         self._present_store.follow_settings()
         if self._replica is not None:
             self._replica.change_slave_timeout(now.replication.slave_timeout_ms / 1000)

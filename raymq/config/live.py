@@ -38,6 +38,10 @@ LIVE_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
         "disable_consume_if_consumer_read_slowly",
         "consumer_fallbehind_threshold_bytes",
         "transaction_check_interval_ms",
+        "heartbeat_queue_capacity",
+        "wait_time_in_heartbeat_queue_ms",
+        "client_manager_queue_capacity",
+        "wait_time_in_client_manager_queue_ms",
     ),
     "store": (
         "flush_interval_commit_log_ms",
@@ -62,6 +66,10 @@ LIVE_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
         "os_page_cache_busy_timeout_ms",
         "send_queue_capacity",
         "wait_time_in_send_queue_ms",
+        "pull_queue_capacity",
+        "wait_time_in_pull_queue_ms",
+        "admin_broker_queue_capacity",
+        "wait_time_in_admin_broker_queue_ms",
         "fetch_waiters_max",
         "transaction_time_out_ms",
         "transaction_check_max",
@@ -86,6 +94,13 @@ _ROCKETMQ_NAMES: Final = {
     "osPageCacheBusyTimeOutMills": "store.os_page_cache_busy_timeout_ms",
     "waitTimeMillsInSendQueue": "store.wait_time_in_send_queue_ms",
     "sendThreadPoolQueueCapacity": "store.send_queue_capacity",
+    "waitTimeMillsInPullQueue": "store.wait_time_in_pull_queue_ms",
+    "pullThreadPoolQueueCapacity": "store.pull_queue_capacity",
+    "waitTimeMillsInAdminBrokerQueue": "store.wait_time_in_admin_broker_queue_ms",
+    "adminBrokerThreadPoolQueueCapacity": "store.admin_broker_queue_capacity",
+    "waitTimeMillsInHeartbeatQueue": "broker.wait_time_in_heartbeat_queue_ms",
+    "heartbeatThreadPoolQueueCapacity": "broker.heartbeat_queue_capacity",
+    "clientManagerThreadPoolQueueCapacity": "broker.client_manager_queue_capacity",
 }
 """RocketMQ's names that are not made by the rule of `rocketmq_name`."""
 

@@ -99,6 +99,19 @@ def test_one_fetch_more_than_may_wait_is_refused_at_once_and_appends_go_on(hold)
     assert (figures.waiting, figures.most, figures.refused_full, figures.refused_late) == (0, 2, 1, 0)
 
 
+def test_limits_change_while_the_store_is_open(hold):
+    held = hold()
+    waiting = held.fetch()
+    eventually(lambda: held.figures("pull").waiting == 1, "it waits")
+    held.actor.lanes.limit(StoreOptions(pull_queue_capacity=1))
+    with pytest.raises(SystemBusyError, match="1 requests"):
+        held.fetch().result(WAIT_S)
+    held.actor.lanes.limit(StoreOptions(pull_queue_capacity=2))
+    another = held.fetch()
+    held.go_on.set()
+    assert [future.result(WAIT_S)[0].count for future in (waiting, another)] == [1, 1]
+
+
 def test_what_waits_too_long_is_refused_while_the_threads_are_still_held(hold):
     held = hold(wait_time_in_pull_queue_ms=50, wait_time_in_admin_broker_queue_ms=60)
     with pytest.raises(SystemBusyError, match="wait_time_in_pull_queue_ms is 50"):

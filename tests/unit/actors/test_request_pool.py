@@ -93,6 +93,20 @@ def test_one_more_than_a_queue_takes_is_refused_at_once(held):
     eventually(lambda: done == [0, 1, 2, "another kind"], "all others are carried out")
 
 
+def test_limits_may_change_while_requests_wait(held, now):
+    pool, _ = held
+    refused = []
+    pull = pool.queues["pull"]
+    pull.submit(lambda: None, refused.append)
+    pool.limit([PULL._replace(capacity=1, wait_s=9.0)])
+    with pytest.raises(SystemBusyError, match="1 requests"):
+        pull.submit(lambda: None, pytest.fail)
+    now.pass_to(1005.1)
+    assert refused == []
+    now.pass_to(1009.1)
+    assert len(refused) == 1
+
+
 def test_what_waits_too_long_is_refused_on_time_though_no_thread_is_free(held, now):
     pool, goes_on = held
     refused, done = [], []

@@ -64,6 +64,8 @@ def test_every_live_setting_is_one_of_its_section():
     [
         ("deleteWhen", "04", "04"),
         ("fileReservedTime", "48", 48),
+        ("waitTimeMillsInPullQueue", "900", 900),
+        ("heartbeatThreadPoolQueueCapacity", "7", 7),
         ("broker.auto_create_topic_enable", "true", True),
     ],
 )
