@@ -187,7 +187,7 @@ def test_deleted_topics_full_stores_and_limits_are_told_as_they_are(connect):
     actor, client, _ = connect(capacity=0)
     with pytest.raises(SystemBusyError, match="send_queue_capacity"):
         client.append([make_batch([b"one"])], WAIT_S)
-    actor.limit._capacity = 1
+    actor.limit.capacity = 1
     actor.deleted.add("orders")
     with pytest.raises(TopicNotExistError):
         client.append([make_batch([b"one"])], WAIT_S)
