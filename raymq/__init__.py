@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
     )
     from raymq.filters.sql import SqlFilter as SqlFilter, sql as sql
     from raymq.hooks import FetchedBatch as FetchedBatch, HookedBatch as HookedBatch, PutBatch as PutBatch
+    from raymq.log_handler import RaymqHandler as RaymqHandler
     from raymq.message import (
         ConsumeFromWhere as ConsumeFromWhere,
         ConsumeStatus as ConsumeStatus,
@@ -152,6 +153,7 @@ _HOMES: Final = {
     "QueueRange": "raymq.producer.table",
     "QueueSelector": "raymq.producer.queue_selector",
     "RaymqError": "raymq.errors",
+    "RaymqHandler": "raymq.log_handler",
     "RecallError": "raymq.errors",
     "Reply": "raymq.protocol.request_reply",
     "ReceiptExpiredError": "raymq.errors",

@@ -64,6 +64,7 @@ def test_pages_with_snippets_are_run():
         "filters.md",
         "guide.md",
         "hooks.md",
+        "logs.md",
         "members.md",
         "predicates.md",
         "ray-data.md",

@@ -1,0 +1,193 @@
+"""RaymqHandler sends the records of Python's `logging` to a topic, without ever holding up the program.
+
+    logger.info(…) ──▶ emit: format, into a bounded buffer ──▶ one thread ──▶ Producer.send_async ──▶ topic
+
+A record is formatted in the thread that logs, since its arguments may change afterwards; all else is done in the thread
+of the handler. When the buffer is full, records are dropped and counted, and a message in their place says how many.
+Records of raymq and Ray themselves are not sent: sending one would log the next. Nothing survives the process but what
+was sent: `flush` and `close` wait for the rest, for a bounded time.
+
+A message has the formatted text as its body, the level as its tag, and the properties `logger`, `level` and `process`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import re
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from raymq.errors import InvalidArgumentError, RaymqError
+from raymq.message import Message, SendResult
+
+if TYPE_CHECKING:
+    from raymq.client import Client
+
+OWN_LOGGERS: Final = ("raymq", "ray")
+"""Loggers whose records are never sent, with all below them."""
+RECORDS_AT_ONCE: Final = 500
+UNSENT_MAX: Final = 2_000
+"""The most messages that the producer has been given and not yet sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogStatistics:
+    """Records since the handler began: `sent` are stored, `failed` could not be sent (`last_error` says why the last
+    one), `dropped` found the buffer full; `waiting` are under way."""
+
+    sent: int
+    failed: int
+    dropped: int
+    waiting: int
+    last_error: str = ""
+
+
+class RaymqHandler(logging.Handler):
+    """A handler for `logging` whose records become messages of `topic`, which must exist or be made on first use.
+
+    `client`: a connection of `raymq.connect`, which stays open when the handler is closed. Without one the handler
+    connects by itself, to the Ray cluster at `address` or to the one that is found, and raises ClusterNotFoundError.
+    `capacity`: the most records that wait in memory. `flush_timeout_s`: how long `flush` and `close` wait at most.
+    InvalidArgumentError for a capacity or a time that makes no sense.
+
+    Neither logging nor closing raises for a cluster that is away: `statistics` tells what became of the records.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        client: Client | None = None,
+        address: str | None = None,
+        level: int | str = logging.NOTSET,
+        producer_group: str = "logs",
+        capacity: int = 10_000,
+        flush_timeout_s: float = 5.0,
+    ) -> None:
+        if capacity < 1 or flush_timeout_s < 0:
+            raise InvalidArgumentError("capacity is at least 1, and flush_timeout_s is not negative")
+        super().__init__(level)
+        self.topic, self.capacity, self.flush_timeout_s = topic, capacity, flush_timeout_s
+        self._changed = threading.Condition()
+        """Guards everything below."""
+        self._buffer: deque[Message] = deque()
+        self._unsent = 0
+        self._sent = self._failed = self._dropped = self._dropped_told = 0
+        self._last_error = ""
+        self._closing = False
+        self._pid = os.getpid()
+        self._own_client: Client | None = None
+        if client is None:
+            from raymq.client import connect
+
+            client = self._own_client = connect(address)
+        self._producer = client.producer(producer_group)
+        self._thread = threading.Thread(target=self._run, name="log-handler", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)  # before the client's own end, and before Ray's
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand a record over to the thread; called by `logging`. Never blocks, and raises nothing."""
+        if record.name.partition(".")[0] in OWN_LOGGERS or threading.current_thread() is self._thread:
+            return
+        try:
+            message = self._message(self.format(record), record.levelname, record.name)
+        except Exception:  # as in every handler of logging: a record that cannot be formatted harms nobody
+            self.handleError(record)
+            return
+        with self._changed:
+            if self._closing or len(self._buffer) >= self.capacity:
+                self._dropped += 1
+                return
+            self._buffer.append(message)
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until the records so far are sent or have failed, for `flush_timeout_s` at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._buffer and not self._unsent, self.flush_timeout_s)
+
+    def close(self) -> None:
+        """Take no more records, send those that wait, and end, within about `flush_timeout_s`. Idempotent."""
+        if os.getpid() != self._pid:  # a fork's copy: the records are its parent's
+            return
+        with self._changed:
+            closed, self._closing = self._closing, True
+            self._changed.notify_all()
+        if not closed:
+            atexit.unregister(self.close)
+            self._thread.join(self.flush_timeout_s)
+            super().close()
+
+    def statistics(self) -> LogStatistics:
+        """The records of this handler, counted."""
+        with self._changed:
+            waiting = len(self._buffer) + self._unsent
+            return LogStatistics(self._sent, self._failed, self._dropped, waiting, self._last_error)
+
+    def _message(self, text: str, level: str, logger: str) -> Message:
+        properties = {"logger": logger, "level": level, "process": str(os.getpid())}
+        return Message(self.topic, text.encode(errors="replace"), re.sub(r"\W", "_", level), (), properties)
+
+    def _run(self) -> None:
+        try:
+            while records := self._take():
+                for message in records:
+                    self._send(message)
+        finally:
+            self._end()
+
+    def _take(self) -> list[Message]:
+        """The next records, with one for those that were dropped; none once the handler is closed and all are out."""
+        with self._changed:
+            self._changed.wait_for(lambda: (self._buffer and self._unsent < UNSENT_MAX) or self._is_done())
+            taken = [self._buffer.popleft() for _ in range(min(len(self._buffer), RECORDS_AT_ONCE))]
+            dropped = self._dropped - self._dropped_told
+            self._dropped_told = self._dropped
+            self._unsent += len(taken)
+            if dropped and taken:
+                self._unsent += 1
+                told = f"{dropped} log records were dropped: the buffer of {self.capacity} was full"
+                taken.insert(0, self._message(told, "WARNING", "raymq.log_handler"))
+            return taken
+
+    def _is_done(self) -> bool:
+        return self._closing and not self._buffer
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._producer.send_async(message).add_done_callback(self._note)
+        except Exception as error:  # also one that is no RaymqError: the records after it must not be lost
+            self._count(error)
+
+    def _note(self, future: Future[SendResult]) -> None:
+        self._count(future.exception())
+
+    def _count(self, error: BaseException | None) -> None:
+        with self._changed:
+            self._unsent -= 1
+            if error is None:
+                self._sent += 1
+            else:
+                self._failed += 1
+                self._last_error = str(error) if isinstance(error, RaymqError) else repr(error)
+            self._changed.notify_all()
+
+    def _end(self) -> None:
+        """Close the producer, which sends what it holds, and the connection if it is the handler's own."""
+        until_s = time.monotonic() + self.flush_timeout_s
+        with self._changed:
+            self._changed.wait_for(lambda: not self._unsent, max(0.0, until_s - time.monotonic()))
+        for item in (self._producer, self._own_client):
+            try:
+                if item is not None:
+                    item.close()
+            except RaymqError as error:
+                with self._changed:
+                    self._last_error = str(error)
