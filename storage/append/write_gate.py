@@ -112,6 +112,8 @@ class WriteGate:
                 self.fail(error)
                 raise self._outcome_unknown() from error
             end_offset = self._log.end_offset
+            for queue in self._visibility.take_late():
+                self._polls.wake_queue(queue.key)
             if self._commit is not None:
                 self._commit.appended()
             elif not self.is_sync:
