@@ -125,13 +125,13 @@ class Storage:
         """The store, whatever the role is; raises the reason if it cannot be opened."""
         with self._lock:
             if self._lanes is None:
-                self._live.read(ConfigFiles(self._settings.store_path_root_dir).read(LIVE_SETTINGS_FILE))
                 if self._replication is None:
                     self._store = self._open_store(None)
                     self._store.schedule.start_delivery()
                 else:
                     self._replica = self._open_replica(self._replication)
                 self._deleted = DeletedTopics(self._read_config_file, self._write_config_file)
+                self._live.read(self._read_config_file(LIVE_SETTINGS_FILE))
                 self._lanes = self._open_lanes()
                 self._follow_settings()
             return self._present_store

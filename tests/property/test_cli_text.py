@@ -108,7 +108,7 @@ class Admin:
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def query_by_key(self, topic: str, key: str, max_messages: int) -> list[MessageExt]:
+    def query_by_key(self, topic: str, key: str, max_messages: int, begin_ms: int, end_ms: int) -> list[MessageExt]:
         return [message(self.text)]
 
     def query_by_id(self, topic: str, message_id: str) -> list[MessageExt]:

@@ -182,7 +182,7 @@ def assert_untouched(box: Sandbox) -> None:
     """Nothing is in HOME, Ray's temporary files are gone, and the current directory is as it was."""
     assert [str(path) for path in box.home.rglob("*")] == []
     assert [str(path) for path in box.tmp.rglob("*")] == []
-    assert [path.name for path in box.work.iterdir()] == ["raymq.yaml"]
+    assert (left := sorted(path.name for path in box.work.iterdir())) == ["raymq.yaml"], left
 
 
 def describe(process: psutil.Process) -> str:

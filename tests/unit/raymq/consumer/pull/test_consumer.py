@@ -610,7 +610,8 @@ def test_assigned_queues_are_read_without_a_group_and_committed_under_its_name(c
     assert poll(consumer, 5) == [b"0", b"1", b"2", b"3", b"4"]
     assert consumer.commit() == {Q0: 5}
     assert group.commits[-1][Q0].generation == 0
-    assert group.announced == [ConsumerData("billing", "PULL", {"orders": "*"})]
+    [announced] = group.announced
+    assert announced == ConsumerData("billing", "PULL", {"orders": "*"}, member=announced.member)
     assert group.heartbeats == []
 
 
