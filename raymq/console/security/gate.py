@@ -117,12 +117,18 @@ class Gate:
             return JSONResponse(
                 {"error": "log in, or send Authorization: Bearer TOKEN"}, 401, {"WWW-Authenticate": "Bearer"}
             )
-        if headers.get("hx-request"):  # a part of a page that is open: the whole page goes to the login
+        if headers.get("hx-request"):  # a part of a page that is open: the whole page goes to the login, and comes back
+            page = _parts_of(headers.get("hx-current-url", ""))
+            login += "" if page is None else self._next(page.path.removeprefix(self._settings.base_path), page.query)
             return PlainTextResponse("Log in again.", 401, {"HX-Redirect": login})
-        if path == "/" or scope["method"] not in _READS:
+        if scope["method"] not in _READS:
             return RedirectResponse(login, 303)
-        query = f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else ""
-        return RedirectResponse(f"{login}?next={quote(path + query, safe='')}", 303)
+        return RedirectResponse(login + self._next(path, scope["query_string"].decode("latin-1")), 303)
+
+    def _next(self, path: str, query: str) -> str:
+        """The query of the login by which it leads back to a page; none for the first page."""
+        page = f"{path}?{query}" if query else path
+        return "" if page in ("", "/") else f"?next={quote(page, safe='')}"
 
 
 def from_own_page(headers: Headers, scheme: str) -> bool:

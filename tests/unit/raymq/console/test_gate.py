@@ -146,6 +146,19 @@ def test_the_login_leads_to_the_page_that_was_asked_for_and_to_no_other_site(str
         assert answer.headers["location"] == comes
 
 
+@pytest.mark.parametrize(
+    ("page", "login"),
+    [
+        ("http://console:8270/topics/a%25b?x=1", "/login?next=%2Ftopics%2Fa%25b%3Fx%3D1"),
+        ("http://console:8270/", "/login"),
+        ("http://[", "/login"),
+    ],
+)
+def test_a_part_of_a_page_leads_to_the_login_and_back_to_the_whole_page(stranger: AsgiClient, page: str, login: str):
+    answer = stranger.get("/parts/anything", {"hx-request": "true", "hx-current-url": page})
+    assert (answer.status, answer.headers["hx-redirect"]) == (401, login)
+
+
 def test_who_logs_out_is_a_stranger_also_with_the_old_cookie(admin: AsgiClient):
     old = dict(admin.cookies)
     assert admin.post("/logout").status == 303
