@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Final
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
@@ -119,7 +119,11 @@ class Gate:
             )
         if headers.get("hx-request"):  # a part of a page that is open: the whole page goes to the login, and comes back
             page = _parts_of(headers.get("hx-current-url", ""))
-            login += "" if page is None else self._next(page.path.removeprefix(self._settings.base_path), page.query)
+            login += (
+                ""
+                if page is None
+                else self._next(unquote(page.path).removeprefix(self._settings.base_path), page.query)
+            )
             return PlainTextResponse("Log in again.", 401, {"HX-Redirect": login})
         if scope["method"] not in _READS:
             return RedirectResponse(login, 303)
