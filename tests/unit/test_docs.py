@@ -53,8 +53,8 @@ def test_links_lead_somewhere(page):
 
 def test_pages_with_snippets_are_run():
     """tests/integration/programs/test_guide.py runs README.md and guide.md, tests/integration/serve/test_tasks.py
-    ray-serve.md, test_hooks.py and test_members.py in tests/integration/servers/ hooks.md and members.md,
-    tests/integration/clients/ the others; code elsewhere is indented."""
+    ray-serve.md, tests/integration/servers/ hooks.md (test_hooks.py), members.md (test_members.py) and light-queues.md
+    (test_queue_kinds.py), tests/integration/clients/ the others; code elsewhere is indented."""
     pages = {page.name for page in PAGES if re.search(r"^```(python|sh)$", page.read_text(), re.MULTILINE)}
     assert pages == {
         "README.md",
@@ -64,6 +64,7 @@ def test_pages_with_snippets_are_run():
         "filters.md",
         "guide.md",
         "hooks.md",
+        "light-queues.md",
         "logs.md",
         "members.md",
         "predicates.md",

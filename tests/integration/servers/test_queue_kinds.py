@@ -10,6 +10,7 @@ import pytest
 import raymq
 from raymq.message import MessageExt
 from tests.support.clusters.cluster import SETTINGS as DEFAULTS
+from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
 
@@ -23,6 +24,10 @@ def poll(consumer: raymq.PullConsumer, count: int) -> list[MessageExt]:
     while len(polled) < count:
         polled += consumer.poll(timeout_s=30)
     return polled
+
+
+def test_the_example_of_the_page_does_what_it_says(mq: raymq.Client) -> None:
+    assert_prints_what_it_says("light-queues.md")
 
 
 def test_a_subscriber_reads_its_queue_over_restarts_and_by_a_listener(
