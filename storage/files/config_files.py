@@ -5,6 +5,8 @@ On disk
     config/topics.json.bak      the one before
 
 A new text is written under another name and renamed, so that a crash leaves either text, or the older as `.bak` only.
+For a moment of each replacement there is no file of the name, which a reader must not take for a damaged one: the
+readers and the writers of a directory take turns. All of them are in one process, the store's.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ from __future__ import annotations
 import json
 import logging
 import re
+import threading
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from raymq.errors import InvalidArgumentError, StoreCorruptError
 from storage.files import disk
@@ -22,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _STRING_OR_INTEGER_KEY: Final = re.compile(r'"(?:[^"\\]|\\.)*"|(-?\d+)(?=\s*:)', re.DOTALL)
+
+_turns: Final[WeakValueDictionary[Path, threading.Lock]] = WeakValueDictionary()
+"""The lock of each directory in use, whose files several objects may read and write."""
+_turns_lock: Final = threading.Lock()
 
 
 def parse_fastjson(text: str) -> Any:
@@ -33,11 +41,13 @@ def parse_fastjson(text: str) -> Any:
 
 
 class ConfigFiles:
-    """The files in the directory `root`/config. One thread at a time per name."""
+    """The files in the directory `root`/config. Thread-safe, also where several objects are of one directory."""
 
     def __init__(self, root: Path) -> None:
         self.directory = root / "config"
         disk.make_directory(self.directory)
+        with _turns_lock:
+            self._turn = _turns.setdefault(self.directory.resolve(), threading.Lock())
 
     def read(self, name: str) -> str | None:
         """The text of `name`, or of its `.bak` if the file is missing, empty or (for .json) does not parse.
@@ -45,7 +55,10 @@ class ConfigFiles:
         None if there is neither. A file that cannot be used is deleted, as RocketMQ does. StoreCorruptError when the
         `.bak` that is needed cannot be used either.
         """
-        path = self._path(name)
+        with self._turn:
+            return self._read(self._path(name))
+
+    def _read(self, path: Path) -> str | None:
         text = _usable_text(path)
         if text is not None:
             return text
@@ -66,11 +79,12 @@ class ConfigFiles:
         """Replace the text of `name`; the text before is kept as `.bak`. On return both are on disk."""
         path = self._path(name)
         new = Path(f"{path}.new")
-        disk.write_file(new, text.encode())
-        if path.exists():
-            disk.rename(path, Path(f"{path}.bak"))
-        disk.rename(new, path)
-        disk.sync_directory(self.directory)
+        with self._turn:
+            disk.write_file(new, text.encode())
+            if path.exists():
+                disk.rename(path, Path(f"{path}.bak"))
+            disk.rename(new, path)
+            disk.sync_directory(self.directory)
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from raymq.errors import InvalidArgumentError, StoreCorruptError
@@ -75,3 +77,26 @@ def test_names_that_leave_the_directory_are_refused(config, name):
         config.read(name)
     with pytest.raises(InvalidArgumentError):
         config.write(name, "x")
+
+
+def test_who_reads_while_a_text_is_replaced_takes_nothing_away(tmp_path):
+    writer, reader = ConfigFiles(tmp_path), ConfigFiles(tmp_path)  # the broker's, and a thread's of the store
+    writer.write("topics.json", "{}")
+    ended, seen = threading.Event(), set()
+
+    def read_on():
+        while not ended.is_set():
+            seen.add(reader.read("topics.json"))
+
+    thread = threading.Thread(target=read_on, daemon=True)
+    thread.start()
+    try:
+        for number in range(60):
+            text = f'{{"topics": {number}}}'
+            writer.write("topics.json", text)
+            assert (writer.directory / "topics.json").read_text() == text
+            assert writer.read("topics.json") == text
+    finally:
+        ended.set()
+        thread.join()
+    assert None not in seen
