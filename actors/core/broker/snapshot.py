@@ -3,11 +3,14 @@
     topics.json               dataVersion, topicConfigTable          as RocketMQ writes them
     subscriptionGroup.json    dataVersion, subscriptionGroupTable, forbiddenTable    as RocketMQ writes them
     consumerOffset.json       dataVersion, offsetTable               as RocketMQ writes them
-    brokerStatePosition.json  raymq's own: the log position of the snapshot, and the fields that RocketMQ has not
+    brokerStatePosition.json  raymq's own: the fields that RocketMQ has not
 
 A change of a file's name or shape belongs here; a change of the state itself belongs in actors.core.broker.state. The
-snapshot is a shortcut: the state comes back from the records in the log alone, as long as the log has all of them. A
-crash between two of the files leaves an older position, and the records behind it are applied again, which is harmless.
+snapshot is a shortcut: the state comes back from the records in the log alone, as long as the log has all of them.
+
+Each file has a `queueOffset`, its log position, which RocketMQ passes over. The files may be of different snapshots:
+after a crash between two of them, where one was damaged and its .bak is read, or where they are read while they are
+written. The oldest position counts then, and the records behind it are applied again, which is harmless.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ logger = logging.getLogger(__name__)
 GROUPS_FILE: Final = "subscriptionGroup.json"
 OFFSETS_FILE: Final = "consumerOffset.json"
 POSITION_FILE: Final = "brokerStatePosition.json"
-"""{"queueOffset": n}: the first state record that the other three files do not contain. Beside it the fields that
-RocketMQ's files do not have: "resetVersions" {"topic@group": {"0": 2}}, "firstResetVersions" {"topic": 1},
+"""{"queueOffset": n}: the first state record that the file does not contain; of the other three too, where they do not
+say it (0.1.0). Beside it the fields that RocketMQ's files do not have: "resetVersions" {"topic@group": {"0": 2}}, "firstResetVersions" {"topic": 1},
 "orderConfigs" {"topic": "broker-a:4"}, "layouts" {"topic": "broker-a:4;broker-b:4"}, "leases"
 (actors.core.pop.leases) and "settings" {"store.delete_when": "04"}."""
 
@@ -56,6 +59,8 @@ _GROUP_KEYS: Final = {
 }
 """GroupConfig's fields and their names in subscriptionGroup.json."""
 
+_POSITION_KEY: Final = "queueOffset"
+
 _FORBIDDEN_TO_READ: Final = 1 << 2
 """The bit of a topic in forbiddenTable that forbids a group to read it; RocketMQ knows no other one."""
 
@@ -71,7 +76,8 @@ _GROUP_CONSTANTS: Final = {
 
 
 def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
-    """The config files of a state: name to text, in the order in which they must be written, the position last.
+    """The config files of a state: name to text, in the order in which they must be written: what 0.1.0 takes for the
+    position of all of them comes last.
 
     `position`: the first state record that is not in `state`."""
     version = state.topics_version
@@ -102,8 +108,9 @@ def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
     versions = {
         f"{topic}@{group}": {q: at.reset_version for q, at in table.items()} for (topic, group), table in tables
     }
+    common = {"dataVersion": data_version, _POSITION_KEY: position}
     own = {
-        "queueOffset": position,
+        _POSITION_KEY: position,
         "resetVersions": versions,
         "firstResetVersions": state.offsets.first_versions,
         "leases": state.pop.dump(),
@@ -114,25 +121,27 @@ def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
         },
     }
     return {
-        TOPICS_FILE: _pretty({"dataVersion": data_version, "topicConfigTable": topics}),
-        GROUPS_FILE: _pretty(
-            {"dataVersion": data_version, "forbiddenTable": forbidden, "subscriptionGroupTable": groups}
-        ),
-        OFFSETS_FILE: _pretty({"dataVersion": data_version, "offsetTable": offsets}),
+        TOPICS_FILE: _pretty({**common, "topicConfigTable": topics}),
+        GROUPS_FILE: _pretty({**common, "forbiddenTable": forbidden, "subscriptionGroupTable": groups}),
+        OFFSETS_FILE: _pretty({**common, "offsetTable": offsets}),
         POSITION_FILE: _pretty(own),
     }
 
 
 def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]) -> tuple[BrokerState, int]:
-    """The state and its log position, from the config files.
+    """The state and its log position, from the config files: the first record that one of them may lack.
 
-    `read` returns a file's text, or None if there is none; `parse` reads RocketMQ's dialect of JSON. Files that
-    RocketMQ wrote are read as they are, with position 0. Without files the state is empty.
+    `read` returns a file's text, or None if there is none, and is called once for each; `parse` reads RocketMQ's
+    dialect of JSON. Files that RocketMQ wrote are read as they are, with position 0; so is one that is missing. Without files
+    the state is empty.
     """
+    nothing = json.dumps({_POSITION_KEY: 0})
+    own = json.loads(read(POSITION_FILE) or nothing)
+    files = {name: parse(read(name) or nothing) for name in (TOPICS_FILE, GROUPS_FILE, OFFSETS_FILE)}
+    positions = [int(file.get(_POSITION_KEY, own[_POSITION_KEY])) for file in (own, *files.values())]
 
     def table(name: str, key: str) -> dict[Any, Any]:
-        text = read(name)
-        value = {} if text is None else parse(text).get(key, {})
+        value = files[name].get(key, {})
         return dict(value) if isinstance(value, dict) else {}
 
     state = BrokerState()
@@ -154,7 +163,6 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
     for name, masks in table(GROUPS_FILE, "forbiddenTable").items():
         if topics := frozenset(str(topic) for topic, mask in masks.items() if mask & _FORBIDDEN_TO_READ):
             state.forbidden[str(name)] = topics
-    own = json.loads(read(POSITION_FILE) or '{"queueOffset": 0}')
     for name, key in _OWN_TOPIC_KEYS.items():
         for topic, text in own.get(key, {}).items():
             if topic in state.topics:  # else it was deleted, and a crash has left this file as it was before
@@ -167,7 +175,7 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
         )
     state.pop = PopTable.load(own.get("leases", {}))
     state.settings = dict(own.get("settings", {}))
-    return state, int(own["queueOffset"])
+    return state, min(positions)
 
 
 def _group_entry(config: GroupConfig) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from actors.core.broker.offsets import Owners
 from actors.core.broker.snapshot import (
     GROUPS_FILE,
     OFFSETS_FILE,
+    POSITION_FILE,
     TOPICS_FILE,
     dump_snapshot,
     load_snapshot,
@@ -86,6 +87,13 @@ def test_without_files_the_state_is_empty():
     assert load_snapshot(lambda name: None, parse_fastjson) == (BrokerState(), 0)
 
 
+@pytest.mark.parametrize("name", [TOPICS_FILE, GROUPS_FILE, OFFSETS_FILE, POSITION_FILE])
+def test_a_file_that_is_missing_has_the_position_0(name):
+    files = dump_snapshot(committed({0: 5}), 42)
+    del files[name]
+    assert load_snapshot(files.get, parse_fastjson)[1] == 0
+
+
 def test_files_that_rocketmq_wrote_are_read_as_they_are():
     files = {TOPICS_FILE: ROCKETMQ_TOPICS, OFFSETS_FILE: ROCKETMQ_OFFSETS, GROUPS_FILE: ROCKETMQ_GROUPS}
     state, position = load_snapshot(files.get, parse_fastjson)
@@ -107,11 +115,19 @@ def test_a_file_of_rocketmq_without_a_table_is_an_empty_one(text):
     assert state.topics == {}
 
 
+def test_files_of_0_1_0_which_do_not_say_their_position_have_that_of_the_last():
+    state = committed({0: 5})
+    files = {name: json.loads(text) for name, text in dump_snapshot(state, 7).items()}
+    for name in (TOPICS_FILE, GROUPS_FILE, OFFSETS_FILE):
+        del files[name]["queueOffset"]
+    assert load_snapshot({name: json.dumps(file) for name, file in files.items()}.get, parse_fastjson) == (state, 7)
+
+
 def test_a_snapshot_has_the_names_and_the_shape_of_rocketmqs_files():
     state = committed({0: 5})
     files = dump_snapshot(state, 3)
     topics = parse_fastjson(files[TOPICS_FILE])
-    assert set(topics) == {"dataVersion", "topicConfigTable"}
+    assert set(topics) == {"dataVersion", "queueOffset", "topicConfigTable"}
     assert topics["topicConfigTable"]["orders"]["writeQueueNums"] == 4
     assert parse_fastjson(files[OFFSETS_FILE])["offsetTable"] == {"orders@billing": {"0": 5}}
     group = parse_fastjson(files[GROUPS_FILE])["subscriptionGroupTable"]["billing"]

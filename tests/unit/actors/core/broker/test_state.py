@@ -7,7 +7,14 @@ import random
 import pytest
 
 from actors.core.broker.offsets import Owners
-from actors.core.broker.snapshot import POSITION_FILE, dump_snapshot, load_snapshot
+from actors.core.broker.snapshot import (
+    GROUPS_FILE,
+    OFFSETS_FILE,
+    POSITION_FILE,
+    TOPICS_FILE,
+    dump_snapshot,
+    load_snapshot,
+)
 from actors.core.broker.state import BrokerState, decode_change, encode_change, replay
 from raymq.config.live import LiveOptions
 from raymq.errors import (
@@ -444,6 +451,21 @@ def test_a_crash_between_the_files_of_a_snapshot_is_harmless():
         state, position = load_snapshot(disk.get, parse_fastjson)
         replay(state, records[position:])
         assert content(state) == content(final)
+
+
+@pytest.mark.parametrize("older_file", [TOPICS_FILE, GROUPS_FILE, OFFSETS_FILE, POSITION_FILE])
+def test_a_file_of_an_older_snapshot_than_the_others_is_harmless(older_file):
+    """It was damaged, and its .bak is read; or it was read just before it was written anew, and the others after."""
+    records = [(body, 1000 + index) for index, body in enumerate(history(4, 30))]
+    final, older, newer = BrokerState(), BrokerState(), BrokerState()
+    replay(final, records)
+    replay(older, records[:3])
+    replay(newer, records[:25])
+    disk = {**dump_snapshot(newer, 25), older_file: dump_snapshot(older, 3)[older_file]}
+    state, position = load_snapshot(disk.get, parse_fastjson)
+    assert position == 3
+    replay(state, records[position:])
+    assert content(state) == content(final)
 
 
 def test_a_topic_that_was_deleted_since_the_older_position_was_written_is_harmless():
