@@ -35,9 +35,9 @@ GROUPS_FILE: Final = "subscriptionGroup.json"
 OFFSETS_FILE: Final = "consumerOffset.json"
 POSITION_FILE: Final = "brokerStatePosition.json"
 """{"queueOffset": n}: the first state record that the file does not contain; of the other three too, where they do not
-say it (0.1.0). Beside it the fields that RocketMQ's files do not have: "resetVersions" {"topic@group": {"0": 2}}, "firstResetVersions" {"topic": 1},
-"orderConfigs" {"topic": "broker-a:4"}, "layouts" {"topic": "broker-a:4;broker-b:4"}, "leases"
-(actors.core.pop.leases) and "settings" {"store.delete_when": "04"}."""
+say it (0.1.0). Beside it the fields that RocketMQ's files do not have: "resetVersions" {"topic@group": {"0": 2}},
+"firstResetVersions" {"topic": 1}, "orderConfigs" {"topic": "broker-a:4"}, "layouts" {"topic": "broker-a:4;broker-b:4"},
+"leases" (actors.core.pop.leases) and "settings" {"store.delete_when": "04"}."""
 
 _TOPIC_KEYS: Final = {
     "read_queue_nums": "readQueueNums",
@@ -132,8 +132,8 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
     """The state and its log position, from the config files: the first record that one of them may lack.
 
     `read` returns a file's text, or None if there is none, and is called once for each; `parse` reads RocketMQ's
-    dialect of JSON. Files that RocketMQ wrote are read as they are, with position 0; so is one that is missing. Without files
-    the state is empty.
+    dialect of JSON. Files that RocketMQ wrote are read as they are, with position 0; so is one that is missing. Without
+    files the state is empty.
     """
     nothing = json.dumps({_POSITION_KEY: 0})
     own = json.loads(read(POSITION_FILE) or nothing)
