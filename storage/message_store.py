@@ -294,7 +294,7 @@ class MessageStore:
         unknown which batches are stored, and the store takes no more appends.
         """
         started = self.start_append(batches, timeout_s=timeout_s, acks=acks)
-        return started.settle(0.0) or self._gate.progress.wait_settled(started)
+        return self._gate.progress.wait_settled(started)
 
     def start_append(
         self, batches: Sequence[EncodedBatch], *, timeout_s: float | None = None, acks: ReplicaAcks | None = None

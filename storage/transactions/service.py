@@ -141,7 +141,7 @@ class TransactionService:
     ) -> EndResult:
         """Do as `start_end` does, and wait."""
         started = self.start_end(end, require_topic=require_topic, acks=acks)
-        [result] = started.settle(0.0) or self._gate.progress.wait_settled(started)
+        [result] = self._gate.progress.wait_settled(started)
         assert isinstance(result, EndResult)
         return result
 

@@ -73,9 +73,8 @@ def hold(monkeypatch, tmp_path) -> Iterator[Callable[..., HeldStore]]:
         held = HeldStore(actor, ThreadPoolExecutor(CALLERS), go_on)
         opened.append(held)
         held.client().append([make_batch([b"first"])], WAIT_S)
-        for _ in range(READ_THREADS):
+        for _ in range(READ_THREADS):  # one after another: together they would wait, and one of them be refused
             held.fetch()
-        for _ in range(READ_THREADS):
             assert began.acquire(timeout=WAIT_S)
         return held
 
