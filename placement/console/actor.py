@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.actor_class import actor_class
 from actors.options import PERSISTENT
 from placement.actor_lifecycle import end_actor
+from placement.console.listening import listen
 from placement.console.live_backend import LiveBackend
 from placement.inventory import head_node_id, running
 from raymq.client import Client, connect
@@ -29,11 +28,10 @@ from raymq.console.server import ConsoleServer
 from raymq.console.settings import ConsoleSettings
 from raymq.errors import ConfigError, RaymqError
 from raymq.names import CONSOLE
+from raymq.observability.ray_folder import session_folder
 from raymq.remoting.actor_ref import ActorRef
 
 CONSOLE_READY_TIMEOUT_S: Final = 60.0
-BIND_TIMEOUT_S: Final = 10.0
-"""After a kill the port may be held for a moment."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +54,8 @@ class ConsoleService:
     def _start(self) -> None:
         options = self._options
         settings = application_settings(options)
-        listening = _bind(options.host, options.port)
+        restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        listening = listen(options.host, options.port, session_folder(), restarted=restarted)
         self._port = listening.getsockname()[1]
         self._client = connect()
         tls: dict[str, Any] = {}
@@ -128,24 +127,6 @@ def cluster_has_tokens() -> bool:
     except ImportError:
         return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
     return bool(is_token_auth_enabled())
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """A socket that is bound and does not listen yet. ConfigError if the address is not free."""
-    deadline_s = time.monotonic() + BIND_TIMEOUT_S
-    while True:
-        listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((host, port))
-            return listening
-        except OSError as error:
-            listening.close()
-            if time.monotonic() > deadline_s:
-                raise ConfigError(
-                    f"the console cannot listen on {host}:{port}: {error.strerror}; set console.port, 0 for any"
-                ) from None
-            time.sleep(0.2)
 
 
 def start_console(options: ConsoleOptions, cluster_name: str) -> dict[str, Any]:

@@ -6,15 +6,23 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
+import ray
 from playwright.sync_api import Page, expect
 
 import raymq
 from placement.console.live_backend import LiveBackend
+from raymq.cluster.launcher import launch
+from raymq.config.cluster import load_settings
 from raymq.console.app import create_app
 from raymq.console.settings import ConsoleSettings
-from raymq.names import StorageName
+from raymq.errors import RaymqError
+from raymq.names import CONSOLE, StorageName
 from raymq.remoting.actor_ref import ActorRef
 from tests.support.browser.asgi_server import served
 from tests.support.browser.chromium import launched, watched_page
@@ -24,6 +32,7 @@ from tests.support.history.waiting import eventually
 SETTINGS = one_group("{replicas: 1}")
 PATIENCE_MS = 60_000
 """Bounds each wait for what servers do: a retry, a restart."""
+CALL_TIMEOUT_S = 30.0
 ADMIN_TOKEN = "the admins' token"
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
@@ -169,3 +178,35 @@ def kill_the_store(page: Page) -> None:
     expect(page.get_by_role("alert")).to_have_count(0)
     expect(broker).to_contain_text("ready")
     assert page.evaluate("window.notReloaded")
+
+
+def test_the_console_is_at_the_same_address_after_its_process_was_killed(mq: raymq.Client, tmp_path: Path) -> None:
+    config = tmp_path / "raymq.yaml"
+    config.write_text("console: {port: 0}\n")
+    address = ray.get_runtime_context().gcs_address
+    first = launch("console", address, load_settings(config))
+    try:
+        assert answers(first["url"])
+        os.kill(first["pid"], signal.SIGKILL)
+        eventually(lambda: described().get("pid") not in (None, first["pid"]), "another process of the console")
+        assert described()["url"] == first["url"]
+        assert answers(first["url"])
+        assert launch("console", address, load_settings(config))["pid"] == described()["pid"]  # it runs already
+    finally:
+        launch("stop_console", address)
+
+
+def described() -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = ActorRef(CONSOLE).call("describe", timeout_s=CALL_TIMEOUT_S)
+    except RaymqError:
+        return {}
+    return found
+
+
+def answers(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=CALL_TIMEOUT_S) as answer:
+            return bool(answer.status == 200)
+    except URLError:
+        return False

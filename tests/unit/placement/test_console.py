@@ -128,15 +128,6 @@ def test_the_viewers_token_is_read_on_the_node(tmp_path: Path) -> None:
     assert application_settings(ConsoleOptions(viewer_token_file=token)).viewer_token == "look"
 
 
-def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor, "BIND_TIMEOUT_S", 0.0)
-    taken = actor._bind("127.0.0.1", 0)
-    taken.listen()
-    port = taken.getsockname()[1]
-    with taken, pytest.raises(ConfigError, match=r"console\.port"):
-        actor._bind("127.0.0.1", port)
-
-
 @pytest.mark.parametrize(
     "values", [{"port": 70_000}, {"base_path": "raymq/"}, {"tls_cert": "/c"}, {"hosts": "x"}, {"tail_rate": 0}]
 )
