@@ -35,9 +35,15 @@ from raymq.remoting.storage_client import StorageClient
 STORE_READ_TIMEOUT_S: Final = 5.0
 TIMES_MAX: Final = 2000
 """The most messages whose times one report asks for; the ages of further groups are told by the next ones."""
+KEPT_UP_MAX: Final = 200
+"""The most groups and topics without unread messages of which that is reported: each number that is handed to Ray costs
+70 us here every 10 s, and its agent as much. In an idle cluster of 500 topics and 20 groups all 10,000 are 0."""
 LANGUAGE: Final = "PYTHON"
 
 _Pair = tuple[str, str]
+_Bounds = Mapping[str, Sequence[tuple[int, int]]]
+"""The first and the end offset of each queue of a topic, by topic."""
+_UnreadByPair = Mapping[_Pair, Unread]
 
 
 class Clients(NamedTuple):
@@ -67,6 +73,8 @@ class BrokerMetrics:
         """The groups and topics with unread messages, as of the last report."""
         self._times: dict[QueuePosition, int] = {}
         """When the first messages that groups have not committed were stored, as of the last report."""
+        self._counted: tuple[BrokerState, int, _Bounds, _UnreadByPair] | None = None
+        """The last report's state, its log position, the bounds of the queues, and the unread messages by them."""
 
     def report(self, reporter: Reporter) -> None:
         """Report what this broker knows by itself; only what waits in its lane before it has read its state."""
@@ -94,14 +102,18 @@ class BrokerMetrics:
         """Report how far groups are behind; RaymqError if the store does not answer."""
         if not self._log.is_ready:
             return
-        state = self._log.ready()
-        pairs = [(group, topic) for topic, group in list(state.offsets.tables) if _has_lag(state, group, topic)]
+        state, position = self._log.ready(), self._log.position
         letters = [group for group in list(state.groups) if dlq_topic(group) in state.topics]
-        bounds = self._bounds(state, {topic for _, topic in pairs} | {dlq_topic(group) for group in letters})
-        unread = {pair: unread_in(dict(state.offsets.of(*pair)), bounds[pair[1]]) for pair in pairs}
+        read = {topic for topic, _ in list(state.offsets.tables)}
+        bounds = self._bounds(state, read | {dlq_topic(group) for group in letters})
+        unread = self._unread(state, position, bounds)
         oldest = self._oldest(unread)
         now_ms = time.time_ns() // 1_000_000
+        kept_up = [pair for pair, behind in unread.items() if not behind.messages]
+        left_out = set(kept_up[KEPT_UP_MAX:]) - self._behind
         for (group, topic), behind in unread.items():
+            if (group, topic) in left_out:
+                continue
             labels = {
                 "consumer_group": group,
                 "topic": topic,
@@ -120,6 +132,15 @@ class BrokerMetrics:
             waiting = unread_in(dict(state.offsets.of(group, topic)), bounds[topic]).messages
             reporter.gauge("raymq_dead_letters", waiting, consumer_group=group)
 
+    def _unread(self, state: BrokerState, position: int, bounds: _Bounds) -> _UnreadByPair:
+        """The messages that groups have not committed. Counted anew if a commit or a message has come since."""
+        known = self._counted
+        if known is None or known[0] is not state or known[1:3] != (position, bounds):
+            pairs = [(group, topic) for topic, group in list(state.offsets.tables) if _has_lag(state, group, topic)]
+            unread = {pair: unread_in(dict(state.offsets.of(*pair)), bounds.get(pair[1], [])) for pair in pairs}
+            known = self._counted = state, position, bounds, unread
+        return known[3]
+
     def _report_clients(self, reporter: Reporter) -> None:
         clients = self._clients()
         reporter.gauge("raymq_producer_connections", len(clients.producers), **self._client_labels)
@@ -136,7 +157,7 @@ class BrokerMetrics:
         for (group, topic), messages in leased.items():
             reporter.gauge("raymq_pop_leased_messages", messages, consumer_group=group, topic=topic)
 
-    def _bounds(self, state: BrokerState, topics: set[str]) -> dict[str, list[tuple[int, int]]]:
+    def _bounds(self, state: BrokerState, topics: set[str]) -> _Bounds:
         known = {topic: state.topics[topic].read_queue_nums for topic in topics if topic in state.topics}
         asked = list(known.items())
         found = self._storage().queue_bounds_many(asked, STORE_READ_TIMEOUT_S) if asked else []

@@ -191,6 +191,11 @@ class StateLog:
         """True if the state has been read."""
         return self._ready.is_set()
 
+    @property
+    def position(self) -> int:
+        """The first record of the log that is not in the state: it moves with each change."""
+        return self._position
+
     def ready(self) -> BrokerState:
         """The state, for reading; ServiceNotAvailableError if it has not been read from the store in READY_WAIT_S."""
         if not self._ready.wait(READY_WAIT_S):

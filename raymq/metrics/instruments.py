@@ -124,7 +124,10 @@ _MESSAGES: Final[tuple[_Row, ...]] = (
         ),
         "Consumers that send heartbeats; each tells every broker, so take the largest.",
     ),
-    (_G, "consumer_lag_messages", _LAG, "messages", "=", "Broker", "Messages that a group has not committed."),
+    (
+        *(_G, "consumer_lag_messages", _LAG, "messages", "=", "Broker"),
+        "Messages that a group has not committed. A broker reports 0 for at most 200 groups and topics.",
+    ),
     (
         *(_G, "consumer_lag_latency_milliseconds", _LAG, "ms", "consumer_lag_latency", "Broker"),
         "Age of the oldest message that a group has not committed.",

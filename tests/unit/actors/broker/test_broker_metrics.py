@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from actors.broker import broker_metrics
 from actors.broker.broker_metrics import BrokerMetrics, Clients
 from actors.broker.monitor import TOPIC_CREATION, BrokerMonitor
 from actors.core.broker.state import BrokerState
@@ -61,6 +62,10 @@ class Log:
     def is_ready(self) -> bool:
         return self._world.ready
 
+    @property
+    def position(self) -> int:
+        return self._world.position
+
     def ready(self) -> BrokerState:
         return self._world.state
 
@@ -74,6 +79,7 @@ class World:
     def __init__(self) -> None:
         self.state, self.store = BrokerState(), Store()
         self.ready = True
+        self.position = 0
         self.clients = Clients([], [])
         for topic, queues in {"orders": 4, "%RETRY%g": 1, "%DLQ%g": 1, "rmq_sys_x": 1}.items():
             self.state.topics[topic] = TopicConfig(topic, queues, queues)
@@ -86,12 +92,33 @@ class World:
         self.reporter = Reporter("c", "broker-a")
 
     def commit(self, topic: str, offsets: dict[int, int], group: str = "g") -> None:
+        self.position += 1
         self.state.offsets.set(group, topic, offsets, {})
 
 
 @pytest.fixture
 def world():
     return World()
+
+
+def test_of_those_that_keep_up_the_first_are_reported_and_who_has_just_caught_up(world, ray_metrics, monkeypatch):
+    monkeypatch.setattr(broker_metrics, "KEPT_UP_MAX", 1)
+    for number in range(3):
+        world.state.topics[f"t{number}"] = TopicConfig(f"t{number}", 1, 1)
+        world.commit(f"t{number}", {0: 10})
+    world.commit("orders", {0: 10})
+
+    def reported() -> dict[str, float]:
+        ray_metrics.values.clear()
+        world.metrics.report_lags(world.reporter)
+        topics = ("orders", "t0", "t1", "t2")
+        found = {topic: ray_metrics.series("raymq_consumer_lag_messages", topic=topic) for topic in topics}
+        return {topic: value for topic, series in found.items() for value in series}
+
+    assert reported() == {"orders": 24, "t0": 0}
+    world.commit("orders", dict.fromkeys(range(4), 10))
+    assert reported() == {"orders": 0, "t0": 0}
+    assert reported() == {"t0": 0}
 
 
 def test_lag_in_messages_and_in_time(world, ray_metrics):
