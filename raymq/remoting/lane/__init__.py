@@ -7,11 +7,15 @@ Nothing that arrives is unpickled, on either side.
 
 Handshake, all of it fixed in size
     server → client   | "RMQL" 4 | version 2 | zero 2 | random 32 |
-    client → server   | "RMQL" 4 | version 2 | zero 2 | random 32 | HMAC of "client" and both hellos 32 |
+    client → server   | "RMQL" 4 | version 2 | zero 2 | random 32 | name length 1 | a user's name 127 |
+                      | HMAC of "client", the server's hello and all of this so far 32 |
+                      | HMAC of "user" and the same, with the user's key; zeros without a user 32 |
     server → client   | verdict 1 | HMAC of "server", the verdict and both hellos 32 |
-The HMAC is SHA-256 with the secret. The first six bytes of a hello never change, so that two versions can tell each
-other apart. A client without the secret is dropped without a verdict; verdict 1 opens the lane, 2 says that the server
-has as many connections as it takes, 3 that it speaks another version.
+The HMAC is SHA-256, with the lane's secret where nothing else is said. The first six bytes of a hello never change, so
+that two versions can tell each other apart. A client without the secret is dropped without a verdict; verdict 1 opens
+the lane, 2 says that the server has as many connections as it takes, 3 that it speaks another version, 4 that the
+client does not sign as a user whom it takes, 5 that it does not know the users yet. Only servers that were given users
+ask for them.
 
 A frame, little-endian (frames.py)
     | payload length 4 | kind 1 | flags 1 | count 2 | correlation 8 | payload |

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from raymq import identity
 from raymq.errors import RequestTimeoutError
 from raymq.remoting.lane import handshake
 from raymq.remoting.lane.address import LaneAddress, TlsFiles, client_tls, rays_tls, refused_by_client
@@ -51,10 +52,10 @@ class Lane:
     """One connection to a LaneServer. Not shared between threads at the same time."""
 
     def __init__(self, address: LaneAddress, *, remote: bool = False, timeout_s: float = OPEN_TIMEOUT_S) -> None:
-        """Connect and authenticate, by TCP if the server is `remote`.
+        """Connect and authenticate, by TCP if the server is `remote`; as the user that this process acts as, if any.
 
         Raises OSError (AuthenticationError if one side does not know the secret) or EOFError when that fails, and
-        LaneRefusedError if the server says no.
+        LaneRefusedError if the server says no, to this connection or to this user.
         """
         self._checked = remote
         self._header_bytes = CHECKED_HEADER.size if remote else HEADER.size
@@ -106,7 +107,7 @@ class Lane:
 
     def _shake_hands(self, secret: bytes) -> None:
         hello = self._receive_exactly(handshake.HELLO_BYTES)
-        reply = handshake.make_reply(secret, hello)
+        reply = handshake.make_reply(secret, hello, identity.present())
         self._send((reply,), len(reply), self._deadline_s)
         handshake.check_verdict(secret, hello, reply, self._receive_exactly(handshake.VERDICT_BYTES))
 

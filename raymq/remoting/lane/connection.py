@@ -57,6 +57,10 @@ _WRITE: Final = select.EPOLLOUT
 _GONE: Final = select.EPOLLHUP | select.EPOLLERR
 
 
+Users = Callable[[str], bytes | None]
+"""Gives the key of a user by name; None for one that may not come. Raises RaymqError while the users are not known."""
+
+
 class Context(Protocol):
     """The state that a server's handlers keep of one connection."""
 
@@ -69,6 +73,7 @@ class Host(Protocol):
 
     label: str
     address: LaneAddress
+    users: Users | None
     handlers: Mapping[int, Callable[[LaneRequest], None]]
     bulk_kinds: frozenset[int]
     frame_max_bytes: int
@@ -154,6 +159,16 @@ class LaneRequest:
         """The state that the handlers keep of the connection; None once the request is answered."""
         return None if self._connection is None else self._connection.context
 
+    @property
+    def user(self) -> str:
+        """The user whose lane this is; empty where the server asks for none, and once the request is answered."""
+        return "" if self._connection is None else self._connection.user
+
+    @property
+    def address(self) -> str:
+        """The IP address that the client came from; empty on the server's own node."""
+        return "" if self._connection is None else self._connection.peer
+
     def answer(self, *parts: Buffer, flags: int = 0, count: int = 0) -> None:
         """Send the answer. The parts must not change any more."""
         connection, self._connection = self._connection, None
@@ -188,12 +203,15 @@ class LaneRequest:
 class Connection:
     """One client's connection, from its handshake to its end."""
 
-    def __init__(self, server: Host, stream: Stream, *, checked: bool) -> None:
-        self.server = server
+    def __init__(self, server: Host, stream: Stream, *, checked: bool, peer: str = "") -> None:
+        """`checked`: headers have a CRC. `peer`: the IP address of the client, empty on this node."""
+        self.server, self.peer = server, peer
         self._stream, self._checked = stream, checked
         self._header_bytes = CHECKED_HEADER.size if checked else HEADER.size
         self._scratch = server.scratch[: self._header_bytes + SMALL_FRAME_BYTES]
         self.context: Any = None
+        self.user = ""
+        """The user whose lane this is; empty where the server asks for none."""
         self.is_open = False
         """True once the client is authenticated."""
         self.is_closed = False
@@ -306,13 +324,31 @@ class Connection:
             return
         if not handshake.check_reply(self.server.address.secret, self._hello, self._rest):
             raise EOFError
-        admitted = self.server.admit(self)
-        self._give_verdict(Verdict.OPEN if admitted else Verdict.FULL)
-        if not admitted:
+        verdict = self._judge_user()
+        if verdict is Verdict.OPEN and not self.server.admit(self):
+            verdict = Verdict.FULL
+        self._give_verdict(verdict)
+        if verdict is not Verdict.OPEN:
             raise EOFError
         self.is_open = True
         self._rest, self._hello = b"", b""
         self._read = self._read_frames
+
+    def _judge_user(self) -> Verdict:
+        """Note whose lane this is, if the server asks for users."""
+        if self.server.users is None:
+            return Verdict.OPEN
+        self.user = handshake.user_of(self._rest)
+        try:
+            key = self.server.users(self.user)
+        except RaymqError:  # nobody knows the users now; an actor call tells the client
+            return Verdict.NOT_READY
+        if key is None or not handshake.check_user(key, self._hello, self._rest):
+            logger.warning(
+                "a lane of %s was asked for by %r, who is not known, or not so", self.server.label, self.user
+            )
+            return Verdict.NOT_THIS_USER
+        return Verdict.OPEN
 
     def _give_verdict(self, verdict: Verdict) -> None:
         reply = self._rest.ljust(REPLY_BYTES, b"\0")

@@ -18,12 +18,20 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from raymq.errors import RaymqError, ServiceNotAvailableError
 from raymq.remoting.lane.address import LaneAddress, TlsContext, TlsFiles
 from raymq.remoting.lane.buffers import BufferPool
-from raymq.remoting.lane.connection import SHARED_BUFFER_BYTES, Connection, Context, LaneRequest, Stream, TlsStream
+from raymq.remoting.lane.connection import (
+    SHARED_BUFFER_BYTES,
+    Connection,
+    Context,
+    LaneRequest,
+    Stream,
+    TlsStream,
+    Users,
+)
 from raymq.remoting.lane.loop import Loop, Timer
 from raymq.remoting.lane.turns import LargeFrames, Turn
 
@@ -93,10 +101,12 @@ class LaneServer:
         frame_max_bytes: int = FRAME_MAX_BYTES,
         host: str = "",
         tls: TlsFiles | None = None,
+        users: Users | None = None,
     ) -> None:
         """`label` is part of the socket's name. With `host`, an IP address of this node, the server also listens there,
-        within TLS if `tls` is given; each new connection gets the certificate that is in its files then. OSError when
-        it cannot."""
+        within TLS if `tls` is given; each new connection gets the certificate that is in its files then. With `users`,
+        only a client that signs as one of them gets a lane. OSError when it cannot."""
+        self.users = users
         self.label, self.bulk_kinds = label, bulk_kinds
         self.handlers: Mapping[int, Handler] = dict(handlers)
         self.frame_max_bytes = frame_max_bytes
@@ -157,7 +167,7 @@ class LaneServer:
                     self._set_accepting(door, False)
                     return
             try:
-                client, _ = door.listener.accept()
+                client, peer = door.listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:  # no descriptor is free
@@ -169,12 +179,12 @@ class LaneServer:
                 return
             door.is_failing = False
             try:
-                self._begin(client, door)
+                self._begin(client, peer, door)
             except OSError as error:
                 logger.info("a connection to %s ended at once: %s", self.label, error)
                 client.close()
 
-    def _begin(self, client: socket.socket, door: _Door) -> None:
+    def _begin(self, client: socket.socket, peer: Any, door: _Door) -> None:
         is_unix = client.family == socket.AF_UNIX
         if is_unix and _peer_uid(client) not in (os.geteuid(), 0):
             client.close()
@@ -186,7 +196,7 @@ class LaneServer:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if self._tls is not None:
                 stream = TlsStream(client, self._tls.current(), self._tls.files)
-        connection = Connection(self, stream, checked=not is_unix)
+        connection = Connection(self, stream, checked=not is_unix, peer="" if is_unix else str(peer[0]))
         door.handshakes[connection] = time.monotonic()
         self._look_after_handshakes(door)
         try:

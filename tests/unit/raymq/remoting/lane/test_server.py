@@ -24,11 +24,14 @@ from raymq.errors import (
     ServiceNotAvailableError,
     SystemBusyError,
 )
+from raymq.identity import Identity, acting_as
 from raymq.remoting.lane import client as lane_client, connection, handshake, server as lane_server
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.client import Lane
+from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.frames import pack_header
 from raymq.remoting.lane.handshake import AuthenticationError, LaneRefusedError
+from raymq.remoting.lane.server import LaneServer
 from tests.support.clients.fakes import WAIT_S
 from tests.support.clients.lanes import BREAK, ECHO, LATER, REFUSE, SILENT, echo_server, make_certificates
 from tests.support.history.waiting import eventually
@@ -289,10 +292,10 @@ def test_a_server_that_does_not_know_the_secret_is_not_trusted():
 
 def test_a_client_of_another_version_is_told(monkeypatch, connect, server):
     hello = handshake.make_hello(version=7)
-    with pytest.raises(LaneRefusedError, match="speaks version 7, this client version 2"):
+    with pytest.raises(LaneRefusedError, match="speaks version 7, this client version 3"):
         handshake.make_reply(b"s" * 32, hello)
 
-    def other_version(secret, hello):
+    def other_version(secret, hello, identity):
         return handshake.make_hello(7) + bytes(32)
 
     monkeypatch.setattr(lane_client.handshake, "make_reply", other_version)
@@ -302,6 +305,72 @@ def test_a_client_of_another_version_is_told(monkeypatch, connect, server):
         raise LaneRefusedError(f"verdict {answer[0]}")
 
     with pytest.raises(LaneRefusedError, match="verdict 3"):
+        connect()
+
+
+ALICE, BOB = Identity("alice", b"a" * 32), Identity("bob", b"b" * 32)
+
+
+@pytest.fixture
+def server_with_users(way):
+    keys = {ALICE.user: ALICE.key}
+    seen = []
+
+    def tell(request: LaneRequest) -> None:
+        seen.append((request.user, request.address))
+        request.answer(b"ok")
+
+    server = LaneServer("test", {ECHO: tell}, users=keys.get, **way[0])
+    server.seen, server.keys = seen, keys
+    yield server
+    server.close()
+
+
+def test_a_lane_is_its_users_from_the_handshake_on(server_with_users, connect, way):
+    with acting_as(ALICE):
+        lane = connect(server_with_users.address)
+    lane.call(ECHO, (b"",), WAIT_S)
+    assert server_with_users.seen == [("alice", "127.0.0.1" if way[1] else "")]
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, BOB, Identity("alice", BOB.key), Identity("", ALICE.key)], ids=["nobody", "unknown", "key", "empty"]
+)
+def test_who_does_not_sign_as_a_user_gets_no_lane_and_hears_why(server_with_users, connect, wrong):
+    name = "" if wrong is None else wrong.user
+    with acting_as(wrong), pytest.raises(LaneRefusedError, match=f"does not take user '{name}'"):
+        connect(server_with_users.address)
+    with acting_as(ALICE):
+        connect(server_with_users.address).call(ECHO, (b"",), WAIT_S)
+    assert server_with_users.connections == 1
+
+
+def test_a_reply_that_was_heard_opens_no_second_lane(server_with_users, connect, monkeypatch):
+    heard = []
+    make = handshake.make_reply
+    monkeypatch.setattr(handshake, "make_reply", lambda *given: heard.append(make(*given)) or heard[0])
+    with acting_as(ALICE):
+        connect(server_with_users.address)
+        with pytest.raises(LOST):
+            connect(server_with_users.address)
+
+
+def test_while_the_users_are_not_known_nobody_gets_a_lane(server_with_users, connect):
+    def not_yet(name):
+        raise ServiceNotAvailableError("not yet")
+
+    server_with_users.users = not_yet
+    with acting_as(ALICE), pytest.raises(LaneRefusedError, match="does not know the users yet"):
+        connect(server_with_users.address)
+
+
+def test_a_server_without_users_takes_whoever_knows_its_secret(server, connect):
+    with acting_as(BOB):
+        assert echo(connect(), b"1") == b"1"
+
+
+def test_a_name_that_a_handshake_cannot_carry_is_refused_by_the_client(server, connect):
+    with acting_as(Identity("x" * 128, b"k")), pytest.raises(LaneRefusedError, match="128 bytes is longer"):
         connect()
 
 
