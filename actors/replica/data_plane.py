@@ -34,8 +34,8 @@ from raymq.protocol.transactions import EndTransaction
 from raymq.record.encode import EncodedBatch
 from raymq.remoting.lane.address import LaneAddress, TlsFiles
 from raymq.remoting.lane.appends import ServerHandles, decode_append, encode_results
-from raymq.remoting.lane.calls import ControlCalls, encode_result
-from raymq.remoting.lane.connection import LaneRequest
+from raymq.remoting.lane.calls import ControlCalls, Guard, encode_result
+from raymq.remoting.lane.connection import LaneRequest, Users
 from raymq.remoting.lane.frames import Kind
 from raymq.remoting.lane.loop import Timer
 from raymq.remoting.lane.reads import (
@@ -64,6 +64,13 @@ BUSY_RETRY_S: Final = 0.2
 CHUNKS_WAITING_MAX: Final = 1000
 """Reads of the log for followers that wait for a thread, of which each follower has one."""
 DEFAULT_QUEUES: Final = StoreOptions()
+
+_FRAMES_OF_SERVERS: Final[Mapping[int, str]] = {
+    Kind.READ_LOG: "read_log",
+    Kind.ACK_LOG: "read_log",
+    Kind.APPEND_LOG: "append_log",
+}
+"""The frames that replicas send each other, by the actor methods of the same meaning."""
 
 logger = logging.getLogger(__name__)
 
@@ -368,12 +375,15 @@ class DataPlane:
         host: str = "",
         tls: TlsFiles | None = None,
         more: Callable[[DataPlane], Mapping[int, Handler]] = lambda plane: {},
+        users: Users | None = None,
+        guard: Guard | None = None,
     ) -> None:
         """`methods` may be called by name, and `more` makes the handlers of further kinds of frames. `queues`: how many
         fetches and calls may wait for a thread, and how long. With `host`, an IP address of this node, other nodes are
-        served too."""
+        served too. With `users` and `guard`, every lane is a user's, and each frame is that of a user who may send
+        it."""
         self.source = source
-        self._deleted, self._limit = deleted, limit
+        self._deleted, self._limit, self._guard = deleted, limit, guard
         self._pending: PendingAppends[Answering] = PendingAppends()
         self._under_way = 0
         """Appends that are started and have no answer."""
@@ -391,14 +401,17 @@ class DataPlane:
                 Kind.APPEND: self._append,
                 Kind.FETCH: self._fetch,
                 Kind.WAIT: self._wait,
-                Kind.CALL: ControlCalls(methods, self._call_soon, {"end_transaction": self._end_transaction}),
-                **more(self),
+                Kind.CALL: ControlCalls(
+                    methods, self._call_soon, {"end_transaction": self._end_transaction}, guard=guard
+                ),
+                **self._guarded(more(self)),
             },
             contexts=LaneContext,
             bulk_kinds=frozenset({Kind.APPEND, Kind.APPEND_LOG}),
             frame_max_bytes=frame_max_bytes,
             host=host,
             tls=tls,
+            users=users,
         )
         self._pool.refuse_by(self.server.loop)
         source.add_progress_listener(self._note_progress)
@@ -429,6 +442,18 @@ class DataPlane:
         self.server.close()
         self._pool.close()
 
+    def _guarded(self, handlers: Mapping[int, Handler]) -> Mapping[int, Handler]:
+        """Handlers of frames that only servers send."""
+        guard = self._guard
+        if guard is None:
+            return handlers
+
+        def ask_first(kind: int, handler: Handler, request: LaneRequest) -> None:
+            guard(request, _FRAMES_OF_SERVERS[kind], ())
+            handler(request)
+
+        return {kind: partial(ask_first, kind, handler) for kind, handler in handlers.items()}
+
     # Appends
 
     def _open_handle(self, request: LaneRequest) -> None:
@@ -437,6 +462,8 @@ class DataPlane:
 
     def _append(self, request: LaneRequest) -> None:
         batches = decode_append(request.payload, request.count, request.context.handles)
+        if self._guard is not None:
+            self._guard(request, "append", (batches,))
 
         def start() -> StartedAppend:
             self._deleted.check(batches)
@@ -532,10 +559,14 @@ class DataPlane:
                 watched.drop()
                 watched.end()
             watched = context.watched = WatchedQueues(self, named, queues)
+        if self._guard is not None:
+            self._guard(request, "bounds_of_queues", (watched.queues,))
         watched.ask(request, offsets, wait_s)
 
     def _fetch(self, request: LaneRequest) -> None:
         fetch = decode_fetch(request.payload, request.count)
+        if self._guard is not None:
+            self._guard(request, "fetch", (fetch.requests, fetch.max_bytes, fetch.wait_s))
         if self.server.unsent_bytes > UNSENT_MAX_BYTES:
             text = f"{self.server.unsent_bytes} bytes of answers wait for their clients; nothing was read, ask again"
             raise SystemBusyError(text, BUSY_RETRY_S)

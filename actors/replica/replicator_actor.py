@@ -98,7 +98,7 @@ class Replicator:
             history = master.call("history", following.epoch, timeout_s=HISTORY_TIMEOUT_S)
             position = self._slave.call("align", following.epoch, history, timeout_s=REPLICATE_CALL_TIMEOUT_S * 6)
         # A master that stands still may owe its address, too.
-        described = master.handle().describe.remote()
+        described = master.start("describe")
         if not self._await_answer(described, following, LATE_S):
             return
         there = resolve(described, f"{master.name}.describe", DESCRIBE_TIMEOUT_S)
@@ -147,10 +147,10 @@ class Replicator:
         while not self._stopping.is_set() and time.monotonic() < until_s:
             started_s = time.monotonic()
             request = following.request(self._name.replica, copied.next_offset, copied.acked_offset)
-            chunk = master.handle().read_log.remote(request, CHUNK_MAX_BYTES, REPLICATE_LONG_POLL_S)
+            chunk = master.start("read_log", request, CHUNK_MAX_BYTES, REPLICATE_LONG_POLL_S)
             if not self._await_answer(chunk, following, REPLICATE_LONG_POLL_S + LATE_S):
                 return
-            appended = self._slave.handle().append_log.remote(following.epoch, chunk)
+            appended = self._slave.start("append_log", following.epoch, chunk)
             copied = resolve(appended, f"{self._name}.append_log", REPLICATE_CALL_TIMEOUT_S)
             self._note_copied(copied.copied_bytes)
             if self._flow_bytes_s:

@@ -76,12 +76,16 @@ class ActorRef:
         Raises what the method raised if that is a RaymqError; RequestTimeoutError when there was no answer in time;
         ServiceNotAvailableError when the actor is dead, restarting or unreachable (the call may have run).
         """
-        handle = self.handle()
         try:
-            return resolve(getattr(handle, method).remote(*args, **kwargs), f"{self.name}.{method}", timeout_s)
+            return resolve(self.start(method, *args, **kwargs), f"{self.name}.{method}", timeout_s)
         except ActorGoneError:
             self.drop_handle()
             raise
+
+    def start(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method without waiting: returns Ray's reference of the result. ServiceNotAvailableError when no actor
+        has this name."""
+        return getattr(self.handle(), method).remote(*args, **kwargs)
 
 
 class ActorGoneError(ServiceNotAvailableError):

@@ -23,6 +23,9 @@ Submit = Callable[[str, Callable[[], None], Callable[[RaymqError], None]], objec
 """Has a call of a method, by its name, made now or soon, in whatever thread; or calls the last function with the reason
 why it is not made. It may raise that reason, too."""
 
+Guard = Callable[[LaneRequest, str, Sequence[Any]], None]
+"""Raises unless a request's user may call a method with these arguments. For the lane's thread: it must not block."""
+
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
@@ -74,8 +77,10 @@ class ControlCalls:
         methods: Mapping[str, Callable[..., Any]],
         submit: Submit,
         at_once: Mapping[str, Callable[..., None]] | None = None,
+        guard: Guard | None = None,
     ) -> None:
-        self._submit = submit
+        """`guard` is asked before each call, if there is one."""
+        self._submit, self._guard = submit, guard
         self._methods = {name: (method, ArgumentReader(method)) for name, method in methods.items()}
         self._at_once = {name: (method, ArgumentReader(method, 1)) for name, method in (at_once or {}).items()}
 
@@ -85,7 +90,10 @@ class ControlCalls:
         try:
             if name in self._at_once:
                 method, reader = self._at_once[name]
-                method(request, *reader.read(payload))
+                arguments = reader.read(payload)
+                if self._guard is not None:
+                    self._guard(request, name, arguments)
+                method(request, *arguments)
                 return
             if name not in self._methods:
                 raise ServiceNotAvailableError(f"a lane does not serve {name!r}")
@@ -93,6 +101,8 @@ class ControlCalls:
             arguments = reader.read(payload)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise InvalidArgumentError(f"the arguments of {name} cannot be read: {error}") from None
+        if self._guard is not None:
+            self._guard(request, name, arguments)
         self._submit(name, partial(_run, request, name, method, arguments), request.fail)
 
 

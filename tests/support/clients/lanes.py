@@ -34,7 +34,9 @@ class StorageDouble:
         host: str = "",
         tls: TlsFiles | None = None,
         queues: StoreOptions | None = None,
+        **options: Any,
     ) -> None:
+        """`options` are further ones of the data plane."""
         self.store = store
         self.deleted = DeletedTopics(store.read_config, store.write_config)
         self.limit = AppendLimit(capacity)
@@ -47,6 +49,7 @@ class StorageDouble:
             queues=queues or StoreOptions(),
             host=host,
             tls=tls,
+            **options,
         )
 
     def close(self) -> None:
