@@ -1,29 +1,54 @@
-"""The connection of a Spark worker to raymq, for all tasks that it runs: those that read, and those that write."""
+"""The connection of a Spark worker to raymq, for all tasks that it runs: those that read, and those that write.
+
+The driver's user goes with each task, as a part of the cluster's address. A worker that gets tasks of another user
+closes the connection of the one before.
+"""
 
 from __future__ import annotations
 
 import gc
 import sys
-from functools import lru_cache
+from dataclasses import dataclass
+from typing import Final
 from zipimport import zipimporter
 
 import ray
 
+from raymq import identity
 from raymq.client import Client, connect
+from raymq.identity import Identity, acting_as
 
 
-def address_of_cluster() -> str:
-    """The address at which workers connect to the Ray cluster of this process."""
+@dataclass(frozen=True, slots=True)
+class ClusterAddress:
+    """Where workers connect to, and the user whom they act as; None where the driver acts as nobody."""
+
+    address: str
+    user: Identity | None
+
+
+def address_of_cluster() -> ClusterAddress:
+    """The Ray cluster of this process, and the user whom it acts as."""
     address: str = ray.get_runtime_context().gcs_address
-    return address
+    return ClusterAddress(address, identity.present())
 
 
-@lru_cache(maxsize=1)
-def worker_client(address: str) -> Client:
-    """This process's client, connected once and kept for its life: Spark reuses its Python workers."""
-    spare_collections()
-    spare_archives()
-    return connect(address)
+_kept: Final[dict[ClusterAddress, Client]] = {}
+"""The client of this process, at most one."""
+
+
+def worker_client(at: ClusterAddress) -> Client:
+    """This process's client, connected once and kept while its tasks are for the same cluster and user: Spark reuses
+    its Python workers, for one task at a time. Raises as `raymq.connect`."""
+    client = _kept.get(at)
+    if client is None:
+        for other in list(_kept):
+            _kept.pop(other).close()
+        spare_collections()
+        spare_archives()
+        with acting_as(at.user):
+            client = _kept[at] = connect(at.address)
+    return client
 
 
 def spare_collections() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, Unpack
 
 import ray
 
+from raymq import identity
 from raymq.closing import Closing
 from raymq.cluster.attach import attach_ray
 from raymq.cluster.embedded import EmbeddedCluster
@@ -21,6 +22,7 @@ from raymq.config.cluster import ClusterSettings, load_settings
 from raymq.consumer.assignment.offset_committer import CommitThreads
 from raymq.consumer.rebalance_client import RebalanceClient
 from raymq.errors import ClientStateError, ClusterNotFoundError
+from raymq.identity import Identity
 from raymq.message import ConsumeFromWhere, MessageQueue
 from raymq.producer.producer import Producer
 from raymq.producer.settings import ProducerOptions, ProducerSettings
@@ -77,7 +79,31 @@ def connect(
     started. Messages stay in `data_dir`. Raises ConfigError, StoreLockedError or StoreError before any of it remains,
     and ClientStateError where a raymq runs already.
     `progress` is called with each step's name.
+
+    The user that this process acts as (raymq.identity), if any, stays the same until the client is closed.
     """
+    who = identity.present()
+    if who is None:
+        return _connect(address, embedded, config, data_dir, broker_groups, progress)
+    identity.take(who)
+    try:
+        client = _connect(address, embedded, config, data_dir, broker_groups, progress)
+    except BaseException:
+        identity.give_back(who)
+        raise
+    client.acts_as(who)
+    return client
+
+
+def _connect(
+    address: str | None,
+    embedded: bool,
+    config: str | Path | None,
+    data_dir: str | Path | None,
+    broker_groups: int | None,
+    progress: ProgressCallback,
+) -> Client:
+    """`connect`, as whoever the process acts as."""
     if not embedded:
         if config is not None or data_dir is not None or broker_groups is not None:
             raise ClientStateError(
@@ -121,6 +147,7 @@ class Client(Closing):
         self._open: dict[int, Any] = {}
         self._requests: ClientRequests | None = None
         self._closed = False
+        self._identity: Identity | None = None
         self.node_id: str = ray.get_runtime_context().get_node_id()
         self._born_host = (ray.util.get_node_ip_address(), 0)
         self.routes = RouteCache(running_nameservers())
@@ -130,6 +157,10 @@ class Client(Closing):
         self._commits = CommitThreads()
         self._pid = os.getpid()
         atexit.register(self.close)
+
+    def acts_as(self, who: Identity) -> None:
+        """Give this user back when the client is closed."""
+        self._identity = who
 
     @property
     def admin(self) -> Admin:
@@ -354,6 +385,8 @@ class Client(Closing):
         self.storages.close()
         close_broker_clients()
         self._release()
+        if self._identity is not None:
+            identity.give_back(self._identity)
         if failures:
             raise failures[0]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from raydp_jobs.sink.partitions import Writers
-from raydp_jobs.worker_client import address_of_cluster, worker_client
+from raydp_jobs.worker_client import ClusterAddress, address_of_cluster, worker_client
 from raymq.client import Client, connect
 from raymq.message import MessageQueue
 from raymq.producer.repeatable.writer import RepeatableWriter
@@ -48,7 +48,7 @@ class ClusterConnection(Connection):
 class ClusterWriters(Writers):
     """Makes writers in a worker of the Ray cluster at `address`."""
 
-    address: str
+    address: ClusterAddress
     topic: str
     queues: tuple[MessageQueue, ...]
     now_ms: int | None

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 
 from raydp_jobs.source.locality import numbered_partitions, preferred_hosts
 from raydp_jobs.source.losses import count_losses
-from raydp_jobs.worker_client import address_of_cluster, worker_client
+from raydp_jobs.worker_client import ClusterAddress, address_of_cluster, worker_client
 from raymq.client import Client, connect
 from raymq.consumer.subscription import ALL, Subscription
 from raymq.filters.sql import SqlFilter
@@ -135,7 +135,7 @@ def spark_schema(columns: Sequence[str] | None = None) -> StructType:
 
 def read_ranges(
     ranges: Iterable[OffsetRange],
-    address: str,
+    address: ClusterAddress,
     tags: frozenset[str],
     fail_on_data_loss: bool,
     columns: Sequence[str] | None = None,

@@ -18,9 +18,11 @@ from ray.data._internal.planner.plan_write_op import WRITE_UUID_KWARG_NAME
 from ray.data.block import Block, BlockAccessor
 from ray.data.datasource.datasink import Datasink, WriteResult
 
+from raymq import identity
 from raymq.data.messages import MessageFields, Serializer, to_messages
 from raymq.data.shared_client import driver_client, worker_client
 from raymq.errors import InvalidArgumentError
+from raymq.identity import Identity
 from raymq.message import MessageQueue
 from raymq.names import check_group, check_user_topic
 from raymq.producer.table import QueueRange
@@ -81,6 +83,8 @@ class TopicDatasink(Datasink):
         self.summary: WriteSummary | None = None
         self._queues: tuple[MessageQueue, ...] = ()
         self._now_ms = 0
+        self._user: Identity | None = None
+        """The user whom the program acts as; so do the tasks."""
         self._fix()
 
     def on_write_start(self, schema: Any = None) -> None:
@@ -98,6 +102,7 @@ class TopicDatasink(Datasink):
     def _fix(self) -> None:
         with driver_client(self._address) as client:
             self._queues = client.write_queues(self._topic)
+            self._user = identity.present()
         self._now_ms = time.time_ns() // 1_000_000
 
     def write(self, blocks: Iterable[Block], ctx: TaskContext) -> WriteSummary:
@@ -105,7 +110,7 @@ class TopicDatasink(Datasink):
         writer; a task that Ray retries goes on behind what is stored."""
         write_id = ctx.kwargs[WRITE_UUID_KWARG_NAME] if self._idempotent else uuid.uuid4().hex
         with (
-            worker_client().use() as client,
+            worker_client().use(self._user) as client,
             client.repeatable_writer(
                 self._topic,
                 producer_id=f"{self._group}/{write_id}/{ctx.task_idx}",

@@ -17,6 +17,7 @@ from ray.data import DataContext
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
+from raymq import identity
 from raymq.client import Client
 from raymq.consumer.subscription import ALL, Subscription
 from raymq.data.columns import SCHEMA, needed_of, schema_of, to_block
@@ -25,6 +26,7 @@ from raymq.data.shared_client import driver_client, worker_client
 from raymq.data.tasks import SizedRange, at_most, divide, sized
 from raymq.errors import RequestTimeoutError
 from raymq.filters.sql import SqlFilter
+from raymq.identity import Identity
 from raymq.scan.batches import open_ranges
 from raymq.scan.expression import text_of
 from raymq.scan.queue_bounds import ClusterQueues
@@ -80,6 +82,8 @@ class RangesDatasource(Datasource):
         self._options = options
         self._pieces = tuple(sized(ranges, source.range_bytes(ranges) if ranges else []))
         self.ranges: tuple[OffsetRange, ...] = tuple(ranges)
+        self._user = identity.present()
+        """The user whom the planning program acts as; so do the tasks."""
 
     def get_name(self) -> str:
         """The name of the read in Ray's progress bars."""
@@ -104,7 +108,7 @@ class RangesDatasource(Datasource):
         parts = divide(self._pieces, parallelism)
         if options.rows_per_block is not None:  # Ray puts the small blocks of a task together
             parts = at_most(parts, options.rows_per_block)
-        return [_read_task(part, options, block_bytes, per_task_row_limit) for part in parts]
+        return [_read_task(part, options, block_bytes, per_task_row_limit, self._user) for part in parts]
 
     @property
     def _columns(self) -> tuple[str, ...]:
@@ -138,7 +142,9 @@ class TopicDatasource(RangesDatasource):
             super().__init__(source, ranges, options)
 
 
-def _read_task(part: Sequence[SizedRange], options: ReadOptions, block_bytes: int, row_limit: int | None) -> ReadTask:
+def _read_task(
+    part: Sequence[SizedRange], options: ReadOptions, block_bytes: int, row_limit: int | None, user: Identity | None
+) -> ReadTask:
     ranges = [piece.range for piece in part]
     # Without a filter, and with every loss an error, the task yields as many rows as there are offsets.
     is_exact = not options.tags and options.sql is None and options.fail_on_data_loss
@@ -150,7 +156,7 @@ def _read_task(part: Sequence[SizedRange], options: ReadOptions, block_bytes: in
     )
 
     def read() -> Iterator[pa.Table]:
-        with worker_client().use() as client:
+        with worker_client().use(user) as client:
             yield from read_blocks(client, ranges, options, block_bytes)
 
     return ReadTask(read, metadata, schema=schema_of(options.columns), per_task_row_limit=row_limit)

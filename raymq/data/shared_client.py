@@ -15,6 +15,8 @@ from typing import Final
 
 from raymq.client import Client, connect
 from raymq.cluster.attach import attach_ray
+from raymq.errors import ClientStateError
+from raymq.identity import Identity, acting_as
 
 IDLE_S: Final = 10.0
 """A client that is not used for so long is closed."""
@@ -23,24 +25,36 @@ logger = logging.getLogger(__name__)
 
 
 class SharedClient:
-    """One client for all tasks of a process. Thread-safe. `make` connects."""
+    """One client for all tasks of a process, of one user at a time. Thread-safe. `make` connects."""
 
     def __init__(self, make: Callable[[], Client], idle_s: float = IDLE_S) -> None:
         self._make, self._idle_s = make, idle_s
         self._lock = threading.Lock()
         self._client: Client | None = None
+        self._identity: Identity | None = None
+        """The user of the client."""
         self._users = 0
         self._idle: threading.Timer | None = None
 
     @contextmanager
-    def use(self) -> Iterator[Client]:
-        """The client, which stays open until the block has ended. Raises as `raymq.connect` does."""
+    def use(self, identity: Identity | None = None) -> Iterator[Client]:
+        """The client of a user, which stays open until the block has ended; one of another user is closed first.
+
+        Raises as `raymq.connect` does; ClientStateError while tasks of another user use it.
+        """
         with self._lock:
             if self._idle is not None:
                 self._idle.cancel()
                 self._idle = None
+            if self._client is not None and self._identity != identity:
+                if self._users:
+                    raise ClientStateError("this worker runs a task of another user of raymq; try again after it")
+                stale, self._client = self._client, None
+                stale.close()
             if self._client is None:
-                self._client = self._make()
+                with acting_as(identity):
+                    self._client = self._make()
+                self._identity = identity
             client = self._client
             self._users += 1
         try:

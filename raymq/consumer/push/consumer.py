@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypedDict
 
+from raymq import identity
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.push.consume_pool import Replier
 from raymq.consumer.push.hook import ConsumeHook
@@ -179,7 +180,7 @@ class PushConsumer:
             instance = Instance(name, secrets.token_hex(8), brokers)
             try:
                 listener = ListenerActor.options(**options, name=name).remote(
-                    self._listener, settings, tuple(self._hooks), instance, self._make_replier
+                    self._listener, settings, tuple(self._hooks), instance, self._make_replier, identity.present()
                 )
             except ValueError:  # the name is taken
                 continue

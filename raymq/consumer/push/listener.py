@@ -24,6 +24,7 @@ from typing import Any, Final
 import cloudpickle
 import ray
 
+from raymq import identity
 from raymq.consumer.push.consume_pool import Replier
 from raymq.consumer.push.feed_client import FeedClient
 from raymq.consumer.push.hook import ConsumeHook
@@ -31,6 +32,7 @@ from raymq.consumer.push.hosting import Hosted, Hosting, Instance
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.push.task_feed import TaskFeed
 from raymq.errors import ListenerError, SystemBusyError
+from raymq.identity import Identity
 from raymq.members.questions import ThreadStack
 from raymq.members.stacks import thread_stacks
 from raymq.message import ConsumeStatus, MessageExt
@@ -91,7 +93,11 @@ class Listener:
         hooks: tuple[ShippedListener, ...] = (),
         instance: Instance | None = None,
         make_replier: Callable[[], Replier] | None = None,
+        user: Identity | None = None,
     ) -> None:
+        """`user`: whom this process acts as, for as long as it lives."""
+        if user is not None:
+            identity.take(user)
         self._instance = instance
         self._hosted: Hosted | None = None
         self._settings = settings

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from raymq import identity
 from raymq.data.shared_client import SharedClient
+from raymq.errors import ClientStateError
+from raymq.identity import Identity
 from tests.support.history.waiting import eventually
 
 
@@ -95,3 +98,30 @@ def test_a_client_that_cannot_be_closed_is_logged_and_replaced(caplog: pytest.Lo
     eventually(lambda: "could not be closed" in caplog.text, "the warning")
     with shared.use() as again:
         assert again is made[1]
+
+
+ALICE, BOB = Identity("alice", b"a"), Identity("bob", b"b")
+
+
+def test_a_user_ends_with_its_tasks() -> None:
+    seen: list[Identity | None] = []
+
+    def connect() -> Any:
+        seen.append(identity.present())
+        return connections()
+
+    connections = Connections()
+    shared = SharedClient(connect, idle_s=60.0)
+    for user in (ALICE, ALICE, BOB, None):
+        with shared.use(user):
+            pass
+    assert seen == [ALICE, BOB, None]
+    assert [one.closed.is_set() for one in connections.made] == [True, True, False]
+
+
+def test_a_task_of_another_user_does_not_get_a_client_in_use() -> None:
+    shared = SharedClient(Connections(), idle_s=60.0)
+    with shared.use(ALICE), pytest.raises(ClientStateError, match="another user"), shared.use(BOB):
+        pass
+    with shared.use(BOB):
+        pass

@@ -1,0 +1,57 @@
+"""The user of a Spark worker: the driver's, for as long as its tasks are that user's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raydp_jobs import worker_client as module
+from raydp_jobs.worker_client import ClusterAddress, worker_client
+from raymq import identity
+from raymq.identity import Identity
+
+ALICE, BOB = Identity("alice", b"a"), Identity("bob", b"b")
+
+
+class FakeClient:
+    """A client that holds the identity of its process, as a real one does."""
+
+    def __init__(self) -> None:
+        self.user = identity.present()
+        self.is_closed = False
+        if self.user is not None:
+            identity.take(self.user)
+
+    def close(self) -> None:
+        self.is_closed = True
+        if self.user is not None:
+            identity.give_back(self.user)
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> Any:
+    made: list[FakeClient] = []
+    monkeypatch.setattr(module, "connect", lambda address: made.append(FakeClient()) or made[-1])
+    monkeypatch.setattr(module, "spare_collections", lambda: None)
+    monkeypatch.setattr(module, "spare_archives", lambda: None)
+    yield made
+    for one in module._kept.values():
+        one.close()
+    module._kept.clear()
+    assert identity.present() is None
+
+
+def test_tasks_of_one_user_share_a_client_and_another_user_ends_it(made: list[FakeClient]) -> None:
+    first = worker_client(ClusterAddress("a:1", ALICE))
+    assert worker_client(ClusterAddress("a:1", ALICE)) is first
+    assert identity.present() == ALICE
+    worker_client(ClusterAddress("a:1", BOB))
+    assert identity.present() == BOB
+    worker_client(ClusterAddress("a:1", None))
+    assert identity.present() is None
+    assert [(one.user, one.is_closed) for one in made] == [(ALICE, True), (BOB, True), (None, False)]
+
+
+def test_an_address_prints_no_key() -> None:
+    assert "b'a'" not in repr(ClusterAddress("a:1", ALICE))
