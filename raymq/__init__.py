@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test compares it with _HOMES
+    from raymq.access.credentials import Credentials as Credentials
     from raymq.client import Client as Client, connect as connect
     from raymq.consumer.pull.async_consumer import AsyncPullConsumer as AsyncPullConsumer
     from raymq.consumer.pull.consumer import PullConsumer as PullConsumer
@@ -23,6 +24,8 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
     from raymq.consumer.simple.consumer import SimpleConsumer as SimpleConsumer
     from raymq.consumer.simple.received_message import ReceivedMessage as ReceivedMessage
     from raymq.errors import (
+        AccessDeniedError as AccessDeniedError,
+        AuthenticationError as AuthenticationError,
         ClientStateError as ClientStateError,
         ClusterNotFoundError as ClusterNotFoundError,
         ConfigError as ConfigError,
@@ -39,7 +42,9 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
         NoPermissionError as NoPermissionError,
         NotMasterError as NotMasterError,
         OffsetOutOfRangeError as OffsetOutOfRangeError,
+        PolicyNotExistError as PolicyNotExistError,
         PredicateFailedError as PredicateFailedError,
+        QuotaExceededError as QuotaExceededError,
         RaymqError as RaymqError,
         RecallError as RecallError,
         ReceiptExpiredError as ReceiptExpiredError,
@@ -47,6 +52,7 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
         RequestTimeoutError as RequestTimeoutError,
         SendUnknownError as SendUnknownError,
         ServiceNotAvailableError as ServiceNotAvailableError,
+        SignedTooEarlyError as SignedTooEarlyError,
         StoreCorruptError as StoreCorruptError,
         StoreError as StoreError,
         StoreFailedError as StoreFailedError,
@@ -58,6 +64,7 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
         TopicNotExistError as TopicNotExistError,
         TransactionError as TransactionError,
         TransactionTooLateError as TransactionTooLateError,
+        UserNotExistError as UserNotExistError,
     )
     from raymq.filters.sql import SqlFilter as SqlFilter, sql as sql
     from raymq.hooks import FetchedBatch as FetchedBatch, HookedBatch as HookedBatch, PutBatch as PutBatch
@@ -105,6 +112,13 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
 __version__ = "0.1.0"
 
 _HOMES: Final = {
+    "AccessDeniedError": "raymq.errors",
+    "AuthenticationError": "raymq.errors",
+    "PolicyNotExistError": "raymq.errors",
+    "QuotaExceededError": "raymq.errors",
+    "SignedTooEarlyError": "raymq.errors",
+    "UserNotExistError": "raymq.errors",
+    "Credentials": "raymq.access.credentials",
     "AllocateStrategy": "raymq.protocol.membership",
     "Allocation": "raymq.protocol.membership",
     "AsyncProducer": "raymq.producer.async_producer",

@@ -11,6 +11,12 @@
     ├── TopicExistsError                18
     ├── GroupNotExistError              26
     ├── NoPermissionError               16
+    │   ├── AccessDeniedError           16    the user's policies do not allow the request
+    │   └── AuthenticationError         16    not signed by a known, enabled user
+    │       └── SignedTooEarlyError     16    signed before the server started: sign it anew
+    ├── QuotaExceededError               2    retryable: the user sends or fetches more than its quota
+    ├── UserNotExistError             3001
+    ├── PolicyNotExistError           3002
     ├── SystemBusyError                  2    retryable: a bounded buffer is full
     ├── ServiceNotAvailableError        14    retryable: the server exists but cannot serve now
     │   ├── NotMasterError              14    retryable: another replica is master now
@@ -165,6 +171,83 @@ class NoPermissionError(RaymqError):
     """The permission of a topic or the settings of a group forbid the call."""
 
     code = 16
+
+
+class AccessDeniedError(NoPermissionError):
+    """Access is on, and the policies of the user do not allow the request. Nothing was changed or read.
+
+    `need` says what would have to be allowed, as ``Pub on Topic:orders``; `reason` why it is not.
+    """
+
+    def __init__(self, user: str, need: str, reason: str) -> None:
+        super().__init__(user, need, reason)
+        self.user, self.need, self.reason = user, need, reason
+
+    def __str__(self) -> str:
+        return (
+            f"user {self.user!r} may not do this: it needs {self.need}, and {self.reason}; its policies are in the "
+            "file that access.users_file names"
+        )
+
+
+class AuthenticationError(NoPermissionError):
+    """Access is on, and the request has no signature, or not one that a known, enabled user made for it just now.
+
+    Nothing was changed or read. A client is given credentials by ``raymq.connect(credentials=…)``, by RAYMQ_USER with
+    RAYMQ_SECRET or RAYMQ_SECRET_FILE, or by a file.
+    """
+
+
+class SignedTooEarlyError(AuthenticationError):
+    """The request was signed before its server started, which cannot tell if it is a repeat. raymq's clients sign and
+    send it once more by themselves."""
+
+
+class UserNotExistError(RaymqError):
+    """No user of this name is kept."""
+
+    code = 3001
+
+    def __init__(self, user: str) -> None:
+        super().__init__(user)
+        self.user = user
+
+    def __str__(self) -> str:
+        return f"user {self.user!r} does not exist: see the file that access.users_file names"
+
+
+class PolicyNotExistError(RaymqError):
+    """The user has no policy, or no entry for this resource."""
+
+    code = 3002
+
+    def __init__(self, user: str, resource: str) -> None:
+        super().__init__(user, resource)
+        self.user, self.resource = user, resource
+
+    def __str__(self) -> str:
+        about = f"entry for {self.resource}" if self.resource else "policy"
+        return f"user {self.user!r} has no {about}: see the file that access.users_file names"
+
+
+class QuotaExceededError(RaymqError):
+    """The user sends or fetches more than its quota allows. The request did nothing and may come again.
+
+    `what` is ``bytes`` or ``messages``; `retry_after_ms` the time in ms after which the same request fits.
+    """
+
+    code = 2
+    retryable = True
+
+    def __init__(self, user: str, what: str, retry_after_ms: int) -> None:
+        super().__init__(user, what, retry_after_ms)
+        self.user, self.what, self.retry_after_ms = user, what, retry_after_ms
+
+    def __str__(self) -> str:
+        return (
+            f"user {self.user!r} has used up its {self.what} per second: the same request fits in {self.retry_after_ms}"
+            " ms; its quota is in the file that access.users_file names"
+        )
 
 
 class SystemBusyError(RaymqError):

@@ -1,6 +1,7 @@
 """The user that this process acts as: one at a time, for all of its calls to raymq's actors.
 
-A call over a lane is made in the name of this user (raymq.remoting.lane). It is the process's and not a client's,
+A call over a lane is made in the name of this user (raymq.remoting.lane), and so is each call of an actor's method
+(raymq.remoting.actor_ref), which is signed. It is the process's and not a client's,
 because threads, lanes and clients of brokers are shared in it. A process that is used anew, as Ray's and Spark's
 workers are, gives the user back at the end of its task (`acting_as`). Where nobody asks for users there is none.
 Nothing survives the process; the key is never printed.
@@ -17,6 +18,8 @@ from typing import Final
 
 from raymq.errors import ClientStateError
 
+SIGNED: Final = "signed_"
+"""The beginning of the name of an actor method's twin for signed calls."""
 USER_NAME_MAX_BYTES: Final = 127
 """The longest name of a user that a lane's handshake carries, as UTF-8."""
 

@@ -1,0 +1,77 @@
+"""Tells a server who sends a request: from its signature, or from an address that needs none.
+
+The order is that of ACL 1.0 (spec/features.md §7.3, 1 to 5), which ACL 2.0 keeps for what it has: an address on the
+server's white list passes without a user; then the user must be named, known and enabled; from an address of its own
+white list the user needs no signature; from everywhere else the signature must fit and be new. White lists are empty
+unless somebody fills them, and trust addresses, as nothing else here does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from raymq.access.addresses import pattern_matches
+from raymq.access.signatures import NONCES_MAX, SeenNonces, Signature, check
+from raymq.access.state import AuthState
+from raymq.access.users import INTERNAL_USER, User, UserType
+from raymq.errors import AuthenticationError
+
+ANYBODY: Final = User("", b"", UserType.SUPER)
+"""The user of a request from an address on the server's white list: it may do everything."""
+
+
+class Authenticator:
+    """A server's memory of signed requests, and the key of raymq's own actors. Not thread-safe.
+
+    `internal_key`: the key with which raymq's own actors sign, as INTERNAL_USER; None where none do. `white_list`:
+    patterns of addresses (raymq.access.addresses) from where requests need no signature at all.
+    """
+
+    def __init__(
+        self,
+        since_ms: int,
+        *,
+        internal_key: bytes | None = None,
+        white_list: Sequence[str] = (),
+        nonces_max: int = NONCES_MAX,
+    ) -> None:
+        self._internal = None if internal_key is None else User(INTERNAL_USER, internal_key, UserType.SUPER)
+        self._white_list = tuple(white_list)
+        self._seen = SeenNonces(since_ms, nonces_max)
+
+    def user_of(
+        self,
+        state: AuthState,
+        signature: Signature | None,
+        actor: str,
+        method: str,
+        payload: bytes,
+        *,
+        address: str = "",
+        now_ms: int,
+    ) -> User:
+        """The user who sends this request. AuthenticationError, which changes nothing: nobody known does.
+
+        `address` is the peer's as the server's socket sees it, "" where there is none. `now_ms`: ms since 1970.
+        """
+        if any(pattern_matches(pattern, address) for pattern in self._white_list):
+            return ANYBODY
+        if signature is None or not signature.user:
+            raise AuthenticationError(
+                f"{method} of {actor} needs a user: give raymq.connect credentials, or set RAYMQ_USER and RAYMQ_SECRET"
+            )
+        user = self._internal if signature.user == INTERNAL_USER else state.users.get(signature.user)
+        if user is None:
+            raise AuthenticationError(
+                f"user {signature.user!r} is not known here: see the file that access.users_file names"
+            )
+        if not user.is_enabled:
+            raise AuthenticationError(
+                f"user {user.name!r} is disabled: see its status in the file that access.users_file names"
+            )
+        if address and user.white_addresses and pattern_matches(user.white_addresses, address):
+            return user
+        check(user.key, signature, actor, method, payload, now_ms)
+        self._seen.take(signature, now_ms)
+        return user
