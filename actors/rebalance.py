@@ -26,6 +26,7 @@ from typing import Any, Final
 import ray
 
 from actors import register
+from actors.access.door import access_for
 from actors.actor_class import actor_class
 from actors.core.rebalance.server import RebalanceServer, TopicQueues
 from actors.core.rebalance.slot_lease import LOOK_INTERVAL_S
@@ -193,7 +194,9 @@ def start_rebalance(
     """Create the Rebalance actors that do not exist; returns the names of all. Does not wait for them to answer."""
     names = [str(RebalanceName(index)) for index in range(servers)]
     for index, name in enumerate(names):
-        RebalanceActor.options(name=name, get_if_exists=True).remote(index, servers, nameservers, metrics)
+        RebalanceActor.options(name=name, get_if_exists=True).remote(
+            index, servers, nameservers, metrics, **access_for(name)
+        )
     return names
 
 

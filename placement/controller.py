@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import ray
 
+from actors.access.door import access_for
 from actors.actor_class import actor_class
 from actors.core.replica.orders import Follow, GroupLeader, Order, Renew, ReplicaState
 from actors.metrics_thread import MetricsThread
@@ -288,7 +289,7 @@ class Controller:
         watched.order = order
         if isinstance(order, Follow):
             name = ReplicatorName(order.group, order.replica)
-            ReplicatorActor.options(name=str(name), get_if_exists=True).remote(watched.name)
+            ReplicatorActor.options(name=str(name), get_if_exists=True).remote(watched.name, **access_for(str(name)))
         if not isinstance(order, Renew):
             watched.wake.set()
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.access.door import access_for
 from actors.broker.actor import BrokerActor
 from actors.nameserver import NameServerActor
 from actors.rebalance import start_rebalance
@@ -66,6 +67,7 @@ def _start(plan: Plan, progress: ProgressCallback, deadline_s: float, log_bytes:
             [broker.broker_name for broker in plan.brokers],
             name=str(nameserver.name),
             metrics=plan.metrics,
+            **access_for(str(nameserver.name)),
         )
     progress("opening the stores")
     for storage in plan.storages:
@@ -78,7 +80,7 @@ def _start(plan: Plan, progress: ProgressCallback, deadline_s: float, log_bytes:
         _end_outdated(plan.controller)
         # Its journal is on that node's disk.
         ControllerActor.options(name=CONTROLLER, get_if_exists=True, scheduling_strategy=on_head).remote(
-            plan.controller
+            plan.controller, **access_for(CONTROLLER)
         )
         _wait(CONTROLLER, "status", deadline_s)
     rebalances = start_rebalance(
@@ -86,7 +88,9 @@ def _start(plan: Plan, progress: ProgressCallback, deadline_s: float, log_bytes:
     )
     progress("starting the brokers")
     for broker in plan.brokers:
-        BrokerActor.options(name=broker.broker_name, get_if_exists=True).remote(broker)
+        BrokerActor.options(name=broker.broker_name, get_if_exists=True).remote(
+            broker, **access_for(broker.broker_name)
+        )
     for broker in plan.brokers:
         _wait(broker.broker_name, "groups", deadline_s)
     for name in rebalances:

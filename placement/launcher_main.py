@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import ray
 
 from placement import launch, operations
+from placement.access import launching as access
 from placement.board import install_on_head, try_to_install
 from placement.console.actor import start_console, stop_console
 from placement.inventory import inventory, running
@@ -52,6 +53,7 @@ def _carry_out(request: dict[str, Any]) -> Any:
     action = request["action"]
     if action == "start":
         settings = ClusterSettings(**request["settings"])
+        access.prepare(settings.access, settings.data_dir)
         known, draining = operations.placed_replicas()
         nodes = inventory(settings.data_dir, draining, node_label=settings.placement.node_label)
         plan = make_plan(settings, nodes, known)
@@ -62,6 +64,7 @@ def _carry_out(request: dict[str, Any]) -> Any:
             _progress("starting the console")
             start_console(settings.console, settings.cluster_name)
         return running()
+    access.act_as_caller()
     if action == "console":
         settings = ClusterSettings(**request["settings"])
         if not any(name.startswith("nameserver-") for name in running()):

@@ -21,7 +21,7 @@ from raymq.identity import Identity, acting_as
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """Where workers connect to, and the user whom they act as; None where the driver acts as nobody."""
+    """The cluster that workers connect to, and the user whom they act as; None where the driver acts as nobody."""
 
     address: str
     user: Identity | None

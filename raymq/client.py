@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, Unpack
 import ray
 
 from raymq import identity
+from raymq.access.credentials import Credentials, find_credentials
 from raymq.closing import Closing
 from raymq.cluster.attach import attach_ray
 from raymq.cluster.embedded import EmbeddedCluster
@@ -68,6 +69,7 @@ def connect(
     data_dir: str | Path | None = None,
     broker_groups: int | None = None,
     progress: ProgressCallback = lambda step: None,
+    credentials: Credentials | None = None,
 ) -> Client:
     """Connect to the raymq of a Ray cluster, or start one on this machine.
 
@@ -80,9 +82,15 @@ def connect(
     and ClientStateError where a raymq runs already.
     `progress` is called with each step's name.
 
-    The user that this process acts as (raymq.identity), if any, stays the same until the client is closed.
+    `credentials`: the user in whose name every request is made, where access is on; by default those of the
+    environment or of a file, if there are any (raymq.access.credentials). A process acts as one user at a time:
+    ClientStateError while it has a client of another one. AuthenticationError where access is on and no known user is
+    given.
     """
-    who = identity.present()
+    who = identity.present() if credentials is None else credentials.identity
+    if who is None:
+        found = find_credentials()
+        who = None if found is None else found.identity
     if who is None:
         return _connect(address, embedded, config, data_dir, broker_groups, progress)
     identity.take(who)

@@ -28,6 +28,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import raymq
+from actors.access.door import access_for
 from actors.actor_class import actor_class
 from actors.broker.broker_metrics import BrokerMetrics, Clients
 from actors.broker.direct_appends import DirectAppends
@@ -248,7 +249,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, QuestionMethods):
         name = str(PullName(node_id))
         strategy = NodeAffinitySchedulingStrategy(node_id, soft=True)
         PullActor.options(name=name, get_if_exists=True, scheduling_strategy=strategy).remote(
-            self._settings.nameservers
+            self._settings.nameservers, **access_for(name)
         )
         return name
 

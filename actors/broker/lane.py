@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
+from actors.access.door import lane_guard, lane_users
 from actors.request_pool import RequestKind, RequestPool
 from raymq.config.cluster import BrokerOptions
 from raymq.errors import RaymqError
@@ -89,12 +90,12 @@ class BrokerLane:
         self._pool = RequestPool("broker-lane", LANE_THREADS, request_kinds(options))
         self._heartbeats, self._others = self._pool.queues["heartbeat"], self._pool.queues["client"]
         methods = {name: getattr(broker, name) for name in LANE_RESULTS if name not in answered_later}
-        calls = ControlCalls(methods, self._call_soon, answered_later)
+        calls = ControlCalls(methods, self._call_soon, answered_later, guard=lane_guard())
         try:
-            self._server = LaneServer(label, {Kind.CALL: calls}, host=host, tls=rays_tls())
+            self._server = LaneServer(label, {Kind.CALL: calls}, host=host, tls=rays_tls(), users=lane_users())
         except (OSError, KeyError) as error:  # the address, or the files of TLS
             logger.error("%s has no lane for other nodes, whose calls are actor methods now: %r", label, error)
-            self._server = LaneServer(label, {Kind.CALL: calls})
+            self._server = LaneServer(label, {Kind.CALL: calls}, users=lane_users())
         self._pool.refuse_by(self._server.loop)
 
     @property

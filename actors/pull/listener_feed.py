@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from ray.exceptions import ActorDiedError, RayActorError
 
+from actors.access.door import lane_guard, lane_users
 from actors.core.consume.consume_service import Reaction, SendBack
 from actors.core.consume.process_queue import Task
 from actors.core.consume.process_queues import PauseState
@@ -88,8 +89,10 @@ class FeedThread:
         self._timer: Timer | None = None
         """The next look at the feeds' times; for the thread only."""
         self._timer_s = float("inf")
-        calls = ControlCalls({}, _no_methods, {"next_tasks": self._next_tasks, "report": self._report})
-        self._server = LaneServer("pull", {Kind.CALL: calls}, contexts=_LaneUser)
+        calls = ControlCalls(
+            {}, _no_methods, {"next_tasks": self._next_tasks, "report": self._report}, guard=lane_guard()
+        )
+        self._server = LaneServer("pull", {Kind.CALL: calls}, contexts=_LaneUser, users=lane_users())
         self._loop = self._server.loop
 
     @property

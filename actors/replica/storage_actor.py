@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import ray
 
+from actors.access.door import lane_guard, lane_users
 from actors.actor_class import actor_class
 from actors.core.broker.state import STATE_TOPIC
 from actors.core.replica.append_limit import AppendLimit
@@ -159,6 +160,8 @@ class Storage:
             frame_max_bytes=min(longest + FRAME_OVERHEAD_BYTES, PAYLOAD_MAX),
             queues=self._settings,
             more=self._log_handlers,
+            users=lane_users(),
+            guard=lane_guard(),
         )
         try:
             return plane(host=self._host, tls=rays_tls())

@@ -14,6 +14,7 @@ from typing import Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.access.door import access_for
 from actors.actor_class import actor_class
 from actors.options import PERSISTENT
 from placement.actor_lifecycle import end_actor
@@ -135,7 +136,9 @@ def start_console(options: ConsoleOptions, cluster_name: str) -> dict[str, Any]:
     if CONSOLE in running() and _settings() != options:
         end_actor(CONSOLE)
     on_head = NodeAffinitySchedulingStrategy(head_node_id(), soft=False)
-    ConsoleActor.options(name=CONSOLE, get_if_exists=True, scheduling_strategy=on_head).remote(options, cluster_name)
+    ConsoleActor.options(name=CONSOLE, get_if_exists=True, scheduling_strategy=on_head).remote(
+        options, cluster_name, **access_for(CONSOLE)
+    )
     try:
         address: dict[str, Any] = ActorRef(CONSOLE).call("describe", timeout_s=CONSOLE_READY_TIMEOUT_S)
     except BaseException:

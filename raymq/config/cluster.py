@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from raymq.config.access import AccessOptions
 from raymq.config.console import ConsoleOptions
 from raymq.config.metrics import MetricsOptions, MetricsSettings
 from raymq.config.settings_file import read_settings_file
@@ -220,6 +221,7 @@ class ClusterSettings(BaseModel):
     placement: Annotated[PlacementOptions, Field(description="The nodes that may hold stores.")] = PlacementOptions()
     metrics: Annotated[MetricsOptions, Field(description="Figures in Ray's Prometheus pipeline.")] = MetricsOptions()
     console: Annotated[ConsoleOptions, Field(description="The web console.")] = ConsoleOptions()
+    access: Annotated[AccessOptions, Field(description="Who may do what.")] = AccessOptions()
 
     @field_validator("data_dir")
     @classmethod
@@ -283,6 +285,7 @@ def _hint(key_path: tuple[int | str, ...]) -> str:
     sections: dict[str, type[BaseModel]] = {
         "store": StoreOptions,
         "broker": BrokerOptions,
+        "access": AccessOptions,
         "console": ConsoleOptions,
         "replication": ReplicationOptions,
         "placement": PlacementOptions,

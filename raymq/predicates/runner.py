@@ -23,6 +23,8 @@ from typing import Any, Final
 
 import ray
 
+from raymq import identity
+from raymq.identity import Identity
 from raymq.predicates.evaluation import Evaluated
 from raymq.predicates.predicate import Predicate
 from raymq.predicates.process import PredicateProcess
@@ -40,9 +42,13 @@ FIND_TIMEOUT_S: Final = 5.0
 
 
 class PredicateRunner:
-    """The shell around one PredicateScan. `storage` names the storage actor to read."""
+    """The shell around one PredicateScan. `storage` names the storage actor to read, as `user` if one is given."""
 
-    def __init__(self, storage: str, predicate: Predicate, idle_s: float = RUNNER_IDLE_S) -> None:
+    def __init__(
+        self, storage: str, predicate: Predicate, idle_s: float = RUNNER_IDLE_S, user: Identity | None = None
+    ) -> None:
+        if user is not None:
+            identity.take(user)
         self._client = StorageClient(storage, ray.get_runtime_context().get_node_id())
         self._predicate = predicate
         self._process = PredicateProcess(predicate)

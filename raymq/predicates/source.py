@@ -15,6 +15,7 @@ from typing import Any, Final
 from ray.exceptions import RuntimeEnvSetupError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raymq import identity
 from raymq.errors import PredicateFailedError
 from raymq.message import MessageQueue, PullStatus
 from raymq.names import INSTANCES, PredicateName
@@ -111,7 +112,7 @@ class PredicateStorage:
                 get_if_exists=True,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
                 **options,
-            ).remote(self._storage.name, self._predicate)
+            ).remote(self._storage.name, self._predicate, user=identity.present())
             self._runner = (node_id, runner)
             return runner, True
 

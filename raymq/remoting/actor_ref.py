@@ -1,15 +1,19 @@
 """Calls to Ray actors: the only module of raymq's clients that makes them, and that turns Ray's errors into raymq's.
 
-Every call has a timeout. A call that Ray reports as failed may have run (design: facts about Ray), so a failure here
-says no more than "no answer"; the caller knows if its call is safe to repeat.
+A call in the name of a user (raymq.identity) is signed, and made by the method's twin for that. Every call has a
+timeout. A call that Ray reports as failed may have run (design: facts about Ray), so a failure here says no more than
+"no answer"; the caller knows if its call is safe to repeat.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
+import time
 from typing import Any, Final
 
 import ray
+from ray import cloudpickle
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
@@ -19,7 +23,10 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq import identity
+from raymq.access.signatures import NONCE_BYTES, Signature, sign
+from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError, SignedTooEarlyError
+from raymq.identity import Identity
 from raymq.names import NAMESPACE, NameServerName
 
 NAME_SERVERS_MAX: Final = 3
@@ -76,16 +83,38 @@ class ActorRef:
         Raises what the method raised if that is a RaymqError; RequestTimeoutError when there was no answer in time;
         ServiceNotAvailableError when the actor is dead, restarting or unreachable (the call may have run).
         """
+        what = f"{self.name}.{method}"
+        until_s = time.monotonic() + timeout_s
         try:
-            return resolve(self.start(method, *args, **kwargs), f"{self.name}.{method}", timeout_s)
+            try:
+                return resolve(self.start(method, *args, **kwargs), what, timeout_s)
+            except SignedTooEarlyError:  # the server had not started when it was signed, and has not carried it out
+                left_s = max(0.0, until_s - time.monotonic())
+                return resolve(self.start(method, *args, **kwargs), what, left_s)
         except ActorGoneError:
             self.drop_handle()
             raise
 
     def start(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method without waiting: returns Ray's reference of the result. ServiceNotAvailableError when no actor
-        has this name."""
-        return getattr(self.handle(), method).remote(*args, **kwargs)
+        """Call a method without waiting: returns Ray's reference of the result. Signed if this process acts as a user.
+        ServiceNotAvailableError when no actor has this name."""
+        handle = self.handle()
+        who = identity.present()
+        if who is None:
+            return getattr(handle, method).remote(*args, **kwargs)
+        signature, payload = _signed(who, self.name, method, args, kwargs)
+        return getattr(handle, identity.SIGNED + method).remote(signature, payload)
+
+
+def _signed(
+    who: Identity, actor: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Signature, bytes]:
+    """A call's signature, and its arguments as the bytes that are signed."""
+    # Ray would put a result in the place of its reference, among plain arguments only.
+    values = [ray.get(one, timeout=DEFAULT_TIMEOUT_S) if isinstance(one, ray.ObjectRef) else one for one in args]
+    payload = cloudpickle.dumps((values, kwargs))
+    now_ms = time.time_ns() // 1_000_000
+    return sign(who.user, who.key, actor, method, payload, now_ms, secrets.token_bytes(NONCE_BYTES)), payload
 
 
 class ActorGoneError(ServiceNotAvailableError):

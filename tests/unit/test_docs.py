@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 import raymq
 from raymq.cli import cli
+from raymq.config.access import AccessOptions
 from raymq.config.cluster import BrokerOptions, ClusterSettings, PlacementOptions, ReplicationOptions
 from raymq.config.metrics import MetricsOptions
 from raymq.config.store import StoreOptions
@@ -29,6 +30,7 @@ SECTIONS = {
     "`replication`": ReplicationOptions,
     "`placement`": PlacementOptions,
     "`metrics`": MetricsOptions,
+    "`access`": AccessOptions,
     "`store`": StoreOptions,
 }
 FLOORS = ("raymq", "storage", "actors", "placement", "raydp_jobs")

@@ -30,13 +30,43 @@ ROOT = Path(__file__).parents[3]
 def test_an_actor_class_has_the_public_methods_of_the_real_class_with_their_signatures_and_marks(real):
     made = actor_class(real)
     public = {name for name, _ in inspect.getmembers(real, inspect.isfunction) if not name.startswith("_")}
-    assert {name for name, _ in inspect.getmembers(made, inspect.isfunction)} == public | {"__init__", "__new__"}
-    for name in (*public, "__init__"):
+    signed = {f"signed_{name}" for name in public}
+    assert {name for name, _ in inspect.getmembers(made, inspect.isfunction)} == public | signed | {
+        "__init__",
+        "__new__",
+    }
+    for name in public:
         assert inspect.signature(getattr(made, name)) == inspect.signature(getattr(real, name))
+        twin = getattr(made, f"signed_{name}")
+        assert marks(twin) == marks(getattr(made, name)) == marks(getattr(real, name))
+    for name in (*public, "__init__"):
         assert getattr(made, name).__doc__ == getattr(real, name).__doc__
+    parameters = inspect.signature(made.__init__).parameters
+    assert [parameters[name] for name in parameters if name != "access"] == [
+        *inspect.signature(real.__init__).parameters.values()
+    ]
     assert (made.__name__, made.__doc__) == (real.__name__, real.__doc__)
     if real is Storage:
         assert made.fetch.__ray_concurrency_group__ == "fetch"
+
+
+def marks(method):
+    """What Ray knows of a method: its concurrency group, its number of results."""
+    return {name: value for name, value in vars(method).items() if name.startswith("__ray_")}
+
+
+def test_a_constructor_has_no_argument_of_the_name_of_the_stand_ins():
+    class Server:
+        def __init__(self, access):
+            self.access = access
+
+    with pytest.raises(TypeError, match="no argument called access"):
+        actor_class(Server)
+
+
+def test_where_access_is_off_a_signed_call_is_as_good_as_a_plain_one():
+    made = actor_class(RouteTable)(expiry_s=5.0)
+    assert made.signed_topics(None, pickle.dumps(((), {}))) == made.topics() == []
 
 
 def test_an_actor_class_does_what_the_real_object_does_and_raises_what_it_raises():

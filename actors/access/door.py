@@ -1,0 +1,142 @@
+"""The door of a server's process, where access is on: every call and every lane comes through it.
+
+A stand-in (actors.actor_class) opens the door before it makes the real server. From then on the process acts as raymq's
+internal user in its own calls; its lanes ask for users, and their frames pass the gate (`lane_users`, `lane_guard`). A
+method is called by its signed twin only: the signature is checked, the arguments are unpickled after that, the gate
+decides (actors.core.access.gate), and a list is cut to what the user may see (actors.core.access.shown).
+
+This keeps users of raymq from each other's topics. It does not keep out who may submit any work to Ray: Ray itself
+unpickles what comes with an actor call, and whoever has Ray's token may run code.
+
+The servers that this one starts get the same access by `access_for`. Nothing survives the process. Where access is off
+none of this exists.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import pickle
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NoReturn
+
+from actors.core.access.gate import Gate
+from actors.core.access.shown import Sight, cut
+from raymq import identity
+from raymq.access.decide import VISIBLE
+from raymq.access.policies import Need, group_resource, topic_resource
+from raymq.access.requests import rules_of
+from raymq.access.signatures import Signature
+from raymq.access.state import NO_USERS, AuthState
+from raymq.errors import AuthenticationError
+from raymq.identity import Identity
+from raymq.remoting.lane.calls import Guard
+from raymq.remoting.lane.connection import LaneRequest, Users
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAccess:
+    """The access that a server is started with; it is pickled with the server's arguments, and shown nowhere.
+
+    `server`: the actor's name. `internal`: as whom raymq's own actors sign. `state`: the users and policies at first.
+    """
+
+    server: str
+    internal: Identity
+    state: AuthState = field(default=NO_USERS, repr=False)
+
+
+class Door:
+    """The door of one server, of the class `server_class`. Thread-safe. `clock` gives the time in ms since 1970."""
+
+    def __init__(
+        self, access: ServerAccess, server_class: str, clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    ) -> None:
+        self.access, self._server, self._class, self._clock = access, access.server, server_class, clock
+        self.gate = Gate(access.server, access.internal, rules_of(server_class), access.state, clock())
+
+    def refuse_unsigned(self, method: str) -> NoReturn:
+        """Refuse a call that is not signed. AuthenticationError."""
+        raise AuthenticationError(
+            f"{method} of {self._server} needs a user: give raymq.connect credentials, or set RAYMQ_USER and "
+            "RAYMQ_SECRET"
+        )
+
+    def enter(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
+        """Carry out a signed call of `method`, called `name`, and return what its user may see of the result.
+
+        AuthenticationError if it is not signed by the user it names, or was taken before; AccessDeniedError and
+        QuotaExceededError as `Gate.admit`: then the method was not called.
+        """
+        if not isinstance(signature, Signature) or not isinstance(payload, bytes):
+            self.refuse_unsigned(name)
+        try:
+            user = self.gate.user_of(signature, name, payload, self._clock())
+        except AuthenticationError as error:
+            logger.warning("a call of %s.%s is refused: %s", self._server, name, error)
+            raise
+        args, kwargs = pickle.loads(payload)  # only now: nothing of a call counts before its signature
+        if user == self.access.internal.user:
+            return method(*args, **kwargs)
+        self.gate.admit(user, "", name, _in_order(method, args, kwargs), time.monotonic() * 1000)
+        return cut(self._class, name, method(*args, **kwargs), self._sight(user))
+
+    def guard(self, request: LaneRequest, method: str, arguments: Sequence[Any]) -> None:
+        """Raise unless a frame's user may call a method with these arguments (raymq.remoting.lane.calls.Guard)."""
+        self.gate.admit(request.user, request.address, method, arguments, time.monotonic() * 1000)
+
+    def _sight(self, user: str) -> Sight:
+        may = self.gate.may
+        return Sight(
+            lambda topic: may(user, Need(VISIBLE, topic_resource(topic))),
+            lambda group: may(user, Need(VISIBLE, group_resource(group))),
+        )
+
+
+def _in_order(method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    """The arguments of a call in the order of the method's own, with its defaults. TypeError as the call itself."""
+    bound = inspect.signature(method).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return list(bound.arguments.values())
+
+
+_open: Final[list[Door]] = []
+"""The door of this process, at most one: an actor has its process for itself."""
+
+
+def open_door(access: ServerAccess, server_class: str) -> Door:
+    """Open the door of this process's server; the process acts as the internal user from now on. ClientStateError if it
+    acts as somebody else."""
+    identity.take(access.internal)
+    _open[:] = [Door(access, server_class)]
+    return _open[0]
+
+
+def lane_users() -> Users | None:
+    """The `users` of this process's lanes; None where access is off."""
+    return _open[0].gate.key_of if _open else None
+
+
+def lane_guard() -> Guard | None:
+    """The `guard` of this process's lanes; None where access is off."""
+    return _open[0].guard if _open else None
+
+
+_handed_on: Final[list[ServerAccess]] = []
+"""The access that a process without a door gives to the servers it starts: the launcher has one."""
+
+
+def hand_on(access: ServerAccess) -> None:
+    """Start servers with this access from now on, in a process that has no door."""
+    _handed_on[:] = [access]
+
+
+def access_for(server: str) -> dict[str, Any]:  # Any: keyword arguments
+    """The keyword argument that gives a server, which this process starts, its access; none where access is off."""
+    if _open:
+        return {"access": replace(_open[0].access, server=server, state=_open[0].gate.state)}
+    return {"access": replace(_handed_on[0], server=server)} if _handed_on else {}

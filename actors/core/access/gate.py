@@ -1,0 +1,145 @@
+"""Gate: the decisions at the door of one server, where access is on. No Ray, no socket, no thread, no clock.
+
+    a signed call       user_of: whose is it? ▶ admit: may that user call this? ▶ shown: what it sees of the answer
+    a frame of a lane   key_of, once: the handshake says whose lane it is ▶ admit, for each frame
+
+`admit` asks the table of requests what a call needs (raymq.access.requests) and the policies whether the user may
+(raymq.access.decide); then it takes what the call sends from the user's quotas. What was allowed is remembered until
+users or policies change, so that a frame costs a look into a dict. A method that the table does not name is for super
+users, and for raymq's own actors, which come as the internal user.
+
+Nothing survives the process: users and policies come with the arguments of the server.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from raymq.access.authenticate import Authenticator
+from raymq.access.decide import decide, is_allowed
+from raymq.access.policies import Action, Need, Resource, ResourceType
+from raymq.access.quotas import Quotas
+from raymq.access.requests import Rule
+from raymq.access.signatures import Signature
+from raymq.access.state import AuthState
+from raymq.access.users import User
+from raymq.errors import AccessDeniedError, SignedTooEarlyError
+from raymq.identity import Identity
+
+DECISIONS_MAX: Final = 20_000
+"""The most decisions that are remembered; beyond it all are forgotten, and made again."""
+
+_Decisions = dict[tuple[str, str, str, tuple[Need, ...]], None]
+
+
+class Gate:
+    """The gate of the actor called `server`. Thread-safe. Times are ms: `since_ms` and `now_ms` since 1970, those of
+    quotas by a monotonic clock."""
+
+    def __init__(
+        self, server: str, internal: Identity, rules: Mapping[str, Rule], state: AuthState, since_ms: int
+    ) -> None:
+        """`internal`: as whom raymq's actors sign. `rules`: by method. `state`: the users and policies at first."""
+        self.server, self._internal, self._rules = server, internal, rules
+        self._since_ms = since_ms
+        self._lock = threading.Lock()
+        """Guards the two that remember what was signed and what was sent."""
+        self._authenticator = Authenticator(since_ms, internal_key=internal.key)
+        self._quotas = Quotas()
+        self._known: tuple[AuthState, _Decisions] = (state, {})
+        """Replaced as a whole: a thread that decides by the state before writes into the decisions before."""
+
+    @property
+    def state(self) -> AuthState:
+        """The users and policies that are decided by."""
+        return self._known[0]
+
+    def know(self, state: AuthState) -> None:
+        """Decide by these users and policies from now on, if they are newer than those that are known."""
+        with self._lock:
+            if state.version > self.state.version:
+                self._known = (state, {})
+
+    def key_of(self, user: str) -> bytes | None:
+        """The key that a user signs with; None for one that is unknown, disabled or nobody."""
+        if user == self._internal.user:
+            return self._internal.key
+        known = self.state.users.get(user)
+        return known.key if known is not None and known.is_enabled else None
+
+    def user_of(self, signature: Signature, method: str, payload: bytes, now_ms: int) -> str:
+        """The user who has signed a call of a method; AuthenticationError. The call counts as seen from now on.
+
+        SignedTooEarlyError for one that waited for the start of this server, however long that took.
+        """
+        if signature.time_ms < self._since_ms:
+            raise SignedTooEarlyError(f"{method} of {self.server} was signed before that started: sign it anew")
+        with self._lock:
+            user = self._authenticator.user_of(self.state, signature, self.server, method, payload, now_ms=now_ms)
+        return user.name
+
+    def admit(self, user: str, address: str, method: str, arguments: Sequence[Any], monotonic_ms: float) -> None:
+        """Return if a user, at `address` ("" where that is unknown), may call a method with these arguments, which are
+        in the order of the method's own; what they send is taken from its quotas.
+
+        AccessDeniedError names user, action and resource; QuotaExceededError says when to send again. Nothing was
+        carried out then.
+        """
+        if user == self._internal.user:
+            return
+        rule = self._rules.get(method)
+        needs = (self._all_of(method),) if rule is None else tuple(rule.needed(arguments))
+        state, decisions = self._known
+        one = (user, address, method, needs)
+        if one not in decisions:
+            decide(state, self._user(state, user, method), address, needs)
+            if len(decisions) >= DECISIONS_MAX:
+                decisions.clear()
+            decisions[one] = None
+        weigh = WEIGHTS.get(method)
+        if weigh is not None:
+            sender = self._user(state, user, method)
+            if sender.bytes_per_second or sender.messages_per_second:
+                size, messages = weigh(arguments)
+                with self._lock:
+                    self._quotas.take(sender, size, messages, monotonic_ms)
+
+    def may(self, user: str, need: Need) -> bool:
+        """True if a user may do one thing, from an address that is not known."""
+        if user == self._internal.user:
+            return True
+        state = self.state
+        known = state.users.get(user)
+        return known is not None and is_allowed(state, known, "", need)
+
+    def _user(self, state: AuthState, name: str, method: str) -> User:
+        user = state.users.get(name)
+        if user is None:  # deleted, and its lane is still there
+            raise AccessDeniedError(name, str(self._all_of(method)), "no such user is known any more")
+        return user
+
+    def _all_of(self, method: str) -> Need:
+        """The need of a method that no rule names: no policy gives it."""
+        return Need((Action.ALL,), Resource(ResourceType.SERVER, f"{self.server}.{method}"))
+
+
+def _weigh_batches(arguments: Sequence[Any]) -> tuple[int, int]:
+    batches: Iterable[Any] = arguments[0]
+    size = messages = 0
+    for batch in batches:
+        size += len(batch.records)
+        messages += len(batch.sizes)
+    return size, messages
+
+
+def _weigh_send(arguments: Sequence[Any]) -> tuple[int, int]:
+    return len(arguments[1]), 1
+
+
+WEIGHTS: Final[Mapping[str, Callable[[Sequence[Any]], tuple[int, int]]]] = {
+    "append": _weigh_batches,
+    "send": _weigh_send,
+}
+"""The bytes and messages that a call sends, by method."""

@@ -1,0 +1,71 @@
+"""The lists that calls give, cut to what a user may see: topics and groups that it may do something with.
+
+A call that names its topic or group is allowed or refused as a whole. One that asks for all of them is allowed, and its
+answer cut here, so that a user with one topic's permission learns of no other. A change of which answers are cut
+belongs here; whether a call is allowed at all is in raymq.access.requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The topics and groups that a user may see, by name."""
+
+    topic: Callable[[str], bool]
+    group: Callable[[str], bool]
+
+
+Cut = Callable[[Any, Sight], Any]
+"""An answer of one method, cut to what is seen."""  # Any: the answers of all methods
+
+
+def _topics(answer: list[str], sight: Sight) -> list[str]:
+    return [name for name in answer if sight.topic(name)]
+
+
+def _groups(answer: list[str], sight: Sight) -> list[str]:
+    return [name for name in answer if sight.group(name)]
+
+
+def _by_group(answer: Mapping[str, Any], sight: Sight) -> dict[str, Any]:
+    return {group: value for group, value in answer.items() if sight.group(group)}
+
+
+def _producers(answer: list[Any], sight: Sight) -> list[Any]:
+    return [one for one in answer if sight.group(one.group)]
+
+
+def _consumers(answer: list[Any], sight: Sight) -> list[Any]:
+    return [one for one in answer if sight.group(one.consumer.group)]
+
+
+def _broker_status(answer: Mapping[str, Any], sight: Sight) -> dict[str, Any]:
+    return {**answer, "topics": _topics(answer["topics"], sight), "groups": _groups(answer["groups"], sight)}
+
+
+def _pull_status(answer: Mapping[str, Any], sight: Sight) -> dict[str, Any]:
+    return {**answer, "instances": [one for one in answer["instances"] if sight.group(one["group"])]}
+
+
+CUTS: Final[Mapping[tuple[str, str], Cut]] = {
+    ("NameServer", "topics"): _topics,
+    ("Broker", "groups"): _groups,
+    ("Broker", "group_topics"): _topics,
+    ("Broker", "topic_offsets"): _by_group,
+    ("Broker", "producer_connections"): _producers,
+    ("Broker", "consumer_connections"): _consumers,
+    ("Broker", "status"): _broker_status,
+    ("Pull", "status"): _pull_status,
+}
+"""By the server's class and the method."""
+
+
+def cut(server_class: str, method: str, answer: Any, sight: Sight) -> Any:  # Any: as above
+    """The answer of a method as a user gets it."""
+    how = CUTS.get((server_class, method))
+    return answer if how is None else how(answer, sight)

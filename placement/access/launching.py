@@ -1,0 +1,115 @@
+"""Access at launch: as whom the launcher acts, and what it hands to the servers that it starts.
+
+raymq's own actors sign with a key of their own. It is made at the first start with access on, and kept in `access/key`
+below `data_dir` on the head node, for the launcher's user only (mode 0600). The servers get it with their arguments,
+which Ray's listings do not show. The launcher acts as the super user of the settings where it starts servers, and else
+as the user of its environment (raymq.access.credentials).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Final
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.access.door import ServerAccess, hand_on
+from actors.actor_class import remote_function
+from placement.inventory import head_node_id, running
+from raymq import identity
+from raymq.access.credentials import Credentials, find_credentials, read_secret
+from raymq.access.state import NO_USERS
+from raymq.access.users import INTERNAL_USER, KEY_BYTES, UserType, make_user
+from raymq.access.users_file import read_users_file
+from raymq.config.access import AccessOptions
+from raymq.config.cluster import data_dir_here
+from raymq.errors import AuthenticationError, ConfigError
+from raymq.identity import Identity
+from raymq.remoting.actor_ref import ActorRef, resolve
+
+KEY_FILE: Final = Path("access") / "key"
+ACCESS_TIMEOUT_S: Final = 30.0
+
+
+def act_as_caller() -> None:
+    """Act as the user of this process's environment, if it names one. ConfigError: half of one."""
+    credentials = find_credentials()
+    if credentials is not None:
+        identity.take(credentials.identity)
+
+
+def prepare(options: AccessOptions, data_dir: Path) -> None:
+    """Have this process start servers with or without access, as the settings say, and act as somebody who may.
+
+    ConfigError where the servers that run already do it otherwise, or the super user's secret cannot be used.
+    """
+    _check_running(options)
+    if not options.enable or options.super_secret_file is None:
+        act_as_caller()
+        return
+    credentials = Credentials(options.super_user, read_secret(options.super_secret_file))
+    on_head = NodeAffinitySchedulingStrategy(head_node_id(), soft=False)
+    reference = _remote_internal_key.options(scheduling_strategy=on_head).remote(str(data_dir))
+    key: bytes = resolve(reference, "the key of raymq's actors", ACCESS_TIMEOUT_S)
+    state = NO_USERS.with_user(make_user(credentials.user, credentials.secret, type=UserType.SUPER), is_new=True)
+    if options.users_file is not None:
+        state = read_users_file(options.users_file, state)
+    hand_on(ServerAccess("", Identity(INTERNAL_USER, key), state))
+    identity.take(credentials.identity)
+
+
+def _check_running(options: AccessOptions) -> None:
+    """Refuse to start servers of which some ask for users and some do not."""
+    servers = [name for name in running() if name.startswith("nameserver-")]
+    if not servers:
+        return
+    try:
+        ActorRef(servers[0]).call("brokers", timeout_s=ACCESS_TIMEOUT_S)
+        asks = False
+    except AuthenticationError:
+        asks = True
+    if asks != options.enable:
+        raise ConfigError(
+            f"access.enable is {str(options.enable).lower()}, and the raymq that runs has it "
+            f"{'on' if asks else 'off'}: stop it with `raymq down` first"
+        )
+
+
+def internal_key(data_dir: str) -> bytes:
+    """The key with which raymq's own actors sign; it is made if this node has none yet. OSError."""
+    file = data_dir_here(Path(data_dir)) / KEY_FILE
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = file.with_name(f"key.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        return _read_key(file)
+    except FileNotFoundError:
+        pass
+    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(secrets.token_bytes(KEY_BYTES))
+            stream.flush()
+            os.fsync(stream.fileno())
+        try:
+            os.link(made, file)  # the first of two launchers wins, and both read the same
+        except FileExistsError:
+            pass
+    finally:
+        made.unlink()
+    return _read_key(file)
+
+
+def _read_key(file: Path) -> bytes:
+    about = file.stat()
+    if about.st_uid != os.geteuid() or about.st_mode & 0o077:
+        raise ConfigError(f"others than this user may read or own {file}, the key of raymq's actors: remove it")
+    key = file.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise ConfigError(f"{file} has {len(key)} bytes and is no key of raymq's actors: remove it")
+    return key
+
+
+_remote_internal_key = ray.remote(num_cpus=0, max_retries=0)(remote_function(internal_key))

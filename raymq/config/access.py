@@ -1,0 +1,36 @@
+"""The settings of access: whether servers ask who calls, and the user who may do everything at first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class AccessOptions(BaseModel):
+    """The options of access. Off, which is the default, servers take every call."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enable: Annotated[bool, Field(description="Whether every request needs a user, and what its policies allow.")] = (
+        False
+    )
+    super_user: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9_.@-]{1,64}$", description="The user who may do everything from the start.")
+    ] = "admin"
+    super_secret_file: Annotated[
+        Path | None,
+        Field(description="The file of that user's secret, mode 0600, where `raymq up` runs. Needed with enable."),
+    ] = None
+
+    users_file: Annotated[
+        Path | None,
+        Field(description="The file of the other users and their policies, mode 0600, where `raymq up` runs."),
+    ] = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> AccessOptions:
+        if self.enable and self.super_secret_file is None:
+            raise ValueError("access.enable needs super_secret_file: a file with the secret of the super user")
+        return self

@@ -1,0 +1,210 @@
+"""Access in a whole cluster: who is nobody, has a wrong secret, may not, and may; by client, lane, handle and command.
+
+The test's own process is the super user's; each other user has an actor of its own, as a program of a user would be.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+import raymq
+from raymq.errors import AccessDeniedError, AuthenticationError
+from raymq.names import NAMESPACE
+from raymq.remoting import actor_ref
+from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded
+
+ADMIN, TEAM, OTHER = (
+    raymq.Credentials(name, f"the secret of {name}") for name in ("admin", "orders-team", "other-team")
+)
+USERS = f"""
+users:
+  - name: {TEAM.user}
+    secret: {TEAM.secret}
+    policies:
+      - {{resource: "Topic:orders", actions: [Pub, Sub]}}
+      - {{resource: "Group:billing*", actions: [Sub]}}
+  - name: {OTHER.user}
+    secret: {OTHER.secret}
+"""
+CALL_S = 120.0
+FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+
+
+@pytest.fixture(scope="module")
+def mq(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[raymq.Client]:
+    """The super user's client."""
+    files = tmp_path_factory.mktemp("access")
+    for name, text in (("secret", ADMIN.secret), ("users", USERS)):
+        (files / name).write_text(text)
+        (files / name).chmod(0o600)
+    access = f"{{enable: true, super_secret_file: {files}/secret, users_file: {files}/users}}"
+    (box.work / "raymq.yaml").write_text(SETTINGS + f"data_dir: {box.data}\naccess: {access}\n")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAYMQ_USER", ADMIN.user)
+        environment.setenv("RAYMQ_SECRET", ADMIN.secret)
+        with embedded(box) as client:
+            client.admin.create_topic("orders", 2)
+            client.admin.create_topic("bills", 2)
+            yield client
+
+
+@ray.remote(num_cpus=0)
+class Program:
+    """A program of one user."""
+
+    def __init__(self, credentials: raymq.Credentials | None) -> None:
+        for name in ("RAYMQ_USER", "RAYMQ_SECRET"):
+            os.environ.pop(name, None)
+        self._credentials = credentials
+
+    def run(self, work: Callable[[raymq.Client], Any]) -> Any:
+        """The result of `work` with the user's client."""
+        with raymq.connect(credentials=self._credentials) as client:
+            return work(client)
+
+
+def as_user(credentials: raymq.Credentials | None, work: Callable[[raymq.Client], Any]) -> Any:
+    """What `work` gives, or raises, in a program of this user."""
+    program = Program.remote(credentials)
+    try:
+        return ray.get(program.run.remote(work), timeout=CALL_S)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    finally:
+        ray.kill(program)
+
+
+def send(topic: str, body: bytes = b"x") -> Callable[[raymq.Client], Any]:
+    def work(client: raymq.Client) -> Any:
+        with client.producer() as producer:
+            return producer.send(raymq.Message(topic, body)).message_id
+
+    return work
+
+
+def pull(topic: str, group: str) -> Callable[[raymq.Client], Any]:
+    def work(client: raymq.Client) -> Any:
+        with client.pull_consumer(group, consume_from=FIRST) as consumer:
+            consumer.subscribe(topic)
+            return [message.body for message in consumer.poll(timeout_s=60)]
+
+    return work
+
+
+def push(topic: str, group: str, notes: str) -> Callable[[raymq.Client], Any]:
+    def listen(message: raymq.MessageExt) -> None:
+        with open(notes, "ab") as file:
+            file.write(message.body + b"\n")
+
+    def work(client: raymq.Client) -> Any:
+        consumer = client.push_consumer(group, consume_from=FIRST)
+        with consumer.subscribe(topic).on_message(listen).start():
+            until_s = time.monotonic() + 60
+            while not os.path.exists(notes) and time.monotonic() < until_s:
+                time.sleep(0.1)
+
+    return work
+
+
+def receive(topic: str, group: str) -> Callable[[raymq.Client], Any]:
+    def work(client: raymq.Client) -> Any:
+        with client.simple_consumer(group, consume_from=FIRST) as consumer:
+            consumer.subscribe(topic)
+            [message] = consumer.receive(wait_s=20)
+            consumer.ack(message)
+            return message.body
+
+    return work
+
+
+def test_who_may_sends_and_consumes_in_each_way(mq: raymq.Client, tmp_path: Path) -> None:
+    assert as_user(TEAM, send("orders", b"one"))
+    assert as_user(TEAM, pull("orders", "billing-pull")) == [b"one"]
+    assert as_user(TEAM, receive("orders", "billing-simple")) == b"one"
+    as_user(TEAM, push("orders", "billing-push", str(tmp_path / "notes")))
+    assert (tmp_path / "notes").read_bytes() == b"one\n"
+
+
+@pytest.mark.parametrize(
+    ("work", "need"),
+    [
+        (send("bills"), "Topic:bills"),
+        (pull("bills", "billing"), "Topic:bills"),
+        (pull("orders", "shipping"), "Group:shipping"),
+        (receive("orders", "shipping"), "Group:shipping"),
+        (push("orders", "shipping", "/nowhere/notes"), "Group:shipping"),
+        (lambda client: client.admin.create_topic("more", 1), "Create on Topic:more"),
+        (lambda client: client.admin.delete_topic("orders"), "Delete on Topic:orders"),
+    ],
+    ids=["send", "pull", "pull-group", "receive", "push", "create", "delete"],
+)
+def test_who_may_not_is_told_what_it_lacks(mq: raymq.Client, work: Callable[[raymq.Client], Any], need: str) -> None:
+    with pytest.raises(AccessDeniedError, match=f"orders-team.*{need}"):
+        as_user(TEAM, work)
+
+
+@pytest.mark.parametrize(
+    "credentials",
+    [None, raymq.Credentials(TEAM.user, "another secret"), raymq.Credentials("stranger", "any secret")],
+    ids=["nobody", "wrong-secret", "unknown"],
+)
+def test_who_is_not_known_gets_nothing(mq: raymq.Client, credentials: raymq.Credentials | None) -> None:
+    with pytest.raises(AuthenticationError):
+        as_user(credentials, send("orders"))
+
+
+def test_a_list_shows_what_its_user_may_see(mq: raymq.Client) -> None:
+    def topics(client: raymq.Client) -> list[str]:
+        return client.admin.list_topics()
+
+    assert {"orders", "bills"} <= set(topics(mq))
+    assert as_user(TEAM, topics) == ["orders"]
+    assert as_user(OTHER, topics) == []
+
+
+def test_a_handle_serves_only_what_is_signed_and_once(mq: raymq.Client) -> None:
+    handle = ray.get_actor("broker-a", namespace=NAMESPACE)
+    for reference in (handle.send.remote("orders", b"x"), handle.signed_groups.remote(None, b"")):
+        with pytest.raises(AuthenticationError):
+            actor_ref.resolve(reference, "a call", CALL_S)
+    heard = actor_ref._signed(TEAM.identity, "broker-a", "groups", (), {})
+    assert actor_ref.resolve(handle.signed_groups.remote(*heard), "groups", CALL_S) is not None
+    with pytest.raises(AuthenticationError, match="repeat"):
+        actor_ref.resolve(handle.signed_groups.remote(*heard), "groups", CALL_S)
+
+
+def command(credentials: raymq.Credentials | None, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAYMQ_")}
+    if credentials is not None:
+        environment |= {"RAYMQ_USER": credentials.user, "RAYMQ_SECRET": credentials.secret}
+    address = ray.get_runtime_context().gcs_address
+    return subprocess.run(
+        [str(Path(sys.executable).with_name("raymq")), *arguments],
+        check=False,
+        env={**environment, "RAY_ADDRESS": address},
+        capture_output=True,
+        text=True,
+        timeout=CALL_S,
+    )
+
+
+def test_a_command_is_its_users(mq: raymq.Client) -> None:
+    listed = command(TEAM, "topic", "list", "--json")
+    assert listed.returncode == 0, listed.stderr
+    assert "orders" in listed.stdout
+    assert "bills" not in listed.stdout
+    refused = command(TEAM, "topic", "delete", "orders", "--yes")
+    assert refused.returncode != 0
+    assert "Delete on Topic:orders" in refused.stderr
+    nobody = command(None, "topic", "list")
+    assert nobody.returncode != 0
+    assert "RAYMQ_USER" in nobody.stderr

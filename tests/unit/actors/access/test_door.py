@@ -1,0 +1,270 @@
+"""The door of a server: nobody, a wrong signature, no permission, permission and a replay, by every way in."""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+from typing import Any
+
+import pytest
+
+from actors.access import door as module
+from actors.access.door import Door, ServerAccess
+from actors.actor_class import actor_class
+from actors.broker.actor import Broker
+from actors.core.access.gate import Gate
+from actors.nameserver import NameServer
+from actors.pull.actor import Pull
+from actors.rebalance import Rebalance
+from actors.replica.replicator_actor import Replicator
+from actors.replica.storage_actor import Storage
+from placement.console.actor import ConsoleService
+from placement.controller import Controller
+from raymq import identity
+from raymq.access.policies import make_entry
+from raymq.access.requests import rules_of
+from raymq.access.signatures import NONCE_BYTES, Signature, sign
+from raymq.access.state import NO_USERS, AuthState
+from raymq.access.users import INTERNAL_USER, User, UserType
+from raymq.errors import (
+    AccessDeniedError,
+    AuthenticationError,
+    InvalidArgumentError,
+    QuotaExceededError,
+)
+from raymq.identity import Identity
+
+ALICE, BOB, ADMIN = (Identity(name, name[:1].encode() * 32) for name in ("alice", "bob", "root"))
+INTERNAL = Identity(INTERNAL_USER, b"i" * 32)
+SERVER = "server-a"
+NOW_MS = 1_000_000
+SERVERS = (Broker, NameServer, Pull, Rebalance, Storage, Controller, Replicator, ConsoleService)
+
+
+def users(**quotas: int) -> AuthState:
+    """ALICE may read and write orders, with the quotas; BOB may do nothing; ADMIN everything."""
+    state = NO_USERS.with_user(User(ADMIN.user, ADMIN.key, UserType.SUPER), is_new=True)
+    state = state.with_user(User(ALICE.user, ALICE.key, **quotas), is_new=True)
+    state = state.with_user(User(BOB.user, BOB.key), is_new=True)
+    return state.with_entries(ALICE.user, [make_entry("Topic:orders", ["Pub", "Sub"])], is_new=True)
+
+
+class NameServerDouble:
+    """A server with a method for each kind of rule, named as a NameServer's."""
+
+    def __init__(self, name: str = "x") -> None:
+        self.calls: list[Any] = []
+
+    def topic_route(self, topic: str, offset: int = 0, *, limit: int = 1) -> tuple[str, int, int]:
+        """What is said of a topic."""
+        self.calls.append((topic, offset, limit))
+        return topic, offset, limit
+
+    def topics(self) -> list[str]:
+        """All topics."""
+        return ["orders", "bills"]
+
+    def wipe_write_perm(self) -> str:
+        """For servers."""
+        return "obeyed"
+
+
+def opened(server: type, real: Any, state: AuthState | None = None) -> Any:
+    """The stand-in of a server with its door open, in front of `real`."""
+    made: Any = object.__new__(type("Made", (actor_class(server),), {}))
+    made._real = real
+    access = ServerAccess(SERVER, INTERNAL, users() if state is None else state)
+    made._door = Door(access, server.__name__.removesuffix("Double"), lambda: NOW_MS)
+    return made
+
+
+@pytest.fixture
+def scene() -> Any:
+    """A server behind its door, as its actor's process has it."""
+    return opened(NameServerDouble, NameServerDouble())
+
+
+def call(server: Any, who: Identity, method: str, *args: Any, **kwargs: Any) -> Any:
+    return getattr(server, f"signed_{method}")(*signed(who, method, *args, **kwargs))
+
+
+def signed(who: Identity, method: str, *args: Any, **kwargs: Any) -> tuple[Signature, bytes]:
+    payload = pickle.dumps((args, kwargs))
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    return sign(who.user, who.key, SERVER, method, payload, NOW_MS, nonce), payload
+
+
+def test_who_may_is_served_and_gets_what_the_method_gives(scene):
+    assert call(scene, ALICE, "topic_route", "orders", 7, limit=3) == ("orders", 7, 3)
+    assert call(scene, ALICE, "topic_route", topic="orders") == ("orders", 0, 1)
+
+
+def test_a_call_that_nobody_signed_is_refused(scene):
+    with pytest.raises(AuthenticationError, match="needs a user"):
+        scene.topic_route("orders")
+    for signature in (None, "alice", ALICE):
+        with pytest.raises(AuthenticationError):
+            scene.signed_topic_route(signature, pickle.dumps((("orders",), {})))
+    assert scene._real.calls == []
+
+
+@pytest.mark.parametrize(
+    "who", [Identity("alice", BOB.key), Identity("nobody", b"n" * 32), Identity(INTERNAL_USER, b"x" * 32)]
+)
+def test_a_wrong_secret_and_an_unknown_user_are_refused(scene, who):
+    with pytest.raises(AuthenticationError, match=who.user):
+        call(scene, who, "topic_route", "orders")
+    assert scene._real.calls == []
+
+
+def test_arguments_are_not_unpickled_before_the_signature_is_right(scene, tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "file"), "w"))
+
+    signature, _ = signed(ALICE, "topic_route", "orders")
+    with pytest.raises(AuthenticationError):
+        scene.signed_topic_route(signature, pickle.dumps(((Bomb(),), {})))
+    assert not (tmp_path / "file").exists()
+
+
+def test_a_user_without_permission_is_told_who_what_and_where(scene):
+    for who, topic in ((BOB, "orders"), (ALICE, "bills")):
+        with pytest.raises(AccessDeniedError) as caught:
+            call(scene, who, "topic_route", topic)
+        assert caught.value.user == who.user
+        assert f"on Topic:{topic}" in caught.value.need
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    assert scene._real.calls == []
+
+
+def test_a_call_that_was_heard_serves_nobody_a_second_time(scene):
+    heard = signed(ALICE, "topic_route", "orders")
+    scene.signed_topic_route(*heard)
+    with pytest.raises(AuthenticationError, match="repeat"):
+        scene.signed_topic_route(*heard)
+    other = signed(ALICE, "topic_route", "orders")
+    with pytest.raises(AuthenticationError):
+        scene.signed_topics(*other)  # nor another method
+    assert len(scene._real.calls) == 1
+
+
+def test_a_method_that_no_rule_names_is_for_servers_and_super_users(scene):
+    with pytest.raises(AccessDeniedError, match=r"Server:server-a\.wipe_write_perm"):
+        call(scene, ALICE, "wipe_write_perm")
+    for who in (INTERNAL, ADMIN):
+        assert call(scene, who, "wipe_write_perm") == "obeyed"
+        assert call(scene, who, "topics") == ["orders", "bills"]
+
+
+def test_a_list_shows_what_its_user_may_see(scene):
+    assert call(scene, ALICE, "topics") == ["orders"]
+    assert call(scene, BOB, "topics") == []
+
+
+def test_arguments_that_the_method_does_not_take_are_a_type_error(scene):
+    with pytest.raises(TypeError):
+        call(scene, ALICE, "topic_route", "orders", 1, 2, 3)
+
+
+def test_decisions_hold_until_users_or_policies_change_and_older_ones_are_not_heeded(scene):
+    gate, before = scene._door.gate, scene._door.gate.state
+    call(scene, ALICE, "topic_route", "orders")
+    gate.know(before.without_entries(ALICE.user))
+    with pytest.raises(AccessDeniedError):
+        call(scene, ALICE, "topic_route", "orders")
+    gate.know(before)
+    with pytest.raises(AccessDeniedError):
+        call(scene, ALICE, "topic_route", "orders")
+    gate.know(gate.state.without_user(ALICE.user))
+    with pytest.raises(AuthenticationError):
+        call(scene, ALICE, "topic_route", "orders")
+
+
+class Frame:
+    """A frame of a lane."""
+
+    def __init__(self, user: str) -> None:
+        self.user, self.address = user, "10.0.0.7"
+
+
+class Batch:
+    def __init__(self, topic: str) -> None:
+        self.topic, self.records, self.sizes = topic, b"x" * 100, (50, 50)
+
+
+def test_a_frame_is_guarded_by_the_same_table():
+    guard = opened(Storage, None)._door.guard
+    guard(Frame("alice"), "append", ([Batch("orders")],))
+    guard(Frame(INTERNAL_USER), "append_log", ())
+    for user, method, arguments in (
+        ("bob", "append", ([Batch("orders")],)),
+        ("alice", "append", ([Batch("orders"), Batch("bills")],)),
+        ("alice", "append_log", ()),
+        ("", "describe", ()),
+        ("deleted", "append", ([Batch("orders")],)),
+    ):
+        with pytest.raises(AccessDeniedError):
+            guard(Frame(user), method, arguments)
+
+
+def test_what_is_sent_counts_and_the_wait_is_told():
+    gate = Gate(SERVER, INTERNAL, rules_of("Storage"), users(messages_per_second=10), NOW_MS)
+    batches = ([Batch("orders")] * 5,)
+    gate.admit("alice", "", "append", batches, 0.0)
+    with pytest.raises(QuotaExceededError, match="messages per second") as caught:
+        gate.admit("alice", "", "append", batches, 500.0)
+    assert caught.value.retry_after_ms == 500
+    gate.admit("alice", "", "append", batches, 1000.0)
+
+
+def test_the_decisions_that_are_remembered_are_bounded(monkeypatch):
+    monkeypatch.setattr("actors.core.access.gate.DECISIONS_MAX", 10)
+    gate = Gate(SERVER, INTERNAL, rules_of("NameServer"), users(), NOW_MS)
+    for number in range(25):
+        gate.admit(ADMIN.user, "", "topic_route", (f"t{number}",), 0.0)
+    assert len(gate._known[1]) <= 10
+
+
+def test_a_process_with_a_door_acts_as_the_internal_user_and_its_lanes_ask(monkeypatch):
+    monkeypatch.setattr(module, "_open", [])
+    assert (module.lane_users(), module.lane_guard(), module.access_for("x")) == (None, None, {})
+    access = ServerAccess(SERVER, INTERNAL, users())
+    try:
+        module.open_door(access, "NameServer")
+        assert identity.present() == INTERNAL
+        assert module.lane_users()(INTERNAL_USER) == INTERNAL.key
+        assert module.lane_guard() is not None
+        started = module.access_for("pull-1")["access"]
+        assert (started.server, started.internal, started.state) == ("pull-1", INTERNAL, access.state)
+        assert INTERNAL.key.hex() not in repr(started)
+        assert repr(INTERNAL.key) not in repr(started)
+    finally:
+        identity.give_back(INTERNAL)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_every_method_of_every_server_refuses_what_is_not_signed_or_may_not(server):
+    made = opened(server, Unreachable())
+    names = [name for name in vars(actor_class(server)) if f"signed_{name}" in vars(actor_class(server))]
+    assert len(names) > 1
+    heard = signed(ALICE, "other")
+    for name in names:
+        with pytest.raises(AuthenticationError):
+            getattr(made, name)()
+        for signature, payload in ((None, b""), heard, signed(Identity("alice", b"wrong"), name)):
+            with pytest.raises(AuthenticationError):
+                getattr(made, f"signed_{name}")(signature, payload)
+        if name not in rules_of(server.__name__):
+            with pytest.raises(AccessDeniedError):
+                getattr(made, f"signed_{name}")(*signed(ALICE, name))
+
+
+class Unreachable:
+    """A server whose methods fail when they are called."""
+
+    def __getattr__(self, name: str) -> Any:
+        def method() -> None:
+            raise InvalidArgumentError(f"{name} was reached")
+
+        return method
