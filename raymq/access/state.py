@@ -2,7 +2,8 @@
 
 Every change makes a new value with the next version (`with_user`, `without_user`, `with_entries`, `without_entries`),
 or raises and leaves the old one. Servers are started with it; `dump` makes a JSON object of it. Of two values the one
-with the higher version is the newer. Users that are deleted take their policies along; entries merge by equal resource (spec/features.md §8).
+with the higher version is the newer. Users that are deleted take their policies along; entries merge by equal resource
+(spec/features.md §8).
 """
 
 from __future__ import annotations
