@@ -64,7 +64,7 @@ def _carry_out(request: dict[str, Any]) -> Any:
             _progress("starting the console")
             start_console(settings.console, settings.cluster_name)
         return running()
-    access.act_as_caller()
+    access.act_as_owner(request["settings"])
     if action == "console":
         settings = ClusterSettings(**request["settings"])
         if not any(name.startswith("nameserver-") for name in running()):

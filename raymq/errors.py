@@ -242,6 +242,7 @@ class QuotaExceededError(RaymqError):
     def __init__(self, user: str, what: str, retry_after_ms: int) -> None:
         super().__init__(user, what, retry_after_ms)
         self.user, self.what, self.retry_after_ms = user, what, retry_after_ms
+        self.retry_after_s = retry_after_ms / 1000
 
     def __str__(self) -> str:
         return (

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -25,7 +26,7 @@ from raymq.access.state import NO_USERS
 from raymq.access.users import INTERNAL_USER, KEY_BYTES, UserType, make_user
 from raymq.access.users_file import read_users_file
 from raymq.config.access import AccessOptions
-from raymq.config.cluster import data_dir_here
+from raymq.config.cluster import ClusterSettings, data_dir_here
 from raymq.errors import AuthenticationError, ConfigError
 from raymq.identity import Identity
 from raymq.remoting.actor_ref import ActorRef, resolve
@@ -34,8 +35,17 @@ KEY_FILE: Final = Path("access") / "key"
 ACCESS_TIMEOUT_S: Final = 30.0
 
 
-def act_as_caller() -> None:
-    """Act as the user of this process's environment, if it names one. ConfigError: half of one."""
+def act_as_owner(settings: Mapping[str, Any] | None) -> None:
+    """Act as the super user of settings with access on, if there are settings, else as the user of this process's
+    environment, if it names one. ConfigError: half of a user, or a secret that cannot be read."""
+    options = None if settings is None else ClusterSettings(**settings).access
+    if options is None or not options.enable or options.super_secret_file is None:
+        _act_as_caller()
+    else:
+        identity.take(Credentials(options.super_user, read_secret(options.super_secret_file)).identity)
+
+
+def _act_as_caller() -> None:
     credentials = find_credentials()
     if credentials is not None:
         identity.take(credentials.identity)
@@ -48,7 +58,7 @@ def prepare(options: AccessOptions, data_dir: Path) -> None:
     """
     _check_running(options)
     if not options.enable or options.super_secret_file is None:
-        act_as_caller()
+        _act_as_caller()
         return
     credentials = Credentials(options.super_user, read_secret(options.super_secret_file))
     on_head = NodeAffinitySchedulingStrategy(head_node_id(), soft=False)

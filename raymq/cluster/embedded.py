@@ -59,7 +59,7 @@ class EmbeddedCluster:
         """Close the stores, stop the servers, then Ray if it was started here."""
         try:
             if ray.is_initialized():
-                launch("stop", ray.get_runtime_context().gcs_address, progress=progress)
+                launch("stop", ray.get_runtime_context().gcs_address, self._settings, progress)
         finally:
             self._stop_ray()
 

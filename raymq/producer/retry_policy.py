@@ -22,11 +22,14 @@ from __future__ import annotations
 from typing import Final
 
 from raymq.errors import (
+    AccessDeniedError,
+    AuthenticationError,
     ClientStateError,
     InvalidArgumentError,
     MessageIllegalError,
     NoPermissionError,
     NotMasterError,
+    QuotaExceededError,
     RaymqError,
     ServiceNotAvailableError,
     StoreCorruptError,
@@ -42,6 +45,7 @@ ANOTHER_BROKER_CODES: Final = frozenset({1, 2, 14, 16, 17})
 
 _REFUSALS: Final = (
     NotMasterError,
+    QuotaExceededError,
     SystemBusyError,
     MessageIllegalError,
     InvalidArgumentError,
@@ -60,7 +64,10 @@ def may_be_stored(error: RaymqError) -> bool:
 
 
 def another_broker_helps(error: RaymqError) -> bool:
-    """True if another broker may store a message that one broker refused with `error`."""
+    """True if another broker may store a message that one broker refused with `error`. Users and policies are the same
+    at all of them."""
+    if isinstance(error, AccessDeniedError | AuthenticationError):
+        return False
     return error.retryable or error.code in ANOTHER_BROKER_CODES
 
 

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from raymq.errors import RaymqError, ServiceNotAvailableError, SystemBusyError
+from raymq.errors import QuotaExceededError, RaymqError, ServiceNotAvailableError, SystemBusyError
 from raymq.kernels.message_columns import MessageColumns
 from raymq.message import MAX_MESSAGE_SIZE_BYTES, Message, MessageQueue, SendResult, SendStatus
 from raymq.metrics.client_figures import CLIENT_FIGURES
@@ -496,8 +496,8 @@ class Sender:
     def _pause(self, error: RaymqError | None) -> None:
         """Have the thread wait before the next attempt, at least as long as a busy store asks for."""
         pause_s = self._pauses.next()
-        if isinstance(error, SystemBusyError):
-            pause_s = max(pause_s, getattr(error, "retry_after_s", None) or 0.0)
+        if isinstance(error, SystemBusyError | QuotaExceededError):
+            pause_s = max(pause_s, error.retry_after_s or 0.0)
         with self._context.lock:
             self._resume_s = self._context.clock() + pause_s
 

@@ -1,6 +1,7 @@
 """Access in a whole cluster: who is nobody, has a wrong secret, may not, and may; by client, lane, handle and command.
 
-The test's own process is the super user's; each other user has an actor of its own, as a program of a user would be.
+Two replicas, so that the servers' own calls and lanes are among those that are checked. The test's own process is the
+super user's; each other user has an actor of its own, as a program of a user would be.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import raymq
 from raymq.errors import AccessDeniedError, AuthenticationError
 from raymq.names import NAMESPACE
 from raymq.remoting import actor_ref
-from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded
+from tests.support.clusters.cluster import Sandbox, embedded, kill_actors, one_group
+from tests.support.history.waiting import eventually
 
 ADMIN, TEAM, OTHER = (
     raymq.Credentials(name, f"the secret of {name}") for name in ("admin", "orders-team", "other-team")
@@ -34,6 +36,8 @@ users:
       - {{resource: "Group:billing*", actions: [Sub]}}
   - name: {OTHER.user}
     secret: {OTHER.secret}
+    policies:
+      - {{resource: "Topic:orders", actions: [Get]}}
 """
 CALL_S = 120.0
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -47,7 +51,9 @@ def mq(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[raymq
         (files / name).write_text(text)
         (files / name).chmod(0o600)
     access = f"{{enable: true, super_secret_file: {files}/secret, users_file: {files}/users}}"
-    (box.work / "raymq.yaml").write_text(SETTINGS + f"data_dir: {box.data}\naccess: {access}\n")
+    (box.work / "raymq.yaml").write_text(
+        one_group("{replicas: 2, spread: false, min_in_sync_replicas: 2}") + f"data_dir: {box.data}\naccess: {access}\n"
+    )
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAYMQ_USER", ADMIN.user)
         environment.setenv("RAYMQ_SECRET", ADMIN.secret)
@@ -168,7 +174,12 @@ def test_a_list_shows_what_its_user_may_see(mq: raymq.Client) -> None:
 
     assert {"orders", "bills"} <= set(topics(mq))
     assert as_user(TEAM, topics) == ["orders"]
-    assert as_user(OTHER, topics) == []
+    assert as_user(OTHER, topics) == ["orders"]
+
+
+def test_who_may_look_may_not_send(mq: raymq.Client) -> None:
+    with pytest.raises(AccessDeniedError, match=r"other-team.*Pub on Topic:orders"):
+        as_user(OTHER, send("orders"))
 
 
 def test_a_handle_serves_only_what_is_signed_and_once(mq: raymq.Client) -> None:
@@ -208,3 +219,22 @@ def test_a_command_is_its_users(mq: raymq.Client) -> None:
     nobody = command(None, "topic", "list")
     assert nobody.returncode != 0
     assert "RAYMQ_USER" in nobody.stderr
+
+
+def test_access_outlives_the_servers(mq: raymq.Client) -> None:
+    for actor in ("Storage", "Broker", "NameServer"):
+        kill_actors(actor)
+
+    def is_back() -> bool:
+        try:
+            return bool(as_user(TEAM, send("orders", b"two")))
+        except AuthenticationError:
+            raise
+        except raymq.RaymqError:
+            return False
+
+    eventually(is_back, "sending goes on", CALL_S)
+    with pytest.raises(AccessDeniedError):
+        as_user(OTHER, send("orders"))
+    with pytest.raises(AuthenticationError):
+        as_user(None, send("orders"))

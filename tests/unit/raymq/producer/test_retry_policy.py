@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from raymq.errors import (
+    AccessDeniedError,
+    AuthenticationError,
     ClientStateError,
     DataLossError,
     MessageIllegalError,
     NotMasterError,
+    QuotaExceededError,
     RequestTimeoutError,
     ServiceNotAvailableError,
     StoreError,
@@ -26,6 +29,9 @@ from raymq.producer.retry_policy import another_broker_helps, given_up, may_be_s
         (MessageIllegalError("too long"), False, False),
         (ClientStateError("fenced"), False, False),
         (SystemBusyError("full"), False, True),
+        (QuotaExceededError("alice", "bytes", 250), False, True),
+        (AccessDeniedError("alice", "Pub on Topic:orders", "no entry"), False, False),
+        (AuthenticationError("no user"), False, False),
         (NotMasterError("a", 3), False, True),
         (StoreNotWritableError("disk full"), False, True),
         (StoreLockedError("/x", "1"), False, True),
