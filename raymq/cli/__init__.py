@@ -32,6 +32,7 @@ from raymq.cli.receives import receive
 from raymq.cli.replays import replay
 from raymq.cli.terminal.output import Group
 from raymq.cli.topics import topic
+from raymq.cli.upkeep.acl import acl
 from raymq.cli.upkeep.broker import broker
 from raymq.cli.upkeep.check import check
 from raymq.cli.upkeep.config import config
@@ -88,6 +89,7 @@ for command in (
     broker,
     check,
     kv,
+    acl,
     completion,
 ):
     cli.add_command(command)

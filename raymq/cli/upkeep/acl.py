@@ -1,0 +1,141 @@
+"""`raymq acl`: files of users and policies, made of RocketMQ's and asked what they allow. No cluster is asked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from raymq.cli.terminal.output import Group, json_option, print_value, say, table
+
+if TYPE_CHECKING:
+    from raymq.access.policies import Need
+
+_file_type = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.group(cls=Group)
+def acl() -> None:
+    """Make a file of users and policies from RocketMQ's, and ask such a file what it allows."""
+
+
+@acl.command("import")
+@click.argument("files", nargs=-1, required=True, type=_file_type)
+@click.option("--to", "target", required=True, type=_file_type, help="The file to make, which must not be there yet.")
+@json_option
+def acl_import(files: tuple[Path, ...], target: Path, as_json: bool) -> None:
+    """Make a file for access.users_file (mode 0600) from RocketMQ's files of ACL 1.0, and say what it leaves out.
+
+    Of accounts with the same access key the first counts. The running raymq does not change: it reads the file when it
+    is started.
+
+    Example: raymq acl import plain_acl.yml --to users.yaml
+    """
+    from raymq.access.acl1 import read_acl1
+    from raymq.access.state import NO_USERS
+    from raymq.access.users_file import read_users_file
+
+    accounts = read_acl1((str(file), _read(file)) for file in files)
+    _write_new(target, accounts.users_file())
+    try:
+        state = read_users_file(target, NO_USERS)  # what `raymq up` would refuse is told now, and not kept
+    except BaseException:
+        target.unlink()
+        raise
+    users = [
+        {"user": user.name, "type": user.type.value, "entries": len(state.entries(user.name))}
+        for user in state.users.values()
+    ]
+
+    def show() -> None:
+        table(["user", "type", "entries"], [list(user.values()) for user in users])
+        for one in accounts.left_out:
+            say(f"left out: {one}")
+        say(f"wrote {target}; name it in raymq.yaml as access.users_file")
+
+    print_value(as_json, {"file": str(target), "users": users, "left_out": list(accounts.left_out)}, show)
+
+
+@acl.command("check")
+@click.argument("file", type=_file_type)
+@click.option("--user", required=True, help="The user who would do it.")
+@click.option("--action", required=True, help="Pub, Sub, Create, Update, Delete, Get or List.")
+@click.option("--resource", required=True, help="Topic:NAME, Group:NAME or Cluster:NAME.")
+@click.option("--source", default="", help="The address it would come from. Default: unknown, as of an actor's call.")
+@json_option
+@click.pass_context
+def acl_check(
+    ctx: click.Context, file: Path, user: str, action: str, resource: str, source: str, as_json: bool
+) -> None:
+    """Say if a file of users and policies lets a user do something, and if not, why. Exit code 1: it does not.
+
+    Example: raymq acl check users.yaml --user orders-team --action Pub --resource Topic:orders
+    """
+    from raymq.access.decide import decide
+    from raymq.access.state import NO_USERS
+    from raymq.access.users_file import read_users_file
+    from raymq.errors import AccessDeniedError
+
+    need = _need(action, resource)
+    state = read_users_file(file, NO_USERS)
+    reason = ""
+    try:
+        decide(state, state.user(user), source, [need])
+    except AccessDeniedError as error:
+        reason = error.reason
+    value = {"user": user, "need": str(need), "allowed": not reason, "reason": reason}
+    print_value(
+        as_json,
+        value,
+        lambda: say(f"{user}: {need} is refused: {reason}" if reason else f"{user}: {need} is allowed"),
+    )
+    ctx.exit(1 if reason else 0)
+
+
+def _need(action: str, resource: str) -> Need:
+    """The need that the options say. UsageError for a resource that stands for several."""
+    from raymq.access.policies import Need, Pattern, Resource, ResourceType, make_entry, topic_resource
+
+    actions = make_entry(resource, [action]).actions
+    pattern = Pattern.parse(resource)
+    if pattern.is_prefix:
+        raise click.UsageError(f"{resource} stands for several; ask for one, such as Topic:orders")
+    one = Resource(pattern.type, pattern.name)
+    return Need(tuple(actions), topic_resource(one.name) if one.type is ResourceType.TOPIC else one)
+
+
+def _read(file: Path) -> str:
+    """The text of a file of ACL 1.0. ConfigError: it cannot be read, is no text, or is too large to be one."""
+    from raymq.access.users_file import USERS_FILE_MAX_BYTES
+    from raymq.errors import ConfigError
+
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(USERS_FILE_MAX_BYTES + 1)
+        if len(content) > USERS_FILE_MAX_BYTES:
+            raise ConfigError(f"{file} has more than {USERS_FILE_MAX_BYTES} bytes: it is no file of ACL 1.0")
+        return content.decode()
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file} is no text in UTF-8") from None
+
+
+def _write_new(target: Path, text: str) -> None:
+    """Write a file that only this user may read. ConfigError: it is there already, or cannot be made."""
+    from raymq.errors import ConfigError
+
+    try:
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise ConfigError(f"{target} is there already, and is left as it is: name another file") from None
+    except OSError as error:
+        raise ConfigError(f"cannot make {target}: {error.strerror}") from None
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        target.unlink()
+        raise ConfigError(f"cannot write {target}: {error.strerror}") from None
