@@ -16,8 +16,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from raymq.access.policies import Action, Need, ResourceType, group_resource, topic_resource
-from raymq.names import InstanceName
+from raymq.access.policies import Action, Need, Resource, ResourceType, group_resource, topic_resource
+from raymq.delay import names_real_topic
+from raymq.message import PROPERTY_REAL_TOPIC
+from raymq.names import SYSTEM_PREFIX, InstanceName
+from raymq.record.dispatch import dispatch_view
 
 _Find = Callable[[Sequence[Any]], Iterable[Need]]  # Any: the arguments of all methods
 
@@ -38,6 +41,7 @@ _PUB, _SUB, _GET = Action.PUB, Action.SUB, Action.GET
 _SEE: Final = (_PUB, _SUB, _GET, Action.LIST)
 _READ: Final = (_SUB, _GET)
 _LOOK: Final = (_PUB, _SUB, _GET)
+_TRACE_PREFIX: Final = "rmq_sys_TRACE_DATA_"
 
 
 def _on_topic(topic: str, *actions: Action) -> Need:
@@ -52,6 +56,40 @@ def _sending(topic: str) -> Need:
     """Sending to a retry topic is giving a message back: what a consumer of the group does."""
     resource = topic_resource(topic)
     return Need((_SUB if resource.type is ResourceType.GROUP else _PUB,), resource)
+
+
+def _servers_only(topic: str) -> bool:
+    """True for topics of raymq itself, in which messages of all topics wait, or what brokers keep: no pattern, such as
+    ``Topic:*``, gives them to anybody."""
+    return names_real_topic(topic) or (topic.startswith(SYSTEM_PREFIX) and not topic.startswith(_TRACE_PREFIX))
+
+
+def _server(topic: str) -> Need:
+    return Need((Action.ALL,), Resource(ResourceType.SERVER, topic))
+
+
+def _append(given: Sequence[Any]) -> Iterable[Need]:
+    """A delayed message, and one of a transaction, is stored in a topic of raymq's and needs what the topic needs for
+    which it is."""
+    for batch in given[0]:
+        if names_real_topic(batch.topic):
+            position = 0
+            for size in batch.sizes.tolist():
+                topic = dispatch_view(batch.records, position).properties.get(PROPERTY_REAL_TOPIC)
+                yield _server(batch.topic) if topic is None or _servers_only(topic) else _sending(topic)
+                position += size
+        else:
+            yield _server(batch.topic) if _servers_only(batch.topic) else _sending(batch.topic)
+
+
+def _sequences(given: Sequence[Any]) -> Iterable[Need]:
+    """The progress of one producer in queues: of those where messages wait, that tells nothing of anybody's topic."""
+    return [_on_topic(queue[0], _PUB) for queue in given[2] if not names_real_topic(queue[0])]
+
+
+def _fetch(given: Sequence[Any]) -> Iterable[Need]:
+    for one in given[0]:
+        yield _server(one.topic) if _servers_only(one.topic) else _on_topic(one.topic, _SUB)
 
 
 def _topic(*actions: Action) -> Rule:
@@ -79,9 +117,9 @@ def _group_and_topics(*actions: Action) -> Rule:
     return Rule(find)
 
 
-def _queues(*actions: Action, at: int = 0) -> Rule:
+def _queues(*actions: Action) -> Rule:
     """A method with queues: tuples that begin with their topics."""
-    return Rule(lambda given: [_on_topic(queue[0], *actions) for queue in given[at]])
+    return Rule(lambda given: [_on_topic(queue[0], *actions) for queue in given[0]])
 
 
 def _leases(given: Sequence[Any]) -> Iterable[Need]:
@@ -126,15 +164,15 @@ FOR_ANYBODY: Final = Rule(lambda given: [])
 
 RULES: Final[Mapping[str, Rule]] = {
     # Messages: stores
-    "Storage.append": Rule(lambda given: [_sending(batch.topic) for batch in given[0]]),
-    "Storage.fetch": Rule(lambda given: [_on_topic(one.topic, _SUB) for one in given[0]]),
+    "Storage.append": Rule(_append),
+    "Storage.fetch": Rule(_fetch),
     "Storage.bounds_of_queues": _queues(*_LOOK),
     "Storage.queue_bounds": _topic(*_LOOK),
     "Storage.queue_bounds_many": _queues(*_LOOK),
     "Storage.bytes_of_spans": _queues(*_LOOK),
     "Storage.stored_times": _queues(*_LOOK),
     "Storage.offset_by_time": _topic(*_LOOK),
-    "Storage.next_sequences": _queues(_PUB, at=2),
+    "Storage.next_sequences": Rule(_sequences),
     "Storage.end_transaction": Rule(lambda given: [_on_group(given[0].producer_group, _PUB)]),
     "Storage.query_by_key": _topic(*_READ),
     "Storage.query_by_unique_id": _topic(*_READ),

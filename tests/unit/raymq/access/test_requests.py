@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,11 @@ from actors.replica.storage_actor import Storage
 from placement.console.actor import ConsoleService
 from placement.controller import Controller
 from raymq.access.requests import FOR_SERVERS, RULES, rules_of
+from raymq.delay import TIMER_TOPIC
 from raymq.errors import InvalidArgumentError
+from raymq.message import Message
+from raymq.names import HALF_TOPIC, SCHEDULE_TOPIC
+from raymq.record.encode import EncodedBatch, Waiting, encode_batch
 from raymq.remoting.broker_client import LANE_RESULTS
 
 SERVERS = (Broker, Storage, NameServer, Rebalance, Pull, Controller, Replicator, ConsoleService)
@@ -53,6 +58,7 @@ def named(**values: object) -> SimpleNamespace:
         ("Storage.fetch", ([named(topic="a"), named(topic="%DLQ%g")], 1, 0.0), ["Sub on Topic:a", "Sub on Group:g"]),
         ("Storage.bounds_of_queues", ([("a", 0), ("a", 1)],), ["Pub or Sub or Get on Topic:a"]),
         ("Storage.next_sequences", ("producer", 1, [("a", 0)]), ["Pub on Topic:a"]),
+        ("Storage.next_sequences", ("producer", 1, [("a", 0), (TIMER_TOPIC, 0)]), ["Pub on Topic:a"]),
         ("Storage.end_transaction", (named(producer_group="g"),), ["Pub on Group:g"]),
         ("Broker.send", ("orders", b"x"), ["Pub on Topic:orders"]),
         ("Broker.pull", ("g", "orders"), ["Sub on Group:g", "Sub on Topic:orders"]),
@@ -79,6 +85,41 @@ def named(**values: object) -> SimpleNamespace:
 )  # fmt: skip
 def test_what_a_call_needs(method: str, arguments: tuple[object, ...], expected: list[str]) -> None:
     assert needs(method, *arguments) == expected
+
+
+def waiting(topic: str, *messages: Message) -> EncodedBatch:
+    """Messages as a producer sends them to a topic in which they wait."""
+    return encode_batch(
+        messages,
+        0,
+        born_host=("127.0.0.1", 1),
+        born_timestamp_ms=1,
+        message_ids=["id"] * len(messages),
+        waiting=Waiting(topic, [0] * len(messages)),
+    )
+
+
+@pytest.mark.parametrize("topic", [SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC])
+def test_messages_that_wait_need_what_the_topics_need_that_they_are_for(topic: str) -> None:
+    batch = waiting(topic, Message("orders", b"x"), Message("secret", b"yy"), Message("%RETRY%billing", b"z"))
+    assert needs("Storage.append", [batch]) == ["Pub on Topic:orders", "Pub on Topic:secret", "Sub on Group:billing"]
+
+
+@pytest.mark.parametrize("topic", [SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, "rmq_sys_broker_state"])
+def test_nobody_is_given_what_waits_for_all_topics_or_what_brokers_keep(topic: str) -> None:
+    assert needs("Storage.fetch", [named(topic=topic)]) == [f"All on Server:{topic}"]
+    plain = replace(waiting(SCHEDULE_TOPIC, Message("orders", b"x")), topic="rmq_sys_broker_state")
+    assert needs("Storage.append", [plain]) == ["All on Server:rmq_sys_broker_state"]
+
+
+def test_a_message_that_waits_and_names_no_topic_is_for_servers() -> None:
+    batch = waiting(SCHEDULE_TOPIC, Message("orders", b"x"))
+    nameless = replace(batch, records=bytes(batch.records).replace(b"REAL_TOPIC", b"REAL_TOPIX"))
+    assert needs("Storage.append", [nameless]) == [f"All on Server:{SCHEDULE_TOPIC}"]
+
+
+def test_traces_may_be_sent_to_their_own_topics() -> None:
+    assert needs("Storage.append", [named(topic="rmq_sys_TRACE_DATA_x")]) == ["Pub on Topic:rmq_sys_TRACE_DATA_x"]
 
 
 def test_an_instance_of_no_group_is_refused() -> None:
