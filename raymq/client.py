@@ -99,7 +99,7 @@ def connect(
     except BaseException:
         identity.give_back(who)
         raise
-    client.acts_as(who)
+    client._acts_as(who)
     return client
 
 
@@ -166,7 +166,7 @@ class Client(Closing):
         self._pid = os.getpid()
         atexit.register(self.close)
 
-    def acts_as(self, who: Identity) -> None:
+    def _acts_as(self, who: Identity) -> None:
         """Give this user back when the client is closed."""
         self._identity = who
 
