@@ -364,9 +364,11 @@ class GroupMethods(ABC):
             progress.append(GroupQueueProgress(group, queue, *places, lag_ms, in_flight.get(queue_id, 0)))
         return progress
 
-    def readings(self) -> BrokerReadings:
-        """The totals of all topics, and the progress of all groups, in a few calls to the store."""
-        return take_readings(self._log.ready(), self._store, self._monitor.consumed(), self._monitor.topic_stats)
+    def readings(self, with_pairs: bool = True) -> BrokerReadings:
+        """The totals of all topics and groups, and `with_pairs` the progress of each group in each topic, in a few
+        calls to the store."""
+        state, monitor = self._log.ready(), self._monitor
+        return take_readings(state, self._store, monitor.consumed(), monitor.topic_stats, with_pairs=with_pairs)
 
     def topic_offsets(self, topic: str) -> dict[str, dict[int, int]]:
         """The offsets that groups have committed in a topic, by group and queue id."""

@@ -8,7 +8,7 @@ lags only.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from actors.broker.master_store import MasterStore
@@ -32,9 +32,11 @@ def take_readings(
     store: MasterStore,
     consumed: Mapping[_PAIR, int],
     stats: Callable[[str], TopicStats],
+    *,
+    with_pairs: bool = True,
 ) -> BrokerReadings:
     """The readings of a broker's topics and groups. `consumed`: totals by group and topic; `stats`: counts of a topic.
-    RaymqError if the store does not answer."""
+    Without `with_pairs` only totals of groups are told. RaymqError if the store does not answer."""
     statistics: StoreStatistics = store.control("statistics")
     known, groups = dict(state.topics), dict(state.groups)
     topics = {name: config for name, config in known.items() if not is_internal_topic(name)}
@@ -42,7 +44,7 @@ def take_readings(
         name: known[name] for group in groups for name in (retry_topic(group), dlq_topic(group)) if name in known
     }
     bounds = _bounds(store, {**topics, **of_groups})
-    pairs = sorted((group, topic) for topic, group in list(state.offsets.tables) if topic in topics)
+    pairs = [(group, topic) for topic, group in list(state.offsets.tables) if topic in topics]
     lags = {pair: lag_in(state.offsets.committed(*pair), bounds[pair[1]]) for pair in pairs}
     ages = _ages_ms(store, lags)
     readings = {}
@@ -57,33 +59,34 @@ def take_readings(
             rates.messages.minute_tps,
             rates.bytes.minute_tps,
         )
-    progress = {
-        pair: GroupReading(consumed.get(pair, 0), lag.messages, ages.get(pair) if lag.messages else 0)
-        for pair, lag in lags.items()
-    }
     out: dict[str, int] = {}
     for (group, _), messages in consumed.items():
         out[group] = out.get(group, 0) + messages
-    own: dict[str, list[GroupReading]] = {}
-    for (group, _), reading in progress.items():
-        own.setdefault(group, []).append(reading)
+    own: dict[str, list[tuple[int, int | None]]] = {}
+    for pair, lag in lags.items():
+        own.setdefault(pair[0], []).append((lag.messages, ages.get(pair)))
     totals = {
         group: _totals(state, bounds, group, config.consume_enable, out.get(group, 0), own.get(group, ()))
         for group, config in groups.items()
     }
-    return BrokerReadings(
-        readings, {pair: progress[pair] for pair in pairs[:PAIRS_MAX]}, max(len(pairs) - PAIRS_MAX, 0), totals
-    )
+    told = {
+        pair: GroupReading(consumed.get(pair, 0), lags[pair].messages, ages.get(pair) if lags[pair].messages else 0)
+        for pair in (sorted(pairs)[:PAIRS_MAX] if with_pairs else ())
+    }
+    return BrokerReadings(readings, told, len(pairs) - len(told), totals)
 
 
 def _totals(
-    state: BrokerState, bounds: _BOUNDS, group: str, enabled: bool, out: int, own: Iterable[GroupReading]
+    state: BrokerState, bounds: _BOUNDS, group: str, enabled: bool, out: int, own: Sequence[tuple[int, int | None]]
 ) -> GroupTotals:
-    """A group over all topics. Messages that were given back wait in its retry topic: behind its offsets there, or all,
-    if it has not committed there yet."""
-    readings, retries = list(own), retry_topic(group)
-    lag = sum(one.lag for one in readings)
-    ages = [one.behind_ms for one in readings if one.lag and one.behind_ms is not None]
+    """A group over all topics; `own`: its unread messages in each, and their age in ms if that is known.
+
+    Messages that were given back wait in its retry topic: behind its offsets there, or all, if it has not committed
+    there yet.
+    """
+    retries = retry_topic(group)
+    lag = sum(messages for messages, _ in own)
+    ages = [age_ms for messages, age_ms in own if messages and age_ms is not None]
     return GroupTotals(
         out,
         lag,

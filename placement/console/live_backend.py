@@ -81,7 +81,7 @@ class LiveBackend(LiveMessages):
     def figures(self) -> Figures:
         """The counters of the whole cluster, now. ServiceNotAvailableError if a broker does not answer: sums without it
         would look like a restart."""
-        answers, missing = self._readings()
+        answers, missing = self._readings(with_pairs=False)
         if missing:
             raise ServiceNotAvailableError(f"{missing[0].server}: {missing[0].reason}")
         topics, groups = topic_parts(answers), group_parts(answers)
@@ -97,9 +97,9 @@ class LiveBackend(LiveMessages):
             {group: sum(one.lag for one in parts) for group, parts in groups.items()},
         )
 
-    def _readings(self) -> tuple[list[BrokerReadings], tuple[NoAnswer, ...]]:
+    def _readings(self, *, with_pairs: bool = True) -> tuple[list[BrokerReadings], tuple[NoAnswer, ...]]:
         """The readings of the brokers that answer, and those that do not."""
-        found = self._admin.readings(BROKER_READINGS_TIMEOUT_S)
+        found = self._admin.readings(BROKER_READINGS_TIMEOUT_S, with_pairs=with_pairs)
         silent = tuple(NoAnswer(name, NO_ANSWER) for name, one in sorted(found.items()) if one is None)
         return [one for one in found.values() if one is not None], silent
 

@@ -83,9 +83,13 @@ class Admin(MemberAdmin, ReplayAdmin, BrowseAdmin, TrackAdmin, DelayedAdmin, Tai
             time.monotonic() + ADMIN_TIMEOUT_S, lambda left_s: storage.control(method, timeout_s=left_s)
         )
 
-    def readings(self, timeout_s: float = READINGS_TIMEOUT_S) -> dict[str, BrokerReadings | None]:
+    def readings(
+        self, timeout_s: float = READINGS_TIMEOUT_S, *, with_pairs: bool = True
+    ) -> dict[str, BrokerReadings | None]:
         """The totals of all topics and the progress of all groups, by broker group, for rates and lags of everything
         at once. Each broker is asked once, all at the same time; None for one that does not answer in `timeout_s`.
+        Without `with_pairs`, groups have totals only: `BrokerReadings.groups` is empty, which is cheaper where there
+        are many.
 
         Internal topics are left out. A total begins at 0 again when its server is restarted.
         """
@@ -93,7 +97,7 @@ class Admin(MemberAdmin, ReplayAdmin, BrowseAdmin, TrackAdmin, DelayedAdmin, Tai
 
         def read(name: str) -> BrokerReadings | None:
             try:
-                readings: BrokerReadings = broker_client(name).call("readings", timeout_s=timeout_s)
+                readings: BrokerReadings = broker_client(name).call("readings", with_pairs, timeout_s=timeout_s)
                 return readings
             except (ServiceNotAvailableError, RequestTimeoutError):
                 return None

@@ -45,7 +45,7 @@ class Admin:
         }  # fmt: skip
         self.error: Exception | None = None
 
-    def readings(self, timeout_s: float) -> dict[str, BrokerReadings | None]:
+    def readings(self, timeout_s: float, *, with_pairs: bool) -> dict[str, BrokerReadings | None]:
         self.calls.append("readings")
         return self.answers
 

@@ -75,6 +75,14 @@ def test_too_many_groups_are_left_out_and_counted(monkeypatch, groups, left_out,
     assert store.calls[-1] == f"times {asked}"
 
 
+def test_without_the_pairs_the_totals_are_the_same():
+    arguments = state_of(7), Store(), {("g3", "orders"): 17}, stats
+    whole, totals = take_readings(*arguments), take_readings(*arguments, with_pairs=False)  # type: ignore[arg-type]  # a stand-in
+    assert whole.groups
+    assert not totals.groups
+    assert (totals.topics, totals.group_totals) == (whole.topics, whole.group_totals)
+
+
 def test_groups_have_totals_of_all_topics_with_what_waits_to_be_tried_again():
     state = state_of(3)
     state.topics |= {name: SimpleNamespace(read_queue_nums=1, perm=6) for name in (retry_topic("g1"), dlq_topic("g1"))}
