@@ -45,7 +45,9 @@ def _consumers(answer: list[Any], sight: Sight) -> list[Any]:
 
 
 def _broker_status(answer: Mapping[str, Any], sight: Sight) -> dict[str, Any]:
-    return {**answer, "topics": _topics(answer["topics"], sight), "groups": _groups(answer["groups"], sight)}
+    unread = [one for one in answer["deleted_unread"] if sight.group(one["group"]) and sight.topic(one["topic"])]
+    lists = {"topics": _topics(answer["topics"], sight), "groups": _groups(answer["groups"], sight)}
+    return {**answer, **lists, "deleted_unread": unread}
 
 
 def _pull_status(answer: Mapping[str, Any], sight: Sight) -> dict[str, Any]:

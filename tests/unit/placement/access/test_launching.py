@@ -1,4 +1,4 @@
-"""The key of raymq's own actors: made once, for its user only."""
+"""The key of raymq's own actors, and as whom the launcher acts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from placement.access import launching
 from placement.access.launching import KEY_FILE, internal_key
+from raymq import identity
+from raymq.access.credentials import Credentials
 from raymq.access.users import KEY_BYTES
-from raymq.errors import ConfigError
+from raymq.config.access import AccessOptions
+from raymq.errors import AuthenticationError, ConfigError
 
 
 def test_the_key_is_made_once_for_its_user_only(tmp_path: Path) -> None:
@@ -32,3 +36,59 @@ def test_a_key_that_others_may_read_or_that_is_none_is_refused(tmp_path: Path, c
     file.chmod(mode)
     with pytest.raises(ConfigError, match="remove it"):
         internal_key(str(tmp_path))
+
+
+class Running:
+    """A NameServer that runs: it asks for users, or not."""
+
+    def __init__(self, asks: bool) -> None:
+        self._asks = asks
+
+    def call(self, method: str, timeout_s: float) -> dict[str, str]:
+        if self._asks:
+            raise AuthenticationError(method)
+        return {}
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("enable", [False, True])
+def test_servers_with_access_do_not_join_servers_without(
+    monkeypatch: pytest.MonkeyPatch, asks: bool, enable: bool
+) -> None:
+    monkeypatch.setattr(launching, "running", lambda: ["broker-a", "nameserver-0"])
+    monkeypatch.setattr(launching, "ActorRef", lambda name: Running(asks))
+    options = AccessOptions(enable=enable, super_secret_file=Path("secret"))
+    if asks == enable:
+        launching._check_running(options)
+        return
+    with pytest.raises(ConfigError, match="raymq down"):
+        launching._check_running(options)
+
+
+def test_where_nothing_runs_either_may_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "running", list)
+    launching._check_running(AccessOptions(enable=True, super_secret_file=Path("secret")))
+
+
+def test_the_super_user_of_the_settings_stops_what_it_started(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("the secret of root\n")
+    secret.chmod(0o600)
+    access = {"enable": True, "super_user": "root", "super_secret_file": str(secret)}
+    expected = Credentials("root", "the secret of root").identity
+    launching.act_as_owner({"access": access})
+    try:
+        assert identity.present() == expected
+    finally:
+        identity.give_back(expected)
+
+
+def test_without_settings_it_is_the_user_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYMQ_USER", "team")
+    monkeypatch.setenv("RAYMQ_SECRET", "the secret of the team")
+    expected = Credentials("team", "the secret of the team").identity
+    launching.act_as_owner(None)
+    try:
+        assert identity.present() == expected
+    finally:
+        identity.give_back(expected)
