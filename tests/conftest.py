@@ -37,13 +37,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
-RAY_CHAOS = [("chaos", "processes"), ("chaos", "ray_libraries"), ("chaos", "spark"), ("chaos", "transactions")]
+RAY_CHAOS = [
+    ("chaos", "failovers"),
+    ("chaos", "processes"),
+    ("chaos", "ray_libraries"),
+    ("chaos", "spark"),
+    ("chaos", "transactions"),
+]
 NICE_MAX = 19
 SHARING = ("clients", "spark")
 """The folders of tests/integration whose modules share a cluster, which has the folder's name."""
 SHARING_CHAOS = {
     "three replicas": (
-        *("processes/test_overlapping_faults.py", "processes/test_replicas.py"),
+        *("processes/test_overlapping_faults.py", "failovers/test_replicas.py"),
         "spark/test_fail_over_scans.py",
     ),
 }
