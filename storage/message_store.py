@@ -513,6 +513,7 @@ class MessageStore:
                     f"{self._gate.failure}; it is unknown whether topic {topic!r} is deleted"
                 ) from error
             self._parts.dedup.forget_topic(topic)
+        self._stats.forget_topic(topic)
         for queue in queues:
             self._polls.wake_queue((topic, queue.queue_id))
 

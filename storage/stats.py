@@ -63,6 +63,8 @@ class StoreStats:
         self._puts: deque[tuple[str, int, int, float | None, PutKind]] = deque()
         # By topic: messages and bytes put.
         self._topics: dict[str, list[int]] = {}
+        # The messages and bytes put to topics that have been forgotten since.
+        self._forgotten = [0, 0]
         # By topic and kind: messages and bytes of what did not come from another replica.
         self._received: dict[tuple[str, PutKind], list[int]] = {}
         # By kind, the mean size of each batch's records.
@@ -126,6 +128,15 @@ class StoreStats:
                 self._sizes[kind] = Histogram("raymq_message_size")
             self._sizes[kind].add_many(means, times)
 
+    def forget_topic(self, topic: str) -> None:
+        """Have no counters of `topic` any more: it was deleted. The totals of the store keep its messages and bytes."""
+        with self._lock:
+            self._count_noted()
+            for index, count in enumerate(self._topics.pop(topic, (0, 0))):
+                self._forgotten[index] += count
+            for kind in PutKind:
+                self._received.pop((topic, kind), None)
+
     def received(self) -> dict[tuple[str, PutKind], TopicPuts]:
         """Messages and bytes put, by topic and kind, copies from other replicas left out."""
         with self._lock:
@@ -181,7 +192,7 @@ class StoreStats:
         with self._lock:
             self._count_noted()
             now = self._counters(now_s)
-            size = sum(counts[1] for counts in self._topics.values())
+            size = self._forgotten[1] + sum(counts[1] for counts in self._topics.values())
             found, missed = self._rates(now, "found"), self._rates(now, "missed")
             values: dict[str, object] = {
                 "bootTimestamp": self._booted_ms,
@@ -204,7 +215,7 @@ class StoreStats:
         return {name: str(value) for name, value in values.items()}
 
     def _counters(self, now_s: float) -> _Sample:
-        puts = sum(counts[0] for counts in self._topics.values())
+        puts = self._forgotten[0] + sum(counts[0] for counts in self._topics.values())
         return _Sample(now_s, puts, self._gets_found, self._gets_missed, self._transferred)
 
     def _rates(self, now: _Sample, name: str) -> list[float]:

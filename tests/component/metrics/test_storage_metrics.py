@@ -187,3 +187,17 @@ def test_bounds_of_many_queues_and_the_times_of_their_messages(store, clock):
     positions = [QueuePosition("orders", 0, 0), QueuePosition("orders", 0, 3), QueuePosition("orders", 0, 4)]
     assert store.stored_times(positions) == [first_ms, first_ms + 5000, 0]
     assert store.stored_times([QueuePosition("none", 0, 0)]) == [0]
+
+
+def test_a_deleted_topic_has_no_series_any_more_and_stays_in_the_totals(store):
+    store.append([make_batch([b"a"] * 5)])
+    store.append([make_batch([b"b"] * 2, topic="bills")])
+    before = store.stats.runtime(0.0, 0)
+    store.delete_topic("orders")
+    assert store.stats.topics().keys() == {"bills"}
+    assert {topic for topic, _ in store.stats.received()} == {"bills"}
+    after = store.stats.runtime(0.0, 0)
+    assert after["putMessageTimesTotal"] == before["putMessageTimesTotal"] == "7"
+    assert after["putMessageSizeTotal"] == before["putMessageSizeTotal"]
+    store.append([make_batch([b"c"])])
+    assert store.stats.topics()["orders"].messages == 1

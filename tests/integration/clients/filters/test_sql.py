@@ -67,6 +67,53 @@ def test_a_push_consumer_gets_what_passes_and_the_group_has_one_expression(
             pull.subscribe(topic)
 
 
+class LaterOnce:
+    """A listener that puts the first attempt of every message that passes RARE off, and notes the attempts after it."""
+
+    def __init__(self, notes: ListenerNotes) -> None:
+        self.notes = notes
+
+    def __call__(self, message: raymq.MessageExt) -> raymq.ConsumeLater | None:
+        if message.reconsume_times == 0 and message.properties["price"] == "6":
+            return raymq.ConsumeLater(delay_level=1)
+        self.notes(message)
+        return None
+
+
+def test_what_comes_again_passes_whatever_the_group_subscribes_to(
+    mq: raymq.Client, topic: str, group: str, tmp_path: Path
+) -> None:
+    """A retry topic is not filtered: neither what failed, nor what was replayed to the group, stays away."""
+    expected = sorted(map(int, send(mq, topic, 20)))
+    notes = ListenerNotes(tmp_path / "notes")
+    started = mq.push_consumer(group, consume_from=FIRST).subscribe(topic, RARE).on_message(LaterOnce(notes)).start()
+    with started:
+        eventually(lambda: notes.numbers() == expected, "what failed comes again")
+        left_out = [
+            message
+            for entry in mq.admin.describe_topic(topic)
+            for message in mq.admin.pull(entry.queue, 0, max_messages=100).messages
+            if message.body == b"1"
+        ]
+        assert mq.admin.replay(topic, ids=[left_out[0].message_id], to_group=group).sent == 1
+        eventually(lambda: notes.numbers() == sorted([*expected, 1]), "what is replayed to the group")
+    with mq.simple_consumer(f"{group}-pop", consume_from=FIRST) as consumer:
+        consumer.subscribe(topic, RARE)
+        got = consumer.receive(20, 60.0, wait_s=5.0)
+        while len(got) < len(expected):
+            got += consumer.receive(20, 60.0, wait_s=5.0)
+        assert sorted(int(message.body) for message in got) == expected
+        consumer.ack(got)
+        assert mq.admin.replay(topic, ids=[left_out[0].message_id], to_group=f"{group}-pop").sent == 1
+
+        def replayed() -> bool:
+            again = consumer.receive(20, 60.0, wait_s=0.5)
+            consumer.ack(again)
+            return [message.body for message in again] == [b"1"]
+
+        eventually(replayed, "what is replayed to the other group")
+
+
 def test_members_with_different_tags_are_refused_until_the_others_have_left(
     mq: raymq.Client, topic: str, group: str
 ) -> None:
