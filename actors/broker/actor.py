@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -83,6 +83,7 @@ STATE_SNAPSHOT_INTERVAL_S: Final = 10.0
 STATS_INTERVAL_S: Final = 10.0
 SETTINGS_INTERVAL_S: Final = 10.0
 PROTECT_INTERVAL_S: Final = 180.0
+OFFSET_SWEEP_INTERVAL_S: Final = 60.0
 AGREE_TIMEOUT_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
@@ -456,13 +457,15 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, QuestionMethods):
             self._stopping.wait(BROKER_HEARTBEAT_INTERVAL_S if self._log.is_ready else NOT_READY_INTERVAL_S)
 
     def _do_housekeeping(self) -> None:
-        """Sample the counters, note deletions, write the snapshot, and protect the store, each at its interval."""
+        """Sample the counters, note deletions, write the snapshot, protect the store and drop dead offsets, each at
+        its interval."""
         tasks = {
             self._monitor.sample: STATS_INTERVAL_S,
             self._monitor.note_deletions: STATS_INTERVAL_S,
             self._log.snapshot: STATE_SNAPSHOT_INTERVAL_S,
             self._monitor.protect: PROTECT_INTERVAL_S,
             self._keep_settings: SETTINGS_INTERVAL_S,
+            self._sweep_offsets: OFFSET_SWEEP_INTERVAL_S,
         }
         self._repeat({task: partial(float, every_s) for task, every_s in tasks.items()})
 
@@ -510,6 +513,10 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, QuestionMethods):
         self._registrar.interval_s = settings.options.registration_interval_s
         self._client_metrics = _client_metrics(settings)
         self._limit_metrics()
+
+    def _subscriptions(self) -> Mapping[str, Collection[str]] | None:
+        with self._clients_lock:
+            return self._clients.subscriptions(time.monotonic())
 
     def _limit_metrics(self) -> None:
         limits = self._settings.metrics.options

@@ -5,6 +5,7 @@ A change of a remote method about consumer groups belongs here; the decisions th
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -18,7 +19,7 @@ from actors.broker.master_store import MasterStore
 from actors.broker.monitor import GROUP_CREATION, BrokerMonitor
 from actors.broker.readings import take_readings
 from actors.broker.state_log import DecidedChanges, StateLog
-from actors.core.broker.offsets import Owners, TopicCommits
+from actors.core.broker.offsets import Owners, TopicCommits, is_dead
 from actors.core.broker.send_back import Returned, ReturnWriter, read_replayed, read_returned
 from actors.core.broker.state import BrokerState, Change
 from actors.core.broker.stats import GROUP_GET_NUMS, SNDBCK2DLQ_TIMES, SNDBCK_PUT_NUMS
@@ -39,6 +40,8 @@ from raymq.protocol.stats import BrokerReadings, GroupStats
 from raymq.protocol.store import QueueBounds
 
 APPEND_TIMEOUT_S: Final = 5.0
+
+logger = logging.getLogger(__name__)
 
 
 class _Commit:
@@ -208,6 +211,42 @@ class GroupMethods(ABC):
         Durable on return. GroupNotExistError, TopicNotExistError, InvalidArgumentError.
         """
         self._change(lambda state: state.decide_reset(group, topic, offsets))
+
+    def delete_offsets(self, group: str, topics: Sequence[str]) -> list[str]:
+        """Drop what a group has committed in topics, as if it had never consumed them; returns those of the topics in
+        which it had committed here, sorted. Durable on return. GroupNotExistError."""
+        dropped: list[str] = []
+
+        def decide(state: BrokerState) -> list[Change]:
+            change = state.decide_offsets_delete(group, topics)
+            dropped[:] = [] if change is None else change["topics"]
+            return [] if change is None else [change]
+
+        self._change(decide)
+        return dropped
+
+    def _sweep_offsets(self) -> None:
+        """Drop the offsets of groups in topics to which none of their consumers subscribes, and of which they have
+        nothing left to go on from. Groups without consumers keep theirs."""
+        subscriptions = self._subscriptions()
+        if subscriptions is None:
+            return
+        for group, topics in self._log.ready().left_topics(subscriptions).items():
+            dead = [topic for topic in topics if self._is_dead(group, topic)]
+            if dead and (dropped := self.delete_offsets(group, dead)):
+                logger.info(
+                    "%s: dropped what %s had committed in %s, to which it subscribes no more",
+                    *(self._settings.broker_name, group, ", ".join(dropped)),
+                )
+
+    def _is_dead(self, group: str, topic: str) -> bool:
+        committed = self._log.ready().offsets.committed(group, topic)
+        bounds = self._store.bounds_of_queues([(topic, queue_id) for queue_id in committed])
+        return is_dead(committed, {q: one.min_offset for q, one in zip(committed, bounds, strict=True)})
+
+    @abstractmethod
+    def _subscriptions(self) -> Mapping[str, Collection[str]] | None:
+        """The topics to which the consumers of each group subscribe; None while not all consumers may be known."""
 
     def committed_offsets(self, group: str, topic: str) -> dict[int, int]:
         """Committed offset per queue id of this group's queues; queues without one are absent."""

@@ -216,6 +216,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Broker.committed_offsets": _group_and_topic(*_READ),
     "Broker.commit_offsets": _group_and_topics(_SUB, Action.UPDATE),
     "Broker.reset_offsets": _group_and_topic(_SUB, Action.UPDATE),
+    "Broker.delete_offsets": _group_and_topics(_SUB, Action.UPDATE),
     # Clients
     "Broker.heartbeat": Rule(_consumers),
     "Broker.unregister_client": FOR_ANYBODY,

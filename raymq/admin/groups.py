@@ -182,6 +182,35 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
             offsets |= {MessageQueue(topic, broker_name, queue_id): at for queue_id, at in committed.items()}
         return self._move_offsets(check_group(target), topic, offsets, dry_run=dry_run)
 
+    def delete_offsets(self, group: str, topic: str, *, dry_run: bool = False) -> dict[MessageQueue, int]:
+        """Drop what a group has committed in a topic that it consumes no more, so that it has no lag there: a consumer
+        of it that subscribes to the topic again begins as a new group does. The topic need not exist any more.
+
+        Returns the offsets dropped, by queue; with `dry_run` nothing changes. Brokers do the same by themselves once
+        the messages behind those offsets are deleted, if the group has consumers and none subscribes to the topic.
+        GroupNotExistError; InvalidArgumentError while a consumer of the group subscribes to the topic.
+        """
+        check_topic(topic)
+        readers = [
+            one.client_id
+            for one in self.consumer_connections(check_group(group))
+            if topic in one.consumer.subscriptions
+        ]
+        if readers:
+            raise InvalidArgumentError(
+                f"{len(readers)} consumers of group {group!r} subscribe to topic {topic!r}, the first in {readers[0]}: "
+                f"end them first (see `raymq group connections {group}`), or reset their offsets"
+            )
+        self._call_brokers_that_know(group, "group_config", group)
+        offsets: dict[MessageQueue, int] = {}
+        for broker_name in self._broker_names():
+            committed = self._call_broker(broker_name, "committed_offsets", group, topic)
+            offsets |= {MessageQueue(topic, broker_name, queue_id): at for queue_id, at in sorted(committed.items())}
+        if not dry_run:
+            for broker_name in sorted({queue.broker_name for queue in offsets}):
+                self._call_broker(broker_name, "delete_offsets", group, [topic])
+        return offsets
+
     def _move_offsets(
         self, group: str, topic: str, offsets: Mapping[MessageQueue, int], *, dry_run: bool
     ) -> NewOffsets:

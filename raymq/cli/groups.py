@@ -125,6 +125,26 @@ def group_clone_offsets(
     print_rows(as_json, "queues", ["broker", "queue", "old", "offset"], rows)
 
 
+@group.command("delete-offsets")
+@click.argument("name", metavar="GROUP", shell_complete=completes("groups"))
+@click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
+@click.option("--dry-run", is_flag=True, help="Only show the offsets that would be dropped.")
+@address_option
+@json_option
+def group_delete_offsets(name: str, topic_name: str, dry_run: bool, address: str | None, as_json: bool) -> None:
+    """Drop what a group has committed in a topic that it consumes no more, so that it has no lag there.
+
+    It is refused while a consumer of the group subscribes to the topic. Brokers do it by themselves once the messages
+    behind the offsets are deleted.
+
+    Example: raymq group delete-offsets billing orders --dry-run
+    """
+    with client_of(address) as client:
+        offsets = client.admin.delete_offsets(name, topic_name, dry_run=dry_run)
+    rows = [[one.broker_name, one.queue_id, offset] for one, offset in sorted(offsets.items())]
+    print_rows(as_json, "queues", ["broker", "queue", "dropped"], rows)
+
+
 @group.command("forbid")
 @click.argument("name", metavar="GROUP", shell_complete=completes("groups"))
 @click.argument("topic_name", metavar="[TOPIC]", required=False, shell_complete=completes("topics"))

@@ -58,6 +58,18 @@ class ClientRegistry:
             if group in (None, name)
         )
 
+    def subscriptions(self, now_s: float) -> dict[str, frozenset[str]] | None:
+        """The topics to which the consumers of each group subscribe; groups without consumers are absent. None soon
+        after `started_s`, when not all clients have been heard of."""
+        self.expire(now_s)
+        if now_s < self._known_after_s:
+            return None
+        found: dict[str, frozenset[str]] = {}
+        for client, _ in self._clients.values():
+            for consumer in client.consumers:
+                found[consumer.group] = found.get(consumer.group, frozenset()) | consumer.subscriptions.keys()
+        return found
+
     def consumers(self, now_s: float, group: str | None = None) -> list[ConsumerConnection]:
         """The consumers of a group, or of all, sorted by client."""
         self.expire(now_s)

@@ -82,6 +82,10 @@ class OffsetTable:
         for key in [key for key in self.tables if key[0] == topic]:
             del self.tables[key]
 
+    def drop(self, group: str, topic: str) -> None:
+        """Drop a group's offsets in a topic. A later commit begins with the topic's first reset version."""
+        self.tables.pop((topic, group), None)
+
     def drop_group(self, group: str) -> None:
         """Drop a group's offsets."""
         for key in [key for key in self.tables if key[1] == group]:
@@ -117,6 +121,15 @@ class TopicCommits:
     offsets: dict[int, int] = field(default_factory=dict)
     reset: QueueOffsets = field(default_factory=dict)
     fenced: list[int] = field(default_factory=list)
+
+
+def is_dead(committed: Mapping[int, int], first: Mapping[int, int]) -> bool:
+    """True if a group that has committed these offsets in a topic, by queue id, has nothing to go on from: no queue
+    holds a message before its offset any more, `first` being the offset of the first message that each queue holds.
+
+    RocketMQ's test for the offsets of a group in a topic to which none of its consumers subscribes.
+    """
+    return all(offset <= first.get(queue_id, 0) for queue_id, offset in committed.items())
 
 
 def judge_commits(

@@ -13,6 +13,7 @@ is flushed, recovered and replicated as messages are (design §3). The state is 
     {"kind": "forbid",       "group": G, "topics": [T, …]}  all topics that the group may not read
     {"kind": "offsets",      "group": G, "topic": T, "offsets": {"0": 17, "3": 9}}
     {"kind": "reset",        "group": G, "topic": T, "offsets": {"0": 5}, "reset_versions": {"0": 2}}
+    {"kind": "offsets_delete", "group": G, "topics": [T, …]}  the group has committed nothing in these topics any more
     {"kind": "pop",          "group": G, "queues": [[T, 0, …], …]}  leases of simple consumers (actors.core.pop.leases)
     {"kind": "setting",      "name": "store.delete_when", "value": "04"}  a live setting (raymq.config.live)
     {"kind": "setting_unset", "name": "store.delete_when"}                as raymq.yaml says again
@@ -28,7 +29,7 @@ After a crash every change that was acknowledged is in the log, and so in the st
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
@@ -318,6 +319,23 @@ class BrokerState:
             "reset_versions": {str(queue_id): version for queue_id, version in versions.items()},
         }
 
+    def decide_offsets_delete(self, group: str, topics: Iterable[str]) -> Change | None:
+        """Drop what a group has committed in topics, which need not be here. GroupNotExistError."""
+        self.require_group(group)
+        known = [topic for topic in sorted(set(topics)) if self.offsets.of(group, topic)]
+        return {"kind": "offsets_delete", "group": group, "topics": known} if known else None
+
+    def left_topics(self, subscriptions: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+        """The topics, by group, in which groups of `subscriptions` have committed and to which they do not subscribe,
+        their retry topics left out."""
+        left: dict[str, list[str]] = {}
+        for topic, group in sorted(self.offsets.tables):
+            if group not in subscriptions or group not in self.groups or topic not in self.topics:
+                continue
+            if topic not in subscriptions[group] and topic != retry_topic(group):
+                left.setdefault(group, []).append(topic)
+        return left
+
     def check_queues(self, topic: str, queue_ids: Iterable[int]) -> None:
         """TopicNotExistError; InvalidArgumentError for a queue that the topic has not."""
         config = self.require_topic(topic)
@@ -432,6 +450,11 @@ class BrokerState:
         self._apply_offsets(change, now_ms)
         self.pop.forget_queues(change["group"], change["topic"], offsets_by_queue(change["offsets"]))
 
+    def _apply_offsets_delete(self, change: Change, now_ms: int) -> None:
+        for topic in change["topics"]:
+            self.pop.forget_queues(change["group"], topic, list(self.offsets.of(change["group"], topic)))
+            self.offsets.drop(change["group"], topic)
+
     def _apply_pop(self, change: Change, now_ms: int) -> None:
         for topic, offsets in self.pop.apply(change).items():
             self.offsets.set(change["group"], topic, offsets, {})
@@ -498,6 +521,7 @@ _APPLY: Final[dict[str, Callable[[BrokerState, Change, int], None]]] = {
     "group_delete": BrokerState._apply_group_delete,
     "forbid": BrokerState._apply_forbid,
     "offsets": BrokerState._apply_offsets,
+    "offsets_delete": BrokerState._apply_offsets_delete,
     "reset": BrokerState._apply_reset,
     POP: BrokerState._apply_pop,
     "setting": BrokerState._apply_setting,

@@ -246,6 +246,9 @@ def test_offsets_are_reset_to_either_end_and_to_a_time(mq: raymq.Client, topic: 
     mq.admin.reset_offsets(group, topic, offset=2, queue=queue)
     assert mq.admin.clone_offsets(group, group + "-2", topic)[queue] == 2
     assert GroupOffsets(group + "-2").committed_offset(queue) == 2
+    assert mq.admin.delete_offsets(group + "-2", topic)[queue] == 2
+    assert GroupOffsets(group + "-2").committed_offset(queue) is None
+    assert mq.admin.delete_offsets(group + "-2", topic) == {}
 
 
 def test_lag_is_told_in_messages_and_in_time(mq: raymq.Client, topic: str, group: str) -> None:

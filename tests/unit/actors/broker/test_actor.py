@@ -28,7 +28,7 @@ REMOTE_METHODS = {
         "topic_stats",
     ),
     *("ensure_group", "group_config", "check_broadcast", "update_group", "update_groups", "delete_group", "groups"),
-    *("forbid_topic", "forbidden_topics"),
+    *("forbid_topic", "forbidden_topics", "delete_offsets"),
     *("take_questions", "answer_question", "ask_client"),
     *(
         "commit_offsets",

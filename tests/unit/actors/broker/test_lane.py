@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -76,6 +77,9 @@ class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
     @property
     def log(self) -> StateLog:
         return self._log
+
+    def _subscriptions(self) -> Mapping[str, Collection[str]] | None:
+        return self.clients.subscriptions(time.monotonic())
 
     def delete_topic(self, topic: str) -> None:
         self._change(lambda state: state.decide_topic_delete(topic))

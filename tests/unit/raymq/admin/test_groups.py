@@ -232,3 +232,23 @@ def test_a_dry_run_shows_old_and_new_offsets_and_changes_nothing(cluster):
     assert cluster.admin.clone_offsets("billing", "other", "orders", dry_run=True) == {A0: 7}
     assert cluster.called("reset_offsets") == []
     assert cluster.called("ensure_group") == []
+
+
+def test_offsets_in_a_topic_are_dropped_where_there_are_any(cluster):
+    cluster.answers["a", "consumer_connections"] = cluster.answers["b", "consumer_connections"] = []
+    cluster.answers["a", "committed_offsets"] = {1: 9, 0: 7}
+    cluster.answers["b", "group_config"] = GroupNotExistError("billing")
+    assert cluster.admin.delete_offsets("billing", "orders", dry_run=True) == {A0: 7, A1: 9}
+    assert cluster.called("delete_offsets") == []
+    cluster.admin.delete_offsets("billing", "orders")
+    assert cluster.called("delete_offsets") == [("a", "billing", ["orders"])]
+
+
+def test_offsets_of_a_topic_to_which_a_consumer_subscribes_are_kept(cluster):
+    reader = ConsumerConnection("client-1", "h", 1, ConsumerData("billing", "PULL", {"orders": "*"}), 1.0)
+    cluster.answers["a", "consumer_connections"], cluster.answers["b", "consumer_connections"] = [], [reader]
+    with pytest.raises(
+        InvalidArgumentError, match=r"1 consumers of group 'billing' subscribe to topic 'orders'.*client-1"
+    ):
+        cluster.admin.delete_offsets("billing", "orders")
+    assert cluster.called("delete_offsets") == []

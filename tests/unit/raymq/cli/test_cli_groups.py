@@ -42,6 +42,10 @@ class Admin:
         self.asked.append((source, target, topic, how))
         return NewOffsets({QUEUE: 5}, {QUEUE: 2})
 
+    def delete_offsets(self, group: str, topic: str, **how: Any) -> dict[MessageQueue, int]:
+        self.asked.append((group, topic, how))
+        return {QUEUE: 17}
+
     def forbid(self, group: str, topic: str) -> None:
         self.asked.append(("forbid", group, topic))
 
@@ -165,6 +169,13 @@ def test_offsets_of_another_group_are_looked_at_and_taken(run: Any, admin: Admin
     assert json.loads(result.output)["queues"] == [{"broker": "broker-a", "queue": 3, "old": 2, "offset": 5}]
     run("group", "clone-offsets", "billing", "copy", "orders")
     assert admin.asked == [("billing", "copy", "orders", {"dry_run": dry}) for dry in (True, False)]
+
+
+def test_offsets_in_a_topic_are_looked_at_and_dropped(run: Any, admin: Admin) -> None:
+    result = run("group", "delete-offsets", "billing", "orders", "--dry-run", "--json")
+    assert json.loads(result.output)["queues"] == [{"broker": "broker-a", "queue": 3, "dropped": 17}]
+    run("group", "delete-offsets", "billing", "orders")
+    assert admin.asked == [("billing", "orders", {"dry_run": dry}) for dry in (True, False)]
 
 
 def test_a_group_is_forbidden_a_topic_and_allowed_again(run: Any, admin: Admin) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 
@@ -270,12 +271,14 @@ def test_whom_an_answer_names_is_asked_next_and_that_without_a_pause(owner):
     owner.offsets = {Q0: 0}
     owner.fetcher.wake_readers()
     owner.wait_for(lambda: len(set(owner.delivered)) == 3)
-    assert [name for name, _, _ in owner.waits] == ["storage-a-0", "storage-a-1", "storage-a-1"]
+    # The next fetch may have begun already, so that the last store may be named once more.
+    assert [name for name, _ in groupby(name for name, _, _ in owner.waits)] == ["storage-a-0", "storage-a-1"]
     owner.pull_from = {"storage-a-1": "storage-a-0"}
     owner.end = 5
     owner.fetcher.wake_readers()
     owner.wait_for(lambda: len(set(owner.delivered)) == 5)
-    assert [name for name, _, _ in owner.waits][3:] == ["storage-a-1", "storage-a-0"]
+    asked = [name for name, _ in groupby(name for name, _, _ in owner.waits)]
+    assert asked == ["storage-a-0", "storage-a-1", "storage-a-0"]
     assert owner.asked_anew == []
 
 

@@ -76,3 +76,18 @@ def test_a_registry_that_is_new_does_not_take_a_client_for_gone():
         registry.unregister(f"c{number}")
     assert registry.knows("c0", 101.0)  # so many are remembered
     assert not registry.knows("c1", 101.0)
+
+
+def test_subscriptions_are_those_of_all_consumers_of_a_group():
+    registry = ClientRegistry(expiry_s=10.0)
+    registry.heartbeat(beat("a", consumers=[BILLING, AUDIT]), 0.0)
+    registry.heartbeat(beat("b", ["shop"], [ConsumerData("billing", "POP", {"refunds": "*"})]), 5.0)
+    assert registry.subscriptions(5.0) == {"billing": {"orders", "refunds"}, "audit": {"orders", "bills"}}
+    assert registry.subscriptions(12.0) == {"billing": {"refunds"}}
+
+
+def test_subscriptions_are_not_known_before_every_client_could_have_said_them():
+    registry = ClientRegistry(expiry_s=10.0, started_s=100.0)
+    registry.heartbeat(beat("a", consumers=[BILLING]), 101.0)
+    assert registry.subscriptions(109.0) is None
+    assert registry.subscriptions(110.0) == {"billing": {"orders"}}

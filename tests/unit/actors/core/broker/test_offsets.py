@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.core.broker.offsets import OffsetTable, Owners, judge_commits
+from actors.core.broker.offsets import OffsetTable, Owners, is_dead, judge_commits
 from raymq.errors import InvalidArgumentError
 from raymq.protocol.group import OffsetCommit, QueueOffset
 
@@ -101,3 +101,22 @@ def test_setting_offsets_keeps_the_reset_version_unless_it_is_given():
     at.set("g", "t", {0: 9, 1: 1}, {})
     assert at.get("g", "t", 0) == QueueOffset(9, 4)
     assert at.get("g", "t", 1) == QueueOffset(1, 0)
+
+
+def test_offsets_that_are_dropped_are_as_if_there_had_been_none():
+    table = OffsetTable()
+    table.set("billing", "orders", {0: 5, 1: 7}, {})
+    table.set("billing", "bills", {0: 1}, {})
+    table.set("audit", "orders", {0: 2}, {})
+    table.drop("billing", "orders")
+    table.drop("billing", "unknown")
+    assert table.topics("billing") == ["bills"]
+    assert table.committed("audit", "orders") == {0: 2}
+    assert table.version("billing", "orders", 0) == 0
+
+
+def test_offsets_are_dead_when_no_queue_holds_a_message_before_them():
+    assert is_dead({0: 5, 1: 7}, {0: 5, 1: 9})
+    assert is_dead({0: 0}, {0: 0})
+    assert not is_dead({0: 5, 1: 7}, {0: 5, 1: 6})
+    assert not is_dead({0: 1}, {})

@@ -585,3 +585,32 @@ def test_a_live_setting_is_checked_before_it_is_stored():
         BrokerState().decide_setting(LiveOptions(), "delete_when", "25")
     with pytest.raises(InvalidArgumentError, match="raymq starts"):
         BrokerState().decide_setting(LiveOptions(), "flushDiskType", "ASYNC_FLUSH")
+
+
+def test_offsets_in_topics_are_dropped_and_stay_so_over_a_snapshot():
+    state = filled()
+    for change in (state.decide_topic("bills", 1, 1), *state.decide_group("audit")):
+        state.apply(change, 0)
+    commit(state, {0: 5, 2: 7})
+    commit(state, {0: 3}, topic="bills")
+    change = state.decide_offsets_delete("billing", ["orders", "unknown"])
+    assert change == {"kind": "offsets_delete", "group": "billing", "topics": ["orders"]}
+    state.apply(decode_change(encode_change(change)), 0)
+    state.apply(change, 0)
+    assert state.offsets.topics("billing") == ["bills"]
+    assert state.decide_offsets_delete("billing", ["orders"]) is None
+    with pytest.raises(GroupNotExistError):
+        state.decide_offsets_delete("nobody", ["orders"])
+    assert content(snapshot_of(state, 9)[0]) == content(state)
+
+
+def test_topics_that_a_group_has_left_are_those_to_which_no_consumer_subscribes():
+    state = filled()
+    for change in (state.decide_topic("bills", 1, 1), *state.decide_group("audit"), *state.decide_group("idle")):
+        state.apply(change, 0)
+    for group in ("billing", "audit", "idle"):
+        for topic in ("orders", "bills"):
+            commit(state, {0: 1}, group, topic)
+        commit(state, {0: 1}, group, f"%RETRY%{group}")
+    subscriptions = {"billing": {"orders"}, "audit": {"orders", "bills"}, "unknown": {"x"}}
+    assert state.left_topics(subscriptions) == {"billing": ["bills"]}
