@@ -15,6 +15,7 @@ from raymq.admin.replay import ReplayAdmin
 from raymq.admin.tail import TailAdmin
 from raymq.admin.topics import QueueDescription
 from raymq.admin.track import TrackAdmin
+from raymq.admin.upkeep.metadata import MetadataAdmin
 from raymq.admin.upkeep.send_check import CheckAdmin
 from raymq.admin.upkeep.settings import SettingsAdmin
 from raymq.errors import InvalidArgumentError, RequestTimeoutError, ServiceNotAvailableError
@@ -34,7 +35,9 @@ READINGS_TIMEOUT_S: Final = 5.0
 BROKERS_AT_ONCE: Final = 8
 
 
-class Admin(MemberAdmin, ReplayAdmin, BrowseAdmin, TrackAdmin, DelayedAdmin, TailAdmin, SettingsAdmin, CheckAdmin):
+class Admin(
+    MemberAdmin, ReplayAdmin, BrowseAdmin, TrackAdmin, DelayedAdmin, TailAdmin, SettingsAdmin, CheckAdmin, MetadataAdmin
+):
     """Administration of topics, messages, groups, stores and NameServers. All calls may be repeated: creating what
     exists as asked, and deleting what is gone, succeed or raise an error that says so; `replay` sends nothing twice."""
 

@@ -37,6 +37,7 @@ from raymq.cli.upkeep.broker import broker
 from raymq.cli.upkeep.check import check
 from raymq.cli.upkeep.config import config
 from raymq.cli.upkeep.kv import kv
+from raymq.cli.upkeep.metadata import export, import_
 
 
 def main() -> NoReturn:
@@ -89,6 +90,8 @@ for command in (
     broker,
     check,
     kv,
+    export,
+    import_,
     acl,
     completion,
 ):

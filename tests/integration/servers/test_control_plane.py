@@ -5,14 +5,19 @@ Two NameServers, two broker groups; topics are created by sending to them, and f
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import ray
+from click.testing import CliRunner
 
 import raymq
+from raymq.admin.upkeep.metadata import GroupMetadata, Metadata, TopicMetadata
+from raymq.cli import cli
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.errors import GroupNotExistError, NoPermissionError, RaymqError, TopicNotExistError
 from raymq.message import MessageQueue
@@ -46,6 +51,13 @@ name_servers: 2
 
 def broker(name: str):
     return ray.get_actor(name, namespace=NAMESPACE)
+
+
+def run(*words: str) -> str:
+    """The standard output of a command that succeeds."""
+    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 def queue_of(topic: str) -> MessageQueue:
@@ -249,6 +261,63 @@ def test_offsets_are_reset_to_either_end_and_to_a_time(mq: raymq.Client, topic: 
     assert mq.admin.delete_offsets(group + "-2", topic)[queue] == 2
     assert GroupOffsets(group + "-2").committed_offset(queue) is None
     assert mq.admin.delete_offsets(group + "-2", topic) == {}
+
+
+def test_topics_groups_and_offsets_are_exported_and_brought_back(
+    mq: raymq.Client, topic: str, group: str, tmp_path: Path
+) -> None:
+    queue = queue_of(topic)
+    put(mq, topic, b"a", b"b", b"c")
+    mq.admin.update_topic(topic, perm=4)
+    mq.admin.create_group(GroupConfig(group, retry_max_times=3))
+    mq.admin.reset_offsets(group, topic, offset=2, queue=queue)
+    mq.admin.create_topic(f"{topic}-fifo", 3, message_type="FIFO")
+    mq.admin.forbid(group, f"{topic}-fifo")
+    file = tmp_path / "cluster.json"
+    run("export", str(file), "--topics", f"{topic}*", "--groups", group)
+    exported = mq.admin.export_metadata(topics=f"{topic}*", groups=group)
+    assert Metadata.from_json(file.read_text()) == exported
+    assert exported.topics.keys() == {topic, f"{topic}-fifo"}
+    assert exported.offsets == {group: {topic: {"broker-a": {0: 2}}}}
+    assert {step.action for step in mq.admin.import_metadata(exported)} == {"same"}
+
+    mq.admin.delete_group(group)
+    mq.admin.delete_topic(f"{topic}-fifo")
+    mq.admin.update_topic(topic, perm=6)
+    dry = json.loads(run("import", str(file), "--dry-run", "--json"))
+    assert dry["dry_run"]
+    assert group not in mq.admin.list_groups()
+    done = {(step.kind, step.name): step.action for step in mq.admin.import_metadata(exported)}
+    assert done == {
+        ("topic", topic): "changed: perm",
+        ("topic", f"{topic}-fifo"): "created with 3 queues",
+        ("group", group): "created",
+        ("offsets", f"{group} in {topic}"): "1 of 1 set",
+    }
+    assert [(step["kind"], step["name"]) for step in dry["steps"]] == list(done)
+    assert mq.admin.export_metadata(topics=f"{topic}*", groups=group) == exported
+
+
+def test_what_an_import_cannot_do_is_said_and_the_rest_is_done(mq: raymq.Client, topic: str, group: str) -> None:
+    put(mq, topic, b"a")
+    metadata = Metadata(
+        {
+            topic: TopicMetadata({"broker-a": 2, "broker-b": 2}, attributes={"cleanup.policy": "COMPACTION"}),
+            f"{topic}-far": TopicMetadata({"broker-x": 3, "broker-y": 2}),
+        },
+        {group: GroupMetadata(GroupConfig(group, retry_max_times=5000))},
+        {f"{group}-new": {topic: {"broker-a": {0: 1, 1: 7}, "broker-x": {0: 1}}, "unknown": {"broker-a": {0: 1}}}},
+    )
+    steps = {step.name: step for step in mq.admin.import_metadata(metadata)}
+    assert [step.failed for step in steps.values()] == [True, False, True, False, True]
+    assert "another cleanup.policy" in steps[topic].action
+    assert steps[f"{topic}-far"].action == "created with 5 queues"
+    assert mq.admin.topic_route(f"{topic}-far").queue_counts() == {"broker-a": 3, "broker-b": 2}
+    assert "retry_max_times" in steps[group].action
+    assert steps[f"{group}-new in {topic}"].action == "1 of 3 set; 2 left out, which the queues here do not hold"
+    assert GroupOffsets(f"{group}-new").committed_offset(queue_of(topic)) == 1
+    with pytest.raises(raymq.InvalidArgumentError, match="no part 'users'"):
+        mq.admin.import_metadata(metadata, parts=["users"])  # type: ignore[list-item]  # the point
 
 
 def test_lag_is_told_in_messages_and_in_time(mq: raymq.Client, topic: str, group: str) -> None:
