@@ -250,6 +250,7 @@ class ListenerFeed:
         """Deliver nothing more."""
         with self._lock:
             self._closed = True
+            self.next_turn_s = float("inf")
             self._answer_empty()
 
     def wake(self) -> None:
@@ -351,6 +352,7 @@ class ListenerFeed:
     def take_turn(self) -> None:
         """Deliver what can be delivered, if the Listener has asked. Does not wait."""
         if self._closed:
+            self.next_turn_s = float("inf")  # a turn that was under way at the end has named another time
             return
         try:
             self._turn()

@@ -201,9 +201,11 @@ class Loop:
             self._call(self._soon.popleft())
 
     def _call_those_due(self) -> None:
-        now_s = time.monotonic()
+        """Make the calls that are due now; those that they ask for are made in the next turn, however early."""
+        now_s, due = time.monotonic(), []
         while self._timers and self._timers[0][0] <= now_s:
-            timer = heapq.heappop(self._timers)[2]
+            due.append(heapq.heappop(self._timers)[2])
+        for timer in due:
             callback, timer.callback = timer.callback, None
             if callback is None:
                 self._cancelled -= 1

@@ -289,6 +289,18 @@ def test_what_was_suspended_is_known_to_the_next_life(scenes):
     assert after.core.paused == {Q}
 
 
+def test_a_feed_that_is_closed_and_still_there_keeps_no_other_waiting(scenes):
+    scene = scenes(lambda message: None)
+    feed = scene.make_feed(InstanceState("pull-billing-1", scene.instance.settings))
+    feed.close()
+    feed.wake()
+    called = threading.Event()
+    scene.thread._loop.call_soon(lambda: scene.thread._loop.call_soon(called.set))
+    assert called.wait(WAIT_S)
+    scene.fetch(10)
+    eventually(lambda: scene.feed.consumed == 10, "the other feed goes on", WAIT_S)
+
+
 def test_a_listener_that_was_started_again_is_told_what_was_said_in_this_life(scenes):
     scene = scenes(lambda message: None)
     scene.feed.keep((True, frozenset({Q})))

@@ -189,6 +189,19 @@ def test_a_call_for_now_is_made_at_once_while_the_loop_waits_and_its_timers_run(
     assert made.wait(WAIT_S)
 
 
+def test_a_call_that_asks_for_itself_at_once_keeps_no_other_waiting(server):
+    loop, made, ended = server.loop, threading.Event(), threading.Event()
+
+    def again() -> None:
+        if not ended.is_set():
+            loop.call_at(0.0, again)
+
+    loop.call_soon(again)
+    loop.call_soon(lambda: loop.call_soon(made.set))
+    assert made.wait(WAIT_S)
+    ended.set()
+
+
 def test_a_payload_of_many_parts_arrives_whole(connect):
     parts = [bytes([index % 256]) * index for index in range(2000)]
     assert bytes(connect().call(ECHO, parts, WAIT_S).payload) == b"".join(parts)
