@@ -21,6 +21,9 @@ INSTANCES: Final = "raymq-instances"
 CONTROLLER: Final = "controller"
 """The actor that decides who leads each broker group of several replicas."""
 
+USERS_BROKER: Final = "broker-a"
+"""The first broker group, which keeps the changes of users and policies."""
+
 CONSOLE: Final = "console"
 """The actor that serves the web console, where there is one."""
 

@@ -8,7 +8,9 @@ decides (actors.core.access.gate), and a list is cut to what the user may see (a
 This keeps users of raymq from each other's topics. It does not keep out who may submit any work to Ray: Ray itself
 unpickles what comes with an actor call, and whoever has Ray's token may run code.
 
-The servers that this one starts get the same access by `access_for`. Nothing survives the process. Where access is off
+The servers that this one starts get the same access by `access_for`. Users and policies that are changed while raymq
+runs are kept by the first broker group, in its log; every door asks it for them at intervals. Nothing else survives
+the process. Where access is off
 none of this exists.
 """
 
@@ -17,9 +19,11 @@ from __future__ import annotations
 import inspect
 import logging
 import pickle
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from actors.core.access.gate import Gate
@@ -32,8 +36,13 @@ from raymq.access.signatures import Signature
 from raymq.access.state import NO_USERS, AuthState
 from raymq.errors import AuthenticationError
 from raymq.identity import Identity
+from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane.calls import Guard
 from raymq.remoting.lane.connection import LaneRequest, Users
+
+USERS_INTERVAL_S: Final = 2.0
+"""A change of users or policies is known to every server after so long, or as soon as it reaches the broker again."""
+USERS_TIMEOUT_S: Final = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +52,15 @@ class ServerAccess:
     """The access that a server is started with; it is pickled with the server's arguments, and shown nowhere.
 
     `server`: the actor's name. `internal`: as whom raymq's own actors sign. `state`: the users and policies at first.
+    `home`: the broker group that keeps changes of them; empty where nothing changes. `owner`: the super user of the
+    settings, who is as the settings say.
     """
 
     server: str
     internal: Identity
     state: AuthState = field(default=NO_USERS, repr=False)
+    home: str = ""
+    owner: str = ""
 
 
 class Door:
@@ -58,6 +71,26 @@ class Door:
     ) -> None:
         self.access, self._server, self._class, self._clock = access, access.server, server_class, clock
         self.gate = Gate(access.server, access.internal, rules_of(server_class), access.state, clock())
+
+    def know(self, state: AuthState) -> None:
+        """Decide by these users and policies from now on, if they are newer than those that are known."""
+        self.gate.know(state.with_owner(self.access.state.users.get(self.access.owner)))
+
+    def follow(self, ask: Callable[[int], AuthState | None], stopping: threading.Event) -> None:
+        """Ask for newer users and policies again and again, until `stopping` is set. A failure is logged, once until
+        it is over: what is known counts meanwhile."""
+        failed = False
+        while not stopping.is_set():
+            try:
+                state = ask(self.gate.state.version)
+                if state is not None:
+                    self.know(state)
+                failed = False
+            except Exception as error:  # without this thread a deleted user would stay for good
+                if not failed:
+                    logger.info("%s cannot ask for changes of users now: %s", self._server, error)
+                failed = True
+            stopping.wait(USERS_INTERVAL_S)
 
     def refuse_unsigned(self, method: str) -> NoReturn:
         """Refuse a call that is not signed. AuthenticationError."""
@@ -112,8 +145,18 @@ def open_door(access: ServerAccess, server_class: str) -> Door:
     """Open the door of this process's server; the process acts as the internal user from now on. ClientStateError if it
     acts as somebody else."""
     identity.take(access.internal)
-    _open[:] = [Door(access, server_class)]
-    return _open[0]
+    door = Door(access, server_class)
+    _open[:] = [door]
+    if access.home:
+        home = ActorRef(access.home)
+        ask = partial(home.call, "auth_state", timeout_s=USERS_TIMEOUT_S)
+        threading.Thread(target=door.follow, args=(ask, threading.Event()), name="users", daemon=True).start()
+    return door
+
+
+def door_here() -> Door | None:
+    """The door of this process's server; None where access is off."""
+    return _open[0] if _open else None
 
 
 def lane_users() -> Users | None:

@@ -34,6 +34,7 @@ from actors.broker.broker_metrics import BrokerMetrics, Clients
 from actors.broker.direct_appends import DirectAppends
 from actors.broker.lane import BrokerLane
 from actors.broker.live.methods import SettingsMethods
+from actors.broker.live.users import UserMethods
 from actors.broker.master_store import MasterStore
 from actors.broker.monitor import TOPIC_CREATION, BrokerMonitor
 from actors.broker.own_routes import OwnRoutes
@@ -89,7 +90,7 @@ AGREE_TIMEOUT_S: Final = 5.0
 logger = logging.getLogger(__name__)
 
 
-class Broker(PopMethods, TransactionMethods, SettingsMethods, QuestionMethods):
+class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, QuestionMethods):
     """The shell around one broker group's state and its client registry.
 
     Its threads find the group's master, read the master's state, keep the broker registered, and do the housekeeping.

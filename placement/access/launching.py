@@ -29,6 +29,7 @@ from raymq.config.access import AccessOptions
 from raymq.config.cluster import ClusterSettings, data_dir_here
 from raymq.errors import AuthenticationError, ConfigError
 from raymq.identity import Identity
+from raymq.names import USERS_BROKER
 from raymq.remoting.actor_ref import ActorRef, resolve
 
 KEY_FILE: Final = Path("access") / "key"
@@ -67,7 +68,7 @@ def prepare(options: AccessOptions, data_dir: Path) -> None:
     state = NO_USERS.with_user(make_user(credentials.user, credentials.secret, type=UserType.SUPER), is_new=True)
     if options.users_file is not None:
         state = read_users_file(options.users_file, state)
-    hand_on(ServerAccess("", Identity(INTERNAL_USER, key), state))
+    hand_on(ServerAccess("", Identity(INTERNAL_USER, key), state, USERS_BROKER, credentials.user))
     identity.take(credentials.identity)
 
 

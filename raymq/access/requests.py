@@ -263,7 +263,7 @@ RULES: Final[Mapping[str, Rule]] = {
 """By the server's class and the method."""
 
 _SERVERS: Final[Mapping[str, str]] = {
-    "Broker": "close look_for_master readings set_config unset_config",
+    "Broker": "auth_state change_access close look_for_master readings set_config unset_config users",
     "Storage": "agree_on_topics align append_log change_settings check_transactions clean close delayed delete_topic"
     " deleted_young following history light_queues obey open_topics read_config read_log record_at statistics status"
     " transactions write_config",

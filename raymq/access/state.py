@@ -9,7 +9,7 @@ with the higher version is the newer. Users that are deleted take their policies
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -102,6 +102,18 @@ class AuthState:
             raise PolicyNotExistError(name, "" if resource is None else str(resource))
         policies = {one: entries for one, entries in self.policies.items() if one != name}
         return self._changed(self.users, {**policies, name: after} if after else policies)
+
+    def kept_at(self, now_ms: int) -> AuthState:
+        """This state with a version that makes it newer than every state of a file: it is kept by a broker from now on.
+
+        A file's version counts its users and entries; a kept one's is the time, or one more than that before."""
+        return replace(self, version=max(self.version, now_ms))
+
+    def with_owner(self, owner: User | None) -> AuthState:
+        """This state with the super user of the settings as the settings have it, whatever it says of that user."""
+        if owner is None or self.users.get(owner.name) == owner:
+            return self
+        return replace(self, users=MappingProxyType({**self.users, owner.name: owner}))
 
     def _changed(self, users: Mapping[str, User], policies: Mapping[str, tuple[Entry, ...]]) -> AuthState:
         count = sum(map(len, policies.values()))

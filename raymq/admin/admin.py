@@ -18,6 +18,7 @@ from raymq.admin.track import TrackAdmin
 from raymq.admin.upkeep.metadata import MetadataAdmin
 from raymq.admin.upkeep.send_check import CheckAdmin
 from raymq.admin.upkeep.settings import SettingsAdmin
+from raymq.admin.upkeep.users import UserAdmin
 from raymq.errors import InvalidArgumentError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.names import LMQ_PREFIX
 from raymq.parallel import map_parallel
@@ -36,7 +37,16 @@ BROKERS_AT_ONCE: Final = 8
 
 
 class Admin(
-    MemberAdmin, ReplayAdmin, BrowseAdmin, TrackAdmin, DelayedAdmin, TailAdmin, SettingsAdmin, CheckAdmin, MetadataAdmin
+    MemberAdmin,
+    ReplayAdmin,
+    BrowseAdmin,
+    TrackAdmin,
+    DelayedAdmin,
+    TailAdmin,
+    SettingsAdmin,
+    CheckAdmin,
+    MetadataAdmin,
+    UserAdmin,
 ):
     """Administration of topics, messages, groups, stores and NameServers. All calls may be repeated: creating what
     exists as asked, and deleting what is gone, succeed or raise an error that says so; `replay` sends nothing twice."""

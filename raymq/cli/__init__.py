@@ -38,6 +38,7 @@ from raymq.cli.upkeep.check import check
 from raymq.cli.upkeep.config import config
 from raymq.cli.upkeep.kv import kv
 from raymq.cli.upkeep.metadata import export, import_
+from raymq.cli.upkeep.users import user
 
 
 def main() -> NoReturn:
@@ -92,6 +93,7 @@ for command in (
     kv,
     export,
     import_,
+    user,
     acl,
     completion,
 ):

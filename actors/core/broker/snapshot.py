@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from actors.core.broker.state import BrokerState, offsets_by_queue
 from actors.core.pop.leases import PopTable
+from raymq.access.state import AuthState
 from raymq.errors import InvalidArgumentError
 from raymq.protocol.attributes import TopicAttributes
 from raymq.protocol.group import GroupConfig
@@ -37,7 +38,8 @@ POSITION_FILE: Final = "brokerStatePosition.json"
 """{"queueOffset": n}: the first state record that the file does not contain; of the other three too, where they do not
 say it (0.1.0). Beside it the fields that RocketMQ's files do not have: "resetVersions" {"topic@group": {"0": 2}},
 "firstResetVersions" {"topic": 1}, "orderConfigs" {"topic": "broker-a:4"}, "layouts" {"topic": "broker-a:4;broker-b:4"},
-"leases" (actors.core.pop.leases) and "settings" {"store.delete_when": "04"}."""
+"leases" (actors.core.pop.leases), "settings" {"store.delete_when": "04"} and "access" (raymq.access.state), which is
+absent while users are as raymq was started with them."""
 
 _TOPIC_KEYS: Final = {
     "read_queue_nums": "readQueueNums",
@@ -120,6 +122,8 @@ def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
             for name, key in _OWN_TOPIC_KEYS.items()
         },
     }
+    if state.access is not None:
+        own["access"] = state.access.dump()
     return {
         TOPICS_FILE: _pretty({**common, "topicConfigTable": topics}),
         GROUPS_FILE: _pretty({**common, "forbiddenTable": forbidden, "subscriptionGroupTable": groups}),
@@ -175,6 +179,7 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
         )
     state.pop = PopTable.load(own.get("leases", {}))
     state.settings = dict(own.get("settings", {}))
+    state.access = AuthState.load(own["access"]) if "access" in own else None
     return state, min(positions)
 
 

@@ -17,6 +17,7 @@ is flushed, recovered and replicated as messages are (design §3). The state is 
     {"kind": "pop",          "group": G, "queues": [[T, 0, …], …]}  leases of simple consumers (actors.core.pop.leases)
     {"kind": "setting",      "name": "store.delete_when", "value": "04"}  a live setting (raymq.config.live)
     {"kind": "setting_unset", "name": "store.delete_when"}                as raymq.yaml says again
+    {"kind": "access",       "state": {…}}  all users and policies from now on (raymq.access.state); the first broker's
     {"kind": "mark"}         changes nothing: whoever has read up to it has read everything before it
 
 Each record sets a value outright, so applying one again changes nothing; a restart may therefore begin anywhere at or
@@ -37,6 +38,8 @@ import msgspec
 
 from actors.core.broker.offsets import OffsetTable, Owners, TopicCommits, judge_commits
 from actors.core.pop.leases import POP, PopTable
+from raymq.access.changes import AccessChange, carry_out
+from raymq.access.state import AuthState
 from raymq.config.live import LiveOptions, SettingValue, check_change, live_name
 from raymq.errors import (
     GroupNotExistError,
@@ -96,6 +99,9 @@ class BrokerState:
     settings: dict[str, SettingValue] = field(default_factory=dict)
     """The live settings that differ from raymq.yaml, by full name. Never changed in place: another one is another
     dict."""
+    access: AuthState | None = None
+    """The users and policies, once they have been changed since raymq was started; None before, and in all broker
+    groups but the first."""
 
     def copy(self) -> BrokerState:
         """A state of its own with the same values."""
@@ -107,6 +113,7 @@ class BrokerState:
             self.pop.copy(),
             dict(self.forbidden),
             self.settings,
+            self.access,
         )
 
     def decide_topic(
@@ -209,6 +216,15 @@ class BrokerState:
         """Have a live setting be as raymq.yaml says. InvalidArgumentError."""
         full = live_name(name)
         return {"kind": "setting_unset", "name": full} if full in self.settings else None
+
+    def decide_access(self, start: AuthState, change: AccessChange, now_ms: int) -> Change | None:
+        """Change the users and policies, which are those of `start` before the first change.
+
+        InvalidArgumentError, UserNotExistError, PolicyNotExistError (raymq.access.changes.carry_out).
+        """
+        before = start if self.access is None else self.access
+        after = carry_out(before, change)
+        return None if after is before else {"kind": "access", "state": after.kept_at(now_ms).dump()}
 
     def decide_group(self, group: str, *, auto_create: bool = True) -> list[Change]:
         """Make a group known, with the topic of its retries (spec/messaging.md §2.7, §2.8).
@@ -467,6 +483,9 @@ class BrokerState:
         self.settings = {name: value for name, value in self.settings.items() if name != change["name"]}
         self._settings_changed(change["name"], now_ms)
 
+    def _apply_access(self, change: Change, now_ms: int) -> None:
+        self.access = AuthState.load(change["state"])
+
     def _settings_changed(self, name: str, now_ms: int) -> None:
         if name.startswith("broker."):  # these show in what a broker registers
             self.topics_version = self.topics_version.next(now_ms)
@@ -522,6 +541,7 @@ _APPLY: Final[dict[str, Callable[[BrokerState, Change, int], None]]] = {
     "forbid": BrokerState._apply_forbid,
     "offsets": BrokerState._apply_offsets,
     "offsets_delete": BrokerState._apply_offsets_delete,
+    "access": BrokerState._apply_access,
     "reset": BrokerState._apply_reset,
     POP: BrokerState._apply_pop,
     "setting": BrokerState._apply_setting,

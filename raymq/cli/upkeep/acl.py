@@ -1,16 +1,29 @@
-"""`raymq acl`: files of users and policies, made of RocketMQ's and asked what they allow. No cluster is asked."""
+"""`raymq acl`: the policies of users (`list`, `create`, `update`, `delete`), and files of them, made of RocketMQ's and
+asked what they allow, for which no cluster is asked (`import`, `check`)."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from raymq.cli.terminal.output import Group, json_option, print_value, say, table
+from raymq.cli.terminal.output import (
+    Group,
+    address_option,
+    client_of,
+    json_option,
+    print_rows,
+    print_value,
+    say,
+    table,
+)
+from raymq.cli.upkeep.users import policy_rows
 
 if TYPE_CHECKING:
+    from raymq.access.changes import UserDescription
     from raymq.access.policies import Need
 
 _file_type = click.Path(path_type=Path, dir_okay=False)
@@ -18,7 +31,96 @@ _file_type = click.Path(path_type=Path, dir_okay=False)
 
 @click.group(cls=Group)
 def acl() -> None:
-    """Make a file of users and policies from RocketMQ's, and ask such a file what it allows."""
+    """Change the policies of users; make a file of them from RocketMQ's, and ask such a file what it allows."""
+
+
+_resource_option = click.option("--resource", required=True, help="Topic:NAME, Group:NAME, Cluster:NAME, PREFIX* or *.")
+_action_option = click.option(
+    "--action", "actions", multiple=True, required=True, help="Pub, Sub, Create, Update, Delete, Get, List or All."
+)
+_deny_option = click.option("--deny", is_flag=True, help="Deny it. Default: allow it.")
+_source_option = click.option("--source", "sources", multiple=True, help="Only from this address or network.")
+
+
+@acl.command("list")
+@click.argument("user", metavar="[USER]", required=False)
+@address_option
+@json_option
+def acl_list(user: str | None, address: str | None, as_json: bool) -> None:
+    """List the policies of all users, or of one. Example: raymq acl list orders-team"""
+    with client_of(address) as client:
+        users = client.admin.users() if user is None else [client.admin.user(user)]
+    rows = [[one.name, *row] for one in users for row in policy_rows([entry.shown() for entry in one.policies])]
+    print_rows(as_json, "policies", ["user", "resource", "actions", "decision", "sources"], rows)
+
+
+@acl.command("create")
+@click.argument("user", metavar="USER")
+@_resource_option
+@_action_option
+@_deny_option
+@_source_option
+@address_option
+@json_option
+def acl_create(
+    user: str,
+    resource: str,
+    actions: Sequence[str],
+    deny: bool,
+    sources: Sequence[str],
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Allow a user something, or deny it; every server goes by it within seconds.
+
+    Example: raymq acl create orders-team --resource "Topic:orders*" --action Pub --action Sub
+    """
+    with client_of(address) as client:
+        client.admin.create_policy(user, resource, actions, "Deny" if deny else "Allow", sources=sources)
+        _show_policies(as_json, client.admin.user(user))
+
+
+@acl.command("update")
+@click.argument("user", metavar="USER")
+@_resource_option
+@_action_option
+@_deny_option
+@_source_option
+@address_option
+@json_option
+def acl_update(
+    user: str,
+    resource: str,
+    actions: Sequence[str],
+    deny: bool,
+    sources: Sequence[str],
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Put another policy in the place of the user's for a resource.
+
+    Example: raymq acl update orders-team --resource "Topic:orders*" --action Sub
+    """
+    with client_of(address) as client:
+        client.admin.update_policy(user, resource, actions, "Deny" if deny else "Allow", sources=sources)
+        _show_policies(as_json, client.admin.user(user))
+
+
+@acl.command("delete")
+@click.argument("user", metavar="USER")
+@click.option("--resource", help="Only the policy for this resource. Default: all of the user's.")
+@address_option
+@json_option
+def acl_delete(user: str, resource: str | None, address: str | None, as_json: bool) -> None:
+    """Delete a policy of a user, or all of them. Example: raymq acl delete orders-team --resource "Topic:orders*" """
+    with client_of(address) as client:
+        client.admin.delete_policy(user, resource)
+        _show_policies(as_json, client.admin.user(user))
+
+
+def _show_policies(as_json: bool, user: UserDescription) -> None:
+    rows = policy_rows([entry.shown() for entry in user.policies])
+    print_rows(as_json, "policies", ["resource", "actions", "decision", "sources"], rows)
 
 
 @acl.command("import")

@@ -6,6 +6,7 @@ super user's; each other user has an actor of its own, as a program of a user wo
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -221,7 +222,66 @@ def test_a_command_is_its_users(mq: raymq.Client) -> None:
     assert "RAYMQ_USER" in nobody.stderr
 
 
+NEW = raymq.Credentials("new-team", "the secret of new-team")
+
+
+def succeeds(credentials: raymq.Credentials, work: Callable[[raymq.Client], Any]) -> bool:
+    """True if the work is done, False if its user is refused."""
+    try:
+        as_user(credentials, work)
+    except (AccessDeniedError, AuthenticationError):
+        return False
+    return True
+
+
+def test_users_and_policies_change_while_raymq_runs(mq: raymq.Client) -> None:
+    mq.admin.create_user(NEW.user, NEW.secret)
+    eventually(lambda: succeeds(NEW, lambda client: client.admin.list_topics()), "the user is known", CALL_S)
+    assert not succeeds(NEW, send("orders"))
+    created = command(ADMIN, "acl", "create", NEW.user, "--resource", "Topic:orders", "--action", "Pub", "--json")
+    assert created.returncode == 0, created.stderr
+    eventually(lambda: succeeds(NEW, send("orders")), "the policy is known", CALL_S)
+    assert [entry.shown()["resource"] for entry in mq.admin.user(NEW.user).policies] == ["Topic:orders"]
+    refused = command(NEW, "user", "list")
+    assert refused.returncode == 1
+    assert "new-team" in refused.stderr
+    listed = command(ADMIN, "user", "list", "--json")
+    assert [row["user"] for row in json.loads(listed.stdout)["users"]] == sorted(
+        [ADMIN.user, TEAM.user, OTHER.user, NEW.user]
+    )
+    with pytest.raises(raymq.InvalidArgumentError, match=r"raymq\.yaml"):
+        mq.admin.delete_user(ADMIN.user)
+
+
+def test_a_user_that_is_deleted_is_refused_over_what_it_has_open(mq: raymq.Client, tmp_path: Path) -> None:
+    gone = raymq.Credentials("short-lived", "the secret of short-lived")
+    mq.admin.create_user(gone.user, gone.secret)
+    mq.admin.create_policy(gone.user, "Topic:orders", ["Pub"])
+    notes = tmp_path / "sent"
+
+    def work(client: raymq.Client) -> str:
+        with client.producer() as producer:
+            until_s = time.monotonic() + CALL_S
+            while time.monotonic() < until_s:
+                try:
+                    producer.send(raymq.Message("orders", b"x"))
+                except AccessDeniedError as error:
+                    return str(error)
+                notes.touch()
+                time.sleep(0.05)
+        return "never refused"
+
+    eventually(lambda: succeeds(gone, send("orders")), "the user is known", CALL_S)
+    program = Program.remote(gone)
+    reference = program.run.remote(work)
+    eventually(notes.exists, "it has sent", CALL_S)
+    mq.admin.delete_user(gone.user)
+    assert "short-lived" in ray.get(reference, timeout=CALL_S)
+    ray.kill(program)
+
+
 def test_access_outlives_the_servers(mq: raymq.Client) -> None:
+    """The last of this module: the changes of those before outlive them, too."""
     for actor in ("Storage", "Broker", "NameServer"):
         kill_actors(actor)
 
@@ -234,6 +294,7 @@ def test_access_outlives_the_servers(mq: raymq.Client) -> None:
             return False
 
     eventually(is_back, "sending goes on", CALL_S)
+    eventually(lambda: succeeds(NEW, send("orders")), "the user that was created is there", CALL_S)
     with pytest.raises(AccessDeniedError):
         as_user(OTHER, send("orders"))
     with pytest.raises(AuthenticationError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import secrets
+import threading
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from raymq.errors import (
     AuthenticationError,
     InvalidArgumentError,
     QuotaExceededError,
+    ServiceNotAvailableError,
 )
 from raymq.identity import Identity
 
@@ -268,3 +270,38 @@ class Unreachable:
             raise InvalidArgumentError(f"{name} was reached")
 
         return method
+
+
+def test_newer_users_count_and_the_settings_own_user_is_as_the_settings_say():
+    state = users()
+    door = Door(ServerAccess(SERVER, INTERNAL, state, "broker-a", ADMIN.user), "NameServer", lambda: NOW_MS)
+    newer = state.without_user(BOB.user).with_user(User(ADMIN.user, b"?" * 32, UserType.SUPER), is_new=False)
+    door.know(newer.kept_at(NOW_MS))
+    assert door.gate.key_of(BOB.user) is None
+    assert door.gate.key_of(ADMIN.user) == ADMIN.key
+    door.know(state)
+    assert door.gate.key_of(BOB.user) is None, "older ones do not"
+
+
+def test_a_door_asks_for_newer_users_again_and_again_whatever_fails(monkeypatch):
+    monkeypatch.setattr(module, "USERS_INTERVAL_S", 0.0)
+    door, stopping = Door(ServerAccess(SERVER, INTERNAL, users()), "NameServer", lambda: NOW_MS), threading.Event()
+    asked: list[int] = []
+    start = users().version
+
+    def ask(version: int) -> AuthState | None:
+        asked.append(version)
+        if len(asked) in (1, 3):
+            raise ServiceNotAvailableError("the broker is away")
+        if len(asked) == 4:
+            stopping.set()
+            return None
+        return users().without_user(BOB.user).kept_at(7_000)
+
+    door.follow(ask, stopping)
+    assert asked == [start, start, 7_000, 7_000]
+    assert door.gate.key_of(BOB.user) is None
+
+
+def test_a_process_without_a_door_has_none():
+    assert module.door_here() is None

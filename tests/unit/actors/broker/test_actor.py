@@ -55,6 +55,7 @@ REMOTE_METHODS = {
     *("heartbeat", "unregister_client", "knows_client", "producer_connections", "consumer_connections"),
     *("take_transaction_checks", "leave_transaction_checks"),
     *("config", "set_config", "unset_config"),
+    *("users", "change_access", "auth_state"),
     *("describe", "status", "look_for_master", "close"),
 }
 """The names that clients, other actors and placement call."""

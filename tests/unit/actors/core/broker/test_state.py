@@ -16,6 +16,9 @@ from actors.core.broker.snapshot import (
     load_snapshot,
 )
 from actors.core.broker.state import BrokerState, decode_change, encode_change, replay
+from raymq.access.changes import CreateUser, DeleteUser
+from raymq.access.state import NO_USERS
+from raymq.access.users import User, UserType
 from raymq.config.live import LiveOptions
 from raymq.errors import (
     ConfigError,
@@ -614,3 +617,20 @@ def test_topics_that_a_group_has_left_are_those_to_which_no_consumer_subscribes(
         commit(state, {0: 1}, group, f"%RETRY%{group}")
     subscriptions = {"billing": {"orders"}, "audit": {"orders", "bills"}, "unknown": {"x"}}
     assert state.left_topics(subscriptions) == {"billing": ["bills"]}
+
+
+def test_users_are_kept_once_they_are_changed_and_stay_so_over_a_snapshot():
+    root, team = User("root", b"r" * 32, UserType.SUPER), User("team", b"t" * 32)
+    start = NO_USERS.with_user(root, is_new=True)
+    state = filled()
+    assert snapshot_of(state, 9)[0].access is None
+    change = state.decide_access(start, CreateUser(team), 5_000)
+    assert state.access is None
+    state.apply(decode_change(encode_change(change)), 0)
+    assert state.access.version == 5_000
+    assert dict(state.access.users) == {"root": root, "team": team}
+    assert state.decide_access(start, CreateUser(team), 6_000) is None
+    assert snapshot_of(state, 9)[0].access == state.access
+    assert state.copy().access == state.access
+    with pytest.raises(InvalidArgumentError):
+        state.decide_access(start, DeleteUser("root"), 6_000)

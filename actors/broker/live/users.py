@@ -1,0 +1,67 @@
+"""The methods of the Broker actor for users and policies: changing them while raymq runs, and telling them.
+
+The first broker group keeps them, as one record in its state log, so they survive restarts and failovers; before the
+first change they are those that raymq was started with (the settings' super user and access.users_file). The doors of
+all servers ask for them (actors.access.door). Every broker has these methods, and those of the others refuse.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from actors.access.door import Door, door_here
+from actors.broker.state_log import DecidedChanges, StateLog
+from actors.core.broker.state import BrokerState
+from raymq.access.changes import AccessChange, UserDescription, changed_user, describe_users
+from raymq.access.state import AuthState
+from raymq.errors import InvalidArgumentError
+
+
+class UserMethods(ABC):
+    """One part of the Broker, which inherits it, so that these are methods of the actor. Thread-safe."""
+
+    _log: StateLog
+
+    @abstractmethod
+    def _change(self, decide: Callable[[BrokerState], DecidedChanges]) -> bool:
+        """Carry a change of the state out; durable on return."""
+
+    def auth_state(self, version: int) -> AuthState | None:
+        """The users and policies if they are newer than `version`, keys included, for raymq's own servers; else None,
+        also where nothing was changed since raymq was started."""
+        state = self._log.ready().access
+        return state if state is not None and state.version > version else None
+
+    def users(self) -> list[UserDescription]:
+        """All users with their policies, sorted by name, without keys. InvalidArgumentError where access is off."""
+        return describe_users(self._present(_door()))
+
+    def change_access(self, change: AccessChange) -> None:
+        """Change a user or its policies; durable on return, known here, and to all servers within seconds.
+
+        InvalidArgumentError: access is off, the user is the settings' own, or the change cannot be;
+        UserNotExistError, PolicyNotExistError.
+        """
+        door = _door()
+        if changed_user(change) == door.access.owner:
+            raise InvalidArgumentError(
+                f"{door.access.owner} is the super user of raymq.yaml: change access.super_user or "
+                "access.super_secret_file there, and start raymq again"
+            )
+        now_ms = time.time_ns() // 1_000_000
+        self._change(lambda state: state.decide_access(door.access.state, change, now_ms))
+        door.know(self._present(door))
+
+    def _present(self, door: Door) -> AuthState:
+        return (self._log.ready().access or door.access.state).with_owner(
+            door.access.state.users.get(door.access.owner)
+        )
+
+
+def _door() -> Door:
+    door = door_here()
+    if door is None:
+        raise InvalidArgumentError("access is off, so there are no users: set access.enable in raymq.yaml")
+    return door
