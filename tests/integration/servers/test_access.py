@@ -41,6 +41,7 @@ users:
       - {{resource: "Topic:orders", actions: [Get]}}
 """
 CALL_S = 120.0
+CONSOLE = "console: {enable: true, port: 0}\n"
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 
@@ -53,7 +54,8 @@ def mq(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[raymq
         (files / name).chmod(0o600)
     access = f"{{enable: true, super_secret_file: {files}/secret, users_file: {files}/users}}"
     (box.work / "raymq.yaml").write_text(
-        one_group("{replicas: 2, spread: false, min_in_sync_replicas: 2}") + f"data_dir: {box.data}\naccess: {access}\n"
+        one_group("{replicas: 2, spread: false, min_in_sync_replicas: 2}")
+        + f"data_dir: {box.data}\naccess: {access}\n{CONSOLE}"
     )
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAYMQ_USER", ADMIN.user)
@@ -220,6 +222,18 @@ def test_a_command_is_its_users(mq: raymq.Client) -> None:
     nobody = command(None, "topic", "list")
     assert nobody.returncode != 0
     assert "RAYMQ_USER" in nobody.stderr
+
+
+def test_the_state_of_the_cluster_shows_what_its_user_may_see(mq: raymq.Client) -> None:
+    whole = command(ADMIN, "status", "--json")
+    assert whole.returncode == 0, whole.stderr
+    told = json.loads(whole.stdout)
+    assert "bills" in str(told)
+    assert [console["error"] for console in told["consoles"]] == [""]
+    part = command(TEAM, "status", "--json")
+    assert part.returncode == 1, "stores tell super users only how they are, and the command says so"
+    assert "orders" in part.stdout
+    assert "bills" not in part.stdout
 
 
 NEW = raymq.Credentials("new-team", "the secret of new-team")
