@@ -35,9 +35,10 @@ check: $(INSTALLED)
 	$(BIN)/lint-imports
 	$(MAKE) docs
 
-# The site, in build/docs: every warning is an error, and so is a name or a link that leads nowhere.
+# The site, in build/docs: every warning is an error, and so is a name or a link that leads nowhere. Every page is read anew
+# (-E): the pages of commands and classes follow the code, which sphinx does not see change.
 docs: $(INSTALLED)
-	$(BIN)/python -m sphinx -b html -n -W --keep-going -q -c docs/site -d build/doctrees docs build/docs
+	$(BIN)/python -m sphinx -b html -E -n -W --keep-going -q -c docs/site -d build/doctrees docs build/docs
 
 # One table of everything, beside the peers that are installed (redis-server, nats-server); BENCH="--scale 0.1" is quick.
 bench: $(INSTALLED)
