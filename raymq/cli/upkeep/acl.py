@@ -34,7 +34,9 @@ def acl() -> None:
     """Change the policies of users; make a file of them from RocketMQ's, and ask such a file what it allows."""
 
 
-_resource_option = click.option("--resource", required=True, help="Topic:NAME, Group:NAME or Cluster:NAME; * is all, also at the end of a NAME.")
+_resource_option = click.option(
+    "--resource", required=True, help="Topic:NAME, Group:NAME or Cluster:NAME; * is all, also at the end of a NAME."
+)
 _action_option = click.option(
     "--action", "actions", multiple=True, required=True, help="Pub, Sub, Create, Update, Delete, Get, List or All."
 )
