@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, Unpack
 
@@ -25,15 +26,19 @@ from raymq.consumer.rebalance_client import RebalanceClient
 from raymq.errors import ClientStateError, ClusterNotFoundError
 from raymq.identity import Identity
 from raymq.message import ConsumeFromWhere, MessageQueue
+from raymq.names import TRACE_TOPIC, check_topic
 from raymq.producer.producer import Producer
 from raymq.producer.settings import ProducerOptions, ProducerSettings
 from raymq.protocol.group import StartOffsetQuery
 from raymq.remoting.actor_ref import running_nameservers
 from raymq.remoting.broker_client import close_broker_clients
 from raymq.remoting.heartbeats import Heartbeats
-from raymq.remoting.route_cache import RouteCache
+from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
 from raymq.remoting.storage_clients import StorageClients
 from raymq.retry import persist_until
+from raymq.trace.deliveries import DeliveryTrace
+from raymq.trace.dispatcher import TRACE_PRODUCER_GROUP, TRACE_SEND_TIMEOUT_S, TraceDispatcher, TraceStatistics
+from raymq.trace.sends import SendTrace
 
 if TYPE_CHECKING:
     from raymq.admin.admin import Admin
@@ -70,6 +75,7 @@ def connect(
     broker_groups: int | None = None,
     progress: ProgressCallback = lambda step: None,
     credentials: Credentials | None = None,
+    trace: bool | str = False,
 ) -> Client:
     """Connect to the raymq of a Ray cluster, or start one on this machine.
 
@@ -86,16 +92,20 @@ def connect(
     environment or of a file, if there are any (raymq.access.credentials). A process acts as one user at a time:
     ClientStateError while it has a client of another one. AuthenticationError where access is on and no known user is
     given.
+
+    `trace`: True has the records of all sends, deliveries and transactions of this client's producers, push and pull
+    consumers written to RMQ_SYS_TRACE_TOPIC (`Admin.trace` reads them); a str names another topic for them, which must
+    exist: TopicNotExistError.
     """
     who = identity.present() if credentials is None else credentials.identity
     if who is None:
         found = find_credentials()
         who = None if found is None else found.identity
     if who is None:
-        return _connect(address, embedded, config, data_dir, broker_groups, progress)
+        return _traced(_connect(address, embedded, config, data_dir, broker_groups, progress), trace)
     identity.take(who)
     try:
-        client = _connect(address, embedded, config, data_dir, broker_groups, progress)
+        client = _traced(_connect(address, embedded, config, data_dir, broker_groups, progress), trace)
     except BaseException:
         identity.give_back(who)
         raise
@@ -134,6 +144,17 @@ def _connect(
         raise
 
 
+def _traced(client: Client, trace: bool | str) -> Client:
+    """A client that was just made, traced if that is asked for; closed when that fails."""
+    if trace:
+        try:
+            client._begin_trace(TRACE_TOPIC if trace is True else check_topic(trace))
+        except BaseException:
+            client.close()
+            raise
+    return client
+
+
 def _attach(address: str | None) -> Callable[[], None]:
     """Connect this process to Ray; returns a function that disconnects it again, if it was connected here."""
     attached = attach_ray(address)
@@ -156,6 +177,7 @@ class Client(Closing):
         self._requests: ClientRequests | None = None
         self._closed = False
         self._identity: Identity | None = None
+        self._trace: TraceDispatcher | None = None
         self.node_id: str = ray.get_runtime_context().get_node_id()
         self._born_host = (ray.util.get_node_ip_address(), 0)
         self.routes = RouteCache(running_nameservers())
@@ -169,6 +191,25 @@ class Client(Closing):
     def _acts_as(self, who: Identity) -> None:
         """Give this user back when the client is closed."""
         self._identity = who
+
+    def _begin_trace(self, topic: str) -> None:
+        """Trace the producers and consumers that are made from now on."""
+        self.routes.wait(topic, ROUTE_TIMEOUT_S)
+        self._trace = TraceDispatcher(self._trace_producer, topic)
+
+    def _trace_producer(self) -> Producer:
+        return Producer(
+            TRACE_PRODUCER_GROUP,
+            routes=self.routes,
+            storage=self.storages.get,
+            born_host=self._born_host,
+            settings=ProducerSettings(send_timeout_s=TRACE_SEND_TIMEOUT_S),
+        )
+
+    def trace_statistics(self) -> TraceStatistics:
+        """The messages whose records this client has sent, dropped, or could not send; listeners in the cluster have
+        their own. All are 0 without a trace."""
+        return TraceStatistics() if self._trace is None else self._trace.statistics()
 
     @property
     def admin(self) -> Admin:
@@ -189,6 +230,7 @@ class Client(Closing):
             born_host=self._born_host,
             settings=ProducerSettings(**settings),
             requests=self._requests_of_all,
+            trace=None if self._trace is None else SendTrace(group, self._trace),
             on_close=self._forget,
         )
         self.heartbeats.set_producer(producer, group)
@@ -310,6 +352,7 @@ class Client(Closing):
             node_id=self.node_id,
             announce=self.heartbeats.set_consumer,
             on_close=self._forget,
+            trace=None if self._trace is None else DeliveryTrace(group, self._trace),
         )
         return self._track(engine)
 
@@ -356,6 +399,7 @@ class Client(Closing):
         ``message_model=MessageModel.BROADCASTING``.
         """
         from raymq.consumer.push.consumer import PushConsumer
+        from raymq.request.listener_producer import listener_trace
         from raymq.request.replier import ListenerReplier
 
         self._check_open()
@@ -369,6 +413,7 @@ class Client(Closing):
             track=self._track,
             on_close=self._forget,
             make_replier=ListenerReplier,
+            make_trace=None if self._trace is None else partial(listener_trace, group, self._trace.topic),
         )
 
     def close(self) -> None:
@@ -387,6 +432,8 @@ class Client(Closing):
                 failures.append(error)
         if self._requests is not None:
             self._requests.close()
+        if self._trace is not None:
+            self._trace.close()
         self.rebalance.close()
         self._commits.close()
         self.heartbeats.close()

@@ -44,6 +44,8 @@ OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 """Records that say which half messages are finished."""
 CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 """The half messages that were given up, because no check found out their outcome."""
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+"""The records of a trace (raymq.trace), unless a client names another topic."""
 AUTO_CREATE_TOPIC: Final = "TBW102"
 """A topic of brokers that create a topic when a message is sent to it; new topics get its permission."""
 

@@ -59,7 +59,7 @@ from raymq.consumer.subscription import Subscription
 from raymq.errors import NoPermissionError, RaymqError, TopicNotExistError
 from raymq.message import Message
 from raymq.metrics.client_figures import ClientMetrics
-from raymq.names import AUTO_CREATE_TOPIC, PullName, check_group, is_internal_topic, reply_topic
+from raymq.names import AUTO_CREATE_TOPIC, TRACE_TOPIC, PullName, check_group, is_internal_topic, reply_topic
 from raymq.producer.producer import Producer
 from raymq.producer.settings import ProducerSettings
 from raymq.protocol.attributes import NO_ATTRIBUTES
@@ -539,7 +539,10 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         if self._settings.options.auto_create_topic_enable:
             nums = self._settings.options.default_topic_queue_nums
             topics += (TopicConfig(AUTO_CREATE_TOPIC, nums, nums, PERM_ALL | PERM_INHERIT),)
-        topics += (TopicConfig(reply_topic(self._settings.cluster), REPLY_QUEUES, REPLY_QUEUES),)
+        topics += (
+            TopicConfig(reply_topic(self._settings.cluster), REPLY_QUEUES, REPLY_QUEUES),
+            TopicConfig(TRACE_TOPIC, 1, 1),
+        )
         forbidden = PERM_ALL & ~self._settings.options.broker_permission
         if forbidden:
             topics = tuple(replace(config, perm=config.perm & ~forbidden) for config in topics)

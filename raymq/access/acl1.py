@@ -23,10 +23,9 @@ from raymq.access.addresses import check_pattern
 from raymq.access.policies import Action, Decision, Entry, Pattern, PolicyType, Resource, ResourceType, topic_resource
 from raymq.access.users import SECRET_MIN_CHARACTERS, check_user_name
 from raymq.errors import ConfigError, InvalidArgumentError
-from raymq.names import RETRY_PREFIX
+from raymq.names import RETRY_PREFIX, TRACE_TOPIC
 
 ACCESS_KEY_MIN_CHARACTERS: Final = 7
-ACL1_TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 """The topic to which every account may send (spec/features.md §7.3, 6)."""
 
 _FILE_KEYS: Final = frozenset(("globalWhiteRemoteAddresses", "accounts"))
@@ -91,7 +90,7 @@ class Account:
         if self.is_super:
             return ()
         defaults = {ResourceType.TOPIC: self.topic_default, ResourceType.GROUP: self.group_default}
-        trace = Resource(ResourceType.TOPIC, ACL1_TRACE_TOPIC)
+        trace = Resource(ResourceType.TOPIC, TRACE_TOPIC)
         own = {**self.own, trace: _allowed(self.own.get(trace, self.topic_default)) | Perm.PUB}
         made = []
         for resource, perm in own.items():

@@ -19,7 +19,7 @@ from typing import Any, Final
 from raymq.access.policies import Action, Need, Resource, ResourceType, group_resource, topic_resource
 from raymq.delay import names_real_topic
 from raymq.message import PROPERTY_REAL_TOPIC
-from raymq.names import SYSTEM_PREFIX, InstanceName
+from raymq.names import SYSTEM_PREFIX, TRACE_TOPIC, InstanceName
 from raymq.record.dispatch import dispatch_view
 
 _Find = Callable[[Sequence[Any]], Iterable[Need]]  # Any: the arguments of all methods
@@ -78,8 +78,13 @@ def _append(given: Sequence[Any]) -> Iterable[Need]:
                 topic = dispatch_view(batch.records, position).properties.get(PROPERTY_REAL_TOPIC)
                 yield _server(batch.topic) if topic is None or _servers_only(topic) else _sending(topic)
                 position += size
-        else:
+        elif batch.topic != TRACE_TOPIC:
             yield _server(batch.topic) if _servers_only(batch.topic) else _sending(batch.topic)
+
+
+def _seeing(topics: Iterable[str]) -> Iterable[Need]:
+    """The trace topic is for whoever may send or consume anything (spec/features.md §7.3, 6): all write to it."""
+    return [_on_topic(topic, *_SEE) for topic in topics if topic != TRACE_TOPIC]
 
 
 def _sequences(given: Sequence[Any]) -> Iterable[Need]:
@@ -248,8 +253,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "Pull.describe": FOR_ANYBODY,
     "Pull.status": FOR_ANYBODY,
     # Routes
-    "NameServer.topic_route": _topic(*_SEE),
-    "NameServer.topic_routes": Rule(lambda given: [_on_topic(topic, *_SEE) for topic in given[0]]),
+    "NameServer.topic_route": Rule(lambda given: _seeing(given[:1])),
+    "NameServer.topic_routes": Rule(lambda given: _seeing(given[0])),
     "NameServer.topics": FOR_ANYBODY,
     "NameServer.brokers": FOR_ANYBODY,
     "NameServer.all_brokers": FOR_ANYBODY,

@@ -14,7 +14,7 @@ from raymq.admin.members import MemberAdmin
 from raymq.admin.replay import ReplayAdmin
 from raymq.admin.tail import TailAdmin
 from raymq.admin.topics import QueueDescription
-from raymq.admin.track import TrackAdmin
+from raymq.admin.trace import TraceAdmin
 from raymq.admin.upkeep.metadata import MetadataAdmin
 from raymq.admin.upkeep.send_check import CheckAdmin
 from raymq.admin.upkeep.settings import SettingsAdmin
@@ -40,7 +40,7 @@ class Admin(
     MemberAdmin,
     ReplayAdmin,
     BrowseAdmin,
-    TrackAdmin,
+    TraceAdmin,
     DelayedAdmin,
     TailAdmin,
     SettingsAdmin,

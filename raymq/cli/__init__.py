@@ -32,6 +32,7 @@ from raymq.cli.receives import receive
 from raymq.cli.replays import replay
 from raymq.cli.terminal.output import Group
 from raymq.cli.topics import topic
+from raymq.cli.traces import trace
 from raymq.cli.upkeep.acl import acl
 from raymq.cli.upkeep.broker import broker
 from raymq.cli.upkeep.check import check
@@ -85,6 +86,7 @@ for command in (
     transactions,
     browse,
     track,
+    trace,
     delayed,
     console,
     config,

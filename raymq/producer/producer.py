@@ -91,6 +91,7 @@ from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.recall import check_recall, send_recall
 from raymq.remoting.storage_client import StorageClient
 from raymq.retry import Backoff, persist_until
+from raymq.trace.sends import SendTrace
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -160,6 +161,7 @@ class Producer(Closing):
         settings: ProducerSettings | None = None,
         identity: ProducerIdentity | None = None,
         requests: Callable[[], Requests] | None = None,
+        trace: SendTrace | None = None,
         on_close: Callable[[Producer], None] = lambda producer: None,
         clock: Callable[[], float] = time.monotonic,
         pauses: Callable[[], Pauses] = Backoff,
@@ -168,6 +170,7 @@ class Producer(Closing):
         self.settings = settings = settings or ProducerSettings()
         self._routes = routes
         self._requests = requests
+        self.trace = trace
         self._born_host = born_host
         self._on_close = on_close
         self._lock = threading.Lock()
@@ -195,6 +198,7 @@ class Producer(Closing):
             move=self._move,
             attempt_timeout_s=settings.attempt_timeout_s,
             retry_when_not_store_ok=settings.retry_when_not_store_ok,
+            trace=trace,
         )
         self._senders: dict[str, Sender] = {}
         self._closed = False
@@ -395,14 +399,19 @@ class Producer(Closing):
         if self._closed:
             raise closed_error()
         found = check_recall(topic, handle, time.time_ns() // 1_000_000)
-        context = self._context
-        send_recall(
-            found,
-            routes=context.routes,
-            storage=context.storage,
-            born_host=self._born_host,
-            timeout_s=self.settings.send_timeout_s if timeout_s is None else timeout_s,
-        )
+        context, recalled = self._context, False
+        try:
+            send_recall(
+                found,
+                routes=context.routes,
+                storage=context.storage,
+                born_host=self._born_host,
+                timeout_s=self.settings.send_timeout_s if timeout_s is None else timeout_s,
+            )
+            recalled = True
+        finally:
+            if self.trace is not None:
+                self.trace.recalled(topic, found.message_id, success=recalled)
         return found.message_id
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -691,6 +700,7 @@ class Producer(Closing):
         open_for_s = batch.timeout_s * _JOIN_TIMEOUT_SHARE
         batch.join_until_s = self._clock() + open_for_s
         batch.deadline_s += open_for_s
+        batch.open_for_s = open_for_s
         batch.limit_bytes = limits.OPEN_BATCH_MAX_BYTES
         if batch.movable:
             before = self._open.get(batch.topic)

@@ -102,10 +102,10 @@ class SendBatch(Struct, eq=False):
     them, in `generation`. `message_ids` is empty until they were encoded, and stays when that is repeated.
 
     Further messages may join while all cost at most `limit_bytes`, are not more than `max_messages`, and time is not
-    beyond `join_until_s`. `plain`: none has more than a topic and a body. `alone`: no other batch goes with it, since
-    one of its messages may be what the store refuses. `inner`: they are stored as one record, an inner batch.
-    `first_sequence`: that of the first message if the batch is
-    numbered (SendRequest), else -1; it is not divided then.
+    beyond `join_until_s`; a batch that is open for that has `open_for_s` more time. `plain`: none has more than a topic
+    and a body. `alone`: no other batch goes with it, since one of its messages may be what the store refuses. `inner`:
+    they are stored as one record, an inner batch. `first_sequence`: that of the first message if the batch is numbered
+    (SendRequest), else -1; it is not divided then.
     """
 
     topic: str
@@ -119,6 +119,7 @@ class SendBatch(Struct, eq=False):
     deadline_s: float
     cost_bytes: int
     generation: int
+    open_for_s: float = 0.0
     join_until_s: float = 0.0
     limit_bytes: int = SEALED
     max_messages: int = BATCH_MAX_MESSAGES
@@ -135,6 +136,11 @@ class SendBatch(Struct, eq=False):
     def numbered(self) -> bool:
         """True if the sequences of its messages were given from outside."""
         return self.first_sequence >= 0
+
+    @property
+    def handed_over_s(self) -> float:
+        """When the first of its messages was handed over, by the monotonic clock."""
+        return self.deadline_s - self.timeout_s - self.open_for_s
 
     def end(self, outcome: Outcome) -> None:
         """Give the messages their end."""
@@ -153,7 +159,8 @@ class SendBatch(Struct, eq=False):
         return SendBatch(
             self.topic, self.queue, self.sends, self.messages[first:end], self.completion, self.movable, self.waits,
             self.timeout_s, self.deadline_s, cost_bytes, self.generation, first=self.first + first, divided=True,
-            plain=self.plain, alone=True, message_ids=self.message_ids[first:end], inner=self.inner,
+            plain=self.plain, alone=True, open_for_s=self.open_for_s, message_ids=self.message_ids[first:end],
+            inner=self.inner,
         )  # fmt: skip
 
 

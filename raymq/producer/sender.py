@@ -26,7 +26,7 @@ from raymq.kernels.message_columns import MessageColumns
 from raymq.message import MAX_MESSAGE_SIZE_BYTES, Message, MessageQueue, SendResult, SendStatus
 from raymq.metrics.client_figures import CLIENT_FIGURES
 from raymq.producer.buffer_pool import BufferPool, end_all
-from raymq.producer.completion import Completion, offset_message_id
+from raymq.producer.completion import Acknowledged, Completion, Outcome, offset_message_id
 from raymq.producer.encoder import BatchEncoder
 from raymq.producer.latency_fault import BrokerFaults
 from raymq.producer.send_batch import Flight, QueueSends, SendBatch, Stage
@@ -36,6 +36,7 @@ from raymq.record.encode import EncodedBatch, LoneRecord
 from raymq.record.message_id import IdRange
 from raymq.remoting.master_locator import MasterLocator, RouteSource
 from raymq.remoting.storage_client import StorageClient, StorageDescription
+from raymq.trace.sends import SendTrace
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class SenderContext:
     move: Callable[[SendBatch, str], bool]
     attempt_timeout_s: float
     retry_when_not_store_ok: bool
+    trace: SendTrace | None = None
 
 
 class _InSender(threading.local):
@@ -200,8 +202,8 @@ class Sender:
             if self._context.retry_when_not_store_ok and result.status is not SendStatus.SEND_OK:
                 self._settle(flight, result)
                 return
-            self._count_sent(batch, ok=True)
             for ended, acknowledged in flight.acknowledge(result):
+                self._count_sent(ended, acknowledged)
                 ended.end(acknowledged)
         except BaseException as error:
             self._go_on(batch, flight, error)
@@ -277,7 +279,10 @@ class Sender:
         offset = result.queue_offset if result.queue_offsets is None else result.queue_offsets[0]
         physical = result.physical_offset if result.physical_offsets is None else result.physical_offsets[0]
         offset_id = offset_message_id(description.store_host, physical)
-        return SendResult(result.status, f"{record.stem}{record.counter:04X}", offset_id, sends.queue, offset)
+        sent = SendResult(result.status, f"{record.stem}{record.counter:04X}", offset_id, sends.queue, offset)
+        if context.trace is not None:
+            context.trace.sent_one(lone.message, sent, cost_ms)
+        return sent
 
     def _settle(self, flight: Flight, result: AppendResult) -> None:
         """A caller's message is stored and not as safe as asked for: the thread goes on with it."""
@@ -462,7 +467,7 @@ class Sender:
         for flight, result in verdict.acknowledged:
             verdict.ended += flight.acknowledge(result)
         for batch, outcome in verdict.ended:
-            self._count_sent(batch, ok=not isinstance(outcome, BaseException))
+            self._count_sent(batch, outcome)
             batch.end(outcome)
         if verdict.ended:
             buffer, futures = self._context.buffer, []
@@ -476,10 +481,12 @@ class Sender:
         if verdict.pause:
             self._pause(error)
 
-    def _count_sent(self, batch: SendBatch, *, ok: bool) -> None:
-        """Count the messages of a batch that ends now: from when the first of them was handed over."""
-        handed_over_s = batch.deadline_s - batch.timeout_s
-        CLIENT_FIGURES.sent(batch.topic, (self._context.clock() - handed_over_s) * 1000, len(batch.messages), ok=ok)
+    def _count_sent(self, batch: SendBatch, outcome: Outcome) -> None:
+        """Count the messages of a batch that ends now, and trace them: from when the first of them was handed over."""
+        took_ms = (self._context.clock() - batch.handed_over_s) * 1000
+        CLIENT_FIGURES.sent(batch.topic, took_ms, len(batch.messages), ok=isinstance(outcome, Acknowledged))
+        if isinstance(outcome, Acknowledged) and self._context.trace is not None:
+            self._context.trace.sent(batch.topic, batch.messages, outcome.results, took_ms)
 
     def _moved(self, batch: SendBatch) -> bool:
         """True if another broker's sender has the batch now."""

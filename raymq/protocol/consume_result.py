@@ -34,7 +34,8 @@ class ConsumeLater:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Messages `first` to `first + count - 1` of a task were not consumed. `error` says why."""
+    """Messages `first` to `first + count - 1` of a task were not consumed. `error` says why. `raised`: the listener
+    raised it."""
 
     first: int
     count: int
@@ -42,6 +43,7 @@ class Failure:
     delay_level: int = 0
     suspend_ms: int = -1
     timed_out: bool = False
+    raised: bool = False
 
 
 @dataclass(frozen=True, slots=True)

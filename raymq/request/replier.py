@@ -12,15 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-import ray
-
 from raymq.errors import CreateReplyMessageError, MessageIllegalError, RaymqError
 from raymq.message import MessageExt, MessageQueue, SendResult, SystemMessage
-from raymq.producer.producer import Producer
 from raymq.protocol.request_reply import Reply, ReplyStatistics, reply_message, ttl_s
-from raymq.remoting.actor_ref import running_nameservers
-from raymq.remoting.route_cache import RouteCache
-from raymq.remoting.storage_clients import StorageClients
+from raymq.request.listener_producer import listener_producer
 from raymq.request.requests import Presence
 
 Send = Callable[[SystemMessage, MessageQueue, float], SendResult]
@@ -94,12 +89,6 @@ class ListenerReplier:
 
 
 def _connect() -> Send:
-    """The send of a producer in this process, which has joined Ray. It ends with the process."""
-    storages = StorageClients(ray.get_runtime_context().get_node_id())
-    producer = Producer(
-        "listener-replies",
-        routes=RouteCache(running_nameservers()),
-        storage=storages.get,
-        born_host=(ray.util.get_node_ip_address(), 0),
-    )
+    """The send of a producer in this process."""
+    producer = listener_producer("listener-replies")
     return lambda message, queue, timeout_s: producer.send(message, timeout_s=timeout_s, queue=queue)

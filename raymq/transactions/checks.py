@@ -54,10 +54,10 @@ class CheckListener:
         check: Check,
         *,
         brokers: Callable[[], Iterable[str]],
-        end: Callable[[str, str, EndTransaction], object],
+        end: Callable[[str, MessageExt, EndTransaction], object],
         threads: int,
     ) -> None:
-        """`brokers` returns the names of all brokers; `end` ends a transaction with a topic at one of them."""
+        """`brokers` returns the names of all brokers; `end` ends the transaction of a message at one of them."""
         self._group, self._client_id, self._check = group, client_id, check
         self._brokers, self._end = brokers, end
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"transaction-check-{group}")
@@ -119,7 +119,7 @@ class CheckListener:
                 return
             offsets = check.queue_offset, check.physical_offset
             end = EndTransaction(self._group, *offsets, int(state), check.transaction_id, from_transaction_check=True)
-            self._end(broker_name, message.topic, end)
+            self._end(broker_name, message, end)
         except Exception:  # the user's, or of a broker that is away: the next round asks again
             logger.exception("the check of transaction %s has no answer", check.transaction_id)
         finally:

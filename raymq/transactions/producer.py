@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn, Self
 
 from raymq.closing import Closing
 from raymq.errors import InvalidArgumentError, RaymqError, TransactionError
-from raymq.message import Message, MessageQueue, SendResult, SendStatus
+from raymq.message import Message, MessageExt, MessageQueue, SendResult, SendStatus
 from raymq.producer.producer import Producer
 from raymq.producer.queue_selector import DestinationOptions
 from raymq.protocol.transactions import EndResult, EndTransaction, LocalTransactionState
@@ -142,7 +142,7 @@ class TransactionProducer(Closing):
         self._producer, self._routes, self._storage = producer, routes, storage
         self._on_close = on_close
         self._listener = CheckListener(
-            self.group, client_id, check, brokers=brokers, end=self._end_at, threads=check_threads
+            self.group, client_id, check, brokers=brokers, end=self._end_checked, threads=check_threads
         )
 
     def send_in_transaction(
@@ -206,7 +206,10 @@ class TransactionProducer(Closing):
         half = transaction.half
         physical_offset = parse_offset_message_id(half.offset_message_id).physical_offset
         order = EndTransaction(self.group, half.queue_offset, physical_offset, int(state), half.message_id)
-        return self._end_at(half.queue.broker_name, transaction.message.topic, order)
+        result = self._end_at(half.queue.broker_name, transaction.message.topic, order)
+        if self._producer.trace is not None:
+            self._producer.trace.ended(transaction.message, half.message_id, half.offset_message_id, state.name)
+        return result
 
     def close(self) -> None:
         """Answer no more checks, and close the producer. Idempotent. Transactions that are open stay so: checks find
@@ -232,6 +235,13 @@ class TransactionProducer(Closing):
             where["queue"] = queue
         half = half_message(message, self.group, check_immunity_s)
         return Transaction(self, message, self._producer.send(half, **where))
+
+    def _end_checked(self, broker_name: str, message: MessageExt, order: EndTransaction) -> None:
+        """End a transaction that a broker has asked about."""
+        self._end_at(broker_name, message.topic, order)
+        if self._producer.trace is not None:
+            state = LocalTransactionState(order.commit_or_rollback).name
+            self._producer.trace.ended(message, order.transaction_id, message.offset_message_id, state, from_check=True)
 
     def _end_at(self, broker_name: str, topic: str, order: EndTransaction) -> EndResult:
         """End a transaction at a broker group's master, again until it answers or the send timeout is over."""

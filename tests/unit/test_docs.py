@@ -76,6 +76,7 @@ def test_pages_with_snippets_are_run():
         "request-reply.md",
         "simple-consumer.md",
         "topics.md",
+        "trace.md",
         "transactions.md",
     }
 

@@ -56,6 +56,7 @@ from raymq.record.memory_records import LocatedRecords
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
 from raymq.remoting.storage_clients import StorageClients, call_master
+from raymq.trace.deliveries import DeliveryTrace
 
 GROUP_CALL_TIMEOUT_S: Final = 20.0
 """For a call of the program's thread about offsets."""
@@ -83,11 +84,13 @@ class PullEngine:
         node_id: str,
         announce: Callable[[PullEngine, ConsumerData], None],
         on_close: Callable[[PullEngine], None],
+        trace: DeliveryTrace | None = None,
     ) -> None:
         self.settings = settings
         self.on_wakeup: Callable[[], None] = lambda: None
         """Called, from any thread, when a poll that waits should look for records again."""
         self._announce = announce
+        self._trace = trace
         self._on_close = on_close
         self._routes, self._storages = routes, storages
         self._lookup = QueueLookup(routes, storages)
@@ -347,6 +350,9 @@ class PullEngine:
                     self._core.taken(part, self._expected(found))
                     taken.append((part, found))
             more = self._core.hungry_count > before
+        if self._trace is not None:
+            for part, found in taken:
+                self._trace.polled(part.queue.topic, found)
         if more:
             self._fetch()
         return taken

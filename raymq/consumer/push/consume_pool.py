@@ -29,6 +29,8 @@ from raymq.message import ConsumeStatus, MessageExt
 from raymq.metrics.client_figures import CLIENT_FIGURES, PROCESS_BOUNDS_MS
 from raymq.protocol.consume_result import TIMEOUT_DELAY_LEVEL, ConsumeLater, ConsumeReport, Failure
 from raymq.protocol.request_reply import Reply, ReplyStatistics
+from raymq.trace.deliveries import DeliveryTrace
+from raymq.trace.records import ContextCode
 
 JOIN_AFTER_S: Final = 0.02
 """A request that is not through after this time gets further threads, more each time."""
@@ -105,10 +107,17 @@ class ConsumeRequest:
         """The request of the same queue that begins when this one is done."""
         self.follows: ConsumeRequest | None = None
         """The request that this one is the follower of."""
+        self.trace_id = ""
+        """The name of these calls in the trace; empty without one."""
         self._reported = 0
         """The number of entries of `ended` in reports so far."""
         self._left: set[int] | None = None
         """The calls that no report has named as ended; None before the first report that leaves some."""
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages of all calls."""
+        return sum(len(call) if isinstance(call, list) else 1 for call in self.calls)
 
     def messages_of(self, index: int) -> range:
         """The indices in the task of the messages a call is about."""
@@ -163,6 +172,7 @@ class ConsumePool:
         group: str = "",
         hooks: Sequence[ConsumeHook] = (),
         replier: Replier | None = None,
+        trace: DeliveryTrace | None = None,
         on_done: Callable[[], None] = lambda: None,
     ) -> None:
         self._handler = handler
@@ -171,6 +181,7 @@ class ConsumePool:
         self._group = group
         self._hooks = tuple(hooks)
         self._replier = replier
+        self._trace = trace
         self._on_done = on_done
         self._lock = threading.Lock()
         """Guards everything below, and the requests' fields but for `ended` and `failures`."""
@@ -193,6 +204,8 @@ class ConsumePool:
         that the earlier one is in."""
         now_s = time.monotonic()
         request.lease_until_s, request.join_at_s = now_s + HANDLER_LEASE_S, now_s + JOIN_AFTER_S
+        if self._trace is not None and request.calls:
+            request.trace_id = self._trace.begun(request.topic, request.calls, request.message_count)
         with self._lock:
             self._running[request] = None
             if not request.calls:
@@ -349,6 +362,17 @@ class ConsumePool:
             each_ms = max(0.0, request.consume_s - request.counted_s) * 1000 / quick
             CLIENT_FIGURES.processed(request.topic, self._group, min(each_ms, QUICK_CALL_S * 1000), quick, ok=True)
 
+    def _note_done(self, request: ConsumeRequest) -> None:
+        """Have a request that is done traced, if it was when it began. Called with the lock."""
+        if self._trace is None or not request.trace_id:
+            return
+        codes: list[ContextCode | None] = [None] * len(request.calls)
+        for index in request.ended:
+            codes[index] = _context_code(request.failures.get(index))
+        self._trace.done(
+            request.topic, request.trace_id, request.calls, codes, request.message_count, request.consume_s * 1000
+        )
+
     def call_directly(self, call: MessageExt | list[MessageExt]) -> tuple[str, str, float]:
         """Call the listener once in this thread, with its hooks, for an administrator: it is nobody's task, and no
         figure counts it. A reply that it returns is sent.
@@ -453,6 +477,7 @@ class ConsumePool:
     def _finish(self, request: ConsumeRequest) -> None:
         if not request.done.is_set():
             self._count_quick(request)
+            self._note_done(request)
         request.done.set()
         self._running.pop(request, None)
         self._on_done()
@@ -466,4 +491,13 @@ class ConsumePool:
 
 def _raised(request: ConsumeRequest, index: int) -> Failure:
     logger.exception("the listener failed")
-    return request.failure(index, traceback.format_exc())
+    return request.failure(index, traceback.format_exc(), raised=True)
+
+
+def _context_code(failure: Failure | None) -> ContextCode:
+    """The way in which a call ended, as a trace names it."""
+    if failure is None:
+        return ContextCode.SUCCESS
+    if failure.timed_out:
+        return ContextCode.TIME_OUT
+    return ContextCode.EXCEPTION if failure.raised else ContextCode.FAILED

@@ -36,6 +36,7 @@ from raymq.names import INSTANCES, InstanceName, check_group
 from raymq.protocol.group import StartOffsetQuery
 from raymq.protocol.membership import Allocation
 from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
+from raymq.trace.deliveries import DeliveryTrace
 
 CONSUMER_START_TIMEOUT_S: Final = 60.0
 INSTANCES_MAX: Final = 256
@@ -76,12 +77,14 @@ class PushConsumer:
         track: Callable[[PushSubscription], PushSubscription],
         on_close: Callable[[PushSubscription], None],
         make_replier: Callable[[], Replier] | None = None,
+        make_trace: Callable[[], DeliveryTrace] | None = None,
     ) -> None:
         self._settings = PushSettings(check_group(group), (), start, **options)
         self._routes = routes
         self._track = track
         self._on_close = on_close
         self._make_replier = make_replier
+        self._make_trace = make_trace
         self._subscriptions: dict[str, Subscription] = {}
         self._listener: ShippedListener | None = None
         self._hooks: list[ShippedListener] = []
@@ -180,11 +183,17 @@ class PushConsumer:
             instance = Instance(name, secrets.token_hex(8), brokers)
             try:
                 listener = ListenerActor.options(**options, name=name).remote(
-                    self._listener, settings, tuple(self._hooks), instance, self._make_replier, identity.present()
+                    self._listener,
+                    settings,
+                    tuple(self._hooks),
+                    instance,
+                    self._make_replier,
+                    identity.present(),
+                    self._make_trace,
                 )
             except ValueError:  # the name is taken
                 continue
-            return RunningInstance(instance, listener)
+            return RunningInstance(instance, listener, traced=self._make_trace is not None)
         raise AssertionError("unreachable")
 
 

@@ -39,6 +39,7 @@ from raymq.message import ConsumeStatus, MessageExt
 from raymq.protocol.consume_result import ConsumeLater
 from raymq.protocol.request_reply import Reply, ReplyStatistics
 from raymq.shipping import dumps_by_value
+from raymq.trace.deliveries import DeliveryTrace
 
 DIRECT_CALLS_MAX: Final = 2
 """The most messages that are consumed for administrators at a time, besides those of the group."""
@@ -94,8 +95,9 @@ class Listener:
         instance: Instance | None = None,
         make_replier: Callable[[], Replier] | None = None,
         user: Identity | None = None,
+        make_trace: Callable[[], DeliveryTrace] | None = None,
     ) -> None:
-        """`user`: whom this process acts as, for as long as it lives."""
+        """`user`: whom this process acts as, for as long as it lives. `make_trace`: makes the trace of deliveries."""
         if user is not None:
             identity.take(user)
         self._instance = instance
@@ -109,6 +111,7 @@ class Listener:
         self._failure = ""
         """The traceback if the listener could not be loaded."""
         self._replier: Replier | None = None
+        self._trace: DeliveryTrace | None = None
         self._tasks: TaskFeed | None = None
         """None if the listener could not be loaded."""
         try:
@@ -118,8 +121,14 @@ class Listener:
             self._failure = traceback.format_exc()
         else:
             self._replier = None if make_replier is None else make_replier()
+            self._trace = None if make_trace is None else make_trace()
             self._tasks = TaskFeed(
-                handler, settings, takes_batch=shipped.takes_batch, hooks=made, replier=self._replier
+                handler,
+                settings,
+                takes_batch=shipped.takes_batch,
+                hooks=made,
+                replier=self._replier,
+                trace=self._trace,
             )
         if instance is not None and ray.get_runtime_context().was_current_actor_reconstructed:
             self._begin_hosting()
@@ -155,6 +164,11 @@ class Listener:
     def reply_statistics(self) -> ReplyStatistics:
         """The replies that the listener returned here, since this process began."""
         return ReplyStatistics() if self._replier is None else self._replier.statistics()
+
+    def close_trace(self) -> None:
+        """Send what the trace holds, for a bounded time, and note nothing more."""
+        if self._trace is not None:
+            self._trace.close()
 
     def stacks(self) -> tuple[int, tuple[ThreadStack, ...]]:
         """The id of this process, and the stacks of its threads."""

@@ -75,8 +75,9 @@ class InstanceStatus:
 class RunningInstance:
     """One instance: its Listener actor's handle, and the Pull actor that hosts it."""
 
-    def __init__(self, instance: Instance, listener: Any) -> None:
+    def __init__(self, instance: Instance, listener: Any, *, traced: bool = False) -> None:
         self.listener = listener
+        self._traced = traced
         self._instance = instance
         self._pull: ActorRef | None = None
         self._begun = False
@@ -119,6 +120,8 @@ class RunningInstance:
             ):
                 if time.monotonic() > deadline_s:
                     return f"{self.name} did not finish within {timeout_s:g} s"
+            if self._traced:
+                resolve(self.listener.close_trace.remote(), f"the trace of {self.name}", LISTENER_TIMEOUT_S)
         except RaymqError as error:
             return str(error)
         finally:

@@ -29,6 +29,7 @@ from raymq.names import RETRY_PREFIX
 from raymq.protocol.consume_result import ConsumeReport, Failure
 from raymq.protocol.listener_tasks import HandOver, ShippedTask
 from raymq.record.layout import RecordError
+from raymq.trace.deliveries import DeliveryTrace
 
 REPORT_S: Final = 0.5
 """A task that takes longer is reported several times, each time with the messages finished since."""
@@ -63,6 +64,7 @@ class TaskFeed:
         takes_batch: bool,
         hooks: Sequence[ConsumeHook] = (),
         replier: Replier | None = None,
+        trace: DeliveryTrace | None = None,
     ) -> None:
         self._settings = settings
         self._takes_batch = takes_batch
@@ -78,6 +80,7 @@ class TaskFeed:
             group=settings.group,
             hooks=hooks,
             replier=replier,
+            trace=trace,
             on_done=self._news.set,
         )
         self._reader = TaskReader()

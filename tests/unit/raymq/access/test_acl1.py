@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from raymq.access.acl1 import ACL1_TRACE_TOPIC, Account, Acl1, Perm, parse_perm, read_acl1
+from raymq.access.acl1 import Account, Acl1, Perm, parse_perm, read_acl1
 from raymq.access.decide import is_allowed
 from raymq.access.policies import Action, Need, Resource, ResourceType, topic_resource
 from raymq.access.state import NO_USERS, AuthState
 from raymq.access.users import User, UserType, derive_key
 from raymq.access.users_file import read_users_file
 from raymq.errors import ConfigError
+from raymq.names import TRACE_TOPIC
 
 EXAMPLE = """
 globalWhiteRemoteAddresses:
@@ -102,7 +103,7 @@ def test_rocketmqs_own_example_is_read() -> None:
         ("Sub", "groupA"): may(read, "RocketMQ", SUB, group("groupA")),
         ("Sub", "%RETRY%groupA"): may(read, "RocketMQ", SUB, topic_resource("%RETRY%groupA")),
         ("Sub", "groupB"): may(read, "RocketMQ", SUB, group("groupB")),
-        ("Pub", "trace"): may(read, "RocketMQ", PUB, topic(ACL1_TRACE_TOPIC)),
+        ("Pub", "trace"): may(read, "RocketMQ", PUB, topic(TRACE_TOPIC)),
         ("Create", "new"): may(read, "RocketMQ", (Action.CREATE,), topic("new")),
     }
     assert [key for key, allowed in decided.items() if allowed] == [
@@ -185,7 +186,7 @@ def test_the_file_of_users_that_is_made_of_it_decides_alike(tmp_path: Path) -> N
 
 def acl1_allows(account: Account, perm: Perm, resource: Resource) -> bool:
     """ACL 1.0's check, 6 to 10 (spec/features.md §7.3), of one resource."""
-    if perm is Perm.PUB and resource.name == ACL1_TRACE_TOPIC and resource.type is ResourceType.TOPIC:
+    if perm is Perm.PUB and resource.name == TRACE_TOPIC and resource.type is ResourceType.TOPIC:
         return True
     if account.is_admin and not account.own:
         return True
@@ -194,7 +195,7 @@ def acl1_allows(account: Account, perm: Perm, resource: Resource) -> bool:
     return not owned & Perm.DENY and bool(owned & perm)
 
 
-NAMES = ("orders", "news", ACL1_TRACE_TOPIC)
+NAMES = ("orders", "news", TRACE_TOPIC)
 PERMS = ("DENY", "PUB", "SUB", "PUB|SUB", "nonsense")
 resources = st.builds(Resource, st.sampled_from((ResourceType.TOPIC, ResourceType.GROUP)), st.sampled_from(NAMES))
 perms = st.sampled_from(PERMS).map(parse_perm)

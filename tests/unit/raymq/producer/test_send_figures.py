@@ -53,3 +53,21 @@ def test_a_message_that_is_refused_is_a_failure(make, counted):
     with pytest.raises(MessageIllegalError):
         producer.send(Message("orders", b"x"))
     assert counted.values(SEND_COST) == {FAILED: 1}
+
+
+def test_the_time_of_a_send_begins_when_it_is_handed_over(make, monkeypatch):
+    """Also that of a batch which others may join: it has more time, so its deadline is later than its messages say."""
+    took_ms = []
+
+    class Noting:
+        def sent(self, topic: str, cost_ms: float, count: int, *, ok: bool) -> None:
+            took_ms.append(cost_ms)
+
+    monkeypatch.setattr(sender, "CLIENT_FIGURES", Noting())
+    producer = make(FakeStore())
+    for _ in range(5):
+        producer.send_async(Message("orders", b"x")).result(WAIT_S)
+        producer.send(Message("orders", b"x"))
+    producer.send_batch([Message("orders", b"x") for _ in range(10)])
+    assert len(took_ms) == 11
+    assert min(took_ms) >= 0
