@@ -66,7 +66,7 @@ def test_a_send_is_a_pub_per_message() -> None:
         SystemMessage("orders", b"half", properties={"TRAN_MSG": "true"}),
     ]
     results = [result(number) for number in range(4)]
-    sent = Sent("g", "orders", messages, lambda: results, 12.2, 1700000000012)
+    sent = Sent("g", "orders", messages, lambda: results, 11.2, 1700000000012)
     pubs = records_of(sent)
     assert pubs[0] == Pub(
         1700000000000, "DefaultRegion", "g", "orders", "ID0", "A", "k1 k2", "10.0.0.1:10911", 5, 3,
