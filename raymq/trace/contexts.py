@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
@@ -52,6 +53,10 @@ TRACE_ON: Final = "TRACE_ON"
 """The property of a message that is not to be traced: its value is "false"."""
 
 
+_OFFSET_DIGITS: Final = 16
+"""The digits of an offset message id that name the byte of the store's log."""
+
+
 def now_ms() -> int:
     """The time in ms since 1970."""
     return time.time_ns() // 1_000_000
@@ -59,7 +64,12 @@ def now_ms() -> int:
 
 def store_host_of(offset_message_id: str) -> str:
     """The ``"address:port"`` of the store that an offset message id names."""
-    parts = parse_offset_message_id(offset_message_id)
+    return _host_of(offset_message_id[:-_OFFSET_DIGITS])
+
+
+@lru_cache(maxsize=256)
+def _host_of(host_digits: str) -> str:
+    parts = parse_offset_message_id(host_digits + "0" * _OFFSET_DIGITS)
     return f"{parts.host}:{parts.port}"
 
 
@@ -141,47 +151,59 @@ def recalled(group: str, topic: str, message_id: str, *, success: bool) -> Noted
     return Noted(Recall(now_ms(), REGION, group, topic, message_id, success))
 
 
-class Begun(Struct, eq=False):
-    """Messages that a listener of `group` is about to be given. `request_id` joins them with what is Done; `calls` are
-    a listener's arguments, messages and lists of them, or what stands for a damaged one."""
+class TracedCalls(NamedTuple):
+    """A listener's calls that belong together: `request_id` joins the records of their beginning and end; `calls` are
+    the listener's arguments, messages and lists of them, or what stands for a damaged one; in all they are about `message_count`
+    messages."""
 
-    group: str
     request_id: str
     calls: Sequence[Any]
-    count: int
+    message_count: int
+
+
+class Begun(Struct, eq=False):
+    """Messages that a listener of `group` is about to be given."""
+
+    group: str
+    traced: TracedCalls
     began_ms: int
+
+    @property
+    def count(self) -> int:
+        return self.traced.message_count
 
     def lines(self) -> Iterator[TraceLine]:
         """A SubBefore for each message."""
-        common = SubBefore(self.began_ms, REGION, self.group, self.request_id, "", 0, None)
-        deliveries = [delivery for call in self.calls for delivery in _deliveries(call)]
+        common = SubBefore(self.began_ms, REGION, self.group, self.traced.request_id, "", 0, None)
+        deliveries = [delivery for call in self.traced.calls for delivery in _deliveries(call)]
         for text, one in zip(before_texts(common, deliveries), deliveries, strict=True):
             yield TraceLine(text, _keys_of(one))
 
 
 class Done(Struct, eq=False):
-    """Messages that a listener has dealt with, within `took_ms` in all. `codes`: the way in which each of `calls`
-    ended, None for one that was not made."""
+    """Messages that a listener has dealt with, within `took_ms` in all. `ended`: the indices of the calls that were
+    made; `failed`: the way in which some of these ended, the others were a success."""
 
     group: str
-    request_id: str
-    calls: Sequence[Any]
-    codes: Sequence[ContextCode | None]
-    count: int
+    traced: TracedCalls
+    ended: Sequence[int]
+    failed: Mapping[int, ContextCode]
     took_ms: float
     ended_ms: int
 
+    @property
+    def count(self) -> int:
+        return self.traced.message_count
+
     def lines(self) -> Iterator[TraceLine]:
         """A SubAfter for each message."""
-        common = SubAfter(
-            self.request_id, "", round(self.took_ms / max(self.count, 1)), True, None, time_ms=self.ended_ms,
-            group=self.group,
-        )  # fmt: skip
+        request_id, calls, count = self.traced
+        cost_ms = round(self.took_ms / max(count, 1))
+        common = SubAfter(request_id, "", cost_ms, True, None, time_ms=self.ended_ms, group=self.group)
         ended = [
-            (delivery, code)
-            for call, code in zip(self.calls, self.codes, strict=True)
-            if code is not None
-            for delivery in _deliveries(call)
+            (delivery, self.failed.get(index, ContextCode.SUCCESS))
+            for index in self.ended
+            for delivery in _deliveries(calls[index])
         ]
         for text, (one, _) in zip(after_texts(common, ended), ended, strict=True):
             yield TraceLine(text, _keys_of(one))

@@ -5,10 +5,9 @@ A consumer without a trace has None in its place, so that it pays one comparison
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
-from typing import Any
+from collections.abc import Mapping, Sequence, Sized
 
-from raymq.trace.contexts import Begun, Done, Polled, new_request_id, now_ms
+from raymq.trace.contexts import Begun, Done, Polled, TracedCalls, now_ms
 from raymq.trace.dispatcher import TraceDispatcher
 from raymq.trace.records import ContextCode
 
@@ -24,26 +23,18 @@ class DeliveryTrace:
         if len(found) and topic != self._dispatcher.topic:
             self._dispatcher.put(Polled(self._group, found, len(found), now_ms()))
 
-    def begun(self, topic: str, calls: Sequence[Any], count: int) -> str:
-        """Note a listener's calls of `count` messages, which begin now: a message or a list each. Returns the id with
-        which `done` is to name them."""
-        request_id = new_request_id()
+    def begun(self, topic: str, calls: TracedCalls) -> None:
+        """Note a listener's calls, which begin now."""
         if topic != self._dispatcher.topic:
-            self._dispatcher.put(Begun(self._group, request_id, calls, count, now_ms()))
-        return request_id
+            self._dispatcher.put(Begun(self._group, calls, now_ms()))
 
     def done(
-        self,
-        topic: str,
-        request_id: str,
-        calls: Sequence[Any],
-        codes: Sequence[ContextCode | None],
-        count: int,
-        took_ms: float,
+        self, topic: str, calls: TracedCalls, ended: Sequence[int], failed: Mapping[int, ContextCode], took_ms: float
     ) -> None:
-        """Note how these calls ended, None for those that were not made; they took so long in all."""
+        """Note how these calls ended, which took so long in all. `ended`: the indices of those that were made;
+        `failed`: the ones among them that failed. Both stay as they are."""
         if topic != self._dispatcher.topic:
-            self._dispatcher.put(Done(self._group, request_id, calls, codes, count, took_ms, now_ms()))
+            self._dispatcher.put(Done(self._group, calls, ended, failed, took_ms, now_ms()))
 
     def close(self) -> None:
         """Send what was noted, for a bounded time."""

@@ -37,7 +37,7 @@ TRACE_TEXT_MAX: Final = 128_000
 TRACE_KEYS_MAX: Final = 24_000
 """The keys of a trace message have about this number of characters: all properties of a message have 32,767 bytes."""
 DISPATCH_INTERVAL_S: Final = 1.0
-"""The time for which contexts gather; RocketMQ's is 5 s."""
+"""The time for which contexts gather, unless the buffer is half full before; RocketMQ's is 5 s."""
 SHARE: Final = 0.05
 """The share of a processor that the thread may use."""
 TRACE_CLOSE_TIMEOUT_S: Final = 5.0
@@ -109,6 +109,8 @@ class TraceDispatcher:
                 return
             self._contexts.append(context)
             self._messages += context.count
+            if len(self._contexts) in (1, CONTEXTS_MAX // 2):
+                self._changed.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="trace", daemon=True)
                 self._thread.start()
@@ -146,13 +148,16 @@ class TraceDispatcher:
     def _take(self, rest_s: float) -> list[TraceContext]:
         """The contexts that have gathered, once there are some and the thread has rested; none at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closing, max(rest_s, DISPATCH_INTERVAL_S))
-            while not self._contexts and not self._closing:
-                self._changed.wait(DISPATCH_INTERVAL_S)
+            self._changed.wait_for(lambda: self._closing, rest_s)
+            self._changed.wait_for(lambda: self._closing or self._is_half_full(), DISPATCH_INTERVAL_S)
+            self._changed.wait_for(lambda: self._closing or self._contexts)
             taken = list(self._contexts)
             self._contexts.clear()
             self._messages = 0
             return taken
+
+    def _is_half_full(self) -> bool:
+        return len(self._contexts) >= CONTEXTS_MAX // 2
 
     def _messages_of(self, contexts: Iterable[TraceContext]) -> Iterator[tuple[SystemMessage, int]]:
         """The records of all contexts as messages, each with the number of its records."""

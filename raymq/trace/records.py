@@ -181,7 +181,7 @@ def pub_texts(
     """The Pub records of messages that were sent together, as `encode_records` writes them, without an object per
     message. `common` has what they have in common; ids, messages, offset message ids and TracedTypes follow each other
     in one order."""
-    head = FIELD_END.join(_fields(common)[:5]) + FIELD_END
+    head = f"Pub\x01{common.time_ms}\x01{_clean(common.region)}\x01{_clean(common.group)}\x01{_clean(common.topic)}\x01"
     host, cost = common.store_host, common.cost_ms
     tail = FIELD_END + _flag(common.success) + RECORD_END
     return [

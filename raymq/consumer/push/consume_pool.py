@@ -29,6 +29,7 @@ from raymq.message import ConsumeStatus, MessageExt
 from raymq.metrics.client_figures import CLIENT_FIGURES, PROCESS_BOUNDS_MS
 from raymq.protocol.consume_result import TIMEOUT_DELAY_LEVEL, ConsumeLater, ConsumeReport, Failure
 from raymq.protocol.request_reply import Reply, ReplyStatistics
+from raymq.trace.contexts import TracedCalls, new_request_id
 from raymq.trace.deliveries import DeliveryTrace
 from raymq.trace.records import ContextCode
 
@@ -72,8 +73,11 @@ class ConsumeRequest:
         *,
         damaged: bool = False,
         topic: str = "",
+        of_lists: bool = False,
     ) -> None:
+        """`of_lists`: a call may be about several messages."""
         self.calls = calls
+        self.of_lists = of_lists
         self.firsts = firsts
         self.key = key
         self.damaged = damaged
@@ -117,7 +121,9 @@ class ConsumeRequest:
     @property
     def message_count(self) -> int:
         """The number of messages of all calls."""
-        return sum(len(call) if isinstance(call, list) else 1 for call in self.calls)
+        if self.of_lists:
+            return sum(len(call) if isinstance(call, list) else 1 for call in self.calls)
+        return len(self.calls)
 
     def messages_of(self, index: int) -> range:
         """The indices in the task of the messages a call is about."""
@@ -205,7 +211,9 @@ class ConsumePool:
         now_s = time.monotonic()
         request.lease_until_s, request.join_at_s = now_s + HANDLER_LEASE_S, now_s + JOIN_AFTER_S
         if self._trace is not None and request.calls:
-            request.trace_id = self._trace.begun(request.topic, request.calls, request.message_count)
+            request.trace_id = new_request_id()
+            calls = TracedCalls(request.trace_id, request.calls, request.message_count)
+            self._trace.begun(request.topic, calls)
         with self._lock:
             self._running[request] = None
             if not request.calls:
@@ -366,12 +374,9 @@ class ConsumePool:
         """Have a request that is done traced, if it was when it began. Called with the lock."""
         if self._trace is None or not request.trace_id:
             return
-        codes: list[ContextCode | None] = [None] * len(request.calls)
-        for index in request.ended:
-            codes[index] = _context_code(request.failures.get(index))
-        self._trace.done(
-            request.topic, request.trace_id, request.calls, codes, request.message_count, request.consume_s * 1000
-        )
+        failed = {index: _context_code(failure) for index, failure in request.failures.items()}
+        calls = TracedCalls(request.trace_id, request.calls, request.message_count)
+        self._trace.done(request.topic, calls, request.ended, failed, request.consume_s * 1000)
 
     def call_directly(self, call: MessageExt | list[MessageExt]) -> tuple[str, str, float]:
         """Call the listener once in this thread, with its hooks, for an administrator: it is nobody's task, and no
@@ -494,10 +499,8 @@ def _raised(request: ConsumeRequest, index: int) -> Failure:
     return request.failure(index, traceback.format_exc(), raised=True)
 
 
-def _context_code(failure: Failure | None) -> ContextCode:
-    """The way in which a call ended, as a trace names it."""
-    if failure is None:
-        return ContextCode.SUCCESS
+def _context_code(failure: Failure) -> ContextCode:
+    """The way in which a call failed, as a trace names it."""
     if failure.timed_out:
         return ContextCode.TIME_OUT
     return ContextCode.EXCEPTION if failure.raised else ContextCode.FAILED

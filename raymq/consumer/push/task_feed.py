@@ -173,7 +173,7 @@ class TaskFeed:
         if not self._takes_batch:
             return ConsumeRequest(messages, firsts, key, damaged=damaged, topic=task.queue.topic)
         lists, starts = _lists(messages, firsts, settings.consume_message_batch_max_size)
-        return ConsumeRequest(lists, starts, key, damaged=damaged, topic=task.queue.topic)
+        return ConsumeRequest(lists, starts, key, damaged=damaged, topic=task.queue.topic, of_lists=True)
 
     # Reports
 

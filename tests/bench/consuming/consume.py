@@ -45,7 +45,7 @@ def consume(client: raymq.Client, peers: dict[str, Any], *, sync: bool, rounds: 
         yield figure
     figure = Figure(f"consume {mode}", "push, an empty listener", "msg/s", True, [Goal(">=", 2.0, "redis")])
     for _ in range(rounds):
-        figure.add_round(lambda: _push(client, topic, total, without), read_peers)
+        figure.add_round(lambda: push_to_listener(client, topic, total, without), read_peers)
     yield figure
     yield _commits(client, topic, mode, rounds)
     for peer in peers.values():
@@ -70,7 +70,7 @@ def drain_columns(consumer: Any, total: int) -> None:
         left -= table.num_rows
 
 
-def _push(client: raymq.Client, topic: str, total: int, without: set[int]) -> Sample:
+def push_to_listener(client: raymq.Client, topic: str, total: int, without: set[int]) -> Sample:
     """Messages per second at a listener that does nothing, from the first it was given to the last."""
     push = client.push_consumer(f"{topic}-push-{next(_groups)}", consume_from=FROM_FIRST)
     with push.subscribe(topic).on_message(lambda message: None).start() as subscription:

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from raymq.message import Message, MessageExt, MessageQueue, SendResult, SendStatus, SystemMessage
 from raymq.record.message_id import offset_message_id
-from raymq.trace.contexts import Begun, Done, Polled, Sent, ended_transaction, recalled
+from raymq.trace.contexts import Begun, Done, Polled, Sent, TracedCalls, ended_transaction, recalled
 from raymq.trace.dispatcher import TraceContext
 from raymq.trace.life import Attempt, life_of
 from raymq.trace.records import (
@@ -102,25 +102,27 @@ def test_a_listeners_calls_are_joined_by_their_request() -> None:
         message_ext(message_id=f"ID{number}", keys=("k",), reconsume_times=number) for number in range(3)
     )
     calls = [[one, two], three, ValueError("damaged")]
-    begun = records_of(Begun("cg", "REQ", calls, 4, 1000))
+    traced = TracedCalls("REQ", calls, 4)
+    begun = records_of(Begun("cg", traced, 1000))
     assert begun[1] == SubBefore(1000, "DefaultRegion", "cg", "REQ", "ID1", 1, "k")
-    codes = [ContextCode.SUCCESS, ContextCode.EXCEPTION, None]
-    done = records_of(Done("cg", "REQ", calls, codes, 4, 40, 1040))
+    done = records_of(Done("cg", traced, [0, 1], {1: ContextCode.EXCEPTION}, 40, 1040))
     assert [record.message_id for record in done] == ["ID0", "ID1", "ID2"]
     assert done[2] == SubAfter("REQ", "ID2", 10, False, "k", ContextCode.EXCEPTION, 1040, "cg")
     assert life_of("ID2", [*begun, *done]).attempts == (Attempt("cg", 1000, 2, ContextCode.EXCEPTION, 10, 1040),)
 
 
 def test_a_call_that_was_not_made_has_no_end() -> None:
-    calls = [message_ext(message_id="ID0")]
-    assert records_of(Done("cg", "REQ", calls, [None], 1, 0, 1)) == []
-    [attempt] = life_of("ID0", records_of(Begun("cg", "REQ", calls, 1, 1000))).attempts
+    calls = TracedCalls("REQ", [message_ext(message_id="ID0")], 1)
+    assert records_of(Done("cg", calls, [], {}, 0, 1)) == []
+    [attempt] = life_of("ID0", records_of(Begun("cg", calls, 1000))).attempts
     assert (attempt.code, attempt.ended_ms) == (None, None)
 
 
 def test_a_message_that_is_not_to_be_traced_is_left_out() -> None:
     quiet = message_ext(message_id="ID0", system_properties={"TRACE_ON": "false"})
-    assert records_of(Begun("cg", "REQ", [quiet, message_ext(message_id="ID1")], 2, 1))[0].message_id == "ID1"
+    assert (
+        records_of(Begun("cg", TracedCalls("REQ", [quiet, message_ext(message_id="ID1")], 2), 1))[0].message_id == "ID1"
+    )
 
 
 @pytest.mark.parametrize("as_table", [False, True])
