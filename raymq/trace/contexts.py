@@ -153,8 +153,8 @@ def recalled(group: str, topic: str, message_id: str, *, success: bool) -> Noted
 
 class TracedCalls(NamedTuple):
     """A listener's calls that belong together: `request_id` joins the records of their beginning and end; `calls` are
-    the listener's arguments, messages and lists of them, or what stands for a damaged one; in all they are about `message_count`
-    messages."""
+    the listener's arguments, messages and lists of them, or what stands for a damaged one. They are about
+    `message_count` messages."""
 
     request_id: str
     calls: Sequence[Any]
