@@ -39,6 +39,7 @@ from raymq.retry import persist_until
 from raymq.trace.deliveries import DeliveryTrace
 from raymq.trace.dispatcher import TRACE_PRODUCER_GROUP, TRACE_SEND_TIMEOUT_S, TraceDispatcher, TraceStatistics
 from raymq.trace.sends import SendTrace
+from raymq.trace.spans import spans_if_set
 
 if TYPE_CHECKING:
     from raymq.admin.admin import Admin
@@ -178,6 +179,7 @@ class Client(Closing):
         self._closed = False
         self._identity: Identity | None = None
         self._trace: TraceDispatcher | None = None
+        self._spans = spans_if_set()
         self.node_id: str = ray.get_runtime_context().get_node_id()
         self._born_host = (ray.util.get_node_ip_address(), 0)
         self.routes = RouteCache(running_nameservers())
@@ -231,6 +233,7 @@ class Client(Closing):
             settings=ProducerSettings(**settings),
             requests=self._requests_of_all,
             trace=None if self._trace is None else SendTrace(group, self._trace),
+            spans=self._spans,
             on_close=self._forget,
         )
         self.heartbeats.set_producer(producer, group)
@@ -353,6 +356,7 @@ class Client(Closing):
             announce=self.heartbeats.set_consumer,
             on_close=self._forget,
             trace=None if self._trace is None else DeliveryTrace(group, self._trace),
+            spans=self._spans,
         )
         return self._track(engine)
 

@@ -140,14 +140,18 @@ class AsyncProducer:
         topic = producer.check(messages)
         destination = Destination(**where) if where else ANYWHERE
         request = producer.send_request(messages, destination, timeout_s, together=together)
-        route = await self._route(topic, destination.fixed, timeout_s)
-        if len(messages) == 1 and timeout_s == producer.settings.send_timeout_s:
-            joined = producer.join(messages[0], where)  # others came first, and have opened a batch meanwhile
-            if joined is not None:
-                return [joined]
-        patience_s = producer.allocate_timeout_s(timeout_s)
-        request.generation = await self._allocate(request.cost_bytes, len(messages), patience_s)
-        return producer.hand_over(route, request).futures(len(messages))
+        try:
+            route = await self._route(topic, destination.fixed, timeout_s)
+            if len(messages) == 1 and timeout_s == producer.settings.send_timeout_s:
+                joined = producer.join(messages[0], where)  # others came first, and have opened a batch meanwhile
+                if joined is not None:
+                    return [joined]
+            patience_s = producer.allocate_timeout_s(timeout_s)
+            request.generation = await self._allocate(request.cost_bytes, len(messages), patience_s)
+            return producer.hand_over(route, request).futures(len(messages))
+        except BaseException as error:
+            request.fail(error)
+            raise
 
     async def _allocate(self, cost_bytes: int, count: int, timeout_s: float) -> int:
         """`BufferPool.allocate`, awaited."""

@@ -92,6 +92,7 @@ from raymq.remoting.recall import check_recall, send_recall
 from raymq.remoting.storage_client import StorageClient
 from raymq.retry import Backoff, persist_until
 from raymq.trace.sends import SendTrace
+from raymq.trace.spans import Spans
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -162,6 +163,7 @@ class Producer(Closing):
         identity: ProducerIdentity | None = None,
         requests: Callable[[], Requests] | None = None,
         trace: SendTrace | None = None,
+        spans: Spans | None = None,
         on_close: Callable[[Producer], None] = lambda producer: None,
         clock: Callable[[], float] = time.monotonic,
         pauses: Callable[[], Pauses] = Backoff,
@@ -171,6 +173,7 @@ class Producer(Closing):
         self._routes = routes
         self._requests = requests
         self.trace = trace
+        self._spans = spans
         self._born_host = born_host
         self._on_close = on_close
         self._lock = threading.Lock()
@@ -522,6 +525,9 @@ class Producer(Closing):
         before_end: BeforeEnd | None = None,
     ) -> SendRequest:
         """A request for messages that were checked, whose buffer space is not allocated yet (`generation` is -1)."""
+        span = None
+        if self._spans is not None:
+            messages, before_end, span = self._spans.send_begins(self.group, messages, before_end)
         if isinstance(messages, MessageColumns):
             plain = messages.properties is None
             cost = int(messages.sizes.sum()) + OVERHEAD_BYTES * len(messages)
@@ -532,7 +538,9 @@ class Producer(Closing):
                 cost += cost_bytes(message) - len(message.body) - OVERHEAD_BYTES
             plain = not rich
         deadline_s = self._clock() + timeout_s
-        return SendRequest(messages, destination, timeout_s, deadline_s, together, plain, cost, -1, before_end)
+        request = SendRequest(messages, destination, timeout_s, deadline_s, together, plain, cost, -1, before_end)
+        request.span = span
+        return request
 
     def hand_over(self, route: TopicRoute, request: SendRequest, *, at_once: bool = False) -> _Placed:
         """Give messages, whose buffer space is allocated, to the sender of their queue. When this fails, the space is
@@ -583,9 +591,14 @@ class Producer(Closing):
         topic = self.check(messages)
         destination = Destination(**where) if where else ANYWHERE
         request = self.send_request(messages, destination, timeout_s, together=together)
-        route = self.route(topic, timeout_s, keyed=destination.fixed)
-        request.generation = self.buffer.allocate(request.cost_bytes, len(messages), self.allocate_timeout_s(timeout_s))
-        placed = self.hand_over(route, request, at_once=at_once)
+        try:
+            route = self.route(topic, timeout_s, keyed=destination.fixed)
+            patience_s = self.allocate_timeout_s(timeout_s)
+            request.generation = self.buffer.allocate(request.cost_bytes, len(messages), patience_s)
+            placed = self.hand_over(route, request, at_once=at_once)
+        except BaseException as error:
+            request.fail(error)
+            raise
         if placed.at_once is not None:
             sender, target = placed.at_once
             sender.send_at_once(placed.batches[0][0], target)

@@ -23,6 +23,7 @@ from raymq.producer.completion import Acknowledged, BeforeEnd, Completion, DueTi
 from raymq.producer.queue_selector import Destination
 from raymq.protocol.store import AppendResult
 from raymq.record.encode import EncodedBatch
+from raymq.trace.spans import SendSpan
 
 BATCH_MAX_MESSAGES: Final = 4096
 """The most messages of one queue in a request, and in a batch that gathers."""
@@ -53,6 +54,7 @@ class SendRequest(Struct, eq=False):
 
     `plain`: none has more than a topic and a body. `cost_bytes` of the buffer pool are allocated for them, in
     `generation`. `before_end` is called for parts of them before they end (Completion); None if nobody wants to know.
+    `span`: theirs, if it is recorded.
 
     Messages that are `numbered` have sequences from `first_sequence` on, in the queue `stored` that stores them; those
     of others are chosen when they are encoded.
@@ -69,6 +71,12 @@ class SendRequest(Struct, eq=False):
     before_end: BeforeEnd | None = None
     first_sequence: int = -1
     stored: MessageQueue | None = None
+    span: SendSpan | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Note that the messages could not be handed over."""
+        if self.span is not None:
+            self.span.fail(error)
 
     @property
     def movable(self) -> bool:

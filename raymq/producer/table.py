@@ -112,11 +112,16 @@ def _hand_over(
     timeout_s = producer.settings.send_timeout_s
     request = producer.send_request(messages, destination, timeout_s, before_end=progress.ended)
     # A table is sent as fast as space becomes free, so it waits for that even where `when_full` is "raise".
-    request.generation = producer.buffer.allocate(request.cost_bytes, len(messages), timeout_s)
+    try:
+        request.generation = producer.buffer.allocate(request.cost_bytes, len(messages), timeout_s)
+    except BaseException as error:
+        request.fail(error)
+        raise
     progress.handed_over(len(messages))
     try:
         producer.hand_over(route, request)
-    except BaseException:
+    except BaseException as error:
+        request.fail(error)
         progress.not_taken(len(messages))
         raise
 

@@ -57,6 +57,7 @@ from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
 from raymq.remoting.storage_clients import StorageClients, call_master
 from raymq.trace.deliveries import DeliveryTrace
+from raymq.trace.spans import Spans
 
 GROUP_CALL_TIMEOUT_S: Final = 20.0
 """For a call of the program's thread about offsets."""
@@ -85,12 +86,15 @@ class PullEngine:
         announce: Callable[[PullEngine, ConsumerData], None],
         on_close: Callable[[PullEngine], None],
         trace: DeliveryTrace | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self.settings = settings
         self.on_wakeup: Callable[[], None] = lambda: None
         """Called, from any thread, when a poll that waits should look for records again."""
         self._announce = announce
         self._trace = trace
+        self._spans = spans
+        self._poll_began_ns = 0
         self._on_close = on_close
         self._routes, self._storages = routes, storages
         self._lookup = QueueLookup(routes, storages)
@@ -260,6 +264,7 @@ class PullEngine:
         self._committer.raise_refusal()
         self._member.raise_refusal()
         self.raise_loss()
+        self._poll_began_ns = time.time_ns()
         now_s = time.monotonic()
         with self._lock:
             self.check_open()  # under the lock: after `close` has looked for polls, none begins
@@ -353,6 +358,10 @@ class PullEngine:
         if self._trace is not None:
             for part, found in taken:
                 self._trace.polled(part.queue.topic, found)
+        if self._spans is not None:
+            for part, found in taken:
+                if len(found):
+                    self._spans.received(self.settings.group, part.queue.topic, found, self._poll_began_ns)
         if more:
             self._fetch()
         return taken

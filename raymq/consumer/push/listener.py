@@ -40,6 +40,7 @@ from raymq.protocol.consume_result import ConsumeLater
 from raymq.protocol.request_reply import Reply, ReplyStatistics
 from raymq.shipping import dumps_by_value
 from raymq.trace.deliveries import DeliveryTrace
+from raymq.trace.spans import SpanHook, spans_if_set
 
 DIRECT_CALLS_MAX: Final = 2
 """The most messages that are consumed for administrators at a time, besides those of the group."""
@@ -117,6 +118,9 @@ class Listener:
         try:
             handler = cloudpickle.loads(shipped.payload)
             made = [cloudpickle.loads(hook.payload) for hook in hooks]
+            spans = spans_if_set()  # the listener's own modules may have set a provider
+            if spans is not None:
+                made.insert(0, SpanHook(spans))
         except Exception:  # a user's module may fail in any way when it is imported here
             self._failure = traceback.format_exc()
         else:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from raymq.errors import TopicNotExistError
-from raymq.message import MAX_MESSAGE_SIZE_BYTES, MessageQueue, SendStatus
+from raymq.message import MAX_MESSAGE_SIZE_BYTES, MessageExt, MessageQueue, SendStatus
 from raymq.protocol.route import BrokerData, QueueData, TopicRoute
 from raymq.protocol.store import AppendResult
 from raymq.record.decode import decode_records
@@ -126,6 +126,11 @@ class FakeStore:
 
     def everything(self) -> list[bytes]:
         return [body for bodies in self.queues.values() for body in bodies]
+
+    def messages(self) -> list[MessageExt]:
+        """The messages of all attempts, in order."""
+        batches = [batch for attempt in self.attempts for batch in attempt]
+        return [message for batch in batches for message in decode_records(batch.records, broker_name="a")]
 
     def _store(self, batch: EncodedBatch) -> AppendResult:
         assert batch.producer is not None

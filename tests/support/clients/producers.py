@@ -11,6 +11,7 @@ from typing import Any
 from raymq.producer.producer import Producer
 from raymq.producer.settings import ProducerSettings
 from raymq.protocol.route import TopicRoute
+from raymq.trace.spans import Spans
 from tests.support.clients.fakes import WAIT_S, FakeRoutes, FakeStore, topic_route
 
 
@@ -67,6 +68,7 @@ def producers_of_fakes(clock: Callable[[], float] = time.monotonic) -> Iterator[
         *stores: FakeStore,
         route: TopicRoute | None = None,
         on_close: Callable[[Producer], None] = lambda producer: None,
+        spans: Spans | None = None,
         **settings,
     ) -> Producer:
         by_name = {store.name: store for store in stores}
@@ -78,6 +80,7 @@ def producers_of_fakes(clock: Callable[[], float] = time.monotonic) -> Iterator[
             born_host=("127.0.0.1", 0),
             settings=ProducerSettings(**settings),
             on_close=on_close,
+            spans=spans,
             clock=clock,
             pauses=NoPause,
         )
