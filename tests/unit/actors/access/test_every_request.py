@@ -1,0 +1,243 @@
+"""Every request of every server × nobody, a wrong signature, no permission, permission, a replay; by both ways in.
+
+The ways are a signed actor call and a frame of a lane; there is no third: plain methods refuse where access is on. The
+requests are those of the servers' classes themselves, and their needs those of the table (raymq.access.requests), so
+that a method that is added without a sample here fails.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actors.actor_class import actor_class
+from raymq.access.policies import Action, Need, make_entry
+from raymq.access.requests import FOR_SERVERS, RULES
+from raymq.access.state import AuthState
+from raymq.access.users import User
+from raymq.errors import AccessDeniedError, AuthenticationError
+from raymq.identity import SIGNED, Identity
+from tests.unit.actors.access.test_door import (
+    ADMIN,
+    ALICE,
+    BOB,
+    INTERNAL,
+    SERVERS,
+    Frame as LaneFrame,
+    call,
+    opened,
+    signed,
+    users,
+)
+
+CARL = Identity("carl", b"c" * 32)
+"""The user who may do exactly what a request needs."""
+
+
+def named(**values: object) -> SimpleNamespace:
+    return SimpleNamespace(**values)
+
+
+BATCH = named(topic="orders", records=b"", sizes=())
+INSTANCE = "pull-billing-0"
+ARGUMENTS: dict[str, Any] = {
+    # by the name of the parameter, where it means the same everywhere
+    "topic": "orders",
+    "group": "billing",
+    "queues": [("orders", 0)],
+    "batches": [BATCH],
+    "spans": [("orders", 0, 0, 1)],
+    "positions": [("orders", 0, 0)],
+    "requests": [named(topic="orders")],
+    "end": named(producer_group="billing"),
+    "parts": [named(topic="orders")],
+    "commits": {"orders": {}},
+    "generations": {"orders": {}},
+    "queue": named(topic="orders"),
+    "question": named(group="billing", kind="running"),
+    "config": named(group="billing"),
+    "configs": [named(group="billing")],
+    "heartbeat": named(consumers=[named(group="billing")]),
+    "heartbeats": [("billing", named(topics=["orders"]))],
+    "call": named(settings=named(group="billing", subscriptions=[named(topic="orders")])),
+    "name": INSTANCE,
+}
+OF_METHOD: dict[str, dict[str, Any]] = {
+    "Broker.create_topics": {"topics": [named(topic="orders")]},
+    "Broker.start_offsets": {"generations": ["orders"]},
+    "Broker.receive_messages": {"request": named(group="billing", topics=("orders",))},
+    "Storage.queue_bounds_many": {"topics": [("orders", 0)]},
+    "Controller.leader": {"group": "broker-a"},
+}
+ANSWERS: dict[str, Any] = {
+    "Broker.status": {"deleted_unread": [], "topics": [], "groups": []},
+    "Broker.topic_offsets": {},
+    "Pull.status": {"instances": []},
+}
+"""The answers of methods whose lists are cut to what a user may see; the others' are empty lists."""
+
+REQUESTS = sorted(
+    f"{server.__name__}.{name.removeprefix(SIGNED)}"
+    for server in SERVERS
+    for name in vars(actor_class(server))
+    if name.startswith(SIGNED)
+)
+BY_NAME = {server.__name__: server for server in SERVERS}
+
+
+class Recorder:
+    """A real server that notes which of its methods were reached."""
+
+    def __init__(self, server: type) -> None:
+        self.reached: list[str] = []
+        for name, function in inspect.getmembers(server, inspect.isfunction):
+            if not name.startswith("_"):
+                setattr(self, name, self._method(server.__name__, name, function))
+
+    def _method(self, server: str, name: str, function: Any) -> Any:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            self.reached.append(name)
+            return ANSWERS.get(f"{server}.{name}", [])
+
+        kept = list(inspect.signature(function).parameters.values())[1:]
+        method.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+        return method
+
+
+class Request:
+    """One request of the table: its server behind a door, its arguments, its needs."""
+
+    def __init__(self, title: str) -> None:
+        server, self.method = title.split(".")
+        self.title, self._class = title, BY_NAME[server]
+        parameters = list(inspect.signature(getattr(self._class, self.method)).parameters.values())[1:]
+        own = OF_METHOD.get(title, {})
+        self.arguments: list[Any] = [
+            own.get(one.name, ARGUMENTS.get(one.name, ["orders"] if one.name == "topics" else None))
+            for one in parameters
+            if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        ]
+        self.keywords = {one.name: None for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
+        self.for_servers = title in FOR_SERVERS
+        self.needs: Sequence[Need] = () if self.for_servers else RULES[title].needed(self.arguments)
+
+    def server(self, state: AuthState | None = None) -> Any:
+        return opened(self._class, Recorder(self._class), state)
+
+    def by_call(self, server: Any, who: Identity) -> None:
+        call(server, who, self.method, *self.arguments, **self.keywords)
+
+    def by_lane(self, server: Any, who: Identity) -> None:
+        server._door.guard(LaneFrame(who.user), self.method, self.arguments)
+
+    def state(self, needs: Sequence[Need], which: int = 0) -> AuthState:
+        """CARL may do these things: of those that would do, the one with this number."""
+        state = users().with_user(User(CARL.user, CARL.key), is_new=True)
+        allowed: dict[str, list[str]] = {}
+        for need in needs:
+            action = need.actions[which % len(need.actions)]
+            allowed.setdefault(str(need.resource), []).append(action.value)
+        entries = [make_entry(resource, actions) for resource, actions in allowed.items()]
+        return state.with_entries(CARL.user, entries, is_new=True) if entries else state
+
+
+@pytest.fixture(params=REQUESTS)
+def request_(request: pytest.FixtureRequest) -> Request:
+    return Request(request.param)
+
+
+def test_the_requests_are_those_of_the_table() -> None:
+    assert set(REQUESTS) == RULES.keys() | FOR_SERVERS
+    open_to_all = {title for title in RULES if not Request(title).needs}
+    assert "Storage.fetch" not in open_to_all
+    assert "Broker.describe" in open_to_all
+
+
+def test_nobody_gets_in(request_: Request) -> None:
+    server = request_.server()
+    with pytest.raises(AuthenticationError):
+        getattr(server, request_.method)(*request_.arguments)
+    for signature in (None, "carl", CARL):
+        with pytest.raises(AuthenticationError):
+            getattr(server, SIGNED + request_.method)(signature, pickle.dumps((request_.arguments, {})))
+    with pytest.raises(AccessDeniedError):
+        request_.by_lane(server, Identity("", b""))
+    assert server._real.reached == []
+
+
+def test_a_wrong_signature_gets_nobody_in(request_: Request) -> None:
+    server = request_.server()
+    for who in (
+        Identity(ALICE.user, BOB.key),
+        Identity(ADMIN.user, b"?" * 32),
+        Identity(INTERNAL.user, b"?" * 32),
+        Identity("stranger", b"s" * 32),
+    ):
+        with pytest.raises(AuthenticationError):
+            request_.by_call(server, who)
+        assert server._door.gate.key_of(who.user) != who.key  # with which a lane's handshake is checked
+    with pytest.raises(AccessDeniedError):
+        request_.by_lane(server, Identity("stranger", b"s" * 32))
+    # A signature of this user for this method with other arguments, and for these arguments at another method.
+    signature, _ = signed(ADMIN, request_.method, "other")
+    other, payload = signed(ADMIN, "other", *request_.arguments)
+    for pair in ((signature, payload), (other, payload)):
+        with pytest.raises(AuthenticationError):
+            getattr(server, SIGNED + request_.method)(*pair)
+    assert server._real.reached == []
+
+
+def test_without_permission_a_request_is_refused(request_: Request) -> None:
+    if not (request_.needs or request_.for_servers):
+        request_.by_call(request_.server(), BOB)  # for every user: its answer is cut, or tells nothing of anybody
+        return
+    server = request_.server()
+    for way in (request_.by_call, request_.by_lane):
+        with pytest.raises(AccessDeniedError) as caught:
+            way(server, BOB)
+        assert caught.value.user == BOB.user
+    for missing in range(len(request_.needs)):  # each need alone is missing
+        others = [need for number, need in enumerate(request_.needs) if number != missing]
+        server = request_.server(request_.state(others))
+        for way in (request_.by_call, request_.by_lane):
+            with pytest.raises(AccessDeniedError):
+                way(server, CARL)
+        assert server._real.reached == []
+
+
+def test_with_permission_a_request_is_carried_out(request_: Request) -> None:
+    if request_.for_servers:
+        server = request_.server()
+        for who in (ADMIN, INTERNAL):
+            request_.by_call(server, who)
+            request_.by_lane(server, who)
+        assert server._real.reached == [request_.method] * 2
+        return
+    ways = max((len(need.actions) for need in request_.needs), default=1)
+    for which in range(ways):
+        server = request_.server(request_.state(request_.needs, which))
+        request_.by_call(server, CARL)
+        request_.by_lane(server, CARL)
+        assert server._real.reached == [request_.method]
+
+
+def test_a_replay_is_refused(request_: Request) -> None:
+    server = request_.server()
+    heard = signed(ADMIN, request_.method, *request_.arguments, **request_.keywords)
+    getattr(server, SIGNED + request_.method)(*heard)
+    with pytest.raises(AuthenticationError, match="repeat"):
+        getattr(server, SIGNED + request_.method)(*heard)
+    for name in [other for other in vars(type(server)) if other.startswith(SIGNED)][:20]:
+        with pytest.raises(AuthenticationError):
+            getattr(server, name)(*heard)
+    assert server._real.reached == [request_.method]
+
+
+def test_all_actions_of_policies_are_used_by_some_request() -> None:
+    used = {action for title in RULES for need in Request(title).needs for action in need.actions}
+    assert used == set(Action) - {Action.ALL, Action.ANY}
