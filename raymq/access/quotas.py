@@ -1,4 +1,4 @@
-"""Quotas: how many bytes and messages a second a user may send and fetch, as token buckets.
+"""Quotas: how many bytes and messages a second a user may send to a store, as token buckets.
 
 A bucket holds what may pass at once: a second's worth. Every request takes its part, and the bucket fills at the
 user's rate. A request larger than the whole bucket passes when the bucket is full, and leaves it in debt, so that a
@@ -64,11 +64,6 @@ class Quotas:
         what, wait_ms = self._take(user, size, messages, now_ms)
         if wait_ms:
             raise QuotaExceededError(user.name, what, wait_ms)
-
-    def charge(self, user: User, size: int, messages: int, now_ms: float) -> None:
-        """Take what a fetch has read, known only afterwards: always taken, and a debt holds up the next request."""
-        for bucket, amount, _ in self._wanted(user, size, messages, now_ms):
-            bucket.left -= amount
 
     def _take(self, user: User, size: int, messages: int, now_ms: float) -> tuple[str, int]:
         wanted = self._wanted(user, size, messages, now_ms)

@@ -19,7 +19,7 @@ from typing import Any, Final
 from raymq.access.policies import Action, Need, Resource, ResourceType, group_resource, topic_resource
 from raymq.delay import names_real_topic
 from raymq.message import PROPERTY_REAL_TOPIC
-from raymq.names import SYSTEM_PREFIX, TRACE_TOPIC, InstanceName
+from raymq.names import REPLY_SUFFIX, SYSTEM_PREFIX, TRACE_TOPIC, InstanceName
 from raymq.record.dispatch import dispatch_view
 
 _Find = Callable[[Sequence[Any]], Iterable[Need]]  # Any: the arguments of all methods
@@ -78,13 +78,23 @@ def _append(given: Sequence[Any]) -> Iterable[Need]:
                 topic = dispatch_view(batch.records, position).properties.get(PROPERTY_REAL_TOPIC)
                 yield _server(batch.topic) if topic is None or _servers_only(topic) else _sending(topic)
                 position += size
-        elif batch.topic != TRACE_TOPIC:
+        elif not _takes_from_all(batch.topic):
             yield _server(batch.topic) if _servers_only(batch.topic) else _sending(batch.topic)
 
 
-def _seeing(topics: Iterable[str]) -> Iterable[Need]:
-    """The trace topic is for whoever may send or consume anything (spec/features.md §7.3, 6): all write to it."""
-    return [_on_topic(topic, *_SEE) for topic in topics if topic != TRACE_TOPIC]
+def _takes_from_all(topic: str) -> bool:
+    """True for topics to which every user may send: the trace (spec/features.md §7.3, 6), and replies, since a request
+    comes from whoever may send it, and its reply from whoever may consume it."""
+    return topic == TRACE_TOPIC or topic.endswith(REPLY_SUFFIX)
+
+
+def _seeing(topics: Iterable[str], *actions: Action) -> Iterable[Need]:
+    """Anybody sees where the topics are to which all may send, and their offsets."""
+    return [_on_topic(topic, *actions) for topic in topics if not _takes_from_all(topic)]
+
+
+def _looking(given: Sequence[Any]) -> Iterable[Need]:
+    return _seeing((queue[0] for queue in given[0]), *_LOOK)
 
 
 def _sequences(given: Sequence[Any]) -> Iterable[Need]:
@@ -94,7 +104,12 @@ def _sequences(given: Sequence[Any]) -> Iterable[Need]:
 
 def _fetch(given: Sequence[Any]) -> Iterable[Need]:
     for one in given[0]:
-        yield _server(one.topic) if _servers_only(one.topic) else _on_topic(one.topic, _SUB)
+        if one.topic.endswith(REPLY_SUFFIX):
+            # The code of a client's id, which nobody else knows, shows that client's replies alone.
+            if one.tag_codes is None or len(one.tag_codes) != 1:
+                yield _server(one.topic)
+        else:
+            yield _server(one.topic) if _servers_only(one.topic) else _on_topic(one.topic, _SUB)
 
 
 def _topic(*actions: Action) -> Rule:
@@ -171,9 +186,9 @@ RULES: Final[Mapping[str, Rule]] = {
     # Messages: stores
     "Storage.append": Rule(_append),
     "Storage.fetch": Rule(_fetch),
-    "Storage.bounds_of_queues": _queues(*_LOOK),
-    "Storage.queue_bounds": _topic(*_LOOK),
-    "Storage.queue_bounds_many": _queues(*_LOOK),
+    "Storage.bounds_of_queues": Rule(_looking),
+    "Storage.queue_bounds": Rule(lambda given: _seeing(given[:1], *_LOOK)),
+    "Storage.queue_bounds_many": Rule(_looking),
     "Storage.bytes_of_spans": _queues(*_LOOK),
     "Storage.stored_times": _queues(*_LOOK),
     "Storage.offset_by_time": _topic(*_LOOK),
@@ -253,8 +268,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "Pull.describe": FOR_ANYBODY,
     "Pull.status": FOR_ANYBODY,
     # Routes
-    "NameServer.topic_route": Rule(lambda given: _seeing(given[:1])),
-    "NameServer.topic_routes": Rule(lambda given: _seeing(given[0])),
+    "NameServer.topic_route": Rule(lambda given: _seeing(given[:1], *_SEE)),
+    "NameServer.topic_routes": Rule(lambda given: _seeing(given[0], *_SEE)),
     "NameServer.topics": FOR_ANYBODY,
     "NameServer.brokers": FOR_ANYBODY,
     "NameServer.all_brokers": FOR_ANYBODY,

@@ -45,7 +45,7 @@ class UserStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One user. `bytes_per_second` and `messages_per_second` bound what it sends and fetches; 0 is without bound.
+    """One user. `bytes_per_second` and `messages_per_second` bound what it sends to each store; 0 is no bound.
 
     `white_addresses` is a pattern (raymq.access.addresses) of addresses from where the user needs no signature, as
     accounts of ACL 1.0 have it; blank, the default, is nowhere.

@@ -22,7 +22,7 @@ import raymq
 from raymq.errors import AccessDeniedError, AuthenticationError
 from raymq.names import NAMESPACE
 from raymq.remoting import actor_ref
-from tests.support.clusters.cluster import Sandbox, embedded, kill_actors, one_group
+from tests.support.clusters.cluster import Sandbox, embedded, kill_actors, one_group, user_environment
 from tests.support.history.waiting import eventually
 
 ADMIN, TEAM, OTHER = (
@@ -35,6 +35,7 @@ users:
     policies:
       - {{resource: "Topic:orders", actions: [Pub, Sub]}}
       - {{resource: "Group:billing*", actions: [Sub]}}
+      - {{resource: "Group:payments", actions: [Pub, Sub]}}
   - name: {OTHER.user}
     secret: {OTHER.secret}
     policies:
@@ -143,6 +144,117 @@ def test_who_may_sends_and_consumes_in_each_way(mq: raymq.Client, tmp_path: Path
     assert (tmp_path / "notes").read_bytes() == b"one\n"
 
 
+def delayed(topic: str) -> Callable[[raymq.Client], Any]:
+    def work(client: raymq.Client) -> Any:
+        with client.producer() as producer:
+            due_ms = time.time_ns() // 1_000_000 + 500
+            soon = producer.send(raymq.Message(topic, b"soon", deliver_at_ms=due_ms))
+            later = producer.send(raymq.Message(topic, b"later", deliver_at_ms=due_ms + 3_600_000))
+            producer.recall(topic, later.recall_handle or "")
+            return soon.message_id, later.message_id
+
+    return work
+
+
+def transacted(topic: str, group: str) -> Callable[[raymq.Client], Any]:
+    def work(client: raymq.Client) -> Any:
+        with client.transaction_producer(group, check=lambda message: None) as producer:
+            with producer.transaction(raymq.Message(topic, b"paid")) as transaction:
+                pass
+            return transaction.message_id
+
+    return work
+
+
+def asked(topic: str, group: str) -> Callable[[raymq.Client], Any]:
+    """A request and the reply of a listener of the same user."""
+
+    def work(client: raymq.Client) -> Any:
+        consumer = client.push_consumer(group).subscribe(topic).on_message(lambda message: raymq.reply(b"pong"))
+        with consumer.start(), client.producer() as producer:
+            return producer.request(raymq.Message(topic, b"ping"), timeout_s=60).body
+
+    return work
+
+
+def read_by_ray_data(topic: str) -> Callable[[raymq.Client], Any]:
+    def work(client: raymq.Client) -> Any:
+        from raymq.data import read_topic
+
+        return read_topic(topic).count()
+
+    return work
+
+
+def test_who_may_sends_later_in_transactions_and_asks(mq: raymq.Client) -> None:
+    soon, later = as_user(TEAM, delayed("orders"))
+    paid = as_user(TEAM, transacted("orders", "payments"))
+    assert as_user(TEAM, asked("orders", "billing-asked")) == b"pong"
+    bodies = {one.message_id: one.body for one in mq.admin.query_by_id("orders", paid)}
+    assert bodies == {paid: b"paid"}
+    eventually(lambda: mq.admin.query_by_id("orders", soon), "the delayed message to come")
+    with pytest.raises(AccessDeniedError, match="raymq_REPLY_TOPIC"):
+        as_user(TEAM, lambda client: client.admin.pull(raymq.MessageQueue("raymq_REPLY_TOPIC", "broker-a", 0), 0))
+    assert mq.admin.query_by_id("orders", later) == []
+
+
+def test_a_trace_is_written_by_who_may_not_read_it(mq: raymq.Client) -> None:
+    write = send("orders", b"traced")
+
+    def work(client: raymq.Client) -> Any:
+        with raymq.connect(trace=True) as traced:
+            message_id = write(traced)
+        try:
+            client.admin.trace(message_id)
+        except AccessDeniedError as error:
+            return message_id, traced.trace_statistics().failed, str(error)
+
+    message_id, failed, refusal = as_user(TEAM, work)
+    assert (failed, "Topic:RMQ_SYS_TRACE_TOPIC" in refusal) == (0, True)
+    assert [pub.topic for pub in mq.admin.trace(message_id).life.sends] == ["orders"]
+
+
+def test_ray_data_reads_as_its_user(mq: raymq.Client) -> None:
+    sent = sum(row.max_offset for row in mq.admin.describe_topic("orders"))
+    assert as_user(TEAM, read_by_ray_data("orders")) == sent
+    with pytest.raises(AccessDeniedError, match="Topic:bills"):
+        as_user(TEAM, read_by_ray_data("bills"))
+
+
+def test_spark_reads_and_writes_as_its_user(mq: raymq.Client) -> None:
+    program = """
+import raymq
+from raydp_jobs import read_topic, spark_session, write_topic
+from raymq.errors import AccessDeniedError
+
+with raymq.connect() as mq, spark_session("access") as spark:
+    rows = read_topic(spark, "orders", client=mq)
+    print(rows.count())
+    write_topic(rows.select("body").limit(3), "orders", client=mq)
+    for work in (
+        lambda: read_topic(spark, "bills", client=mq).count(),
+        lambda: write_topic(rows.select("body"), "bills", client=mq),
+    ):
+        try:
+            work()
+        except AccessDeniedError as error:
+            print("Topic:bills" in str(error))
+"""
+    sent = sum(row.max_offset for row in mq.admin.describe_topic("orders"))
+    environment = {
+        **user_environment(),
+        "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
+        "RAYMQ_USER": TEAM.user,
+        "RAYMQ_SECRET": TEAM.secret,
+    }
+    done = subprocess.run(
+        [sys.executable, "-"], input=program, env=environment, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(sent), "True", "True"]
+    assert sum(row.max_offset for row in mq.admin.describe_topic("orders")) == sent + 3
+
+
 @pytest.mark.parametrize(
     ("work", "need"),
     [
@@ -150,11 +262,15 @@ def test_who_may_sends_and_consumes_in_each_way(mq: raymq.Client, tmp_path: Path
         (pull("bills", "billing"), "Topic:bills"),
         (pull("orders", "shipping"), "Group:shipping"),
         (receive("orders", "shipping"), "Group:shipping"),
+        (delayed("bills"), "Topic:bills"),
+        (transacted("bills", "payments"), "Topic:bills"),
+        (transacted("orders", "shipping"), "Group:shipping"),
+        (asked("bills", "billing"), "Topic:bills"),
         (push("orders", "shipping", "/nowhere/notes"), "Group:shipping"),
         (lambda client: client.admin.create_topic("more", 1), "Create on Topic:more"),
         (lambda client: client.admin.delete_topic("orders"), "Delete on Topic:orders"),
     ],
-    ids=["send", "pull", "pull-group", "receive", "push", "create", "delete"],
+    ids=["send", "pull", "pull-group", "receive", "delayed", "half", "end", "ask", "push", "create", "delete"],
 )
 def test_who_may_not_is_told_what_it_lacks(mq: raymq.Client, work: Callable[[raymq.Client], Any], need: str) -> None:
     with pytest.raises(AccessDeniedError, match=f"orders-team.*{need}"):

@@ -47,12 +47,6 @@ def test_a_request_larger_than_a_second_passes_when_full_and_leaves_a_debt():
     assert quotas.wait_ms(USER, 1000, 1, 0) == 3000
 
 
-def test_what_a_fetch_has_read_is_charged_afterwards():
-    quotas = Quotas()
-    quotas.charge(USER, 2000, 1, 0)
-    assert quotas.wait_ms(USER, 0, 1, 0) == 1000
-
-
 def test_a_clock_that_goes_back_fills_nothing():
     quotas = Quotas()
     quotas.take(USER, 1000, 1, 5000)

@@ -122,6 +122,23 @@ def test_traces_may_be_sent_to_their_own_topics() -> None:
     assert needs("Storage.append", [named(topic="rmq_sys_TRACE_DATA_x")]) == ["Pub on Topic:rmq_sys_TRACE_DATA_x"]
 
 
+REPLIES = "raymq_REPLY_TOPIC"
+
+
+@pytest.mark.parametrize("topic", [REPLIES, "RMQ_SYS_TRACE_TOPIC"])
+def test_every_user_may_reply_and_write_its_trace(topic: str) -> None:
+    assert needs("Storage.append", [named(topic=topic)]) == []
+    assert needs("NameServer.topic_route", topic) == needs("NameServer.topic_routes", [topic]) == []
+    assert needs("Storage.queue_bounds", topic, 0) == needs("Storage.bounds_of_queues", [(topic, 0)]) == []
+
+
+def test_replies_are_read_by_the_client_that_they_are_for() -> None:
+    assert needs("Storage.fetch", [named(topic=REPLIES, tag_codes=frozenset([17]))]) == []
+    for codes in (None, frozenset(), frozenset([17, 18])):
+        assert needs("Storage.fetch", [named(topic=REPLIES, tag_codes=codes)]) == [f"All on Server:{REPLIES}"]
+    assert needs("Storage.query_by_key", REPLIES, "k") == [f"Sub or Get on Topic:{REPLIES}"]
+
+
 def test_an_instance_of_no_group_is_refused() -> None:
     with pytest.raises(InvalidArgumentError):
         needs("Pull.stop", "somebody", "key", 1.0)
