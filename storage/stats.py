@@ -1,7 +1,8 @@
 """The counters of a store: puts and gets, how long they took, and their rates in the last seconds and minutes.
 
 Nothing of this is on disk; everything counts from the opening of the store. The names in `runtime` are RocketMQ's
-(spec/storage.md §12, Store stats).
+(spec/storage.md §12, Store stats), and so are the totals of the days: ``msgPutTotalTodayNow - msgPutTotalTodayMorning``
+messages were put since midnight, ``msgPutTotalTodayMorning - msgPutTotalYesterdayMorning`` on the day before.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from datetime import date
 from enum import Enum
 from typing import Final, NamedTuple, TypeVar
 
@@ -49,10 +51,16 @@ class _Sample(NamedTuple):
     transferred: int
 
 
+class _DayTotals(NamedTuple):
+    puts: int
+    gets: int
+
+
 class StoreStats:
     """The counters of one store. Thread-safe; a call to count costs less than a microsecond."""
 
-    def __init__(self) -> None:
+    def __init__(self, today: Callable[[], date] = date.today) -> None:
+        """`today` is the day by the local calendar, whose change is midnight."""
         self.put_latency = Histogram("raymq_put_latency_milliseconds")
         self.send_latency = Histogram("raymq_rpc_latency_milliseconds")
         self.get_latency = Histogram("raymq_rpc_latency_milliseconds")
@@ -76,6 +84,10 @@ class StoreStats:
         self._puts_failed = self._gets_found = self._gets_missed = self._transferred = 0
         # The slowest append, and the slowest fetch.
         self._put_max_ms = self._get_max_ms = 0.0
+        self._today = today
+        self._day = today()
+        # Messages put and fetched until the last midnight but one, and until the last one.
+        self._yesterday_morning = self._today_morning = _DayTotals(0, 0)
         # The counters as they were, a sample each second, the oldest first.
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES_KEPT + 1)
         self.take_sample(time.monotonic())
@@ -173,7 +185,19 @@ class StoreStats:
         with self._lock:
             self._count_noted()
             if not self._samples or now_s - self._samples[-1].at_s >= 1.0:
-                self._samples.append(self._counters(now_s))
+                now = self._counters(now_s)
+                self._samples.append(now)
+                self._note_midnight(now)
+
+    def _note_midnight(self, now: _Sample) -> None:
+        """Keep the totals at the beginning of each day. After days without a sample, yesterday's are today's."""
+        today = self._today()
+        if today == self._day:
+            return
+        totals = _DayTotals(now.puts, now.transferred)
+        follows = (today - self._day).days == 1
+        self._yesterday_morning = self._today_morning if follows else totals
+        self._today_morning, self._day = totals, today
 
     def topics(self) -> dict[str, TopicPuts]:
         """Messages and bytes put, by topic."""
@@ -209,6 +233,12 @@ class StoreStats:
                 "getMissTps": _text(missed),
                 "getTotalTps": _text([a + b for a, b in zip(found, missed, strict=True)]),
                 "getTransferredTps": _text(self._rates(now, "transferred")),
+                "msgPutTotalYesterdayMorning": self._yesterday_morning.puts,
+                "msgPutTotalTodayMorning": self._today_morning.puts,
+                "msgPutTotalTodayNow": now.puts,
+                "msgGetTotalYesterdayMorning": self._yesterday_morning.gets,
+                "msgGetTotalTodayMorning": self._today_morning.gets,
+                "msgGetTotalTodayNow": now.transferred,
                 "putLatency99": f"{self._quantile_ms(0.99):.2f}",
                 "putLatency999": f"{self._quantile_ms(0.999):.2f}",
             }

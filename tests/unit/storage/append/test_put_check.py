@@ -210,7 +210,9 @@ class TestStore:
             """bootTimestamp runtime putMessageEntireTimeMax putMessageTimesTotal putMessageFailedTimes
             putMessageSizeTotal putMessageDistributeTime putMessageAverageSize dispatchMaxBuffer getMessageEntireTimeMax
             putTps getFoundTps getMissTps getTotalTps getTransferredTps putLatency99 putLatency999 commitLogDiskRatio
-            consumeQueueDiskRatio commitLogMinOffset commitLogMaxOffset commitLogYoungFilesDeleted""".split()
+            consumeQueueDiskRatio commitLogMinOffset commitLogMaxOffset commitLogYoungFilesDeleted
+            msgPutTotalYesterdayMorning msgPutTotalTodayMorning msgPutTotalTodayNow
+            msgGetTotalYesterdayMorning msgGetTotalTodayMorning msgGetTotalTodayNow""".split()
         )
         assert store._stats._transferred == 6
         assert statistics.runtime["putMessageTimesTotal"] == "6"
