@@ -10,8 +10,7 @@ unpickles what comes with an actor call, and whoever has Ray's token may run cod
 
 The servers that this one starts get the same access by `access_for`. Users and policies that are changed while raymq
 runs are kept by the first broker group, in its log; every door asks it for them at intervals. Nothing else survives
-the process. Where access is off
-none of this exists.
+the process. Where access is off none of this exists.
 """
 
 from __future__ import annotations
@@ -74,7 +73,11 @@ class Door:
 
     def know(self, state: AuthState) -> None:
         """Decide by these users and policies from now on, if they are newer than those that are known."""
-        self.gate.know(state.with_owner(self.access.state.users.get(self.access.owner)))
+        self.gate.know(self.with_owner(state))
+
+    def with_owner(self, state: AuthState) -> AuthState:
+        """These users and policies, with the super user of the settings as the settings have it."""
+        return state.with_owner(self.access.state.users.get(self.access.owner))
 
     def follow(self, ask: Callable[[int], AuthState | None], stopping: threading.Event) -> None:
         """Ask for newer users and policies again and again, until `stopping` is set. A failure is logged, once until

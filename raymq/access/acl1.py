@@ -26,7 +26,6 @@ from raymq.errors import ConfigError, InvalidArgumentError
 from raymq.names import RETRY_PREFIX, TRACE_TOPIC
 
 ACCESS_KEY_MIN_CHARACTERS: Final = 7
-"""The topic to which every account may send (spec/features.md §7.3, 6)."""
 
 _FILE_KEYS: Final = frozenset(("globalWhiteRemoteAddresses", "accounts"))
 _ACCOUNT_KEYS: Final = frozenset(
@@ -90,7 +89,7 @@ class Account:
         if self.is_super:
             return ()
         defaults = {ResourceType.TOPIC: self.topic_default, ResourceType.GROUP: self.group_default}
-        trace = Resource(ResourceType.TOPIC, TRACE_TOPIC)
+        trace = Resource(ResourceType.TOPIC, TRACE_TOPIC)  # to which every account may send (spec/features.md §7.3, 6)
         own = {**self.own, trace: _allowed(self.own.get(trace, self.topic_default)) | Perm.PUB}
         made = []
         for resource, perm in own.items():

@@ -55,9 +55,7 @@ class UserMethods(ABC):
         door.know(self._present(door))
 
     def _present(self, door: Door) -> AuthState:
-        return (self._log.ready().access or door.access.state).with_owner(
-            door.access.state.users.get(door.access.owner)
-        )
+        return door.with_owner(self._log.ready().access or door.access.state)
 
 
 def _door() -> Door:
