@@ -4,7 +4,7 @@ asked what they allow, for which no cluster is asked (`import`, `check`)."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,14 +34,27 @@ def acl() -> None:
     """Change the policies of users; make a file of them from RocketMQ's, and ask such a file what it allows."""
 
 
-_resource_option = click.option(
-    "--resource", required=True, help="Topic:NAME, Group:NAME or Cluster:NAME; * is all, also at the end of a NAME."
+_ENTRY_OPTIONS = (
+    click.argument("user", metavar="USER"),
+    click.option(
+        "--resource", required=True, help="Topic:NAME, Group:NAME or Cluster:NAME; * is all, also at the end of a NAME."
+    ),
+    click.option(
+        "--action", "actions", multiple=True, required=True, help="Pub, Sub, Create, Update, Delete, Get, List or All."
+    ),
+    click.option("--deny", is_flag=True, help="Deny it. Default: allow it."),
+    click.option("--source", "sources", multiple=True, help="Only from this address or network."),
+    address_option,
+    json_option,
 )
-_action_option = click.option(
-    "--action", "actions", multiple=True, required=True, help="Pub, Sub, Create, Update, Delete, Get, List or All."
-)
-_deny_option = click.option("--deny", is_flag=True, help="Deny it. Default: allow it.")
-_source_option = click.option("--source", "sources", multiple=True, help="Only from this address or network.")
+"""The arguments of the commands that make a policy, in the order of the help."""
+
+
+def _of_an_entry(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the arguments of a policy."""
+    for option in reversed(_ENTRY_OPTIONS):
+        command = option(command)
+    return command
 
 
 @acl.command("list")
@@ -52,18 +65,12 @@ def acl_list(user: str | None, address: str | None, as_json: bool) -> None:
     """List the policies of all users, or of one. Example: raymq acl list orders-team"""
     with client_of(address) as client:
         users = client.admin.users() if user is None else [client.admin.user(user)]
-    rows = [[one.name, *row] for one in users for row in policy_rows([entry.shown() for entry in one.policies])]
+    rows = [[one.name, *row] for one in users for row in policy_rows(one.policies)]
     print_rows(as_json, "policies", ["user", "resource", "actions", "decision", "sources"], rows)
 
 
 @acl.command("create")
-@click.argument("user", metavar="USER")
-@_resource_option
-@_action_option
-@_deny_option
-@_source_option
-@address_option
-@json_option
+@_of_an_entry
 def acl_create(
     user: str,
     resource: str,
@@ -83,13 +90,7 @@ def acl_create(
 
 
 @acl.command("update")
-@click.argument("user", metavar="USER")
-@_resource_option
-@_action_option
-@_deny_option
-@_source_option
-@address_option
-@json_option
+@_of_an_entry
 def acl_update(
     user: str,
     resource: str,
@@ -121,8 +122,7 @@ def acl_delete(user: str, resource: str | None, address: str | None, as_json: bo
 
 
 def _show_policies(as_json: bool, user: UserDescription) -> None:
-    rows = policy_rows([entry.shown() for entry in user.policies])
-    print_rows(as_json, "policies", ["resource", "actions", "decision", "sources"], rows)
+    print_rows(as_json, "policies", ["resource", "actions", "decision", "sources"], policy_rows(user.policies))
 
 
 @acl.command("import")

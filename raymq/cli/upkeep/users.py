@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from raymq.cli.terminal.output import Group, address_option, client_of, json_opt
 
 if TYPE_CHECKING:
     from raymq.access.changes import UserDescription
+    from raymq.access.policies import Entry
 
 _secret_option = click.option(
     "--secret-file",
@@ -153,14 +155,14 @@ def _show(as_json: bool, one: UserDescription) -> None:
     def show() -> None:
         table(["user", "type", "status", "bytes/s", "messages/s"], [_values(one)])
         say("")
-        table(["resource", "actions", "decision", "sources"], policy_rows(shown["policies"]))
+        table(["resource", "actions", "decision", "sources"], policy_rows(one.policies))
 
     print_value(as_json, shown, show)
 
 
-def policy_rows(policies: list[dict[str, Any]]) -> list[list[Any]]:  # Any: JSON objects
+def policy_rows(policies: Iterable[Entry]) -> list[list[Any]]:  # Any: cells
     """The rows of a table of policies: resource, actions, decision and sources."""
     return [
-        [entry["resource"], " ".join(entry["actions"]), entry["decision"], " ".join(entry["sources"])]
-        for entry in policies
+        [shown["resource"], " ".join(shown["actions"]), shown["decision"], " ".join(shown["sources"])]
+        for shown in (entry.shown() for entry in policies)
     ]
