@@ -98,7 +98,7 @@ class TraceAdmin(TrackAdmin):
         wanted = stored[0].message_id if stored else message_id
         life = self._life(wanted, check_topic(trace_topic))
         found = topic or life.topic
-        if not stored and found is not None:
+        if topic is None and found is not None:
             with suppress(TopicNotExistError):  # deleted since
                 stored = self.query_by_id(found, wanted)
         if not life and not stored:

@@ -538,9 +538,9 @@ class Producer(Closing):
                 cost += cost_bytes(message) - len(message.body) - OVERHEAD_BYTES
             plain = not rich
         deadline_s = self._clock() + timeout_s
-        request = SendRequest(messages, destination, timeout_s, deadline_s, together, plain, cost, -1, before_end)
-        request.span = span
-        return request
+        return SendRequest(
+            messages, destination, timeout_s, deadline_s, together, plain, cost, -1, before_end, span=span
+        )
 
     def hand_over(self, route: TopicRoute, request: SendRequest, *, at_once: bool = False) -> _Placed:
         """Give messages, whose buffer space is allocated, to the sender of their queue. When this fails, the space is

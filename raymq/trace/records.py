@@ -243,9 +243,8 @@ def _fields(record: TraceRecord) -> Sequence[str]:
     match record:
         case Pub():
             values = (
-                "Pub", record.time_ms, record.region, record.group, record.topic, record.message_id,
-                _given(record.tags), _given(record.keys), record.store_host, record.body_length, record.cost_ms,
-                int(record.message_type), record.offset_message_id, _flag(record.success),
+                "Pub", *_beginning(record), record.body_length, record.cost_ms, int(record.message_type),
+                record.offset_message_id, _flag(record.success),
                 *((record.client_host,) if record.client_host else ()),
             )  # fmt: skip
         case SubBefore():
@@ -262,9 +261,8 @@ def _fields(record: TraceRecord) -> Sequence[str]:
             )  # fmt: skip
         case EndTransaction():
             values = (
-                "EndTransaction", record.time_ms, record.region, record.group, record.topic, record.message_id,
-                _given(record.tags), _given(record.keys), record.store_host, int(record.message_type),
-                record.transaction_id, record.state, _flag(record.from_check),
+                "EndTransaction", *_beginning(record), int(record.message_type), record.transaction_id,
+                record.state, _flag(record.from_check),
             )  # fmt: skip
         case Recall():
             values = (
@@ -272,6 +270,14 @@ def _fields(record: TraceRecord) -> Sequence[str]:
                 _flag(record.success),
             )  # fmt: skip
     return [str(value).translate(_NO_SEPARATORS) for value in values]
+
+
+def _beginning(record: Pub | EndTransaction) -> Sequence[object]:
+    """The fields with which both begin."""
+    return (
+        record.time_ms, record.region, record.group, record.topic, record.message_id, _given(record.tags),
+        _given(record.keys), record.store_host,
+    )  # fmt: skip
 
 
 def _clean(text: str | None) -> str:
@@ -294,17 +300,16 @@ def _text_or_none(text: str) -> str | None:
     return None if text == ABSENT else text
 
 
+def _read_beginning(fields: Sequence[str]) -> tuple[int, str, str, str, str, str | None, str | None, str]:
+    region, group, topic, message_id = fields[2:6]
+    tags, keys = _text_or_none(fields[6]), _text_or_none(fields[7])
+    return int(fields[1]), region, group, topic, message_id, tags, keys, fields[8]
+
+
 def _read_pub(fields: Sequence[str]) -> Pub:
     count = len(fields)
     return Pub(
-        time_ms=int(fields[1]),
-        region=fields[2],
-        group=fields[3],
-        topic=fields[4],
-        message_id=fields[5],
-        tags=_text_or_none(fields[6]),
-        keys=_text_or_none(fields[7]),
-        store_host=fields[8],
+        *_read_beginning(fields),
         body_length=int(fields[9]),
         cost_ms=int(fields[10]),
         message_type=TracedType(int(fields[11])),
@@ -342,14 +347,7 @@ def _read_after(fields: Sequence[str]) -> SubAfter:
 
 def _read_end(fields: Sequence[str]) -> EndTransaction:
     return EndTransaction(
-        time_ms=int(fields[1]),
-        region=fields[2],
-        group=fields[3],
-        topic=fields[4],
-        message_id=fields[5],
-        tags=_text_or_none(fields[6]),
-        keys=_text_or_none(fields[7]),
-        store_host=fields[8],
+        *_read_beginning(fields),
         message_type=TracedType(int(fields[9])),
         transaction_id=fields[10],
         state=fields[11],

@@ -264,7 +264,8 @@ class PullEngine:
         self._committer.raise_refusal()
         self._member.raise_refusal()
         self.raise_loss()
-        self._poll_began_ns = time.time_ns()
+        if self._spans is not None:
+            self._poll_began_ns = time.time_ns()
         now_s = time.monotonic()
         with self._lock:
             self.check_open()  # under the lock: after `close` has looked for polls, none begins

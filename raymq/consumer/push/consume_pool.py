@@ -111,8 +111,8 @@ class ConsumeRequest:
         """The request of the same queue that begins when this one is done."""
         self.follows: ConsumeRequest | None = None
         """The request that this one is the follower of."""
-        self.trace_id = ""
-        """The name of these calls in the trace; empty without one."""
+        self.traced: TracedCalls | None = None
+        """These calls as the trace has them; None without one."""
         self._reported = 0
         """The number of entries of `ended` in reports so far."""
         self._left: set[int] | None = None
@@ -211,9 +211,8 @@ class ConsumePool:
         now_s = time.monotonic()
         request.lease_until_s, request.join_at_s = now_s + HANDLER_LEASE_S, now_s + JOIN_AFTER_S
         if self._trace is not None and request.calls:
-            request.trace_id = new_request_id()
-            calls = TracedCalls(request.trace_id, request.calls, request.message_count)
-            self._trace.begun(request.topic, calls)
+            request.traced = TracedCalls(new_request_id(), request.calls, request.message_count)
+            self._trace.begun(request.topic, request.traced)
         with self._lock:
             self._running[request] = None
             if not request.calls:
@@ -372,11 +371,10 @@ class ConsumePool:
 
     def _note_done(self, request: ConsumeRequest) -> None:
         """Have a request that is done traced, if it was when it began. Called with the lock."""
-        if self._trace is None or not request.trace_id:
+        if self._trace is None or request.traced is None:
             return
         failed = {index: _context_code(failure) for index, failure in request.failures.items()}
-        calls = TracedCalls(request.trace_id, request.calls, request.message_count)
-        self._trace.done(request.topic, calls, request.ended, failed, request.consume_s * 1000)
+        self._trace.done(request.topic, request.traced, request.ended, failed, request.consume_s * 1000)
 
     def call_directly(self, call: MessageExt | list[MessageExt]) -> tuple[str, str, float]:
         """Call the listener once in this thread, with its hooks, for an administrator: it is nobody's task, and no
