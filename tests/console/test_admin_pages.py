@@ -52,9 +52,9 @@ def served_console() -> Iterator[Served]:
         Figures(NOW_MS + 600_000, 480_000, 474_000, 240_000_000, 2, 3, {"orders": 3600}, {"billing": 60})
     ]
     app = console_app(backend, refresh_s=0.8)
+    for figures in rising:  # before the server's first own sample, which is later than all of them
+        app._app.state.console.history.add(figures)
     with served(app) as origin:
-        for figures in rising:
-            app._app.state.console.history.add(figures)
         yield Served(backend, app, origin)
 
 
