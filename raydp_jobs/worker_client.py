@@ -1,7 +1,7 @@
 """The connection of a Spark worker to raymq, for all tasks that it runs: those that read, and those that write.
 
-The driver's user goes with each task, as a part of the cluster's address. A worker that gets tasks of another user
-closes the connection of the one before.
+The driver's user and its namespace go with each task, as a part of the cluster's address. A worker that gets tasks of
+another one closes the connection of the one before.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from raymq.identity import Identity, acting_as
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """The cluster that workers connect to, and the user whom they act as; None where the driver acts as nobody."""
+    """The cluster that workers connect to, the user whom they act as (None where the driver acts as nobody), and the
+    namespace whose names they use."""
 
     address: str
     user: Identity | None
+    namespace: str = ""
 
 
-def address_of_cluster() -> ClusterAddress:
-    """The Ray cluster of this process, and the user whom it acts as."""
+def address_of_cluster(client: Client) -> ClusterAddress:
+    """The Ray cluster of this process, the user whom it acts as, and the namespace of its client."""
     address: str = ray.get_runtime_context().gcs_address
-    return ClusterAddress(address, identity.present())
+    return ClusterAddress(address, identity.present(), client.names.name)
 
 
 _kept: Final[dict[ClusterAddress, Client]] = {}
@@ -47,7 +49,7 @@ def worker_client(at: ClusterAddress) -> Client:
         spare_collections()
         spare_archives()
         with acting_as(at.user):
-            client = _kept[at] = connect(at.address)
+            client = _kept[at] = connect(at.address, namespace=at.namespace)
     return client
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, Unpack, cast
 
 import ray
 
@@ -27,12 +27,14 @@ from raymq.errors import ClientStateError, ClusterNotFoundError
 from raymq.identity import Identity
 from raymq.message import ConsumeFromWhere, MessageQueue
 from raymq.names import TRACE_TOPIC, check_topic
+from raymq.namespaces import NO_NAMESPACE, Namespace
 from raymq.producer.producer import Producer
 from raymq.producer.settings import ProducerOptions, ProducerSettings
 from raymq.protocol.group import StartOffsetQuery
 from raymq.remoting.actor_ref import running_nameservers
 from raymq.remoting.broker_client import close_broker_clients
 from raymq.remoting.heartbeats import Heartbeats
+from raymq.remoting.namespaced_routes import NamespacedRoutes
 from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
 from raymq.remoting.storage_clients import StorageClients
 from raymq.retry import persist_until
@@ -61,6 +63,8 @@ if TYPE_CHECKING:
 CONSUME_TIMESTAMP_AGO_MS: Final = 30 * 60_000
 """RocketMQ's default of CONSUME_FROM_TIMESTAMP: a new group starts at the messages of the last half hour."""
 
+NAMESPACE_VARIABLE: Final = "RAYMQ_NAMESPACE"
+
 QUEUES_TIMEOUT_S: Final = 20.0
 """The time to wait for a topic's queues, over a restart of the NameServers."""
 
@@ -77,6 +81,7 @@ def connect(
     progress: ProgressCallback = lambda step: None,
     credentials: Credentials | None = None,
     trace: bool | str = False,
+    namespace: str | None = None,
 ) -> Client:
     """Connect to the raymq of a Ray cluster, or start one on this machine.
 
@@ -97,16 +102,20 @@ def connect(
     `trace`: True has the records of all sends, deliveries and transactions of this client's producers, push and pull
     consumers written to RMQ_SYS_TRACE_TOPIC (`Admin.trace` reads them); a str names another topic for them, which must
     exist: TopicNotExistError.
+
+    `namespace`: topics and groups of this client are those of a namespace (raymq.namespaces), by default that of the
+    environment's RAYMQ_NAMESPACE, if any. IllegalNameError.
     """
+    names = Namespace(os.environ.get(NAMESPACE_VARIABLE, "") if namespace is None else namespace)
     who = identity.present() if credentials is None else credentials.identity
     if who is None:
         found = find_credentials()
         who = None if found is None else found.identity
     if who is None:
-        return _traced(_connect(address, embedded, config, data_dir, broker_groups, progress), trace)
+        return _traced(_connect(address, embedded, config, data_dir, broker_groups, progress, names), trace)
     identity.take(who)
     try:
-        client = _traced(_connect(address, embedded, config, data_dir, broker_groups, progress), trace)
+        client = _traced(_connect(address, embedded, config, data_dir, broker_groups, progress, names), trace)
     except BaseException:
         identity.give_back(who)
         raise
@@ -121,6 +130,7 @@ def _connect(
     data_dir: str | Path | None,
     broker_groups: int | None,
     progress: ProgressCallback,
+    names: Namespace,
 ) -> Client:
     """`connect`, as whoever the process acts as."""
     if not embedded:
@@ -128,7 +138,7 @@ def _connect(
             raise ClientStateError(
                 "config, data_dir and broker_groups start a raymq: pass embedded=True, or leave them out"
             )
-        return Client(_attach(address))
+        return Client(_attach(address), names)
     if address is not None:
         raise ClientStateError("embedded=True starts raymq on this machine; leave address out, or leave embedded out")
     settings: ClusterSettings = load_settings(config, data_dir=data_dir, broker_groups=broker_groups)
@@ -139,7 +149,7 @@ def _connect(
     cluster = EmbeddedCluster(settings)
     cluster.start(progress)
     try:
-        return Client(cluster.stop)
+        return Client(cluster.stop, names)
     except BaseException:
         cluster.stop()
         raise
@@ -149,7 +159,7 @@ def _traced(client: Client, trace: bool | str) -> Client:
     """A client that was just made, traced if that is asked for; closed when that fails."""
     if trace:
         try:
-            client._begin_trace(TRACE_TOPIC if trace is True else check_topic(trace))
+            client._begin_trace(TRACE_TOPIC if trace is True else client.names.wrap(check_topic(trace)))
         except BaseException:
             client.close()
             raise
@@ -171,8 +181,8 @@ def _attach(address: str | None) -> Callable[[], None]:
 class Client(Closing):
     """A connection, made by `connect`. Close it, or use it in a `with`: that closes its producers and consumers too."""
 
-    def __init__(self, release: Callable[[], None]) -> None:
-        self._release = release
+    def __init__(self, release: Callable[[], None], names: Namespace = NO_NAMESPACE) -> None:
+        self._release, self.names = release, names
         self._lock = threading.Lock()
         self._open: dict[int, Any] = {}
         self._requests: ClientRequests | None = None
@@ -217,9 +227,11 @@ class Client(Closing):
     def admin(self) -> Admin:
         """Administration of topics, messages, groups, stores and NameServers."""
         from raymq.admin.admin import Admin
+        from raymq.admin.namespaced import NamespacedCalls
 
         self._check_open()
-        return Admin(self.routes, self.storages)
+        admin = Admin(self.routes, self.storages)
+        return cast("Admin", NamespacedCalls(admin, self.names)) if self.names else admin
 
     def producer(self, group: str = "default", **settings: Unpack[ProducerOptions]) -> Producer:
         """A producer. `settings` are those of ProducerSettings: `send_timeout_s`, `max_buffered_bytes`, `when_full`,
@@ -232,11 +244,12 @@ class Client(Closing):
             born_host=self._born_host,
             settings=ProducerSettings(**settings),
             requests=self._requests_of_all,
-            trace=None if self._trace is None else SendTrace(group, self._trace),
+            trace=None if self._trace is None else SendTrace(self.names.wrap(group), self._trace),
             spans=self._spans,
+            names=self.names,
             on_close=self._forget,
         )
-        self.heartbeats.set_producer(producer, group)
+        self.heartbeats.set_producer(producer, self.names.wrap(group))
         return self._track(producer)
 
     def async_producer(self, group: str = "default", **settings: Unpack[ProducerOptions]) -> AsyncProducer:
@@ -272,8 +285,9 @@ class Client(Closing):
         in advance. TopicNotExistError, NoPermissionError if it must not be written, ServiceNotAvailableError while
         nobody knows its queues for `timeout_s`."""
         self._check_open()
-        self.routes.invalidate(topic)  # queues may have been added a moment ago
-        return persist_until(time.monotonic() + timeout_s, lambda left_s: self.routes.get(topic).require_all_queues())
+        routes = NamespacedRoutes(self.routes, self.names)
+        routes.invalidate(topic)  # queues may have been added a moment ago
+        return persist_until(time.monotonic() + timeout_s, lambda left_s: routes.get(topic).require_all_queues())
 
     def repeatable_writer(
         self,
@@ -315,13 +329,14 @@ class Client(Closing):
                 born_host=self._born_host,
                 settings=ProducerSettings(**own),
                 identity=identity,
+                names=self.names,
             )
 
         return RepeatableWriter(
             topic,
             self.write_queues(topic) if queues is None else queues,
-            stored=StoredSequences(topic, identity, self.routes, self.storages),
-            routes=self.routes,
+            stored=StoredSequences(topic, identity, self.routes, self.storages, self.names),
+            routes=NamespacedRoutes(self.routes, self.names),
             producer=producer,
             first_queue=first_queue,
             now_ms=now_ms,
@@ -345,7 +360,7 @@ class Client(Closing):
         from raymq.consumer.pull.settings import PullSettings
 
         self._check_open()
-        settings = PullSettings.of(group, **options)
+        settings = PullSettings.of(self.names.wrap(group), **options)
         engine = PullEngine(
             settings,
             routes=self.routes,
@@ -353,9 +368,10 @@ class Client(Closing):
             rebalance=self.rebalance,
             commits=self._commits,
             node_id=self.node_id,
+            names=self.names,
             announce=self.heartbeats.set_consumer,
             on_close=self._forget,
-            trace=None if self._trace is None else DeliveryTrace(group, self._trace),
+            trace=None if self._trace is None else DeliveryTrace(self.names.wrap(group), self._trace),
             spans=self._spans,
         )
         return self._track(engine)
@@ -379,9 +395,10 @@ class Client(Closing):
 
         self._check_open()
         engine = SimpleEngine(
-            SimpleSettings.of(group, **options),
+            SimpleSettings.of(self.names.wrap(group), **options),
             routes=self.routes,
             storages=self.storages,
+            names=self.names,
             announce=self.heartbeats.set_consumer,
             on_close=self._forget,
         )
@@ -411,13 +428,16 @@ class Client(Closing):
             consume_timestamp_ms = time.time_ns() // 1_000_000 - CONSUME_TIMESTAMP_AGO_MS
         return PushConsumer(
             group,
+            names=self.names,
             routes=self.routes,
             start=StartOffsetQuery(consume_from, consume_timestamp_ms),
             options=options,
             track=self._track,
             on_close=self._forget,
             make_replier=ListenerReplier,
-            make_trace=None if self._trace is None else partial(listener_trace, group, self._trace.topic),
+            make_trace=None
+            if self._trace is None
+            else partial(listener_trace, self.names.wrap(group), self._trace.topic),
         )
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""Names of topics and groups within a namespace, as RocketMQ spells them (spec/features.md §9). Pure functions of text.
+"""Names of topics and groups within a namespace, as RocketMQ spells them (spec/features.md §9). Functions of text, and
+`Namespace`, through which a client's names, queues and messages go.
 
 A namespace keeps teams apart that use the same names: `orders` of namespace `team-a` is kept as `team-a%orders`. The
 prefix of a retry, dead-letter or light-queue topic stays in front: `%RETRY%team-a%billing`. What belongs to the server
@@ -10,9 +11,18 @@ There is no state here and nothing to survive a crash: a wrapped name is the nam
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 from raymq.errors import IllegalNameError
+from raymq.message import (
+    PROPERTY_INNER_MULTI_DISPATCH,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_RETRY_TOPIC,
+    MessageExt,
+    MessageQueue,
+    MessageSource,
+)
 from raymq.names import DLQ_PREFIX, LMQ_PREFIX, RETRY_PREFIX, SYSTEM_GROUP_PREFIX, SYSTEM_PREFIX, is_system_topic
 
 NAMESPACE_SEPARATOR: Final = "%"
@@ -97,3 +107,97 @@ def _split(name: str) -> tuple[str, str]:
 def _is_system(name: str) -> bool:
     """Not `is_system_group`: RocketMQ wraps predefined groups, as TOOLS_CONSUMER, and leaves those of the prefix."""
     return is_system_topic(name) or name.startswith(SYSTEM_GROUP_PREFIX)
+
+
+class Namespace:
+    """One namespace as a client goes through it: names are wrapped on their way in, and unwrapped on their way out.
+
+    The empty one changes nothing. A name that is in the namespace already is not wrapped again, so that it does no harm
+    to wrap twice.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        """IllegalNameError for a name that no namespace can have."""
+        self.name = check_namespace(name) if name else ""
+
+    def __bool__(self) -> bool:
+        """True if it changes names."""
+        return bool(self.name)
+
+    def __reduce__(self) -> tuple[type[Namespace], tuple[str]]:
+        return Namespace, (self.name,)
+
+    def wrap(self, name: str) -> str:
+        """The name under which topic or group `name` is stored."""
+        return wrap(self.name, name) if self.name and isinstance(name, str) else name
+
+    def unwrap(self, name: str) -> str:
+        """A stored name as users of this namespace know it; one of another namespace as it is."""
+        return unwrap(name, self.name) if self.name else name
+
+    def has(self, name: str) -> bool:
+        """True if a stored name is in this namespace; all are in the empty one."""
+        return not self.name or namespace_of(name) == self.name
+
+    def queue(self, queue: MessageQueue) -> MessageQueue:
+        """A queue as it is stored."""
+        if not self.name or not isinstance(queue, MessageQueue):
+            return queue  # what is no queue is for others to refuse
+        return MessageQueue(wrap(self.name, queue.topic), queue.broker_name, queue.queue_id)
+
+    def shown_queue(self, queue: MessageQueue) -> MessageQueue:
+        """A stored queue as users of this namespace know it."""
+        return MessageQueue(self.unwrap(queue.topic), queue.broker_name, queue.queue_id) if self.name else queue
+
+    def shown_queues(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Stored queues, in their order, as users of this namespace know them."""
+        return [self.shown_queue(queue) for queue in queues]
+
+    def shown_messages(self, messages: list[MessageExt]) -> list[MessageExt]:
+        """Messages whose topics are those that users of this namespace know. Nothing is decoded."""
+        if not self.name:
+            return messages
+        shown: list[MessageExt] = []
+        known: MessageSource | None = None
+        source: MessageSource | None = None
+        for message in messages:
+            if message._source is not known or source is None:
+                known, source = message._source, _ShownMessages(message._source, self.name)
+            shown += MessageExt.of_source(source, (message._index,))
+        return shown
+
+    def shown_message(self, message: MessageExt) -> MessageExt:
+        """One message, as `shown_messages`."""
+        return self.shown_messages([message])[0]
+
+
+NO_NAMESPACE: Final = Namespace()
+"""The namespace of a client that names none."""
+
+
+class _ShownMessages:
+    """A source of messages with unwrapped topics. What it does not change is asked of the source behind it."""
+
+    def __init__(self, source: MessageSource, namespace: str) -> None:
+        self._source: Any = source
+        self._namespace = namespace
+        self.body, self.queue_offset = source.body, source.queue_offset
+
+    def topic(self, index: int) -> str:
+        return unwrap(self._source.topic(index), self._namespace)
+
+    def system_properties(self, index: int) -> dict[str, str]:
+        found = dict(self._source.system_properties(index))
+        for name in _TOPIC_PROPERTIES & found.keys():
+            found[name] = unwrap(found[name], self._namespace)
+        if PROPERTY_INNER_MULTI_DISPATCH in found:
+            names = found[PROPERTY_INNER_MULTI_DISPATCH].split(",")
+            found[PROPERTY_INNER_MULTI_DISPATCH] = ",".join(unwrap(name, self._namespace) for name in names)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
+_TOPIC_PROPERTIES: Final = {PROPERTY_RETRY_TOPIC, PROPERTY_REAL_TOPIC, "DLQ_ORIGIN_TOPIC"}
+"""The reserved properties that name a topic."""

@@ -100,7 +100,7 @@ def run(
     from raymq.scan.queue_bounds import ClusterQueues
 
     check_topic(topic)
-    source = ClusterQueues(client.routes, client.storages)
+    source = ClusterQueues(client.routes, client.storages, client.names)
     queues = source.bounds(source.queues(topic))
     if before_ms is not None:
         ends = source.offsets_by_time(dict.fromkeys(queues, before_ms))
@@ -249,14 +249,16 @@ def spark_stage(spark: SparkSession, client: Client) -> Stage:
     from raydp_jobs.source.locality import preferred_hosts
     from raydp_jobs.source.reader import read_ranges
     from raydp_jobs.worker_client import address_of_cluster
+    from raymq.remoting.namespaced_routes import NamespacedRoutes
 
-    address = address_of_cluster()
+    address = address_of_cluster(client)
 
     def read(item: OffsetRange) -> Iterator[pa.RecordBatch]:
         return read_ranges([item], address, frozenset(), True)
 
     def hosts(ranges: Sequence[OffsetRange]) -> list[list[str]]:
-        return preferred_hosts(client.routes, [ScanPartition((item,), 0) for item in ranges])
+        routes = NamespacedRoutes(client.routes, client.names)
+        return preferred_hosts(routes, [ScanPartition((item,), 0) for item in ranges])
 
     return stage_with(spark, read, hosts)
 

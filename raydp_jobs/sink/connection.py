@@ -39,8 +39,8 @@ class ClusterConnection(Connection):
             return client.write_queues(topic)
 
     def writers(self, topic: str, queues: tuple[MessageQueue, ...], now_ms: int | None) -> Writers:
-        with nullcontext(self.client) if self.client is not None else connect():
-            address = address_of_cluster()
+        with nullcontext(self.client) if self.client is not None else connect() as client:
+            address = address_of_cluster(client)
         return ClusterWriters(address, topic, queues, now_ms, dict(self.settings))
 
 

@@ -35,6 +35,7 @@ from raymq.client import Client, connect
 from raymq.consumer.subscription import ALL, Subscription
 from raymq.filters.sql import SqlFilter
 from raymq.kernels.columns import schema_with
+from raymq.remoting.namespaced_routes import NamespacedRoutes
 from raymq.scan.batches import OnLoss, open_ranges
 from raymq.scan.expression import text_of
 from raymq.scan.partitions import plan_partitions
@@ -102,7 +103,7 @@ def read_topic(
     schema = spark_schema(columns)
     fail_on_data_loss = options.get("fail_on_data_loss", True)
     with nullcontext(client) if client is not None else connect() as connection:
-        source = ClusterQueues(connection.routes, connection.storages)
+        source = ClusterQueues(connection.routes, connection.storages, connection.names)
         partitions = plan_partitions(
             source,
             plan_ranges(source, topic, **options),
@@ -111,8 +112,8 @@ def read_topic(
             parallelism=spark.sparkContext.defaultParallelism,
             message_bytes_max=None if "body" in schema.names else SMALL_COLUMNS_BYTES,
         )
-        hosts = preferred_hosts(connection.routes, partitions)
-        address = address_of_cluster()
+        hosts = preferred_hosts(NamespacedRoutes(connection.routes, connection.names), partitions)
+        address = address_of_cluster(connection)
     if not partitions:
         return spark.createDataFrame([], schema)
 
@@ -156,6 +157,7 @@ def read_ranges(
         tags=tags,
         sql=sql,
         on_loss=on_loss,
+        names=client.names,
     )
     for batch in batches:
         yield batch.cast(schema)

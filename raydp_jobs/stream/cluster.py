@@ -18,10 +18,13 @@ from typing import Any, Final
 from raydp_jobs.source.locality import preferred_hosts
 from raydp_jobs.stream.group_commit import GroupCommits
 from raydp_jobs.stream.source import StreamCluster
+from raydp_jobs.worker_client import ClusterAddress, address_of_cluster
 from raymq.client import Client, connect
 from raymq.errors import RaymqError, TopicNotExistError
 from raymq.message import MessageQueue
+from raymq.names import check_group
 from raymq.protocol.store import QueueBounds
+from raymq.remoting.namespaced_routes import NamespacedRoutes
 from raymq.scan.offsets import streaming_edge
 from raymq.scan.partitions import ScanPartition
 from raymq.scan.queue_bounds import ClusterQueues
@@ -81,7 +84,8 @@ class TopicCluster(StreamCluster):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._choice, self._starting, self._client, self._clock = choice, starting, client, clock
-        self._commits = GroupCommits(group) if group is not None else None
+        self._group = None if group is None else check_group(group)
+        self._commits: GroupCommits | None = None
         self._lock, self._committing = threading.Lock(), threading.Lock()
         self._connection: _Connection | None = None
         self._known: list[MessageQueue] = []
@@ -156,12 +160,19 @@ class TopicCluster(StreamCluster):
             return [[] for _ in parts]
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
-        if self._commits is None:
+        if self._group is None:
             return True
         with self._lock:
-            self._connected()
+            names = self._connected().client.names
         with self._committing:
-            return self._commits.commit(offsets)
+            if self._commits is None:
+                self._commits = GroupCommits(names.wrap(self._group))
+            return self._commits.commit({names.queue(queue): offset for queue, offset in offsets.items()})
+
+    def address(self) -> ClusterAddress:
+        """The cluster, as workers connect to it."""
+        with self._lock:
+            return address_of_cluster(self._connected().client)
 
     def close(self) -> None:
         with self._lock:
@@ -220,12 +231,12 @@ class _Connection:
     """A client, and the threads that ask through it."""
 
     def __init__(self, client: Client) -> None:
-        self._client, self.routes = client, client.routes
-        self.queues = ClusterQueues(client.routes, client.storages)
+        self.client, self.routes = client, NamespacedRoutes(client.routes, client.names)
+        self.queues = ClusterQueues(client.routes, client.storages, client.names)
         self.pool = ThreadPoolExecutor(ASKING_THREADS_MAX, "stream-asks")
 
     def close(self, keep: Client | None) -> None:
         """End the threads, and the client unless it is `keep`. Calls under way end by themselves."""
         self.pool.shutdown(wait=False, cancel_futures=True)
-        if self._client is not keep:
-            self._client.close()
+        if self.client is not keep:
+            self.client.close()

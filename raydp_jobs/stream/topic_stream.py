@@ -13,7 +13,6 @@ from raydp_jobs.stream.cluster import TopicChoice, TopicCluster
 from raydp_jobs.stream.planner import BatchLimits
 from raydp_jobs.stream.source import TopicSource
 from raydp_jobs.stream.spark_source import stream_frame
-from raydp_jobs.worker_client import address_of_cluster
 from raymq.client import Client
 from raymq.consumer.subscription import ALL, Subscription
 from raymq.filters.sql import SqlFilter
@@ -83,7 +82,7 @@ def stream_topic(
     )
     try:
         cluster.starts(cluster.queues())  # so that every option is checked now
-        address = address_of_cluster()
+        address = cluster.address()
     finally:
         cluster.close()
     names = schema.names

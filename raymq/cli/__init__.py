@@ -49,7 +49,13 @@ def main() -> NoReturn:
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="raymq", prog_name="raymq")
-def cli() -> None:
+@click.option(
+    "--namespace",
+    envvar="RAYMQ_NAMESPACE",
+    metavar="NAME",
+    help="Topics and groups of this namespace only, by their names there: raymq --namespace team-a topic list",
+)
+def cli(namespace: str | None) -> None:
     """A durable message queue inside a Ray cluster.
 
     \b

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final, TypeVar
 
 from raymq.errors import InvalidArgumentError
 from raymq.message import MessageQueue
 from raymq.names import check_topic
+from raymq.namespaces import NO_NAMESPACE, Namespace
 from raymq.protocol.store import QueueBounds
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_client import StorageClient
@@ -23,33 +25,36 @@ T = TypeVar("T")
 class QueueLookup:
     """Calls NameServers and storage actors. Thread-safe."""
 
-    def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
+    def __init__(self, routes: RouteCache, storages: StorageClients, names: Namespace = NO_NAMESPACE) -> None:
+        self._names = names
         self._routes = routes
         self._storages = storages
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """A topic's readable queues as the NameServers tell them now, sorted. TopicNotExistError, IllegalNameError;
         ServiceNotAvailableError or RequestTimeoutError if none tells within 10 s whether the topic exists."""
-        check_topic(topic)
-        self._routes.invalidate(topic)
-        return list(self._routes.wait(topic, LOOKUP_TIMEOUT_S).subscribe_queues)
+        stored = self._names.wrap(check_topic(topic))
+        self._routes.invalidate(stored)
+        return self._names.shown_queues(self._routes.wait(stored, LOOKUP_TIMEOUT_S).subscribe_queues)
 
     def check(self, queue: MessageQueue) -> MessageQueue:
-        """Return the queue if its topic has it; TopicNotExistError or InvalidArgumentError otherwise."""
+        """Return the queue, as it is stored, if its topic has it; TopicNotExistError or InvalidArgumentError
+        otherwise."""
         if not isinstance(queue, MessageQueue):
             raise InvalidArgumentError(f"expected a raymq.MessageQueue, not {queue!r}; see fetch_message_queues(topic)")
-        if queue not in self._routes.wait(check_topic(queue.topic), LOOKUP_TIMEOUT_S).subscribe_queues:
+        stored = self._names.queue(queue)
+        if stored not in self._routes.wait(check_topic(stored.topic), LOOKUP_TIMEOUT_S).subscribe_queues:
             known = self.queues(queue.topic)  # it may be a new one
-            if queue not in known:
+            if self._names.shown_queue(stored) not in known:
                 raise InvalidArgumentError(f"topic {queue.topic!r} has no queue {queue}; it has {len(known)} queues")
-        return queue
+        return stored
 
     def bounds(self, queue: MessageQueue) -> QueueBounds:
         """The bounds of the offsets that a queue holds."""
         return self._persist(
             queue,
-            lambda storage, left_s: storage.queue_bounds(
-                queue.topic, queue.queue_id, min(left_s, LOOKUP_ATTEMPT_TIMEOUT_S)
+            lambda stored, storage, left_s: storage.queue_bounds(
+                stored.topic, stored.queue_id, min(left_s, LOOKUP_ATTEMPT_TIMEOUT_S)
             ),
         )
 
@@ -71,13 +76,13 @@ class QueueLookup:
     def _offset_for(self, queue: MessageQueue, time_ms: int) -> int:
         return self._persist(
             queue,
-            lambda storage, left_s: storage.offset_by_time(
-                queue.topic, queue.queue_id, time_ms, min(left_s, LOOKUP_ATTEMPT_TIMEOUT_S)
+            lambda stored, storage, left_s: storage.offset_by_time(
+                stored.topic, stored.queue_id, time_ms, min(left_s, LOOKUP_ATTEMPT_TIMEOUT_S)
             ),
         )
 
-    def _persist(self, queue: MessageQueue, call: Callable[[StorageClient, float], T]) -> T:
+    def _persist(self, queue: MessageQueue, call: Callable[[MessageQueue, StorageClient, float], T]) -> T:
         """Make a call to the queue's storage actor that is safe to repeat; it is repeated over a restart of the actor
         and over a change of master, for up to LOOKUP_TIMEOUT_S."""
-        self.check(queue)
-        return call_master(self._routes, self._storages, queue, LOOKUP_TIMEOUT_S, call)
+        stored = self.check(queue)
+        return call_master(self._routes, self._storages, stored, LOOKUP_TIMEOUT_S, partial(call, stored))

@@ -61,7 +61,9 @@ class TopicDatasink(Datasink):
         deliver_at_field: str | None = None,
         producer_group: str = "ray-data",
         idempotent: bool = True,
+        namespace: str | None = None,
     ) -> None:
+        self._namespace = namespace
         self._topic, self._address, self._idempotent = check_user_topic(topic), address, idempotent
         self._group = check_group(producer_group)
         if len(producer_group.encode()) > GROUP_MAX_BYTES:
@@ -100,7 +102,8 @@ class TopicDatasink(Datasink):
         self._fields.check(names)
 
     def _fix(self) -> None:
-        with driver_client(self._address) as client:
+        with driver_client(self._address, self._namespace) as client:
+            self._namespace = client.names.name
             self._queues = client.write_queues(self._topic)
             self._user = identity.present()
         self._now_ms = time.time_ns() // 1_000_000
@@ -110,7 +113,7 @@ class TopicDatasink(Datasink):
         writer; a task that Ray retries goes on behind what is stored."""
         write_id = ctx.kwargs[WRITE_UUID_KWARG_NAME] if self._idempotent else uuid.uuid4().hex
         with (
-            worker_client().use(self._user) as client,
+            worker_client().use(self._user, self._namespace or "") as client,
             client.repeatable_writer(
                 self._topic,
                 producer_id=f"{self._group}/{write_id}/{ctx.task_idx}",

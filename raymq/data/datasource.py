@@ -76,8 +76,11 @@ def read_options(
 class RangesDatasource(Datasource):
     """The messages of `ranges`, which `source` tells the bytes of, with the columns and as the options say."""
 
-    def __init__(self, source: ScanSource, ranges: Sequence[OffsetRange], options: ReadOptions) -> None:
+    def __init__(
+        self, source: ScanSource, ranges: Sequence[OffsetRange], options: ReadOptions, namespace: str = ""
+    ) -> None:
         super().__init__()
+        self._namespace = namespace
         self._projection_map: dict[str, str] | None = None
         self._options = options
         self._pieces = tuple(sized(ranges, source.range_bytes(ranges) if ranges else []))
@@ -108,7 +111,8 @@ class RangesDatasource(Datasource):
         parts = divide(self._pieces, parallelism)
         if options.rows_per_block is not None:  # Ray puts the small blocks of a task together
             parts = at_most(parts, options.rows_per_block)
-        return [_read_task(part, options, block_bytes, per_task_row_limit, self._user) for part in parts]
+        whose = self._user, self._namespace
+        return [_read_task(part, options, block_bytes, per_task_row_limit, *whose) for part in parts]
 
     @property
     def _columns(self) -> tuple[str, ...]:
@@ -134,16 +138,22 @@ class TopicDatasource(RangesDatasource):
         fail_on_data_loss: bool = True,
         rows_per_block: int | None = None,
         timeout_ms: int | None = None,
+        namespace: str | None = None,
     ) -> None:
         options = read_options(tags, expression, columns, fail_on_data_loss, rows_per_block, timeout_ms)
-        with driver_client(address) as client:
-            source = ClusterQueues(client.routes, client.storages)
+        with driver_client(address, namespace) as client:
+            source = ClusterQueues(client.routes, client.storages, client.names)
             ranges = resolve_ranges(source, topics, start_offset, end_offset, lenient=not fail_on_data_loss)
-            super().__init__(source, ranges, options)
+            super().__init__(source, ranges, options, client.names.name)
 
 
 def _read_task(
-    part: Sequence[SizedRange], options: ReadOptions, block_bytes: int, row_limit: int | None, user: Identity | None
+    part: Sequence[SizedRange],
+    options: ReadOptions,
+    block_bytes: int,
+    row_limit: int | None,
+    user: Identity | None,
+    namespace: str,
 ) -> ReadTask:
     ranges = [piece.range for piece in part]
     # Without a filter, and with every loss an error, the task yields as many rows as there are offsets.
@@ -156,7 +166,7 @@ def _read_task(
     )
 
     def read() -> Iterator[pa.Table]:
-        with worker_client().use(user) as client:
+        with worker_client().use(user, namespace) as client:
             yield from read_blocks(client, ranges, options, block_bytes)
 
     return ReadTask(read, metadata, schema=schema_of(options.columns), per_task_row_limit=row_limit)
@@ -200,6 +210,7 @@ def _batches(client: Client, ranges: Sequence[OffsetRange], options: ReadOptions
         columns=needed_of(options.columns),
         tags=options.tags,
         sql=options.sql,
+        names=client.names,
     )
     for batch in batches:
         yield to_block(batch, options.columns)

@@ -18,6 +18,7 @@ from raymq.errors import ClientStateError, InvalidArgumentError
 from raymq.filters.sql import SqlFilter
 from raymq.message import ConsumeFromWhere, MessageQueue
 from raymq.names import check_group
+from raymq.namespaces import NO_NAMESPACE, Namespace
 from raymq.protocol.group import OffsetCommit, QueueOffset, StartOffsetQuery
 from raymq.scan.queue_bounds import ClusterQueues
 from raymq.scan.ranges import OffsetRange, ScanSource, bounded_range, check_count, limit_ranges, select_topics
@@ -43,6 +44,7 @@ def iter_topic(
     columns: Sequence[str] | None = None,
     fail_on_data_loss: bool = True,
     timeout_ms: int | None = None,
+    namespace: str | None = None,
 ) -> Iterator[Dataset]:
     """Datasets of what has come to topics since the last one, each of at most `max_rows` messages, for ever.
 
@@ -66,22 +68,26 @@ def iter_topic(
     if not interval_s >= 0:
         raise InvalidArgumentError(f"interval_s={interval_s!r} must not be negative")
     options = read_options(tags, expression, columns, fail_on_data_loss, None, timeout_ms)
-    return _iterate(Progress(group, _WORDS[start_offset]), topics, interval_s, max_rows, address, options)
+    begin = _WORDS[start_offset]
+    return _iterate(group, begin, topics, interval_s, max_rows, address, options, namespace)
 
 
 def _iterate(
-    progress: Progress,
+    group: str,
+    begin: ConsumeFromWhere,
     topics: str | Sequence[str],
     interval_s: float,
     max_rows: int | None,
     address: str | None,
     options: ReadOptions,
+    namespace: str | None,
 ) -> Iterator[Dataset]:
-    with driver_client(address) as client:
-        source = ClusterQueues(client.routes, client.storages)
+    with driver_client(address, namespace) as client:
+        progress = Progress(group, begin, client.names)
+        source = ClusterQueues(client.routes, client.storages, client.names)
         names = select_topics(source, topics)
         for ranges in plans(source, progress, names, interval_s, max_rows, lenient=not options.fail_on_data_loss):
-            planned = RangesDatasource(source, ranges, options)
+            planned = RangesDatasource(source, ranges, options, client.names.name)
             yield ray.data.read_datasource(planned, override_num_blocks=number_of_tasks(planned))
             progress.commit(ranges)
 
@@ -89,28 +95,34 @@ def _iterate(
 class Progress:
     """How far a group has come. Errors as GroupOffsets."""
 
-    def __init__(self, group: str, begin: ConsumeFromWhere) -> None:
-        self._group, self._offsets, self._query = group, GroupOffsets(group), StartOffsetQuery(begin)
+    def __init__(self, group: str, begin: ConsumeFromWhere, names: Namespace = NO_NAMESPACE) -> None:
+        """`group`, and the queues, are names in the namespace `names`."""
+        self._group, self._names = group, names
+        self._offsets, self._query = GroupOffsets(names.wrap(group)), StartOffsetQuery(begin)
         self._starts: dict[MessageQueue, QueueOffset] = {}
 
     def starts(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         """The offset of the next message of each queue. A group without any is made, and begins where it shall."""
         for broker_name in sorted({queue.broker_name for queue in queues if queue not in self._starts}):
             self._offsets.ensure_group(broker_name)
-        self._starts |= self._offsets.start_offsets(dict.fromkeys(queues, PASSER_BY_GENERATION), self._query)
+        stored = {self._names.queue(queue): queue for queue in queues}
+        found = self._offsets.start_offsets(dict.fromkeys(stored, PASSER_BY_GENERATION), self._query)
+        self._starts |= {stored[queue]: offset for queue, offset in found.items()}
         return {queue: self._starts[queue].queue_offset for queue in queues if queue in self._starts}
 
     def commit(self, ranges: Sequence[OffsetRange]) -> None:
         """Commit the ends of ranges, durably. Queues that somebody has reset meanwhile stay as they are."""
         commits = {
-            one.queue: OffsetCommit(one.end_offset, PASSER_BY_GENERATION, self._starts[one.queue].reset_version)
+            self._names.queue(one.queue): OffsetCommit(
+                one.end_offset, PASSER_BY_GENERATION, self._starts[one.queue].reset_version
+            )
             for one in ranges
         }
         fenced = self._offsets.commit_offsets(commits).fenced
         if fenced:
             raise ClientStateError(
-                f"group {self._group!r} has members that consume {', '.join(map(str, sorted(fenced)))}; iterate with a "
-                "group of its own"
+                f"group {self._group!r} has members that consume "
+                f"{', '.join(map(str, sorted(self._names.shown_queues(fenced))))}; iterate with a group of its own"
             )
 
 

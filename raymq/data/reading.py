@@ -35,6 +35,7 @@ def read_topic(
     memory: float | None = None,
     override_num_blocks: int | None = None,
     timeout_ms: int | None = None,
+    namespace: str | None = None,
     label_selector: dict[str, str] | None = None,
     fallback_strategy: list[dict[str, Any]] | None = None,
     max_calls: int | None = None,
@@ -53,7 +54,8 @@ def read_topic(
     `tags` filters like a subscription, ``"paid || refunded"``, and `expression` by properties,
     ``raymq.sql("price > 5")``, both before a body is read. `columns` are read only; what a plan selects is pushed
     down to here anyway. `rows_per_block` bounds the rows of a read task, and so of a block. `timeout_ms`
-    bounds each read task. `address` is Ray's, if this process is not connected to it yet. The rest is for the read
+    bounds each read task. `address` is Ray's, if this process is not connected to it yet, `namespace` that of
+    `raymq.connect`. The rest is for the read
     tasks, as in `ray.data.read_datasource`.
 
     Raises as `raymq.connect`; IllegalNameError, TopicNotExistError; InvalidArgumentError for options that make no
@@ -76,6 +78,7 @@ def read_topic(
         fail_on_data_loss=fail_on_data_loss,
         rows_per_block=rows_per_block,
         timeout_ms=timeout_ms,
+        namespace=namespace,
     )
     return ray.data.read_datasource(
         source,

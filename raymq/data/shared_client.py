@@ -27,34 +27,38 @@ logger = logging.getLogger(__name__)
 class SharedClient:
     """One client for all tasks of a process, of one user at a time. Thread-safe. `make` connects."""
 
-    def __init__(self, make: Callable[[], Client], idle_s: float = IDLE_S) -> None:
+    def __init__(self, make: Callable[[str], Client], idle_s: float = IDLE_S) -> None:
         self._make, self._idle_s = make, idle_s
         self._lock = threading.Lock()
         self._client: Client | None = None
-        self._identity: Identity | None = None
-        """The user of the client."""
+        self._whose: tuple[Identity | None, str] = (None, "")
+        """The user and the namespace of the client."""
         self._users = 0
         self._idle: threading.Timer | None = None
 
     @contextmanager
-    def use(self, identity: Identity | None = None) -> Iterator[Client]:
-        """The client of a user, which stays open until the block has ended; one of another user is closed first.
+    def use(self, identity: Identity | None = None, namespace: str = "") -> Iterator[Client]:
+        """The client of a user in a namespace, which stays open until the block has ended; one of another user or
+        namespace is closed first.
 
-        Raises as `raymq.connect` does; ClientStateError while tasks of another user use it.
+        Raises as `raymq.connect` does; ClientStateError while tasks of another user or namespace use it.
         """
+        whose = identity, namespace
         with self._lock:
             if self._idle is not None:
                 self._idle.cancel()
                 self._idle = None
-            if self._client is not None and self._identity != identity:
+            if self._client is not None and self._whose != whose:
                 if self._users:
-                    raise ClientStateError("this worker runs a task of another user of raymq; try again after it")
+                    raise ClientStateError(
+                        "this worker runs a task of another user or namespace of raymq; try again after it"
+                    )
                 stale, self._client = self._client, None
                 stale.close()
             if self._client is None:
                 with acting_as(identity):
-                    self._client = self._make()
-                self._identity = identity
+                    self._client = self._make(namespace)
+                self._whose = whose
             client = self._client
             self._users += 1
         try:
@@ -83,11 +87,11 @@ class SharedClient:
 
 
 @contextmanager
-def driver_client(address: str | None) -> Iterator[Client]:
+def driver_client(address: str | None, namespace: str | None = None) -> Iterator[Client]:
     """A client to plan with. Connects this process to Ray if it is not, and leaves it connected, for a dataset is
     executed later. Raises as `raymq.connect` does."""
     attach_ray(address)
-    with connect() as client:
+    with connect(namespace=namespace) as client:
         yield client
 
 
@@ -96,4 +100,4 @@ def worker_client() -> SharedClient:
     return _SHARED
 
 
-_SHARED: Final = SharedClient(connect)
+_SHARED: Final = SharedClient(lambda namespace: connect(namespace=namespace))

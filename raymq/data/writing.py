@@ -26,6 +26,7 @@ def write_topic(
     deliver_at_field: str | None = None,
     producer_group: str = "ray-data",
     idempotent: bool = True,
+    namespace: str | None = None,
     concurrency: int | None = None,
     ray_remote_args: dict[str, Any] | None = None,
 ) -> WriteSummary:
@@ -35,7 +36,8 @@ def write_topic(
     other types by `value_serializer`. `key_field` is the message's first key, by `key_serializer`, and its sharding
     key, so messages of one key go to one queue in the order of the rows; `sharding_key_field` is another one for that.
     `tags_field` is text; `keys_field` text, or a list of it; `properties_field` a map or a struct of text;
-    `deliver_at_field` a timestamp, or ms since 1970, null for a message that does not wait. JSON has bytes in base64,
+    `deliver_at_field` a timestamp, or ms since 1970, null for a message that does not wait. `namespace` is that of
+    `raymq.connect`. JSON has bytes in base64,
     times in ISO 8601.
 
     A row is stored once, though Ray retries its task: the store knows it by `producer_group`, the write, the task and
@@ -62,6 +64,7 @@ def write_topic(
         deliver_at_field=deliver_at_field,
         producer_group=producer_group,
         idempotent=idempotent,
+        namespace=namespace,
     )
     known = dataset.schema(fetch_if_missing=False)
     if known is not None:

@@ -24,6 +24,7 @@ from raymq.kernels.byte_column import ByteColumn, int_array, mask_of, numbers_of
 from raymq.kernels.fields import Bytes, FieldOffsets, Ints, find_fields
 from raymq.kernels.templates import INLINE_MAX, find_templates
 from raymq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, RESERVED_PROPERTIES
+from raymq.namespaces import Namespace
 from raymq.record import layout
 from raymq.record.compression import decompress
 from raymq.record.crc import body_crcs
@@ -60,6 +61,20 @@ _SCHEMAS: Final = {name: SCHEMA.set(_BODY_INDEX, pa.field("body", kind)) for nam
 _OWN_BUFFER_BYTES: Final = 1 << 30
 """About the most bytes of decompressed bodies in one buffer."""
 _NO_TEXT: Final = text_scalar("")
+
+
+def shown_batch(batch: pa.RecordBatch, names: Namespace) -> pa.RecordBatch:
+    """A batch with the topics' names within a namespace; the same where it has no such column."""
+    index = batch.schema.get_field_index("topic")
+    if not names or index < 0 or not batch.num_rows:
+        return batch
+    stored = batch.column(index)
+    shown = {topic: names.unwrap(topic) for topic in stored.unique().to_pylist()}
+    if len(shown) == 1:
+        column = pa.repeat(pa.scalar(next(iter(shown.values())), stored.type), len(stored))
+    else:
+        column = pa.array([shown[topic] for topic in stored.to_pylist()], stored.type)
+    return batch.set_column(index, batch.schema.field(index), column)
 
 
 def decode_columns(

@@ -6,11 +6,13 @@ import secrets
 import struct
 import time
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import force_setattr
 
 from raymq.delay import DELAY_LEVELS_MAX, TIMER_TOPIC, names_real_topic, timer_queue
 from raymq.errors import MessageIllegalError
@@ -30,7 +32,8 @@ from raymq.message import (
     MessageQueue,
     message_list,
 )
-from raymq.names import HALF_TOPIC, SCHEDULE_TOPIC
+from raymq.names import HALF_TOPIC, LMQ_PREFIX, SCHEDULE_TOPIC
+from raymq.namespaces import NO_NAMESPACE, Namespace
 from raymq.producer.send_batch import BATCH_MAX_MESSAGES, REQUEST_MAX_BYTES, QueueSends, SendBatch
 from raymq.record import layout
 from raymq.record.compression import Compression, CompressionType
@@ -67,6 +70,7 @@ _NO_CODES: Final = np.zeros(_FEW, np.int64)
 class _QueueLayout:
     """The fields that all records of a producer in one queue have in common."""
 
+    topic: str
     magic: int
     topic_text: bytes
     header: struct.Struct
@@ -91,8 +95,14 @@ class BatchEncoder:
     """
 
     def __init__(
-        self, born_host: tuple[str, int], compression: Compression, identity: ProducerIdentity | None = None
+        self,
+        born_host: tuple[str, int],
+        compression: Compression,
+        identity: ProducerIdentity | None = None,
+        names: Namespace = NO_NAMESPACE,
     ) -> None:
+        """`names`: the namespace in which messages are stored."""
+        self._names = names
         self._born_host = born_host
         self._compression = compression
         self._ids = UniqueIdGenerator(born_host[0])
@@ -118,6 +128,10 @@ class BatchEncoder:
             encoded = self._encode_many(sends, messages, ids, waits, all(batch.plain for batch in batches))
         sends.next_sequence += len(messages)
         return encoded
+
+    def stored_topic(self, topic: str) -> str:
+        """The name under which a topic is stored."""
+        return self._names.wrap(topic)
 
     def check_sizes(self, messages: Sequence[Message], max_body_bytes: int) -> None:
         """`check_size` of each message."""
@@ -168,7 +182,7 @@ class BatchEncoder:
     ) -> EncodedBatch:
         targets = [batch.queue.queue_id for batch in batches for _ in batch.messages]
         return encode_batch(
-            messages,
+            self._stored(messages),
             sends.queue.queue_id,
             born_host=self._born_host,
             born_timestamp_ms=time.time_ns() // 1_000_000,
@@ -181,7 +195,7 @@ class BatchEncoder:
     def _encode_inner(self, sends: QueueSends, messages: Sequence[Message], ids: Sequence[str]) -> EncodedBatch:
         """The batch as one record."""
         return encode_inner_batch(
-            messages,
+            self._stored(messages),
             sends.queue.queue_id,
             born_host=self._born_host,
             born_timestamp_ms=time.time_ns() // 1_000_000,
@@ -193,7 +207,7 @@ class BatchEncoder:
     def _encode_columns(self, sends: QueueSends, messages: MessageColumns, ids: Sequence[str]) -> EncodedBatch:
         """The batch, of messages that are columns already."""
         return encode_columns(
-            sends.queue.topic,
+            self._names.wrap(sends.queue.topic),
             sends.queue.queue_id,
             messages.bodies,
             born_host=self._born_host,
@@ -212,14 +226,14 @@ class BatchEncoder:
         rich = not plain and bool(with_more(messages))
         queue = sends.queue
         return encode_columns(
-            queue.topic,
+            self._names.wrap(queue.topic),
             queue.queue_id,
             [message.body for message in messages],
             born_host=self._born_host,
             born_timestamp_ms=time.time_ns() // 1_000_000,
             message_ids=ids,
             producer=ProducerSequence(self._producer_id, self._epoch, sends.next_sequence),
-            properties=[own_properties(message).encode() for message in messages] if rich else None,
+            properties=[self._own_properties(message).encode() for message in messages] if rich else None,
             tag_codes=np.array([tags_code(message.tags) for message in messages], np.int64) if rich else None,
             flags=np.array([message.flag for message in messages], np.int32) if rich else 0,
             compression=self._compression,
@@ -244,9 +258,7 @@ class BatchEncoder:
                 codes[index] = tags_code(message.tags)
         producer = ProducerSequence(self._producer_id, self._epoch, sequence)
         records = b"".join(parts)
-        return EncodedBatch(
-            sends.queue.topic, queue_id, records, np.array(sizes, np.int32), codes, producer, ids, waits
-        )
+        return EncodedBatch(shared.topic, queue_id, records, np.array(sizes, np.int32), codes, producer, ids, waits)
 
     def encode_one(self, sends: QueueSends, message: Message) -> LoneRecord:
         """One message that is not delayed as `encode` makes it, in fewer steps: its batch is not made.
@@ -258,7 +270,7 @@ class BatchEncoder:
         code = tags_code(message.tags) if message.tags else 0
         sends.next_sequence = sequence + 1
         return LoneRecord(
-            queue.topic, queue.queue_id, parts, size, code, self._producer_id, sequence, stem, number, waits
+            shared.topic, queue.queue_id, parts, size, code, self._producer_id, sequence, stem, number, waits
         )
 
     def _record(
@@ -278,7 +290,7 @@ class BatchEncoder:
             body, bits = self._compression.compress_body(body)
             sys_flag |= bits
         if message.tags or message.keys or message.properties or message.light_queues:
-            own = own_properties(message).encode()
+            own = self._own_properties(message).encode()
         if not waits:
             own += _WAIT
         properties = b"%b%b%b%04X\x02%b%d\x02" % (own, _UNIQUE, stem, number, shared.identity, sequence)
@@ -293,8 +305,25 @@ class BatchEncoder:
         )  # fmt: skip
         return (head, body, shared.topic_text, len(properties).to_bytes(2), properties), size
 
+    def _own_properties(self, message: Message) -> str:
+        return own_properties(self._stored((message,))[0] if message.light_queues else message)
+
+    def _stored(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages with the names of topic and light queues under which they are stored."""
+        if not self._names:
+            return messages
+        stored = []
+        for message in messages:
+            copied = copy(message)
+            force_setattr(copied, "topic", self._names.wrap(message.topic))
+            light = [self._names.wrap(LMQ_PREFIX + name).removeprefix(LMQ_PREFIX) for name in message.light_queues]
+            force_setattr(copied, "light_queues", tuple(light))
+            stored.append(copied)
+        return stored
+
     def _layout(self, sends: QueueSends) -> _QueueLayout:
-        magic, topic_text = topic_part(sends.queue.topic)
+        topic = self._names.wrap(sends.queue.topic)
+        magic, topic_text = topic_part(topic)
         born = layout.encode_host(*self._born_host)
         sys_flag = layout.SYS_FLAG_BORN_HOST_IPV6 if len(born) == layout.IPV6_HOST_BYTES else 0
         header = layout.header_struct(sys_flag)
@@ -302,7 +331,7 @@ class BatchEncoder:
         identity = layout.encode_properties(properties)
         identity += f"{PROPERTY_SEQUENCE}\x01".encode()
         fixed_size = header.size + len(topic_text) + 2
-        made = _QueueLayout(magic, topic_text, header, sys_flag, born, fixed_size, identity)
+        made = _QueueLayout(topic, magic, topic_text, header, sys_flag, born, fixed_size, identity)
         sends.layout = made
         return made
 

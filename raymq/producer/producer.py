@@ -55,6 +55,7 @@ from raymq.message import (
     SystemMessage,
 )
 from raymq.names import check_group, check_user_topic
+from raymq.namespaces import NO_NAMESPACE, Namespace
 from raymq.producer import send_batch as limits
 from raymq.producer.buffer_pool import BufferPool, end_all
 from raymq.producer.checks.topic_types import check_types
@@ -88,6 +89,7 @@ from raymq.protocol.attributes import TopicAttributes
 from raymq.protocol.request_reply import PendingRequest, Reply, Requests, RequestStatistics, reply_message
 from raymq.protocol.route import TopicRoute
 from raymq.remoting.master_locator import RouteSource
+from raymq.remoting.namespaced_routes import NamespacedRoutes
 from raymq.remoting.recall import check_recall, send_recall
 from raymq.remoting.storage_client import StorageClient
 from raymq.retry import Backoff, persist_until
@@ -164,13 +166,15 @@ class Producer(Closing):
         requests: Callable[[], Requests] | None = None,
         trace: SendTrace | None = None,
         spans: Spans | None = None,
+        names: Namespace = NO_NAMESPACE,
         on_close: Callable[[Producer], None] = lambda producer: None,
         clock: Callable[[], float] = time.monotonic,
         pauses: Callable[[], Pauses] = Backoff,
     ) -> None:
         self.group = check_group(group)
+        self.names = names
         self.settings = settings = settings or ProducerSettings()
-        self._routes = routes
+        self._routes: RouteSource = NamespacedRoutes(routes, names) if names else routes
         self._requests = requests
         self.trace = trace
         self._spans = spans
@@ -192,9 +196,9 @@ class Producer(Closing):
             lock=self._lock,
             clock=clock,
             pauses=pauses,
-            routes=routes,
+            routes=self._routes,
             storage=storage,
-            encoder=BatchEncoder(born_host, settings.compression, identity),
+            encoder=BatchEncoder(born_host, settings.compression, identity, names),
             buffer=self.buffer,
             open_batches=self._open,
             faults=faults,
@@ -405,7 +409,7 @@ class Producer(Closing):
         context, recalled = self._context, False
         try:
             send_recall(
-                found,
+                found._replace(topic=self.names.wrap(topic)),
                 routes=context.routes,
                 storage=context.storage,
                 born_host=self._born_host,
@@ -414,7 +418,7 @@ class Producer(Closing):
             recalled = True
         finally:
             if self.trace is not None:
-                self.trace.recalled(topic, found.message_id, success=recalled)
+                self.trace.recalled(self.names.wrap(topic), found.message_id, success=recalled)
         return found.message_id
 
     def flush(self, timeout_s: float | None = None) -> None:

@@ -274,14 +274,15 @@ class Sender:
             flight.store_host = description.store_host
             self._settle(flight, result)
             return batch.completion
-        CLIENT_FIGURES.sent(lone.message.topic, cost_ms, 1, ok=True)
+        CLIENT_FIGURES.sent(context.encoder.stored_topic(lone.message.topic), cost_ms, 1, ok=True)
         self._end_at_once(sends, lone.cost_bytes, 1, lone.generation)
         offset = result.queue_offset if result.queue_offsets is None else result.queue_offsets[0]
         physical = result.physical_offset if result.physical_offsets is None else result.physical_offsets[0]
         offset_id = offset_message_id(description.store_host, physical)
         sent = SendResult(result.status, f"{record.stem}{record.counter:04X}", offset_id, sends.queue, offset)
         if context.trace is not None:
-            context.trace.sent_one(lone.message, sent, cost_ms)
+            topic = context.encoder.stored_topic(lone.message.topic)
+            context.trace.sent(topic, (lone.message,), lambda: (sent,), cost_ms)
         return sent
 
     def _settle(self, flight: Flight, result: AppendResult) -> None:
@@ -484,9 +485,10 @@ class Sender:
     def _count_sent(self, batch: SendBatch, outcome: Outcome) -> None:
         """Count the messages of a batch that ends now, and trace them: from when the first of them was handed over."""
         took_ms = (self._context.clock() - batch.handed_over_s) * 1000
-        CLIENT_FIGURES.sent(batch.topic, took_ms, len(batch.messages), ok=isinstance(outcome, Acknowledged))
+        topic = self._context.encoder.stored_topic(batch.topic)
+        CLIENT_FIGURES.sent(topic, took_ms, len(batch.messages), ok=isinstance(outcome, Acknowledged))
         if isinstance(outcome, Acknowledged) and self._context.trace is not None:
-            self._context.trace.sent(batch.topic, batch.messages, outcome.results, took_ms)
+            self._context.trace.sent(topic, batch.messages, outcome.results, took_ms)
 
     def _moved(self, batch: SendBatch) -> bool:
         """True if another broker's sender has the batch now."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 
 from raymq.errors import DataLossError
 from raymq.kernels.byte_column import text_array
-from raymq.kernels.columns import BodyType, decode_columns, schema_with
+from raymq.kernels.columns import BodyType, decode_columns, schema_with, shown_batch
+from raymq.namespaces import NO_NAMESPACE, Namespace
 from raymq.record.hashing import java_hash
 from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_clients import StorageClients
@@ -47,6 +49,7 @@ def open_ranges(
     sql: str | None = None,
     body_type: BodyType = "binary",
     on_loss: OnLoss = lambda lost: None,
+    names: Namespace = NO_NAMESPACE,
 ) -> Iterator[pa.RecordBatch]:
     """The messages of several ranges, one after another, as `open_range` gives them."""
     for queue_range in ranges:
@@ -60,6 +63,7 @@ def open_ranges(
             sql=sql,
             body_type=body_type,
             on_loss=on_loss,
+            names=names,
         )
 
 
@@ -74,6 +78,7 @@ def open_range(
     sql: str | None = None,
     body_type: BodyType = "binary",
     on_loss: OnLoss = lambda lost: None,
+    names: Namespace = NO_NAMESPACE,
 ) -> Iterator[pa.RecordBatch]:
     """The messages of one range, in order, with the columns of `raymq.kernels.columns.SCHEMA`, or these `columns` of
     them, and copied bodies. Without `body` among the columns no body is read or copied. `tags`: only messages with one
@@ -81,13 +86,19 @@ def open_range(
     messages that pass this filter expression, too; of others only the properties are read.
 
     DataLossError when some of the range is gone; without `fail_on_data_loss` the rest of it is read instead, a warning
-    says what was left out, and `on_loss` is told. InvalidArgumentError for columns that there are not.
+    says what was left out, and `on_loss` is told. InvalidArgumentError for columns that there are not. The range's
+    topic, and that of the messages, are names in the namespace `names`.
     """
     wanted = schema_with(body_type, columns).names
     read = [*wanted, "tags"] if tags and "tags" not in wanted else wanted
     tag_codes = frozenset(map(java_hash, tags)) if tags else None
     chosen = text_array(sorted(tags))
-    for chunk in _open_chunks(routes, storages, queue_range, tag_codes, sql, fail_on_data_loss, on_loss):
+    stored = replace(queue_range, topic=names.wrap(queue_range.topic))
+
+    def lost(some: OffsetRange) -> None:
+        on_loss(replace(some, topic=names.unwrap(some.topic)))
+
+    for chunk in _open_chunks(routes, storages, stored, tag_codes, sql, fail_on_data_loss, lost):
         for starts in _slices(chunk, BATCH_BYTES if "body" in wanted else BATCH_BYTES_WITHOUT_BODY):
             batch = decode_columns(
                 chunk.data, starts, broker_name=queue_range.broker_name, body_type=body_type, columns=read
@@ -95,7 +106,7 @@ def open_range(
             if tags:  # two tags may have one code
                 batch = batch.filter(pc.is_in(batch.column("tags"), value_set=chosen)).select(wanted)
             if batch.num_rows:
-                yield batch
+                yield shown_batch(batch, names)
 
 
 def _open_chunks(

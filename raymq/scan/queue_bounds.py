@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.message import MessageQueue
 from raymq.names import is_internal_topic
+from raymq.namespaces import NO_NAMESPACE, Namespace
 from raymq.protocol.store import QueueBounds, QueueSpan
 from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.route_cache import RouteCache
@@ -34,40 +35,48 @@ class ClusterQueues(ScanSource):
     """The topics and queues of the cluster that `routes` and `storages` connect to. Calls outlast the restart of a
     server by up to BOUNDS_TIMEOUT_S; then ServiceNotAvailableError or RequestTimeoutError."""
 
-    def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
-        self._routes, self._storages = routes, storages
+    def __init__(self, routes: RouteCache, storages: StorageClients, names: Namespace = NO_NAMESPACE) -> None:
+        """Topics, groups and queues go by their names in the namespace `names`."""
+        self._routes, self._storages, self._names = routes, storages, names
 
     def topics(self) -> Sequence[str]:
         deadline_s = time.monotonic() + BOUNDS_TIMEOUT_S
-        names = persist_until(deadline_s, lambda left_s: self._routes.topics())
-        return [name for name in names if not is_internal_topic(name)]
+        stored = persist_until(deadline_s, lambda left_s: self._routes.topics())
+        return [self._names.unwrap(name) for name in stored if not is_internal_topic(name) and self._names.has(name)]
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        self._routes.invalidate(topic)  # queues may have been added a moment ago
-        return self._routes.wait(topic, BOUNDS_TIMEOUT_S).subscribe_queues
+        stored = self._names.wrap(topic)
+        self._routes.invalidate(stored)  # queues may have been added a moment ago
+        return self._names.shown_queues(self._routes.wait(stored, BOUNDS_TIMEOUT_S).subscribe_queues)
 
     def bounds(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, QueueBounds]:
         def ask(storage: StorageClient, some: list[MessageQueue], timeout_s: float) -> list[QueueBounds]:
-            return storage.bounds_of_queues([(queue.topic, queue.queue_id) for queue in some], timeout_s)
+            return storage.bounds_of_queues([(self._names.wrap(one.topic), one.queue_id) for one in some], timeout_s)
 
         return dict(zip(queues, self._ask_masters(queues, lambda queue: queue, ask), strict=True))
 
     def range_bytes(self, ranges: Sequence[OffsetRange]) -> Sequence[Sequence[int]]:
         def ask(storage: StorageClient, some: list[OffsetRange], timeout_s: float) -> list[list[int]]:
-            spans = [QueueSpan(one.topic, one.queue_id, one.start_offset, one.end_offset) for one in some]
+            spans = [
+                QueueSpan(self._names.wrap(one.topic), one.queue_id, one.start_offset, one.end_offset) for one in some
+            ]
             return storage.bytes_of_spans(spans, timeout_s)
 
         return self._ask_masters(ranges, lambda one: one.queue, ask)
 
     def offsets_by_time(self, times: Mapping[MessageQueue, int]) -> Mapping[MessageQueue, int]:
         def ask(storage: StorageClient, some: list[MessageQueue], timeout_s: float) -> list[int]:
-            return [storage.offset_by_time(one.topic, one.queue_id, times[one], timeout_s) for one in some]
+            return [
+                storage.offset_by_time(self._names.wrap(one.topic), one.queue_id, times[one], timeout_s) for one in some
+            ]
 
         queues = sorted(times)
         return dict(zip(queues, self._ask_masters(queues, lambda queue: queue, ask), strict=True))
 
     def committed_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
-        return GroupOffsets(group).committed_offsets(queues, BOUNDS_TIMEOUT_S)
+        stored = {self._names.queue(queue): queue for queue in queues}
+        found = GroupOffsets(self._names.wrap(group)).committed_offsets(list(stored), BOUNDS_TIMEOUT_S)
+        return {stored[queue]: offset for queue, offset in found.items()}
 
     def _ask_masters(
         self,
@@ -86,7 +95,8 @@ class ClusterQueues(ScanSource):
             def call(storage: StorageClient, left_s: float, some: list[K] = some) -> Sequence[T]:
                 return ask(storage, some, min(left_s, BOUNDS_CALL_TIMEOUT_S))
 
-            found = call_master(self._routes, self._storages, queue_of(some[0]), BOUNDS_TIMEOUT_S, call)
+            queue = self._names.queue(queue_of(some[0]))
+            found = call_master(self._routes, self._storages, queue, BOUNDS_TIMEOUT_S, call)
             answers |= zip(indices, found, strict=True)
         return [answers[index] for index in range(len(items))]
 

@@ -19,6 +19,7 @@ class RaymqAdapterConfig(BaseModel):
     """The `adapter_config` of tasks on raymq. Every field has a default; it is pickled with the deployment.
 
     `address`: the Ray cluster's, host:port, for programs outside it; default: the Ray that the process is connected to.
+    `namespace`: that of `raymq.connect`.
     `group`: the consumer group of the replicas, default ``serve-QUEUE``. `result_topic`: the topic of the tasks' states
     and results, default ``QUEUE-results``; `result_ttl_s`: how long the state of a task that has ended is told.
     `queues`: the queues of a topic that is created here, at least as many as there will be replicas: those without a
@@ -31,6 +32,7 @@ class RaymqAdapterConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     address: str | None = None
+    namespace: str | None = None
     group: str | None = None
     result_topic: str | None = None
     result_ttl_s: float = Field(default=86_400.0, gt=0)

@@ -23,6 +23,7 @@ from raymq.message import ConsumeFromWhere, Message, MessageExt, SendResult
 from raymq.names import retry_topic
 from raymq.producer.queue_selector import select_queue_by_hash
 from raymq.protocol.group import GroupConfig, GroupSummary
+from raymq.remoting.namespaced_routes import NamespacedRoutes
 from raymq.remoting.route_cache import ROUTE_TIMEOUT_S
 from raymq.serve.config import TaskSettings
 from raymq.serve.lag import tasks_summary
@@ -46,6 +47,7 @@ class TaskConnection:
 
     def __init__(self, client: Client, settings: TaskSettings) -> None:
         self._client, self._settings, self._admin = client, settings, client.admin
+        self._routes = NamespacedRoutes(client.routes, client.names)
         self._producer = client.producer(settings.group)
         self.name = f"{settings.group}@{os.uname().nodename}-{os.getpid()}"
         """The name of this process, for people."""
@@ -53,7 +55,7 @@ class TaskConnection:
     @classmethod
     def open(cls, settings: TaskSettings) -> TaskConnection:
         """Connect, and create the topics and the group that do not exist. ClusterNotFoundError without a raymq."""
-        client = connect(settings.options.address)
+        client = connect(settings.options.address, namespace=settings.options.namespace)
         try:
             _create(client, settings)
             return cls(client, settings)
@@ -84,7 +86,7 @@ class TaskConnection:
     def history(self, task_id: str) -> TaskHistory:
         """Everything that is known of a task, including what was stored just now."""
         topic = self._settings.results
-        route = self._client.routes.wait(topic, ROUTE_TIMEOUT_S)
+        route = self._routes.wait(topic, ROUTE_TIMEOUT_S)
         own = select_queue_by_hash(route.require_all_queues(), Message(topic, b"-"), task_id).broker_name
         if own not in route.brokers:
             raise ServiceNotAvailableError(
@@ -160,7 +162,7 @@ def _create(client: Client, settings: TaskSettings) -> None:
 def _create_topic(client: Client, topic: str, queues: int) -> int:
     """Create a topic, if it does not exist; returns the number of its broker groups."""
     try:
-        return len(client.routes.get(topic).brokers)
+        return len(NamespacedRoutes(client.routes, client.names).get(topic).brokers)
     except TopicNotExistError:
         try:
             client.admin.create_topic(topic, queues)

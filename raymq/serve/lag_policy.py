@@ -20,9 +20,9 @@ class RaymqLagPolicy:
     not finished counts as one, beside the deployment's requests.
 
     Use it in an AutoscalingConfig: ``policy=AutoscalingPolicy(policy_function=RaymqLagPolicy, policy_kwargs={...})``.
-    `queue_name` and `group` as in the deployment's config (`group`: default ``serve-QUEUE``), `address` as in
-    RaymqAdapterConfig. `poll_interval_s`: how often raymq is asked. Between answers, and while raymq does not answer,
-    the last figures count.
+    `queue_name` and `group` as in the deployment's config (`group`: default ``serve-QUEUE``), `address` and `namespace`
+    as in RaymqAdapterConfig. `poll_interval_s`: how often raymq is asked. Between answers, and while raymq does not
+    answer, the last figures count.
     """
 
     def __init__(
@@ -30,13 +30,14 @@ class RaymqLagPolicy:
         queue_name: str,
         group: str | None = None,
         address: str | None = None,
+        namespace: str | None = None,
         poll_interval_s: float = 10.0,
     ) -> None:
         from raymq.serve.config import TASK_GROUP_PREFIX
 
         self._queue = queue_name
         self._group = group or TASK_GROUP_PREFIX + queue_name
-        self._address = address
+        self._address, self._namespace = address, namespace
         self._poll_interval_s = poll_interval_s
         self._lag = 0
         self._client: Any = None
@@ -76,7 +77,7 @@ class RaymqLagPolicy:
     def _connect(self) -> Any:
         from raymq.client import connect
 
-        client = connect(self._address)
+        client = connect(self._address, namespace=self._namespace)
         # Serve drops a policy without a word. In a thread: the garbage collector may call from any place.
         closer = threading.Thread(target=client.close, name="raymq-lag-close", daemon=True)
         weakref.finalize(self, closer.start).atexit = False  # the client has its own end

@@ -125,15 +125,22 @@ class Noted(Struct, eq=False):
 
 
 def ended_transaction(
-    group: str, message: Message | MessageExt, message_id: str, offset_message_id: str, state: str, *, from_check: bool
+    group: str,
+    topic: str,
+    message: Message | MessageExt,
+    message_id: str,
+    offset_message_id: str,
+    state: str,
+    *,
+    from_check: bool,
 ) -> Noted:
-    """The end of the transaction of `message`, by the ids of its half message."""
+    """The end of the transaction of `message` to `topic`, by the ids of its half message."""
     return Noted(
         EndTransaction(
             now_ms(),
             REGION,
             group,
-            message.topic,
+            topic,
             message_id,
             message.tags,
             " ".join(message.keys) or None,

@@ -21,16 +21,14 @@ class SendTrace:
     def sent(
         self, topic: str, messages: Sequence[Message], results: Callable[[], Sequence[SendResult]], took_ms: float
     ) -> None:
-        """Note messages that are stored since now, `took_ms` after they were handed over. `results` makes theirs."""
+        """Note messages that are stored in `topic` since now, `took_ms` after they were handed over. `results` makes
+        theirs."""
         if topic != self._dispatcher.topic:
             self._dispatcher.put(Sent(self._group, topic, messages, results, took_ms, now_ms()))
 
-    def sent_one(self, message: Message, result: SendResult, took_ms: float) -> None:
-        """Note a message that is stored since now."""
-        self.sent(message.topic, (message,), lambda: (result,), took_ms)
-
     def ended(
         self,
+        topic: str,
         message: Message | MessageExt,
         message_id: str,
         offset_message_id: str,
@@ -38,10 +36,10 @@ class SendTrace:
         *,
         from_check: bool = False,
     ) -> None:
-        """Note the end of the transaction of `message`, by the ids of its half message. `from_check`: a broker had
-        asked for it."""
+        """Note the end of the transaction of `message` to `topic`, by the ids of its half message. `from_check`: a
+        broker had asked for it."""
         self._dispatcher.put(
-            ended_transaction(self._group, message, message_id, offset_message_id, state, from_check=from_check)
+            ended_transaction(self._group, topic, message, message_id, offset_message_id, state, from_check=from_check)
         )
 
     def recalled(self, topic: str, message_id: str, *, success: bool) -> None:

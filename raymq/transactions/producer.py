@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
+from msgspec import structs
+
 from raymq.closing import Closing
 from raymq.errors import InvalidArgumentError, RaymqError, TransactionError
 from raymq.message import Message, MessageExt, MessageQueue, SendResult, SendStatus
@@ -139,10 +141,16 @@ class TransactionProducer(Closing):
         if not 1 <= check_threads <= CHECK_THREADS_MAX:
             raise InvalidArgumentError(f"check_threads {check_threads} is not from 1 to {CHECK_THREADS_MAX}")
         self.group = producer.group
+        self._names = names = producer.names
         self._producer, self._routes, self._storage = producer, routes, storage
         self._on_close = on_close
         self._listener = CheckListener(
-            self.group, client_id, check, brokers=brokers, end=self._end_checked, threads=check_threads
+            names.wrap(self.group),
+            client_id,
+            lambda message: check(names.shown_message(message)),
+            brokers=brokers,
+            end=self._end_checked,
+            threads=check_threads,
         )
 
     def send_in_transaction(
@@ -205,10 +213,14 @@ class TransactionProducer(Closing):
         """End a transaction of this producer; errors as of `Transaction.rollback`."""
         half = transaction.half
         physical_offset = parse_offset_message_id(half.offset_message_id).physical_offset
-        order = EndTransaction(self.group, half.queue_offset, physical_offset, int(state), half.message_id)
-        result = self._end_at(half.queue.broker_name, transaction.message.topic, order)
+        order = EndTransaction(
+            self._names.wrap(self.group), half.queue_offset, physical_offset, int(state), half.message_id
+        )
+        topic = self._names.wrap(transaction.message.topic)
+        result = self._end_at(half.queue.broker_name, topic, order)
+        result = structs.replace(result, topic=self._names.unwrap(result.topic))
         if self._producer.trace is not None:
-            self._producer.trace.ended(transaction.message, half.message_id, half.offset_message_id, state.name)
+            self._producer.trace.ended(topic, transaction.message, half.message_id, half.offset_message_id, state.name)
         return result
 
     def close(self) -> None:
@@ -233,7 +245,7 @@ class TransactionProducer(Closing):
             where["sharding_key"] = sharding_key
         if queue is not None:
             where["queue"] = queue
-        half = half_message(message, self.group, check_immunity_s)
+        half = half_message(message, self._names.wrap(self.group), check_immunity_s)
         return Transaction(self, message, self._producer.send(half, **where))
 
     def _end_checked(self, broker_name: str, message: MessageExt, order: EndTransaction) -> None:
@@ -241,7 +253,9 @@ class TransactionProducer(Closing):
         self._end_at(broker_name, message.topic, order)
         if self._producer.trace is not None:
             state = LocalTransactionState(order.commit_or_rollback).name
-            self._producer.trace.ended(message, order.transaction_id, message.offset_message_id, state, from_check=True)
+            self._producer.trace.ended(
+                message.topic, message, order.transaction_id, message.offset_message_id, state, from_check=True
+            )
 
     def _end_at(self, broker_name: str, topic: str, order: EndTransaction) -> EndResult:
         """End a transaction at a broker group's master, again until it answers or the send timeout is over."""

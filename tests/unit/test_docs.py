@@ -69,6 +69,7 @@ def test_pages_with_snippets_are_run():
         "light-queues.md",
         "logs.md",
         "members.md",
+        "namespaces.md",
         "predicates.md",
         "ray-data.md",
         "ray-serve.md",

@@ -74,7 +74,9 @@ def client_of(address: str | None) -> Iterator[Any]:
     """A client for one command, closed at its end."""
     from raymq.client import connect
 
-    with connect(address) as client:
+    context = click.get_current_context(silent=True)  # none in a job that is no command of raymq's
+    namespace = None if context is None else context.find_root().params.get("namespace")
+    with connect(address, namespace=namespace) as client:
         yield client
 
 

@@ -56,7 +56,7 @@ class AsyncPullConsumer:
             raise ClientStateError(
                 "an async consumer belongs to an event loop: call client.async_pull_consumer(...) inside a coroutine"
             ) from None
-        self.group = engine.settings.group
+        self.group = engine.names.unwrap(engine.settings.group)
         self._engine = engine
         self._wakeup = asyncio.Event()
         self._calls = ThreadPoolExecutor(CALL_THREADS, f"calls-{self.group}")

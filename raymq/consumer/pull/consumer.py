@@ -44,7 +44,7 @@ class PullConsumer:
     """
 
     def __init__(self, engine: PullEngine) -> None:
-        self.group = engine.settings.group
+        self.group = engine.names.unwrap(engine.settings.group)
         self._engine = engine
         self._wakeup = Wakeup()
         engine.on_wakeup = self._wakeup.set

@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import replace
 from functools import partial
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from raymq.consumer.assignment.group_member import GroupMember
 from raymq.consumer.assignment.offset_committer import CommitThreads, OffsetCommitter, RemoteBrokerOffsetStore
 from raymq.consumer.fetcher import Fetcher
 from raymq.consumer.group_offsets import GroupOffsets
-from raymq.consumer.pull.fetched_records import Decode, FetchedRecords, Found, PolledRecords
+from raymq.consumer.pull.fetched_records import Decode, FetchedRecords, Found, PolledRecords, shown_records
 from raymq.consumer.pull.figures import count_fetched, queue_state
 from raymq.consumer.pull.in_place import InPlaceReader
 from raymq.consumer.pull.running import running_info
@@ -48,6 +48,7 @@ from raymq.members.questions import DirectConsumption, RunningInfo
 from raymq.members.stacks import thread_stacks
 from raymq.message import MessageExt, MessageQueue, PullStatus
 from raymq.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
+from raymq.namespaces import NO_NAMESPACE, Namespace
 from raymq.predicates.source import GroupPredicate
 from raymq.protocol.clients import ConsumerData
 from raymq.protocol.group import QueueOffset
@@ -70,6 +71,9 @@ T = TypeVar("T")
 class PullEngine:
     """One pull consumer. Thread-safe. After `close`, every method but `close` raises ClientStateError.
 
+    Names of topics and groups are wrapped where they come in, and unwrapped where they go out (`names`): within it they
+    are the stored ones, as `settings.group` is.
+
     `node_id` is the Ray node this process runs on, for allocation by machine. `announce` is called with the consumer's
     description for administrators when its subscriptions change, `on_close` at the end of `close`.
     """
@@ -83,6 +87,7 @@ class PullEngine:
         rebalance: RebalanceClient,
         commits: CommitThreads,
         node_id: str,
+        names: Namespace = NO_NAMESPACE,
         announce: Callable[[PullEngine, ConsumerData], None],
         on_close: Callable[[PullEngine], None],
         trace: DeliveryTrace | None = None,
@@ -97,7 +102,8 @@ class PullEngine:
         self._poll_began_ns = 0
         self._on_close = on_close
         self._routes, self._storages = routes, storages
-        self._lookup = QueueLookup(routes, storages)
+        self.names = names
+        self._lookup = QueueLookup(routes, storages, names)
         self._watch = QueueWatch(self._lookup.queues, settings.queue_check_interval_s, f"queues-{settings.group}")
         self._lock = threading.Lock()
         """Guards `_core`, `_losses` and `_unraised`; never held over a call."""
@@ -177,6 +183,7 @@ class PullEngine:
 
     def subscribe(self, topic: str, expression: Expression | None) -> None:
         """Share the topic's queues with the group. Blocks for calls; errors as PullConsumer.subscribe says."""
+        topic = self.names.wrap(topic)
         subscription = Subscription.parse(topic, expression)
         with self._change_lock:
             self._check_mode("subscribe")
@@ -193,16 +200,19 @@ class PullEngine:
     def unsubscribe(self, topic: str) -> None:
         """Return nothing more of the topic, and release its queues once the program polls again."""
         self.check_open()
+        stored = self.names.wrap(topic)
         with self._lock:
-            if self._mode != "subscribe" or topic not in self._core.expressions:
+            if self._mode != "subscribe" or stored not in self._core.expressions:
                 raise ClientStateError(f"this consumer does not subscribe to topic {topic!r}")
-            self._core.unsubscribe(topic, time.monotonic())
+            self._core.unsubscribe(stored, time.monotonic())
         self._announce_subscriptions()
 
     def assign(self, queues: Iterable[MessageQueue], expression: Expressions | None) -> None:
         """Have exactly these queues, without a group. Blocks for calls; errors as PullConsumer.assign says."""
         wanted = sorted({self.lookup.check(queue) for queue in queues})
-        texts = expression if isinstance(expression, Mapping) else dict.fromkeys({q.topic for q in wanted}, expression)
+        texts: Mapping[str, Any] = dict.fromkeys({q.topic for q in wanted}, expression)
+        if isinstance(expression, Mapping):
+            texts = {self.names.wrap(topic): text for topic, text in expression.items()}
         subscriptions = {queue.topic: Subscription.parse(queue.topic, texts.get(queue.topic)) for queue in wanted}
         with self._change_lock:
             self._check_mode("assign")
@@ -218,7 +228,7 @@ class PullEngine:
         self._fetch()
 
     def assignment(self) -> list[MessageQueue]:
-        return self._with_core(lambda core: core.assigned_queues)
+        return self.names.shown_queues(self._with_core(lambda core: core.assigned_queues))
 
     def _announce_subscriptions(self) -> None:
         with self._lock:
@@ -337,13 +347,19 @@ class PullEngine:
         """Return `decode(slices)`; if a record is damaged, the slices are fetched anew and StoreCorruptError is raised.
         Takes time, but waits for nothing."""
         try:
-            return decode(slices)
+            return self._shown(decode(slices))
         except StoreCorruptError:
             with self._lock:
                 for part in slices:
                     self._core.refetch(part.queue)
             self._fetch()
             raise
+
+    def _shown(self, decoded: list[tuple[PolledRecords, Found]]) -> list[tuple[PolledRecords, Found]]:
+        """Decoded records, with the topics' names within the namespace."""
+        if not self.names:
+            return decoded
+        return [(part, cast("Found", shown_records(found, self.names))) for part, found in decoded]
 
     def take(self, decoded: Iterable[tuple[PolledRecords, Found]]) -> list[tuple[PolledRecords, Found]]:
         """Take the slices that are still current, and return them: they count as returned by the poll."""
@@ -376,17 +392,17 @@ class PullEngine:
     # Positions
 
     def position(self, queue: MessageQueue) -> int:
-        return self._with_core(lambda core: core.get(queue).position)
+        return self._with_core(lambda core: core.get(self.names.queue(queue)).position)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        self._with_core(lambda core: core.pause(queues))
+        self._with_core(lambda core: core.pause([self.names.queue(queue) for queue in queues]))
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        self._with_core(lambda core: core.resume(queues))
+        self._with_core(lambda core: core.resume([self.names.queue(queue) for queue in queues]))
         self._fetch()
 
     def paused(self) -> list[MessageQueue]:
-        return self._with_core(lambda core: core.paused)
+        return self.names.shown_queues(self._with_core(lambda core: core.paused))
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on at `offset`. Blocks for a call. OffsetOutOfRangeError outside the queue's bounds."""
@@ -410,13 +426,15 @@ class PullEngine:
         """The messages behind the position, by assigned queue. Blocks for a call per queue."""
         ends = self.lookup.end_offsets(self.assignment())
         with self._lock:
-            assigned = set(self._core.assigned_queues)
+            assigned, stored = set(self._core.assigned_queues), self.names.queue
             return {
-                queue: max(0, end - self._core.get(queue).position) for queue, end in ends.items() if queue in assigned
+                queue: max(0, end - self._core.get(stored(queue)).position)
+                for queue, end in ends.items()
+                if stored(queue) in assigned
             }
 
     def _seek(self, queue: MessageQueue, offset: int) -> None:
-        self._with_core(lambda core: core.seek(queue, offset))
+        self._with_core(lambda core: core.seek(self.names.queue(queue), offset))
         self._fetch()
 
     # Committing
@@ -427,8 +445,10 @@ class PullEngine:
         if offsets is not None:
             if self.settings.acknowledge_each:
                 raise ClientStateError("this consumer acknowledges each message: call acknowledge, not commit(offsets)")
-            self._with_core(lambda core: core.finish(offsets))
-        return self._commit(finished=offsets is None)
+            stored = {self.names.queue(queue): offset for queue, offset in offsets.items()}
+            self._with_core(lambda core: core.finish(stored))
+        committed = self._commit(finished=offsets is None)
+        return {self.names.shown_queue(queue): offset for queue, offset in committed.items()}
 
     def check_tables(self) -> None:
         """ClientStateError if polls must return messages."""
@@ -443,7 +463,7 @@ class PullEngine:
             )
         offsets: dict[MessageQueue, list[int]] = {}
         for message in messages:
-            offsets.setdefault(message.queue, []).append(message.queue_offset)
+            offsets.setdefault(self.names.queue(message.queue), []).append(message.queue_offset)
         with self._lock:
             self.check_open()
             self._core.acknowledge(offsets)
@@ -459,7 +479,7 @@ class PullEngine:
         record = call_master(
             self._routes,
             self._storages,
-            message.queue,
+            self.names.queue(message.queue),
             GROUP_CALL_TIMEOUT_S,
             lambda storage, left_s: storage.record_at(message.physical_offset, left_s),
         )

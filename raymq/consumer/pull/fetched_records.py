@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from raymq.consumer.subscription import Subscription
 from raymq.errors import StoreCorruptError
 from raymq.kernels.messages import read_messages
 from raymq.message import MessageExt, MessageQueue
+from raymq.namespaces import Namespace
 from raymq.record.decode import decode_record
 from raymq.record.layout import RecordError
 from raymq.record.memory_records import LocatedRecords
@@ -127,6 +128,15 @@ def decode_tables(slices: Sequence[PolledRecords], body_type: BodyType = "binary
                 batch = decode_columns(part.data, starts, broker_name=broker_name, body_type=body_type)
         decoded.append((part, batch))
     return decoded
+
+
+def shown_records(found: Any, names: Namespace) -> Any:
+    """A poll's messages, a list or a batch of columns, with the topics' names within a namespace."""
+    if isinstance(found, list):
+        return names.shown_messages(found)
+    from raymq.kernels.columns import shown_batch
+
+    return shown_batch(found, names)
 
 
 def found(parts: list[tuple[PolledRecords, Found]]) -> bool:

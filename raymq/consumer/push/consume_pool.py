@@ -167,7 +167,8 @@ class _Worker:
 
 class ConsumePool:
     """Makes up to `threads` calls of `handler` at a time. `timeout_s` is for calls of requests that are not orderly.
-    `on_done` is called when a request is done, with the pool's lock held: it must neither block nor call the pool."""
+    `shown_group` is the group's name for hooks. `on_done` is called when a request is done, with the pool's lock held:
+    it must neither block nor call the pool."""
 
     def __init__(
         self,
@@ -176,6 +177,7 @@ class ConsumePool:
         threads: int,
         timeout_s: float,
         group: str = "",
+        shown_group: str = "",
         hooks: Sequence[ConsumeHook] = (),
         replier: Replier | None = None,
         trace: DeliveryTrace | None = None,
@@ -185,6 +187,7 @@ class ConsumePool:
         self._threads = threads
         self._timeout_s = timeout_s
         self._group = group
+        self._shown_group = shown_group or group
         self._hooks = tuple(hooks)
         self._replier = replier
         self._trace = trace
@@ -385,7 +388,7 @@ class ConsumePool:
         """
         messages = call if isinstance(call, list) else [call]
         request = ConsumeRequest([call], [0], None, topic=messages[0].topic)
-        context = ConsumeContext(self._group, messages)
+        context = ConsumeContext(self._shown_group, messages)
         call_hooks(self._hooks, "before", context)
         begun_s, raised = time.monotonic(), False
         try:
@@ -404,7 +407,7 @@ class ConsumePool:
         call = request.calls[index]
         if isinstance(call, Exception):
             return request.failure(index, f"the message cannot be decoded: {call}")
-        context = ConsumeContext(self._group, call if isinstance(call, list) else [call])
+        context = ConsumeContext(self._shown_group, call if isinstance(call, list) else [call])
         call_hooks(self._hooks, "before", context)
         try:
             failure = self._judged(request, index, self._handler(call))

@@ -33,6 +33,7 @@ from raymq.consumer.subscription import Expression, Subscription
 from raymq.errors import ClientStateError, InvalidArgumentError
 from raymq.message import MessageModel
 from raymq.names import INSTANCES, InstanceName, check_group
+from raymq.namespaces import NO_NAMESPACE, Namespace
 from raymq.protocol.group import StartOffsetQuery
 from raymq.protocol.membership import Allocation
 from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
@@ -72,6 +73,7 @@ class PushConsumer:
         group: str,
         *,
         routes: RouteCache,
+        names: Namespace = NO_NAMESPACE,
         start: StartOffsetQuery,
         options: PushOptions,
         track: Callable[[PushSubscription], PushSubscription],
@@ -79,7 +81,8 @@ class PushConsumer:
         make_replier: Callable[[], Replier] | None = None,
         make_trace: Callable[[], DeliveryTrace] | None = None,
     ) -> None:
-        self._settings = PushSettings(check_group(group), (), start, **options)
+        self._names = names
+        self._settings = PushSettings(names.wrap(check_group(group)), (), start, namespace=names.name, **options)
         self._routes = routes
         self._track = track
         self._on_close = on_close
@@ -97,9 +100,10 @@ class PushConsumer:
         TopicNotExistError, IllegalNameError or InvalidArgumentError; ServiceNotAvailableError or RequestTimeoutError
         where no NameServer knows within 10 s whether the topic exists. A second call for a topic replaces the first.
         """
-        subscription = Subscription.parse(topic, expression)
-        self._routes.wait(topic, ROUTE_TIMEOUT_S)
-        self._subscriptions[topic] = subscription
+        stored = self._names.wrap(topic)
+        subscription = Subscription.parse(stored, expression)
+        self._routes.wait(stored, ROUTE_TIMEOUT_S)
+        self._subscriptions[stored] = subscription
         return self
 
     def on_message(self, listener: MessageHandler) -> PushConsumer:
@@ -156,7 +160,7 @@ class PushConsumer:
             options["runtime_env"] = dict(runtime_env)
         if settings.clustering:
             check_expressions(settings.group, "", settings.expressions)
-        subscription = PushSubscription(settings.group, self._on_close)
+        subscription = PushSubscription(settings.group, self._on_close, self._names)
         brokers = tuple(sorted(self._routes.brokers()))
         try:
             for index in range(instances):

@@ -35,6 +35,8 @@ class PushSettings:
 
     BROADCASTING only: `offsets_dir` keeps each instance's offsets in GROUP/INSTANCE below it (default
     `~/.raymq/offsets`), and `instance_name` names the instances in place of their actors' names.
+
+    `namespace`: the one that the group and the topics are in, whose names the listener does not see.
     """
 
     group: str
@@ -57,6 +59,7 @@ class PushSettings:
     suspend_current_queue_time_ms: int = 1000
     offsets_dir: str | None = None
     instance_name: str | None = None
+    namespace: str = ""
 
     def __post_init__(self) -> None:
         for name, low, high in (

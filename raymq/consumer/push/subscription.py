@@ -13,6 +13,7 @@ import ray
 from raymq.consumer.push.hosting import Instance
 from raymq.errors import ListenerError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.message import MessageQueue
+from raymq.namespaces import NO_NAMESPACE, Namespace
 from raymq.parallel import map_parallel
 from raymq.protocol.request_reply import ReplyStatistics
 from raymq.remoting.actor_ref import DEFAULT_TIMEOUT_S, ActorRef, resolve
@@ -137,8 +138,12 @@ class RunningInstance:
 class PushSubscription:
     """A push consumer that runs. `stop` ends it: the messages in flight are finished and committed."""
 
-    def __init__(self, group: str, on_close: Callable[[PushSubscription], None]) -> None:
-        self.group = group
+    def __init__(
+        self, group: str, on_close: Callable[[PushSubscription], None], names: Namespace = NO_NAMESPACE
+    ) -> None:
+        """`group` is the stored name, as all that Pull actors are asked."""
+        self.group = names.unwrap(group)
+        self._names = names
         self._on_close = on_close
         self.instances: list[RunningInstance] = []
         self._closed = False
@@ -161,7 +166,7 @@ class PushSubscription:
 
     def status(self) -> list[InstanceStatus]:
         """The status of each instance."""
-        return [_status_of(instance.call("instance_status")) for instance in self.instances]
+        return [_status_of(instance.call("instance_status"), self._names) for instance in self.instances]
 
     def reply_statistics(self) -> ReplyStatistics:
         """The replies that the listeners of all instances returned, since their processes began."""
@@ -185,11 +190,11 @@ class PushSubscription:
         if queues is None:
             self._call_all("resume")
         else:
-            self._call_all("resume_queues", list(queues))
+            self._call_all("resume_queues", [self._names.queue(queue) for queue in queues])
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Fetch and deliver nothing of these queues, at whichever instance they are, until they are resumed."""
-        self._call_all("pause_queues", list(queues))
+        self._call_all("pause_queues", [self._names.queue(queue) for queue in queues])
 
     def raise_listener_error(self) -> None:
         """Raise ListenerError with the listener's traceback if a delivery failed and none has succeeded since."""
@@ -242,6 +247,7 @@ class PushSubscription:
             raise failures[0]
 
 
-def _status_of(answer: dict[str, Any]) -> InstanceStatus:
-    queues = tuple(QueueStatus(**queue) for queue in answer["queues"])
-    return InstanceStatus(**{**answer, "holding": tuple(answer["holding"]), "queues": queues})
+def _status_of(answer: dict[str, Any], names: Namespace) -> InstanceStatus:
+    queues = tuple(QueueStatus(**{**row, "queue": names.shown_queue(row["queue"])}) for row in answer["queues"])
+    stats = {names.unwrap(topic): figures for topic, figures in answer["stats"].items()}
+    return InstanceStatus(**{**answer, "holding": tuple(answer["holding"]), "queues": queues, "stats": stats})

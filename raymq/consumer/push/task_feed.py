@@ -26,6 +26,7 @@ from raymq.consumer.subscription import Subscription
 from raymq.errors import RaymqError
 from raymq.message import PROPERTY_RETRY_TOPIC, MessageExt
 from raymq.names import RETRY_PREFIX
+from raymq.namespaces import Namespace
 from raymq.protocol.consume_result import ConsumeReport, Failure
 from raymq.protocol.listener_tasks import HandOver, ShippedTask
 from raymq.record.layout import RecordError
@@ -66,7 +67,7 @@ class TaskFeed:
         replier: Replier | None = None,
         trace: DeliveryTrace | None = None,
     ) -> None:
-        self._settings = settings
+        self._settings, self._names = settings, Namespace(settings.namespace)
         self._takes_batch = takes_batch
         self._news = threading.Event()
         """There may be something to report."""
@@ -78,6 +79,7 @@ class TaskFeed:
             threads=settings.threads,
             timeout_s=settings.consume_timeout_s,
             group=settings.group,
+            shown_group=self._names.unwrap(settings.group),
             hooks=hooks,
             replier=replier,
             trace=trace,
@@ -106,6 +108,7 @@ class TaskFeed:
     def consume_directly(self, message: MessageExt) -> tuple[str, str, float]:
         """Call the listener with one message, which is no task's; see ConsumePool.call_directly."""
         wanted = with_original_topic(message) if message.topic.startswith(RETRY_PREFIX) else message
+        wanted = self._names.shown_message(wanted)
         return self._pool.call_directly([wanted] if self._takes_batch else wanted)
 
     def close(self) -> None:
@@ -170,6 +173,8 @@ class TaskFeed:
             messages = [messages[i] for i in firsts]
         if retry:
             messages = [m if isinstance(m, RecordError) else with_original_topic(m) for m in messages]
+        if self._names:
+            messages = [m if isinstance(m, RecordError) else self._names.shown_message(m) for m in messages]
         if not self._takes_batch:
             return ConsumeRequest(messages, firsts, key, damaged=damaged, topic=task.queue.topic)
         lists, starts = _lists(messages, firsts, settings.consume_message_batch_max_size)

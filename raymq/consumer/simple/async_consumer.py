@@ -41,7 +41,7 @@ class AsyncSimpleConsumer:
             raise ClientStateError(
                 "an async consumer belongs to an event loop: call client.async_simple_consumer(...) in a coroutine"
             ) from None
-        self.group = engine.settings.group
+        self.group = engine.names.unwrap(engine.settings.group)
         self._engine = engine
         self._calls = ThreadPoolExecutor(RECEIVE_THREADS, f"calls-{self.group}")
 

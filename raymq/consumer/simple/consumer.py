@@ -28,7 +28,7 @@ class SimpleConsumer(Closing):
     `close` each raises ClientStateError."""
 
     def __init__(self, engine: SimpleEngine) -> None:
-        self.group = engine.settings.group
+        self.group = engine.names.unwrap(engine.settings.group)
         self._engine = engine
 
     def subscribe(self, topic: str, expression: str | SqlFilter = "*") -> None:

@@ -30,6 +30,7 @@ from raymq.members.stacks import thread_stacks
 from raymq.message import MessageModel
 from raymq.metrics.client_figures import CLIENT_FIGURES
 from raymq.names import retry_topic
+from raymq.namespaces import NO_NAMESPACE, Namespace
 from raymq.protocol.clients import ConsumerData
 from raymq.protocol.pop import ALL_OFFSETS, LeasedRange, LeasePart, ReceiveAnswer, ReceiveRequest
 from raymq.remoting.actor_ref import ActorRef
@@ -60,10 +61,11 @@ class SimpleEngine:
         *,
         routes: RouteCache,
         storages: StorageClients,
+        names: Namespace = NO_NAMESPACE,
         announce: Callable[[SimpleEngine, ConsumerData], None],
         on_close: Callable[[SimpleEngine], None],
     ) -> None:
-        self.settings = settings
+        self.settings, self.names = settings, names
         self._routes, self._announce, self._on_close = routes, announce, on_close
         self._reader = LeaseReader(routes, storages)
         self._lock = threading.Lock()
@@ -82,6 +84,7 @@ class SimpleEngine:
     def subscribe(self, topic: str, expression: str | SqlFilter) -> None:
         """Receive a topic's messages. Blocks for the topic's route."""
         self.check_open()
+        topic = self.names.wrap(topic)
         subscription = Subscription.parse(topic, expression)
         if subscription.predicate is not None:
             raise InvalidArgumentError(
@@ -97,7 +100,7 @@ class SimpleEngine:
         """Receive nothing more of a topic."""
         self.check_open()
         with self._lock:
-            if self._subscriptions.pop(topic, None) is None:
+            if self._subscriptions.pop(self.names.wrap(topic), None) is None:
                 raise ClientStateError(f"this consumer does not subscribe to {topic!r}")
         self._announce_subscriptions()
 
@@ -260,7 +263,7 @@ class SimpleEngine:
         handed_out = given.count - int(given.without, 16).bit_count()
         whole = len(messages) if len(messages) == handed_out else 0
         receipt = Receipt(*places, self.settings.ordered, whole)
-        result = received(messages, receipt)
+        result = received(self.names.shown_messages(messages), receipt)
         # The attempts of a message of the retry topic are in its record, too.
         if given.attempts > retry_max_times or given.topic == retry_topic(self.settings.group):
             dead = [index for index, message in enumerate(result) if message.attempt > retry_max_times + 1]
@@ -299,7 +302,7 @@ class SimpleEngine:
         self.check_open()
         offsets: dict[Receipt, int] = {}
         for handle in handles:
-            receipt, offset = parse_handle(self.settings.group, topic, handle)
+            receipt, offset = parse_handle(self.settings.group, self.names.wrap(topic), handle)
             offsets[receipt] = offsets.get(receipt, 0) | 1 << offset - receipt.start
         return self._ack([(receipt, f"{bits:x}") for receipt, bits in offsets.items()])
 

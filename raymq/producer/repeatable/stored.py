@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 from raymq.message import MessageQueue
+from raymq.namespaces import NO_NAMESPACE, Namespace
 from raymq.producer.encoder import ProducerIdentity
 from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_client import StorageClient
@@ -19,8 +20,15 @@ SEQUENCES_CALL_TIMEOUT_S: Final = 5.0
 class StoredSequences:
     """The sequences of one producer that are stored in queues of the brokers of `topic`."""
 
-    def __init__(self, topic: str, identity: ProducerIdentity, routes: RouteSource, storages: StorageClients) -> None:
-        self._topic, self._identity = topic, identity
+    def __init__(
+        self,
+        topic: str,
+        identity: ProducerIdentity,
+        routes: RouteSource,
+        storages: StorageClients,
+        names: Namespace = NO_NAMESPACE,
+    ) -> None:
+        self._topic, self._identity, self._names = names.wrap(topic), identity, names
         self._routes, self._storages = routes, storages
 
     def ask(self, queues: Iterable[MessageQueue], timeout_s: float) -> dict[MessageQueue, int]:
@@ -36,7 +44,7 @@ class StoredSequences:
         for broker_name, asked in by_broker.items():
             # The route of the topic leads to the master, also for queues in which its messages wait.
             leader = MessageQueue(self._topic, broker_name, 0)
-            call = partial(self._call, [(queue.topic, queue.queue_id) for queue in asked])
+            call = partial(self._call, [(self._names.wrap(queue.topic), queue.queue_id) for queue in asked])
             sequences = call_master(self._routes, self._storages, leader, timeout_s, call)
             found.update(zip(asked, sequences, strict=True))
         return found

@@ -15,6 +15,7 @@ from typing import Any
 
 from raydp_jobs.worker_client import spare_collections
 from raymq.logfiles.log_reader import LogReader
+from raymq.namespaces import NO_NAMESPACE
 from raymq.protocol.store import FetchRequest, FetchResult, QueueBounds, QueueSpan
 from storage.message_store import MessageStore
 from tests.support.clients.fakes import FakeRoutes, topic_route
@@ -35,6 +36,7 @@ class NearStore:
 
     def __init__(self, store: MessageStore, path: Path, queues: int) -> None:
         self._store, self.path, self._queues = store, path, queues
+        self.names = NO_NAMESPACE
         self.routes = Routes(queues, store.topics())
         self.storages = SimpleNamespace(get=lambda name: self)
         self.describe()
@@ -104,4 +106,5 @@ def worker_client(address: str) -> Any:
     """The client of a worker, by the path of the file that describes the store."""
     spare_collections()
     storage = WorkerStorage(Path(address))
-    return SimpleNamespace(routes=storage.routes, storages=SimpleNamespace(get=lambda name: storage))
+    storages = SimpleNamespace(get=lambda name: storage)
+    return SimpleNamespace(routes=storage.routes, storages=storages, names=NO_NAMESPACE)

@@ -32,7 +32,7 @@ class FakeClient:
 @pytest.fixture(autouse=True)
 def made(monkeypatch: pytest.MonkeyPatch) -> Any:
     made: list[FakeClient] = []
-    monkeypatch.setattr(module, "connect", lambda address: made.append(FakeClient()) or made[-1])
+    monkeypatch.setattr(module, "connect", lambda address, namespace: made.append(FakeClient()) or made[-1])
     monkeypatch.setattr(module, "spare_collections", lambda: None)
     monkeypatch.setattr(module, "spare_archives", lambda: None)
     yield made

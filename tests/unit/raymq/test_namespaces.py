@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import pickle
+import time
+
+import msgspec
 import pytest
 from hypothesis import assume, given, strategies as st
 
-from raymq.errors import IllegalNameError
+from raymq.delay import TIMER_TOPIC
+from raymq.errors import IllegalNameError, TopicNotExistError
+from raymq.message import Message, MessageExt, MessageQueue
 from raymq.names import SYSTEM_TOPICS, check_topic, dlq_topic, light_queue, reply_topic, retry_topic
-from raymq.namespaces import check_namespace, namespace_of, unwrap, wrap
+from raymq.namespaces import NO_NAMESPACE, Namespace, check_namespace, namespace_of, unwrap, wrap
+from raymq.producer.producer import Producer
+from tests.support.clients.fakes import FakeRoutes, FakeStore, topic_route
 
 _LETTERS = "abAZ09_-|"
 _NAMESPACES = st.text(_LETTERS, min_size=1, max_size=8)
@@ -102,3 +112,84 @@ def test_two_namespaces_never_share_a_name_that_is_not_the_servers(one, other, n
 def test_a_namespace_that_names_could_not_be_told_from_is_refused(namespace):
     with pytest.raises(IllegalNameError, match="namespace"):
         check_namespace(namespace)
+
+
+MESSAGE = MessageExt(
+    "%RETRY%ns%g", b"?", "A", ("k",), {}, 0, "broker-a", 3, 7, 0, 0, 0, "", "", "ID", "", 2, 0,
+    {
+        "RETRY_TOPIC": "ns%orders", "REAL_TOPIC": "other%x", "UNIQ_KEY": "ns%k",
+        "INNER_MULTI_DISPATCH": "%LMQ%ns%alice,%LMQ%ns%bob",
+    },
+)  # fmt: skip
+
+
+def test_a_client_s_names_queues_and_messages_go_through_its_namespace() -> None:
+    names = Namespace("ns")
+    assert (names.wrap("orders"), names.wrap("ns%orders"), names.unwrap("ns%orders")) == ("ns%orders",) * 2 + (
+        "orders",
+    )
+    stored, shown = MessageQueue("ns%orders", "broker-a", 1), MessageQueue("orders", "broker-a", 1)
+    assert names.queue(shown) == names.queue(stored) == stored
+    assert names.shown_queues([stored, MessageQueue("other%x", "b", 0)]) == [shown, MessageQueue("other%x", "b", 0)]
+    assert (names.has("ns%orders"), names.has("other%orders"), names.has("orders")) == (True, False, False)
+    assert pickle.loads(pickle.dumps(names)).name == "ns"
+
+
+def test_messages_show_the_names_of_their_namespace_and_are_else_the_same() -> None:
+    [shown, again] = Namespace("ns").shown_messages([MESSAGE, MESSAGE])
+    assert shown.topic == "%RETRY%g"
+    assert dict(shown.system_properties) == {
+        "RETRY_TOPIC": "orders",
+        "REAL_TOPIC": "other%x",
+        "INNER_MULTI_DISPATCH": "%LMQ%alice,%LMQ%bob",
+        "UNIQ_KEY": "ns%k",
+    }
+    assert shown.light_queues == ("alice", "bob")
+    assert (shown.body, shown.tags, shown.keys, shown.queue_offset) == (b"?", "A", ("k",), 7)
+    assert shown == again == copy.copy(shown) == pickle.loads(pickle.dumps(shown))
+
+
+def test_without_a_namespace_nothing_changes() -> None:
+    messages = [MESSAGE]
+    assert NO_NAMESPACE.shown_messages(messages) is messages
+    assert NO_NAMESPACE.unwrap("ns%orders") == NO_NAMESPACE.wrap("ns%orders") == "ns%orders"
+    assert NO_NAMESPACE.has("ns%orders")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("orders", b"x", light_queues=["alice"]),
+        Message("orders", b"x", delay_level=3),
+        Message("orders", b"x", deliver_at_ms=0),
+        Message("orders", b"x", keys=["k"]),
+    ],
+    ids=["light", "delayed", "timed", "keys"],
+)
+def test_a_producer_stores_under_the_names_of_its_namespace(message: Message) -> None:
+    store = FakeStore()
+    with producer_within("ns", store) as producer:
+        if message.deliver_at_ms is not None:
+            message = msgspec.structs.replace(message, deliver_at_ms=time.time_ns() // 1_000_000 + 60_000)
+        results = [producer.send(message), *producer.send_batch([message] * 3)]
+        with pytest.raises(TopicNotExistError) as caught:
+            producer.send(Message("nowhere", b"x"), timeout_s=0.1)
+    assert caught.value.topic == "nowhere"
+    assert {result.queue.topic for result in results} <= {"orders", "SCHEDULE_TOPIC_XXXX", TIMER_TOPIC}
+    stored = store.messages()
+    assert len(stored) == 4
+    for one in stored:
+        assert one.system_properties.get("REAL_TOPIC", one.topic) == "ns%orders"
+        if message.light_queues:
+            assert one.system_properties["INNER_MULTI_DISPATCH"] == "%LMQ%ns%alice"
+    assert message.topic == "orders"
+
+
+def producer_within(namespace: str, store: FakeStore) -> Producer:
+    return Producer(
+        "g",
+        routes=FakeRoutes(dataclasses.replace(topic_route(a=1), topic=f"{namespace}%orders")),
+        storage={store.name: store}.__getitem__,  # type: ignore[arg-type]  # a double
+        born_host=("127.0.0.1", 0),
+        names=Namespace(namespace),
+    )

@@ -59,7 +59,7 @@ def topics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topics]:
         patch.setattr(os, "fdatasync", lambda descriptor: None)
         patch.setattr(cleaner, "DELETE_PAUSE_S", 0.0)
         topics = Topics(tmp_path_factory.mktemp("spark"))
-        patch.setattr(reader, "address_of_cluster", lambda: str(topics.near.path))
+        patch.setattr(reader, "address_of_cluster", lambda client: str(topics.near.path))
         yield topics
         topics.store.close()
 

@@ -13,6 +13,7 @@ from raydp_jobs.stream.cluster import DELETED_AFTER_S, DISCOVERY_INTERVAL_S, Top
 from raydp_jobs.stream.group_commit import COMMIT_PAUSE_S, GroupCommits
 from raymq.errors import InvalidArgumentError, ServiceNotAvailableError, TopicNotExistError
 from raymq.message import MessageQueue
+from raymq.namespaces import NO_NAMESPACE
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from raymq.protocol.store import QueueBounds
 from raymq.scan.offsets import EARLIEST, LATEST
@@ -53,12 +54,13 @@ class Clock:
 
 
 class NoClient:
+    names = NO_NAMESPACE
     routes = storages = None
 
 
 def joined(monkeypatch: pytest.MonkeyPatch, cluster: Cluster, choice: TopicChoice, **starting: Any) -> TopicCluster:
     """A TopicCluster on `cluster`, whose clock is its attribute `_clock`."""
-    monkeypatch.setattr(stream_cluster, "ClusterQueues", lambda routes, storages: cluster)
+    monkeypatch.setattr(stream_cluster, "ClusterQueues", lambda routes, storages, names: cluster)
     monkeypatch.setattr(stream_cluster, "ANSWER_TIMEOUT_S", 0.05)
     client: Any = NoClient()
     return TopicCluster(choice, starting, client=client, clock=Clock())

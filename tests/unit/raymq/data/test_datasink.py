@@ -23,6 +23,7 @@ from raymq.data.datasink import TopicDatasink, WriteSummary
 from raymq.data.writing import write_topic
 from raymq.errors import IllegalNameError, InvalidArgumentError, ServiceNotAvailableError
 from raymq.message import MessageQueue
+from raymq.namespaces import NO_NAMESPACE
 from raymq.producer.table import QueueRange
 
 QUEUES = tuple(MessageQueue("orders", "broker-a", number) for number in range(3))
@@ -32,6 +33,7 @@ class FakeCluster:
     """Stands behind driver_client and worker_client. `writers`: the arguments of each writer; `tables`: their rows."""
 
     def __init__(self) -> None:
+        self.names = NO_NAMESPACE
         self.queues = QUEUES
         self.writers: list[dict[str, Any]] = []
         self.tables: list[pa.Table] = []
@@ -39,7 +41,7 @@ class FakeCluster:
         self.failure: Exception | None = None
 
     @contextmanager
-    def client(self, address: str | None = None) -> Iterator[FakeCluster]:
+    def client(self, address: object = None, namespace: str | None = None) -> Iterator[FakeCluster]:
         yield self
 
     def write_queues(self, topic: str) -> tuple[MessageQueue, ...]:
@@ -175,5 +177,5 @@ def test_the_options_are_those_of_write_kafka_and_what_raymq_has_more() -> None:
     assert theirs - ours == {"self", "bootstrap_servers", "producer_config"}
     assert ours - theirs == {
         *("dataset", "address", "body_field", "tags_field", "keys_field", "properties_field", "sharding_key_field"),
-        *("deliver_at_field", "producer_group", "idempotent"),
+        *("deliver_at_field", "producer_group", "idempotent", "namespace"),
     }

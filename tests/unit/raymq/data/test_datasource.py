@@ -24,6 +24,7 @@ from raymq.data.reading import read_topic
 from raymq.errors import DataLossError, InvalidArgumentError, RequestTimeoutError
 from raymq.kernels.columns import schema_with
 from raymq.message import MessageQueue
+from raymq.namespaces import NO_NAMESPACE
 from raymq.scan.ranges import OffsetRange
 from tests.unit.raymq.data.fake_source import FakeSource
 
@@ -43,6 +44,7 @@ class FakeCluster:
     """Stands behind driver_client, worker_client and open_ranges; `read` are the columns each read asked for."""
 
     def __init__(self) -> None:
+        self.names = NO_NAMESPACE
         self.bounds = dict(QUEUES)
         self.read: list[list[str]] = []
         self.gone = range(0)
@@ -50,7 +52,7 @@ class FakeCluster:
         self.clients = 0
 
     @contextmanager
-    def client(self, address: str | None = None) -> Iterator[FakeCluster]:
+    def client(self, address: object = None, namespace: str | None = None) -> Iterator[FakeCluster]:
         self.clients += 1
         yield self
 
@@ -98,7 +100,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     monkeypatch.setattr(module, "driver_client", fake.client)
     monkeypatch.setattr(module, "worker_client", lambda: SimpleNamespace(use=fake.client))
     monkeypatch.setattr(module, "open_ranges", fake.open_ranges)
-    monkeypatch.setattr(module, "ClusterQueues", lambda routes, storages: FakeSource(fake.bounds))
+    monkeypatch.setattr(module, "ClusterQueues", lambda routes, storages, names: FakeSource(fake.bounds))
     return fake
 
 
@@ -259,6 +261,7 @@ def test_the_options_are_those_of_read_kafka_and_what_raymq_has_more() -> None:
         "columns",
         "fail_on_data_loss",
         "rows_per_block",
+        "namespace",
     ]
     assert [name for name in theirs if name in ours] == [name for name in ours if name in theirs]
 

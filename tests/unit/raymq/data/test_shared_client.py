@@ -28,7 +28,7 @@ class Connections:
     def __init__(self) -> None:
         self.made: list[FakeClient] = []
 
-    def __call__(self) -> Any:
+    def __call__(self, namespace: str) -> Any:
         self.made.append(FakeClient())
         return self.made[-1]
 
@@ -92,7 +92,7 @@ def test_a_client_that_cannot_be_closed_is_logged_and_replaced(caplog: pytest.Lo
             raise RuntimeError("no")
 
     made: list[Any] = []
-    shared = SharedClient(lambda: made.append(Broken()) or made[-1], idle_s=0.01)  # type: ignore[func-returns-value]  # append
+    shared = SharedClient(lambda namespace: made.append(Broken()) or made[-1], idle_s=0.01)  # type: ignore[func-returns-value]  # append
     with shared.use():
         pass
     eventually(lambda: "could not be closed" in caplog.text, "the warning")
@@ -106,9 +106,9 @@ ALICE, BOB = Identity("alice", b"a"), Identity("bob", b"b")
 def test_a_user_ends_with_its_tasks() -> None:
     seen: list[Identity | None] = []
 
-    def connect() -> Any:
+    def connect(namespace: str) -> Any:
         seen.append(identity.present())
-        return connections()
+        return connections(namespace)
 
     connections = Connections()
     shared = SharedClient(connect, idle_s=60.0)

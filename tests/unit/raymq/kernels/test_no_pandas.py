@@ -76,6 +76,7 @@ _SPARK = (
     + """
 from types import SimpleNamespace
 from raydp_jobs.source import reader
+from raymq.namespaces import NO_NAMESPACE
 import numpy as np
 from raymq.scan import batches
 from raymq.scan.range_reader import RecordsChunk
@@ -87,7 +88,7 @@ class Reads:
         starts = record_starts(data)
         yield RecordsChunk(data, starts, np.diff(starts, append=len(data)), 1)
 batches.RangeReader = Reads
-reader.worker_client = lambda address: SimpleNamespace(routes=None, storages=None)
+reader.worker_client = lambda address: SimpleNamespace(routes=None, storages=None, names=NO_NAMESPACE)
 some = OffsetRange("t", "b", 1, 0, 1)
 for tags in (frozenset(), frozenset({"tag1"})):
     assert sum(batch.num_rows for batch in reader.read_ranges([some], "", tags, True)) == (33 if tags else 99)

@@ -14,6 +14,7 @@ from raydp_jobs.source import reader
 from raymq.errors import DataLossError
 from raymq.kernels.stamp import stamp
 from raymq.message import Message, MessageQueue
+from raymq.namespaces import NO_NAMESPACE
 from raymq.protocol.store import QueueBounds
 from raymq.record.check import record_starts
 from raymq.record.encode import encode_batch
@@ -60,6 +61,7 @@ class Cluster:
     def __init__(self, *, step: int = 40, gone: range = range(0)) -> None:
         self.step, self.gone = step, gone
         self.routes = self.storages = self
+        self.names = NO_NAMESPACE
 
     def get(self, name: str) -> Cluster:
         return self

@@ -18,6 +18,7 @@ from raymq.errors import (
     TopicNotExistError,
 )
 from raymq.message import ConsumeFromWhere, Message, MessageExt, MessageQueue
+from raymq.namespaces import NO_NAMESPACE
 from raymq.producer.queue_selector import select_queue_by_hash
 from raymq.protocol.group import GroupConfig, GroupQueueProgress, GroupSummary
 from raymq.protocol.route import TopicRoute
@@ -37,6 +38,7 @@ class FakeClient:
     """A client of two broker groups. Messages are kept where their sharding key says; without one at `a`."""
 
     def __init__(self) -> None:
+        self.names = NO_NAMESPACE
         self.topics: dict[str, TopicRoute] = {}
         self.groups: dict[str, GroupConfig] = {}
         self.sent: list[tuple[Message, dict[str, Any]]] = []
@@ -133,7 +135,7 @@ class FakeConsumer:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     client = FakeClient()
-    monkeypatch.setattr(connection_module, "connect", lambda address: client)
+    monkeypatch.setattr(connection_module, "connect", lambda address, namespace: client)
     return client
 
 

@@ -32,7 +32,7 @@ class Cluster:
         self.addresses: list[str | None] = []
         self.closed = threading.Event()
 
-    def connect(self, address: str | None) -> Any:
+    def connect(self, address: str | None, namespace: str | None = None) -> Any:
         self.addresses.append(address)
         return SimpleNamespace(admin=SimpleNamespace(group_summary=self.group_summary), close=self.closed.set)
 

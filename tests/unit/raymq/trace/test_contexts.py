@@ -87,7 +87,7 @@ def test_a_transaction_and_a_recall_are_records_of_their_own() -> None:
     offset_id = offset_message_id("10.0.0.1", 10911, 7)
     [end] = records_of(
         ended_transaction(
-            "pg", Message("orders", b"x", "A", ("k",)), "ID1", offset_id, "COMMIT_MESSAGE", from_check=True
+            "pg", "orders", Message("orders", b"x", "A", ("k",)), "ID1", offset_id, "COMMIT_MESSAGE", from_check=True
         )
     )
     assert isinstance(end, EndTransaction)
