@@ -3,6 +3,7 @@
     send T      PRODUCER   a message; its context goes along as the properties `traceparent`, `tracestate` and `baggage`
                 CLIENT     several messages sent together: one span, one context for all of them
     receive T   CLIENT     a poll, with links to the contexts of its messages
+    settle T    CLIENT     a commit of a pull consumer: only where the logger raymq.trace is at DEBUG
     process T   CONSUMER   a listener call: the child of its message's context, or with links to those of several
 
 There are spans in a process that has set a tracer provider before it connects (or, in a listener's process, when the
@@ -16,6 +17,7 @@ changing (spec/ecosystem.md §2d).
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,6 +42,9 @@ CARRIED: Final = ("traceparent", "tracestate", "baggage")
 JAVA_CONTEXT: Final = "TRACE_CONTEXT"
 """The property in which some Java clients carry what `traceparent` says."""
 _SYSTEM: Final = {"messaging.system": "rocketmq"}
+
+_settles: Final = logging.getLogger("raymq.trace")
+"""Its level says if commits have spans: there may be as many of them as polls, and they say little."""
 
 Ended = Callable[[int, int, Any], None]
 """Called when messages end: the first index, the index behind the last, the outcome (an error, or it has `results`)."""
@@ -108,6 +113,19 @@ class Spans:
             start_time=began_ns,
         )
         span.end()
+
+    def settled(self, group: str, topics: Iterable[str], began_ns: int) -> None:
+        """Note a commit of a group's offsets in `topics` that began at `began_ns`, ns since 1970, and is durable now;
+        nothing unless the logger raymq.trace is at DEBUG."""
+        if not _settles.isEnabledFor(logging.DEBUG):
+            return
+        from opentelemetry import trace
+
+        for topic in topics:
+            attributes = {**_attributes("settle", "settle", topic), "messaging.consumer.group.name": group}
+            self._tracer.start_span(
+                f"settle {topic}", kind=trace.SpanKind.CLIENT, attributes=attributes, start_time=began_ns
+            ).end()
 
     def process_begins(self, group: str, messages: Sequence[MessageExt]) -> Processing:
         """Begin the span of a listener call with these messages, one or more, and make it the current one."""

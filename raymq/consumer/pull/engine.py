@@ -447,7 +447,10 @@ class PullEngine:
                 raise ClientStateError("this consumer acknowledges each message: call acknowledge, not commit(offsets)")
             stored = {self.names.queue(queue): offset for queue, offset in offsets.items()}
             self._with_core(lambda core: core.finish(stored))
+        began_ns = time.time_ns()
         committed = self._commit(finished=offsets is None)
+        if self._spans is not None:
+            self._spans.settled(self.settings.group, sorted({queue.topic for queue in committed}), began_ns)
         return {self.names.shown_queue(queue): offset for queue, offset in committed.items()}
 
     def check_tables(self) -> None:

@@ -188,6 +188,16 @@ def consume(seen: Seen, listener: Any, call: Any) -> None:
     assert request.done.wait(WAIT_S)
 
 
+@pytest.mark.parametrize(("level", "names"), [("DEBUG", ["settle bills", "settle orders"]), ("INFO", [])])
+def test_a_commit_is_a_span_for_each_topic_where_that_is_wanted(
+    seen: Seen, caplog: pytest.LogCaptureFixture, level: str, names: list[str]
+) -> None:
+    caplog.set_level(level, "raymq.trace")
+    seen.spans.settled("g", ["bills", "orders"], 1_000)
+    assert [(span.name, span.start_time) for span in seen.ended()] == [(name, 1_000) for name in names]
+    assert {(span.attributes or {}).get("messaging.consumer.group.name") for span in seen.ended()} <= {"g"}
+
+
 def test_a_process_that_sets_no_provider_has_no_spans() -> None:
     program = """
 import sys
