@@ -53,10 +53,12 @@ from typing import ClassVar
 
 
 class RaymqError(Exception):
-    """The root of the tree. `code` is RocketMQ's response code, `retryable` whether trying again can help."""
+    """The root of the tree. `code` is RocketMQ's response code, `retryable` whether trying again can help, and
+    `retry_after_s` when, in s, where the server knows it."""
 
     code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
+    retry_after_s: float | None = None
 
 
 class InvalidArgumentError(RaymqError, ValueError):
@@ -233,7 +235,8 @@ class PolicyNotExistError(RaymqError):
 class QuotaExceededError(RaymqError):
     """The user sends or fetches more than its quota allows. The request did nothing and may come again.
 
-    `what` is ``bytes`` or ``messages``; `retry_after_ms` the time in ms after which the same request fits.
+    `what` is ``bytes`` or ``messages``, or ``consumed bytes`` or ``consumed messages``; `retry_after_ms` the time in ms
+    after which the same request fits.
     """
 
     code = 2

@@ -39,14 +39,15 @@ def left_s(deadline_s: float) -> float:
 def persist_until(deadline_s: float, call: Callable[[float], T]) -> T:
     """Repeat `call(seconds left)` while it fails retryably and time is left; the last failure is raised then.
 
-    Only for calls that are safe to repeat. `deadline_s` is on `time.monotonic`'s clock.
+    It waits for as long as the server says, if it does. Only for calls that are safe to repeat. `deadline_s` is on
+    `time.monotonic`'s clock.
     """
     backoff = Backoff()
     while True:
         try:
             return call(left_s(deadline_s))
         except RaymqError as error:
-            pause_s = backoff.next()
+            pause_s = max(backoff.next(), error.retry_after_s or 0.0)
             if not error.retryable or time.monotonic() + pause_s >= deadline_s:
                 raise
             time.sleep(pause_s)

@@ -15,6 +15,7 @@ the process. Where access is off none of this exists.
 
 from __future__ import annotations
 
+import hmac
 import inspect
 import logging
 import pickle
@@ -26,6 +27,7 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from actors.core.access.gate import Gate
+from actors.core.access.meter import HANDED_OUT, Consumption, Portion
 from actors.core.access.shown import Sight, cut
 from raymq import identity
 from raymq.access.decide import VISIBLE
@@ -33,6 +35,7 @@ from raymq.access.policies import Need, group_resource, topic_resource
 from raymq.access.requests import rules_of
 from raymq.access.signatures import Signature
 from raymq.access.state import NO_USERS, AuthState
+from raymq.access.users import SECRET_MIN_CHARACTERS, derive_key
 from raymq.errors import AuthenticationError
 from raymq.identity import Identity
 from raymq.remoting.actor_ref import ActorRef
@@ -95,6 +98,13 @@ class Door:
                 failed = True
             stopping.wait(USERS_INTERVAL_S)
 
+    def is_owners_secret(self, secret: str) -> bool:
+        """True for the secret of the super user of the settings. Takes some 30 ms, whatever the secret."""
+        owner = self.access.state.users.get(self.access.owner)
+        if owner is None or len(secret) < SECRET_MIN_CHARACTERS:
+            return False
+        return hmac.compare_digest(owner.key, derive_key(owner.name, secret))
+
     def refuse_unsigned(self, method: str) -> NoReturn:
         """Refuse a call that is not signed. AuthenticationError."""
         raise AuthenticationError(
@@ -119,17 +129,30 @@ class Door:
         if user == self.access.internal.user:
             return method(*args, **kwargs)
         self.gate.admit(user, "", name, _in_order(method, args, kwargs), time.monotonic() * 1000)
-        return cut(self._class, name, method(*args, **kwargs), self._sight(user))
+        answer = method(*args, **kwargs)
+        weigh = HANDED_OUT.get(name)
+        if weigh is not None and self.portion(user) is not None:
+            self.consumed(user, *weigh(answer))
+        return cut(self._class, name, answer, self._sight(user))
 
     def guard(self, request: LaneRequest, method: str, arguments: Sequence[Any]) -> None:
         """Raise unless a frame's user may call a method with these arguments (raymq.remoting.lane.calls.Guard)."""
         self.gate.admit(request.user, request.address, method, arguments, time.monotonic() * 1000)
+
+    def portion(self, user: str) -> Portion | None:
+        """The most that a request of a user may read (actors.core.access.meter.Consumption)."""
+        return self.gate.meter.portion(user)
+
+    def consumed(self, user: str, size_bytes: int, messages: int) -> None:
+        """Note that a user gets messages (actors.core.access.meter.Consumption)."""
+        self.gate.meter.consumed(user, size_bytes, messages, time.monotonic() * 1000)
 
     def _sight(self, user: str) -> Sight:
         may = self.gate.may
         return Sight(
             lambda topic: may(user, Need(VISIBLE, topic_resource(topic))),
             lambda group: may(user, Need(VISIBLE, group_resource(group))),
+            is_metered=self.portion(user) is not None,
         )
 
 
@@ -165,6 +188,11 @@ def door_here() -> Door | None:
 def lane_users() -> Users | None:
     """The `users` of this process's lanes; None where access is off."""
     return _open[0].gate.key_of if _open else None
+
+
+def lane_meter() -> Consumption | None:
+    """The meter of what this process's lanes hand out; None where access is off."""
+    return _open[0] if _open else None
 
 
 def lane_guard() -> Guard | None:

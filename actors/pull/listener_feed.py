@@ -27,7 +27,8 @@ from typing import Any, Final
 
 from ray.exceptions import ActorDiedError, RayActorError
 
-from actors.access.door import lane_guard, lane_users
+from actors.access.door import lane_guard, lane_meter, lane_users
+from actors.core.access.meter import Portion
 from actors.core.consume.consume_service import Reaction, SendBack
 from actors.core.consume.process_queue import Task
 from actors.core.consume.process_queues import PauseState
@@ -92,6 +93,7 @@ class FeedThread:
         calls = ControlCalls(
             {}, _no_methods, {"next_tasks": self._next_tasks, "report": self._report}, guard=lane_guard()
         )
+        self._meter = lane_meter()
         self._server = LaneServer("pull", {Kind.CALL: calls}, contexts=_LaneUser, users=lane_users())
         self._loop = self._server.loop
 
@@ -158,9 +160,13 @@ class FeedThread:
         self._timer, self._timer_s = self._loop.call_at(due_s, self._run_due), due_s
 
     def _next_tasks(self, request: LaneRequest, name: str, life: str, epoch: int, got: int) -> None:
-        feed, user = self.feed(name), request.context
-        user.feed, user.life = feed, life
-        feed.asked(life, epoch, got, request.answer)
+        feed, process, meter, user = self.feed(name), request.context, self._meter, request.user
+        process.feed, process.life = feed, life
+        portion = None if meter is None else meter.portion(user)
+        if meter is None or portion is None:
+            feed.asked(life, epoch, got, request.answer)
+        else:
+            feed.asked(life, epoch, got, request.answer, portion, partial(meter.consumed, user))
 
     def _report(self, request: LaneRequest, name: str, life: str, epoch: int, reports: list[TaskReport]) -> None:
         self.feed(name).reported(life, epoch, reports)
@@ -173,10 +179,13 @@ def _no_methods(name: str, call: Callable[[], None], fail: Callable[[RaymqError]
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A Listener's question for tasks: `answer` is called once, with an encoded HandOver."""
+    """A Listener's question for tasks: `answer` is called once, with an encoded HandOver, and `handed` before that with
+    the bytes and the number of its messages. Of messages and their bytes it gets a `portion` at most, but one task."""
 
     answer: Callable[[bytes], None]
     asked_s: float
+    portion: Portion | None
+    handed: Callable[[int, int], None]
 
 
 class ListenerFeed:
@@ -283,10 +292,19 @@ class ListenerFeed:
                 self._back()
             return None if self._kept == kept else self._kept
 
-    def asked(self, life: str, epoch: int, got: int, answer: Callable[[bytes], None]) -> None:
+    def asked(
+        self,
+        life: str,
+        epoch: int,
+        got: int,
+        answer: Callable[[bytes], None],
+        portion: Portion | None = None,
+        handed: Callable[[int, int], None] = lambda size_bytes, messages: None,
+    ) -> None:
         """The Listener's process `life` asks for tasks, and has those of all hand-overs up to number `got` of `epoch`.
-        `answer` is called with a HandOver, now or within about NEXT_WAIT_S, by any thread. ServiceNotAvailableError
-        for a process that has not called."""
+        `answer` is called with a HandOver, now or within about NEXT_WAIT_S, by any thread; `handed` is told of the
+        bytes and the messages in it before, if there are any. ServiceNotAvailableError for a process that has not
+        called."""
         with self._lock:
             if self._closed or self._away or life != self._life:
                 raise ServiceNotAvailableError(f"{self.name} knows nothing of its listener's process now")
@@ -295,7 +313,7 @@ class ListenerFeed:
                 return
             self._handed = None
             self._answer_empty()
-            self._question = _Question(answer, time.monotonic())
+            self._question = _Question(answer, time.monotonic(), portion, handed)
         self.take_turn()
 
     def reported(self, life: str, epoch: int, reports: Sequence[TaskReport]) -> None:
@@ -387,11 +405,15 @@ class ListenerFeed:
                 CLIENT_FIGURES.awaited(task.queue.topic, self._instance.settings.group, wait_ms, len(task.messages))
         self._ready.extend(tasks)
         shipped: list[ShippedTask] = []
-        left_bytes = HAND_OVER_MAX_BYTES
+        portion = question.portion
+        most_bytes = HAND_OVER_MAX_BYTES if portion is None else portion.bytes_of(HAND_OVER_MAX_BYTES)
+        most_messages = 0 if portion is None else portion.messages
+        size_bytes = messages = 0
         for task in self._ready:
-            if shipped and task.messages.size_bytes > left_bytes:
+            size_bytes, messages = size_bytes + task.messages.size_bytes, messages + len(task.messages)
+            if shipped and (size_bytes > most_bytes or messages > most_messages > 0):
+                size_bytes, messages = size_bytes - task.messages.size_bytes, messages - len(task.messages)
                 break
-            left_bytes -= task.messages.size_bytes
             shipped.append(ship_task(task, in_place=now_s >= self._bytes_until_s))
         if shipped:
             payload = encode_result(HandOver(self._epoch, self._numbers + 1, tuple(shipped)))
@@ -399,6 +421,7 @@ class ListenerFeed:
                 self._ready.popleft()
                 self._reported_s[one.number] = now_s
             self._numbers, self._question, self._handed = self._numbers + 1, None, payload
+            question.handed(size_bytes, messages)
             question.answer(payload)
         elif now_s - question.asked_s >= NEXT_WAIT_S - IDLE_WAIT_S:
             self._answer_empty()

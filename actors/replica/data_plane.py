@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
+from actors.core.access.meter import Consumption, weigh_results
 from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics
 from actors.core.replica.pending_appends import PendingAppends, Settled
@@ -302,9 +303,12 @@ class WatchedQueues:
 class WaitingFetch(Waiting):
     """A FETCH. Its looks are made by another thread, one at a time."""
 
-    def __init__(self, plane: DataPlane, request: LaneRequest, fetch: Fetch) -> None:
+    def __init__(
+        self, plane: DataPlane, request: LaneRequest, fetch: Fetch, handed: Callable[[int, int], None] | None = None
+    ) -> None:
+        """`handed` is told of the bytes and messages of the answer, before it is sent."""
         super().__init__(plane, request)
-        self._fetch, self._requests = fetch, list(fetch.requests)
+        self._fetch, self._requests, self._handed = fetch, list(fetch.requests), handed
         self._is_looking = self._is_last = False
         self._reads_nothing = not fetch.max_bytes and all(
             one.tag_codes is None and one.sql is None for one in fetch.requests
@@ -329,6 +333,8 @@ class WaitingFetch(Waiting):
             if is_last or has_news(results):
                 answer = concluded(self._fetch.requests, results)
                 parts = encode_fetched(answer)
+                if self._handed is not None:
+                    self._handed(*weigh_results(answer))
                 self._end_first()
                 self.request.answer(*parts, count=len(answer))
                 return
@@ -377,13 +383,14 @@ class DataPlane:
         more: Callable[[DataPlane], Mapping[int, Handler]] = lambda plane: {},
         users: Users | None = None,
         guard: Guard | None = None,
+        meter: Consumption | None = None,
     ) -> None:
         """`methods` may be called by name, and `more` makes the handlers of further kinds of frames. `queues`: how many
         fetches and calls may wait for a thread, and how long. With `host`, an IP address of this node, other nodes are
         served too. With `users` and `guard`, every lane is a user's, and each frame is that of a user who may send
-        it."""
+        it; `meter` counts what users consume."""
         self.source = source
-        self._deleted, self._limit, self._guard = deleted, limit, guard
+        self._deleted, self._limit, self._guard, self._meter = deleted, limit, guard, meter
         self._pending: PendingAppends[Answering] = PendingAppends()
         self._under_way = 0
         """Appends that are started and have no answer."""
@@ -570,7 +577,13 @@ class DataPlane:
         if self.server.unsent_bytes > UNSENT_MAX_BYTES:
             text = f"{self.server.unsent_bytes} bytes of answers wait for their clients; nothing was read, ask again"
             raise SystemBusyError(text, BUSY_RETRY_S)
-        wait = WaitingFetch(self, request, fetch._replace(max_bytes=min(fetch.max_bytes, LANE_FETCH_MAX_BYTES)))
+        fetch = fetch._replace(max_bytes=min(fetch.max_bytes, LANE_FETCH_MAX_BYTES))
+        meter, user, handed = self._meter, request.user, None
+        portion = None if meter is None else meter.portion(user)
+        if meter is not None and portion is not None:
+            fetch = Fetch(portion.requests_of(fetch.requests), portion.bytes_of(fetch.max_bytes), fetch.wait_s)
+            handed = partial(meter.consumed, user)
+        wait = WaitingFetch(self, request, fetch, handed)
         if fetch.wait_s > 0:
             queues = [(one.topic, one.queue_id) for one in fetch.requests]
             wait.begin(queues, _deadline_s(fetch.wait_s))

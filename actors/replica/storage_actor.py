@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import ray
 
-from actors.access.door import lane_guard, lane_users
+from actors.access.door import lane_guard, lane_meter, lane_users
 from actors.actor_class import actor_class
 from actors.core.broker.state import STATE_TOPIC
 from actors.core.replica.append_limit import AppendLimit
@@ -162,6 +162,7 @@ class Storage:
             more=self._log_handlers,
             users=lane_users(),
             guard=lane_guard(),
+            meter=lane_meter(),
         )
         try:
             return plane(host=self._host, tls=rays_tls())

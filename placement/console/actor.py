@@ -14,7 +14,7 @@ from typing import Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.access.door import access_for
+from actors.access.door import access_for, door_here
 from actors.actor_class import actor_class
 from actors.options import PERSISTENT
 from placement.actor_lifecycle import end_actor
@@ -99,16 +99,22 @@ class ConsoleService:
 
 def application_settings(options: ConsoleOptions) -> ConsoleSettings:
     """The application's settings on this node. ConfigError for a token that cannot be read, and for an address that
-    others reach while the cluster has no tokens."""
-    open_to_all = not cluster_has_tokens()
+    others reach while the cluster has neither tokens nor users."""
+    door = door_here()
+    open_to_all = not cluster_has_tokens() and door is None
     if open_to_all and not options.is_loopback:
         raise ConfigError(
             f"console.host is {options.host}, and Ray's token authentication is off: everybody who reaches it would be "
-            "an admin; use 127.0.0.1, or start Ray with RAY_AUTH_MODE=token"
+            "an admin; use 127.0.0.1, or start Ray with RAY_AUTH_MODE=token, or turn access on"
         )
     viewers = options.viewer_token_file
+    is_rays = ray_token_check(Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser())
+
+    def is_admin(token: str) -> bool:
+        return (cluster_has_tokens() and is_rays(token)) or (door is not None and door.is_owners_secret(token))
+
     return ConsoleSettings(
-        is_admin=ray_token_check(Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()),
+        is_admin=is_admin,
         viewer_token=None if viewers is None else read_token(viewers.expanduser()),
         open_to_all=open_to_all,
         base_path=options.base_path,

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 
 from raymq.access.policies import Entry, Pattern, PolicyType
 from raymq.access.state import AuthState
-from raymq.access.users import User, UserStatus, UserType
+from raymq.access.users import Bounds, User, UserStatus, UserType, check_bounds
 
 
 @dataclass(frozen=True, slots=True)
 class UserDescription:
     """A user as administrators see it. `type`: "Super" or "Normal"; `status`: "enable" or "disable"; the quotas are per
-    second, 0 for none; `policies`: its entries, in the order in which they were made."""
+    second (raymq.access.users.Bounds), 0 for none; `policies`: its entries, in the order in which they were made."""
 
     name: str
     type: str
@@ -27,6 +27,8 @@ class UserDescription:
     bytes_per_second: int
     messages_per_second: int
     policies: tuple[Entry, ...] = ()
+    consume_bytes_per_second: int = 0
+    consume_messages_per_second: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +40,13 @@ class CreateUser:
 
 @dataclass(frozen=True, slots=True)
 class UpdateUser:
-    """Other values for a user; None leaves one as it is."""
+    """Other values for a user; None, and a quota that is not in `bounds`, stays as it is."""
 
     name: str
     key: bytes | None = field(default=None, repr=False)
     type: UserType | None = None
     status: UserStatus | None = None
-    bytes_per_second: int | None = None
-    messages_per_second: int | None = None
+    bounds: Bounds = field(default_factory=Bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +87,10 @@ def carry_out(state: AuthState, change: AccessChange) -> AuthState:
                 "key": change.key,
                 "type": change.type,
                 "status": change.status,
-                "bytes_per_second": change.bytes_per_second,
-                "messages_per_second": change.messages_per_second,
             }
             new = {field_name: value for field_name, value in wanted.items() if value is not None}
-            return state.with_user(replace(state.user(name), **new), is_new=False)  # type: ignore[arg-type]  # as named
+            changed = replace(state.user(name), **new, **check_bounds(change.bounds))  # type: ignore[arg-type]  # as named
+            return state.with_user(changed, is_new=False)
         case DeleteUser(name):
             return state.without_user(name)
         case PutEntries(name, entries, is_new):
@@ -104,10 +104,7 @@ def carry_out(state: AuthState, change: AccessChange) -> AuthState:
 def describe_users(state: AuthState) -> list[UserDescription]:
     """All users, sorted by name, without their keys."""
     return [
-        UserDescription(
-            *(user.name, user.type.value, user.status.value, user.bytes_per_second, user.messages_per_second),
-            state.entries(name),
-        )
+        UserDescription(user.name, user.type.value, user.status.value, policies=state.entries(name), **user.bounds)
         for name, user in sorted(state.users.items())
     ]
 

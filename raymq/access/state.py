@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from raymq.access.policies import Entry, Pattern, PolicyType, read_entry
-from raymq.access.users import User, UserStatus, UserType, check_user
+from raymq.access.users import BOUNDS, User, UserStatus, UserType, check_user
 from raymq.errors import InvalidArgumentError, PolicyNotExistError, UserNotExistError
 
 USERS_MAX: Final = 1000
@@ -167,8 +167,7 @@ def _read_user(dumped: Mapping[str, Any]) -> User:
             bytes.fromhex(dumped["key"]),
             UserType(dumped["type"]),
             UserStatus(dumped["status"]),
-            dumped["bytes_per_second"],
-            dumped["messages_per_second"],
-            dumped["white_addresses"],
+            white_addresses=dumped["white_addresses"],
+            **{name: dumped.get(name, 0) for name in BOUNDS},  # what was kept by 0.1 has only the first two
         )
     )

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 from raymq.access.addresses import check_pattern
 from raymq.errors import InvalidArgumentError
@@ -27,6 +28,21 @@ INTERNAL_USER: Final = "rmq_sys_internal"
 """The name under which raymq's own actors sign. No user can be created with it."""
 
 _LEGAL_NAME: Final = re.compile(r"[A-Za-z0-9_.@-]+")
+
+
+class Bounds(TypedDict, total=False):
+    """A user's quotas, each per second and at each store; 0 is no bound. The first two bound what it sends, the others
+    what it consumes."""
+
+    bytes_per_second: int
+    messages_per_second: int
+    consume_bytes_per_second: int
+    consume_messages_per_second: int
+
+
+BOUNDS: Final = tuple(Bounds.__annotations__)
+SEND_BOUNDS: Final = BOUNDS[:2]
+CONSUME_BOUNDS: Final = BOUNDS[2:]
 
 
 class UserType(Enum):
@@ -45,7 +61,7 @@ class UserStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One user. `bytes_per_second` and `messages_per_second` bound what it sends to each store; 0 is no bound.
+    """One user. Its quotas are those of Bounds.
 
     `white_addresses` is a pattern (raymq.access.addresses) of addresses from where the user needs no signature, as
     accounts of ACL 1.0 have it; blank, the default, is nowhere.
@@ -57,6 +73,8 @@ class User:
     status: UserStatus = UserStatus.ENABLE
     bytes_per_second: int = 0
     messages_per_second: int = 0
+    consume_bytes_per_second: int = 0
+    consume_messages_per_second: int = 0
     white_addresses: str = ""
 
     @property
@@ -69,14 +87,28 @@ class User:
         """True if the user's requests are looked at at all."""
         return self.status is UserStatus.ENABLE
 
+    @property
+    def bounds(self) -> Bounds:
+        """The user's quotas."""
+        return Bounds(
+            bytes_per_second=self.bytes_per_second,
+            messages_per_second=self.messages_per_second,
+            consume_bytes_per_second=self.consume_bytes_per_second,
+            consume_messages_per_second=self.consume_messages_per_second,
+        )
+
+    @property
+    def has_consume_bound(self) -> bool:
+        """True if there is a bound of what it consumes."""
+        return bool(self.consume_bytes_per_second or self.consume_messages_per_second)
+
     def shown(self) -> dict[str, Any]:  # Any: a JSON object
         """The user as commands print it: a JSON object without the key."""
         return {
             "name": self.name,
             "type": self.type.value,
             "status": self.status.value,
-            "bytes_per_second": self.bytes_per_second,
-            "messages_per_second": self.messages_per_second,
+            **self.bounds,
             "white_addresses": self.white_addresses,
         }
 
@@ -87,25 +119,33 @@ def make_user(
     *,
     type: UserType = UserType.NORMAL,
     status: UserStatus = UserStatus.ENABLE,
-    bytes_per_second: int = 0,
-    messages_per_second: int = 0,
     white_addresses: str = "",
+    **bounds: Unpack[Bounds],
 ) -> User:
     """A user with the key of `secret`. InvalidArgumentError for a name, secret, quota or pattern that is refused."""
-    user = User(name, derive_key(name, secret), type, status, bytes_per_second, messages_per_second, white_addresses)
+    user = User(name, derive_key(name, secret), type, status, white_addresses=white_addresses, **bounds)
     return check_user(user)
 
 
 def check_user(user: User) -> User:
     """Return `user` if its name, key, quotas and pattern are allowed, else raise InvalidArgumentError."""
     check_user_name(user.name)
+    check_bounds(user.bounds)
     if len(user.key) != KEY_BYTES:
         raise InvalidArgumentError(f"the key of user {user.name} has {len(user.key)} bytes, not {KEY_BYTES}")
-    for what, bound in (("bytes", user.bytes_per_second), ("messages", user.messages_per_second)):
-        if isinstance(bound, bool) or not isinstance(bound, int) or not 0 <= bound < 1 << 53:
-            raise InvalidArgumentError(f"{what} per second of user {user.name} is {bound!r}: not a number from 0 on")
     check_pattern(user.white_addresses)
     return user
+
+
+def check_bounds(bounds: Bounds) -> Bounds:
+    """Return `bounds` if a user may have them, else raise InvalidArgumentError."""
+    given: Mapping[str, object] = bounds
+    for name, bound in given.items():
+        if name not in BOUNDS:
+            raise InvalidArgumentError(f"a user has no quota {name}: there are {', '.join(BOUNDS)}")
+        if isinstance(bound, bool) or not isinstance(bound, int) or not 0 <= bound < 1 << 53:
+            raise InvalidArgumentError(f"{name} is {bound!r}: not a number from 0 on")
+    return bounds
 
 
 def check_user_name(name: str) -> str:

@@ -8,28 +8,26 @@
           - {resource: "Topic:orders", actions: [Pub, Sub]}
           - {resource: "Group:billing*", actions: [Sub], decision: Allow, sources: [10.0.0.0/8]}
 
-A user may also have `status`, `bytes_per_second`, `messages_per_second`, and an entry `policy_type`.
+A user may also have `status` and quotas (raymq.access.users.Bounds), and an entry `policy_type`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import yaml
 
 from raymq.access.credentials import read_private, read_secret
 from raymq.access.policies import make_entry
 from raymq.access.state import AuthState
-from raymq.access.users import UserStatus, UserType, make_user
+from raymq.access.users import BOUNDS, Bounds, UserStatus, UserType, make_user
 from raymq.errors import ConfigError, InvalidArgumentError
 
 USERS_FILE_MAX_BYTES: Final = 1 << 20
 
-_USER_KEYS: Final = frozenset(
-    ("name", "secret", "secret_file", "type", "status", "bytes_per_second", "messages_per_second", "policies")
-)
+_USER_KEYS: Final = frozenset(("name", "secret", "secret_file", "type", "status", "policies", *BOUNDS))
 _ENTRY_KEYS: Final = frozenset(("resource", "actions", "decision", "sources", "policy_type"))
 
 
@@ -60,8 +58,7 @@ def _with_user(state: AuthState, values: Mapping[str, Any]) -> AuthState:
         values["secret"] if "secret" in values else read_secret(Path(values["secret_file"])),
         type=UserType(values.get("type", UserType.NORMAL.value)),
         status=UserStatus(values.get("status", UserStatus.ENABLE.value)),
-        bytes_per_second=values.get("bytes_per_second", 0),
-        messages_per_second=values.get("messages_per_second", 0),
+        **cast("Bounds", {bound: values[bound] for bound in BOUNDS if bound in values}),
     )
     state = state.with_user(user, is_new=True)
     policies = values.get("policies") or []

@@ -32,9 +32,9 @@ NAME_PARAMETERS: Final = frozenset(
 )
 """The parameters of Admin's calls that hold names, or what has names in it."""
 OTHER_PARAMETERS: Final = frozenset(
-    """after actions begin_ms begin_offset boundary broker_name brokers bytes_per_second changes cleanup_policy
+    """after actions begin_ms begin_offset boundary bounds broker_name brokers changes cleanup_policy
     contains cursor dead_letters decision dry_run enabled end_ms ids internal is_super key limit max_messages
-    max_scanned member message_id message_type max_ms messages_per_second name namespace newest_first offset parts
+    max_scanned member message_id message_type max_ms name namespace newest_first offset parts
     perm progress queue_type rate replayed reserve_time_s resource secret sources stacks tags timeout_s timestamp_ms
     to trace_topic user value wait_s with_pairs writable""".split()
 )

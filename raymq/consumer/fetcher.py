@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from raymq.consumer.pull_from_which_node import PullFromWhichNode
-from raymq.errors import DataLossError, PredicateFailedError, RaymqError
+from raymq.errors import DataLossError, PredicateFailedError, QuotaExceededError, RaymqError
 from raymq.message import MessageQueue, PullStatus
 from raymq.predicates.scan import FetchFailed
 from raymq.predicates.source import GroupPredicate, PredicateStorage
@@ -255,6 +255,9 @@ class Fetcher:
             try:
                 pause_s = self._read(name, storage, positions)
                 backoff.reset()
+            except QuotaExceededError as error:
+                logger.info("reading from %s waits for %d ms: %s", name, error.retry_after_ms, error)
+                pause_s = max(backoff.next(), min(error.retry_after_ms / 1000, FETCH_LONG_POLL_S))
             except RaymqError as error:
                 logger.info("reading from %s fails, trying again: %s", name, error)
                 failed = True

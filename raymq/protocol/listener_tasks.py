@@ -7,6 +7,7 @@ has their bytes.
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from raymq.message import MessageQueue
 
@@ -38,6 +39,11 @@ class ShippedTask(msgspec.Struct, frozen=True, array_like=True):
     records: bytes = b""
     places: tuple[LogPlaces, ...] = ()
     log: StoreLog | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of its records, here or in the log."""
+        return len(self.records) or sum(int(np.frombuffer(one.sizes, np.int64).sum()) for one in self.places)
 
 
 class HandOver(msgspec.Struct, frozen=True, array_like=True):

@@ -4,7 +4,8 @@
     a frame of a lane   key_of, once: the handshake says whose lane it is ▶ admit, for each frame
 
 `admit` asks the table of requests what a call needs (raymq.access.requests) and the policies whether the user may
-(raymq.access.decide); then it takes what the call sends from the user's quotas. What was allowed is remembered until
+(raymq.access.decide); then it takes what the call sends from the user's quotas, and one that reads waits while the user
+has read too much (actors.core.access.meter). What was allowed is remembered until
 users or policies change, so that a frame costs a look into a dict. A method that the table does not name is for super
 users, and for raymq's own actors, which come as the internal user.
 
@@ -17,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from actors.core.access.meter import HANDED_OUT, Meter
 from raymq.access.authenticate import Authenticator
 from raymq.access.decide import decide, is_allowed
 from raymq.access.policies import Action, Need, Resource, ResourceType
@@ -48,6 +50,7 @@ class Gate:
         """Guards the two that remember what was signed and what was sent."""
         self._authenticator = Authenticator(since_ms, internal_key=internal.key)
         self._quotas = Quotas()
+        self.meter = Meter(self._user_known)
         self._known: tuple[AuthState, _Decisions] = (state, {})
         """Replaced as a whole: a thread that decides by the state before writes into the decisions before."""
 
@@ -98,6 +101,8 @@ class Gate:
             if len(decisions) >= DECISIONS_MAX:
                 decisions.clear()
             decisions[one] = None
+        if method in HANDED_OUT:
+            self.meter.require_left(user, monotonic_ms)
         weigh = WEIGHTS.get(method)
         if weigh is not None:
             sender = self._user(state, user, method)
@@ -113,6 +118,9 @@ class Gate:
         state = self.state
         known = state.users.get(user)
         return known is not None and is_allowed(state, known, "", need)
+
+    def _user_known(self, name: str) -> User | None:
+        return self.state.users.get(name)
 
     def _user(self, state: AuthState, name: str, method: str) -> User:
         user = state.users.get(name)

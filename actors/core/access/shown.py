@@ -8,16 +8,18 @@ belongs here; whether a call is allowed at all is in raymq.access.requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """The topics and groups that a user may see, by name."""
+    """The topics and groups that a user may see, by name. `is_metered`: what it consumes is counted, and it is to
+    read no files itself."""
 
     topic: Callable[[str], bool]
     group: Callable[[str], bool]
+    is_metered: bool = False
 
 
 Cut = Callable[[Any, Sight], Any]
@@ -54,6 +56,10 @@ def _pull_status(answer: Mapping[str, Any], sight: Sight) -> dict[str, Any]:
     return {**answer, "instances": [one for one in answer["instances"] if sight.group(one["group"])]}
 
 
+def _description(answer: Any, sight: Sight) -> Any:  # Any: a StorageDescription, which is of the shell's floor
+    return replace(answer, in_place=False) if sight.is_metered else answer
+
+
 CUTS: Final[Mapping[tuple[str, str], Cut]] = {
     ("NameServer", "topics"): _topics,
     ("Broker", "groups"): _groups,
@@ -63,6 +69,7 @@ CUTS: Final[Mapping[tuple[str, str], Cut]] = {
     ("Broker", "consumer_connections"): _consumers,
     ("Broker", "status"): _broker_status,
     ("Pull", "status"): _pull_status,
+    ("Storage", "describe"): _description,
 }
 """By the server's class and the method."""
 

@@ -8,7 +8,7 @@ file says, and is changed there.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from raymq.access.changes import (
     AccessChange,
@@ -20,7 +20,16 @@ from raymq.access.changes import (
     UserDescription,
 )
 from raymq.access.policies import Action, Decision, Pattern, make_entry
-from raymq.access.users import UserStatus, UserType, check_user_name, derive_key, make_user
+from raymq.access.users import (
+    BOUNDS,
+    Bounds,
+    UserStatus,
+    UserType,
+    check_bounds,
+    check_user_name,
+    derive_key,
+    make_user,
+)
 from raymq.admin.base import AdminBase
 from raymq.errors import UserNotExistError
 from raymq.names import USERS_BROKER
@@ -47,20 +56,17 @@ class UserAdmin(AdminBase):
         secret: str,
         *,
         is_super: bool = False,
-        bytes_per_second: int = 0,
-        messages_per_second: int = 0,
+        **bounds: Unpack[Bounds],
     ) -> None:
         """Create a user, who may do nothing until a policy allows it, or everything with `is_super`. The secret has at
-        least 7 characters and does not leave this process: the brokers keep a key derived from it. The quotas bound
-        what the user sends; 0 is without bound.
+        least 7 characters and does not leave this process: the brokers keep a key derived from it. `bounds` are its
+        quotas: `bytes_per_second` and `messages_per_second` of what it sends to each store, and
+        `consume_bytes_per_second` and `consume_messages_per_second` of what it consumes from each; 0 is without bound.
 
         InvalidArgumentError: the name is taken or refused, or the secret too short.
         """
         kind = UserType.SUPER if is_super else UserType.NORMAL
-        user = make_user(
-            name, secret, type=kind, bytes_per_second=bytes_per_second, messages_per_second=messages_per_second
-        )
-        self._change_access(CreateUser(user))
+        self._change_access(CreateUser(make_user(name, secret, type=kind, **bounds)))
 
     def update_user(
         self,
@@ -69,18 +75,18 @@ class UserAdmin(AdminBase):
         secret: str | None = None,
         is_super: bool | None = None,
         enabled: bool | None = None,
-        bytes_per_second: int | None = None,
-        messages_per_second: int | None = None,
+        **bounds: Unpack[Bounds],
     ) -> None:
-        """Change what is given, and leave the rest. A user that is not `enabled` is refused everything and keeps its
-        policies. With another secret, lanes that are open stay open; new ones and calls need the new secret.
+        """Change what is given, `bounds` as with `create_user`, and leave the rest. A user that is not `enabled` is
+        refused everything and keeps its policies. With another secret, lanes that are open stay open; new ones and
+        calls need the new secret.
 
         UserNotExistError; InvalidArgumentError, also where it would leave no enabled super user.
         """
         key = None if secret is None else derive_key(check_user_name(name), secret)
         kind = None if is_super is None else UserType.SUPER if is_super else UserType.NORMAL
         status = None if enabled is None else UserStatus.ENABLE if enabled else UserStatus.DISABLE
-        self._change_access(UpdateUser(name, key, kind, status, bytes_per_second, messages_per_second))
+        self._change_access(UpdateUser(name, key, kind, status, check_bounds(bounds)))
 
     def delete_user(self, name: str) -> None:
         """Delete a user with its policies. What it has open is refused from its next request on. UserNotExistError;
@@ -133,7 +139,6 @@ def shown_user(user: UserDescription) -> dict[str, Any]:  # Any: a JSON object
         "name": user.name,
         "type": user.type,
         "status": user.status,
-        "bytes_per_second": user.bytes_per_second,
-        "messages_per_second": user.messages_per_second,
+        **{bound: getattr(user, bound) for bound in BOUNDS},
         "policies": [entry.shown() for entry in user.policies],
     }

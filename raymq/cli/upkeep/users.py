@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
+from raymq.access.users import BOUNDS, Bounds
 from raymq.cli.terminal.output import Group, address_option, client_of, json_option, print_rows, print_value, say, table
 
 if TYPE_CHECKING:
@@ -19,8 +20,24 @@ _secret_option = click.option(
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="A file, mode 0600, with the secret. Default: it is asked for.",
 )
-_bytes_option = click.option("--bytes-per-second", type=click.IntRange(0), help="Bound of what it sends; 0 is none.")
-_messages_option = click.option("--messages-per-second", type=click.IntRange(0), help="Likewise, in messages.")
+_BOUND_HELPS: Final = (
+    "Bound of what it sends to each store; 0 is none.",
+    "Likewise, in messages.",
+    "Bound of what it consumes from each store.",
+    "Likewise, in messages.",
+)
+_BOUND_COLUMNS: Final = ("bytes/s", "messages/s", "consumed bytes/s", "consumed messages/s")
+
+
+def _bound_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options for a user's quotas (raymq.access.users.Bounds), as keyword arguments of these names."""
+    for bound, text in zip(reversed(BOUNDS), reversed(_BOUND_HELPS), strict=True):
+        command = click.option(f"--{bound.replace('_', '-')}", type=click.IntRange(0), help=text)(command)
+    return command
+
+
+def _given(bounds: Mapping[str, int | None]) -> Bounds:
+    return cast("Bounds", {name: bound for name, bound in bounds.items() if bound is not None})
 
 
 @click.group(cls=Group)
@@ -35,7 +52,7 @@ def user_list(address: str | None, as_json: bool) -> None:
     """List all users. Example: raymq user list"""
     with client_of(address) as client:
         users = client.admin.users()
-    columns = ["user", "type", "status", "bytes/s", "messages/s", "policies"]
+    columns = ["user", "type", "status", *_BOUND_COLUMNS, "policies"]
     print_rows(as_json, "users", columns, [[*_values(one), len(one.policies)] for one in users])
 
 
@@ -53,18 +70,16 @@ def user_show(name: str, address: str | None, as_json: bool) -> None:
 @click.argument("name", metavar="USER")
 @_secret_option
 @click.option("--super", "is_super", is_flag=True, help="It may do everything.")
-@_bytes_option
-@_messages_option
+@_bound_options
 @address_option
 @json_option
 def user_create(
     name: str,
     secret_file: Path | None,
     is_super: bool,
-    bytes_per_second: int | None,
-    messages_per_second: int | None,
     address: str | None,
     as_json: bool,
+    **bounds: int | None,
 ) -> None:
     """Create a user, who may do nothing before `raymq acl create` allows it.
 
@@ -74,13 +89,7 @@ def user_create(
     """
     secret = _secret(secret_file)
     with client_of(address) as client:
-        client.admin.create_user(
-            name,
-            secret,
-            is_super=is_super,
-            bytes_per_second=bytes_per_second or 0,
-            messages_per_second=messages_per_second or 0,
-        )
+        client.admin.create_user(name, secret, is_super=is_super, **_given(bounds))
         _show(as_json, client.admin.user(name))
 
 
@@ -90,8 +99,7 @@ def user_create(
 @click.option("--ask-secret", is_flag=True, help="Ask for another secret.")
 @click.option("--super/--normal", "is_super", default=None, help="It may do everything, or what policies allow.")
 @click.option("--enable/--disable", "enabled", default=None, help="With --disable all its requests are refused.")
-@_bytes_option
-@_messages_option
+@_bound_options
 @address_option
 @json_option
 def user_update(
@@ -100,22 +108,14 @@ def user_update(
     ask_secret: bool,
     is_super: bool | None,
     enabled: bool | None,
-    bytes_per_second: int | None,
-    messages_per_second: int | None,
     address: str | None,
     as_json: bool,
+    **bounds: int | None,
 ) -> None:
     """Change a user; what is not named stays as it is. Example: raymq user update orders-team --disable"""
     secret = _secret(secret_file) if secret_file is not None or ask_secret else None
     with client_of(address) as client:
-        client.admin.update_user(
-            name,
-            secret=secret,
-            is_super=is_super,
-            enabled=enabled,
-            bytes_per_second=bytes_per_second,
-            messages_per_second=messages_per_second,
-        )
+        client.admin.update_user(name, secret=secret, is_super=is_super, enabled=enabled, **_given(bounds))
         _show(as_json, client.admin.user(name))
 
 
@@ -144,7 +144,7 @@ def _secret(file: Path | None) -> str:
 
 
 def _values(one: UserDescription) -> list[Any]:
-    return [one.name, one.type, one.status, one.bytes_per_second or "", one.messages_per_second or ""]
+    return [one.name, one.type, one.status, *(getattr(one, bound) or "" for bound in BOUNDS)]
 
 
 def _show(as_json: bool, one: UserDescription) -> None:
@@ -153,7 +153,7 @@ def _show(as_json: bool, one: UserDescription) -> None:
     shown = shown_user(one)
 
     def show() -> None:
-        table(["user", "type", "status", "bytes/s", "messages/s"], [_values(one)])
+        table(["user", "type", "status", *_BOUND_COLUMNS], [_values(one)])
         say("")
         table(["resource", "actions", "decision", "sources"], policy_rows(one.policies))
 

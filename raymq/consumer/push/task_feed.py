@@ -40,6 +40,8 @@ AWAKE_S: Final = 0.2
 """The reporting thread looks up by itself for this time after a report, so that a new task need not wake it."""
 FEED_RETRY_S: Final = 0.3
 """The pause after a call to the Pull actor has failed."""
+FEED_PAUSE_MAX_S: Final = 5.0
+"""The longest pause where it says how long: what the user may consume is used up."""
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +219,7 @@ class TaskFeed:
                 self.begin(feed.next_tasks(self.epoch, self.got))
             except RaymqError as error:
                 logger.info("no tasks come now, asking again: %s", error)
-                self._closed.wait(FEED_RETRY_S)
+                self._closed.wait(max(FEED_RETRY_S, min(error.retry_after_s or 0.0, FEED_PAUSE_MAX_S)))
             except Exception:  # a bug: without this thread the listener would never be called again
                 logger.exception("tasks cannot be taken, asking again")
                 self._closed.wait(FEED_RETRY_S)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from actors.core.access.meter import Portion
 from actors.replica.data_plane import DataPlane
 from raymq.errors import NoPermissionError
 from raymq.identity import Identity, acting_as
@@ -33,8 +34,12 @@ class Guarded:
     def __init__(self, directory: Any, monkeypatch: pytest.MonkeyPatch, remote: bool) -> None:
         self.asked: list[tuple[str, str]] = []
         self.refused: set[str] = set()
+        self.portions: dict[str, Portion] = {}
+        self.read: list[tuple[str, int, int]] = []
         self.store = open_store(directory)
-        self.double = StorageDouble(self.store, host="127.0.0.1", users={ALICE.user: ALICE.key}.get, guard=self.guard)
+        self.double = StorageDouble(
+            self.store, host="127.0.0.1", users={ALICE.user: ALICE.key}.get, guard=self.guard, meter=self
+        )
         actor = FakeActor({"describe": lambda: description(self.double.lanes.address, root=str(directory))})
         monkeypatch.setattr(storage_client, "ActorRef", lambda name: actor)
         self.client = StorageClient("storage-broker-a-0", "elsewhere" if remote else "here")
@@ -43,6 +48,12 @@ class Guarded:
         self.asked.append((request.user, method))
         if method in self.refused:
             raise NoPermissionError(f"{request.user} may not {method}")
+
+    def portion(self, user: str) -> Portion | None:
+        return self.portions.get(user)
+
+    def consumed(self, user: str, size_bytes: int, messages: int) -> None:
+        self.read.append((user, size_bytes, messages))
 
 
 @pytest.fixture(params=[False, True], ids=["unix", "tcp"])
@@ -89,6 +100,26 @@ def test_a_user_reads_what_it_may(guarded):
     guarded.client.append([make_batch([b"x"])], WAIT_S)
     [result] = guarded.client.fetch(ENDS, 1000, 0.0, WAIT_S)
     assert result.status is PullStatus.FOUND
+
+
+@pytest.mark.parametrize(
+    ("portion", "count"), [(None, 5), (Portion(0, 2), 2), (Portion(1, 0), 1), (Portion(1 << 20, 9), 5)], ids=str
+)
+def test_a_user_with_a_quota_gets_a_portion_that_is_counted(guarded, portion, count):
+    guarded.client.append([make_batch([b"x"] * 5)], WAIT_S)
+    if portion is not None:
+        guarded.portions["alice"] = portion
+    for wait_s in (0.0, WAIT_S):
+        [result] = guarded.client._fetch([FetchRequest("orders", 0, 0, 32)], 1 << 20, wait_s, WAIT_S)
+        assert result.count == count
+    assert guarded.read == ([] if portion is None else [("alice", len(result.records), count)] * 2)
+
+
+def test_offsets_are_not_counted(guarded):
+    guarded.portions["alice"] = Portion(1, 1)
+    guarded.client.append([make_batch([b"x"])], WAIT_S)
+    guarded.client._fetch(ENDS, 0, 0.0, WAIT_S)
+    assert guarded.read == [("alice", 0, 0)]
 
 
 def test_frames_of_the_log_are_those_of_servers_only(tmp_path):

@@ -14,20 +14,25 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 import ray
 
 import raymq
 from raymq.errors import AccessDeniedError, AuthenticationError
-from raymq.names import NAMESPACE
+from raymq.names import CONSOLE as CONSOLE_ACTOR, NAMESPACE
 from raymq.remoting import actor_ref
+from raymq.remoting.actor_ref import ActorRef
 from tests.support.clusters.cluster import Sandbox, embedded, kill_actors, one_group, user_environment
 from tests.support.history.waiting import eventually
 
-ADMIN, TEAM, OTHER = (
-    raymq.Credentials(name, f"the secret of {name}") for name in ("admin", "orders-team", "other-team")
+ADMIN, TEAM, OTHER, ROME, SLOW = (
+    raymq.Credentials(name, f"the secret of {name}") for name in ("admin", "orders-team", "other-team", "rome", "slow")
 )
+READ_PER_S = 40
+"""The messages a second that SLOW may consume."""
 USERS = f"""
 users:
   - name: {TEAM.user}
@@ -40,6 +45,17 @@ users:
     secret: {OTHER.secret}
     policies:
       - {{resource: "Topic:orders", actions: [Get]}}
+  - name: {ROME.user}
+    secret: {ROME.secret}
+    policies:
+      - {{resource: "Topic:rome%*", actions: [All]}}
+      - {{resource: "Group:rome%*", actions: [All]}}
+  - name: {SLOW.user}
+    secret: {SLOW.secret}
+    consume_messages_per_second: {READ_PER_S}
+    policies:
+      - {{resource: "Topic:bulk", actions: [Pub, Sub]}}
+      - {{resource: "Group:bulk*", actions: [Sub]}}
 """
 CALL_S = 120.0
 CONSOLE = "console: {enable: true, port: 0}\n"
@@ -301,6 +317,101 @@ def test_who_may_look_may_not_send(mq: raymq.Client) -> None:
         as_user(OTHER, send("orders"))
 
 
+def test_a_user_of_a_namespace_has_what_is_in_it_and_nothing_else(mq: raymq.Client) -> None:
+    works = [send("bills", b"Rome's"), pull("bills", "billing"), receive("bills", "simple-billing")]
+
+    def at_home(client: raymq.Client) -> Any:
+        with raymq.connect(namespace="rome") as rome:
+            rome.admin.create_topic("bills", 1)
+            done = [work(rome) for work in works]
+            return done[1:], rome.admin.list_topics(), rome.admin.list_groups()
+
+    def elsewhere(namespace: str) -> Callable[[raymq.Client], Any]:
+        def work(client: raymq.Client) -> Any:
+            with raymq.connect(namespace=namespace) as other:
+                works[0](other)
+
+        return work
+
+    answer = as_user(ROME, at_home)
+    assert answer == ([[b"Rome's"], b"Rome's"], ["bills"], ["billing", "simple-billing"])
+    assert "rome%bills" in mq.admin.list_topics()
+    for namespace, need in (("oslo", "Topic:oslo%bills"), ("", "Topic:bills")):
+        with pytest.raises(AccessDeniedError, match=f"'rome'.* on {need}"):
+            as_user(ROME, elsewhere(namespace))
+    with pytest.raises(AccessDeniedError, match="Create on Topic:oslo%more"):
+        as_user(ROME, lambda client: client.admin.create_topic("oslo%more", 1))
+
+
+def pulled(topic: str, group: str, count: int) -> Callable[[raymq.Client], Any]:
+    """The time from the first message to the last of so many, for a pull consumer."""
+
+    def work(client: raymq.Client) -> Any:
+        times, left = [], count
+        with client.pull_consumer(group, consume_from=FIRST) as consumer:
+            consumer.subscribe(topic)
+            while left > 0:
+                left -= len(consumer.poll(max_messages=left, timeout_s=60))
+                times.append(time.monotonic())
+        return times[-1] - times[0]
+
+    return work
+
+
+def received(topic: str, group: str, count: int) -> Callable[[raymq.Client], Any]:
+    """As `pulled`, for a simple consumer."""
+
+    def work(client: raymq.Client) -> Any:
+        times, left = [], count
+        with client.simple_consumer(group, consume_from=FIRST) as consumer:
+            consumer.subscribe(topic)
+            while left > 0:
+                left -= consumer.ack(consumer.receive(max_messages=32, wait_s=60))
+                times.append(time.monotonic())
+        return times[-1] - times[0]
+
+    return work
+
+
+def listened(topic: str, group: str, count: int, notes: Path) -> Callable[[raymq.Client], Any]:
+    """As `pulled`, for a listener."""
+
+    def listen(message: raymq.MessageExt) -> None:
+        with notes.open("a") as file:
+            file.write(f"{time.monotonic()}\n")
+
+    def work(client: raymq.Client) -> Any:
+        def times() -> list[float]:
+            return sorted(map(float, notes.read_text().split())) if notes.exists() else []
+
+        consumer = client.push_consumer(group, consume_from=FIRST).subscribe(topic).on_message(listen)
+        with consumer.start():
+            until_s = time.monotonic() + CALL_S / 2
+            while len(times()) < count and time.monotonic() < until_s:
+                time.sleep(0.1)
+        assert len(times()) >= count
+        return times()[-1] - times()[0]
+
+    return work
+
+
+def test_what_a_user_consumes_has_a_bound_in_each_way(mq: raymq.Client, tmp_path: Path) -> None:
+    count = 4 * READ_PER_S
+    mq.admin.create_topic("bulk", 1)
+    with mq.producer() as producer:
+        producer.send_batch([raymq.Message("bulk", b"x")] * count)
+    # A second's worth comes at once and another with the first token; the other two take a second each. The first
+    # message may be noted late, so half of that must show.
+    for work in (
+        pulled("bulk", "bulk-pull", count),
+        received("bulk", "bulk-simple", count),
+        listened("bulk", "bulk-push", count, tmp_path / "notes"),
+    ):
+        assert as_user(SLOW, work) > 1.0
+    mq.admin.update_user(SLOW.user, consume_messages_per_second=0)
+    assert mq.admin.user(SLOW.user).consume_messages_per_second == 0
+
+
 def test_a_handle_serves_only_what_is_signed_and_once(mq: raymq.Client) -> None:
     handle = ray.get_actor("broker-a", namespace=NAMESPACE)
     for reference in (handle.send.remote("orders", b"x"), handle.signed_groups.remote(None, b"")):
@@ -352,6 +463,20 @@ def test_the_state_of_the_cluster_shows_what_its_user_may_see(mq: raymq.Client) 
     assert "bills" not in part.stdout
 
 
+def test_the_console_opens_to_the_super_users_secret_and_to_no_other(mq: raymq.Client) -> None:
+    url = ActorRef(CONSOLE_ACTOR).call("describe", timeout_s=CALL_S)["url"]
+
+    def status(secret: str | None) -> int:
+        headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+        try:
+            with urlopen(Request(f"{url}api/v1/topics", headers=headers), timeout=CALL_S) as answer:
+                return answer.status
+        except HTTPError as error:
+            return error.code
+
+    assert [status(secret) for secret in (ADMIN.secret, TEAM.secret, None)] == [200, 403, 401]
+
+
 NEW = raymq.Credentials("new-team", "the secret of new-team")
 
 
@@ -377,7 +502,7 @@ def test_users_and_policies_change_while_raymq_runs(mq: raymq.Client) -> None:
     assert "new-team" in refused.stderr
     listed = command(ADMIN, "user", "list", "--json")
     assert [row["user"] for row in json.loads(listed.stdout)["users"]] == sorted(
-        [ADMIN.user, TEAM.user, OTHER.user, NEW.user]
+        one.user for one in (ADMIN, TEAM, OTHER, ROME, SLOW, NEW)
     )
     with pytest.raises(raymq.InvalidArgumentError, match=r"raymq\.yaml"):
         mq.admin.delete_user(ADMIN.user)

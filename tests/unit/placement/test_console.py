@@ -120,6 +120,19 @@ def test_without_tokens_only_loopback_may_listen(monkeypatch: pytest.MonkeyPatch
     assert not application_settings(ConsoleOptions(host="0.0.0.0")).open_to_all
 
 
+def test_with_access_on_the_super_users_secret_is_an_admins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "cluster_has_tokens", lambda: False)
+    door = SimpleNamespace(is_owners_secret=lambda secret: secret == "the secret of root")
+    monkeypatch.setattr(actor, "door_here", lambda: door)
+    settings = application_settings(ConsoleOptions(host="0.0.0.0"))
+    assert not settings.open_to_all
+    assert [settings.is_admin(given) for given in ("the secret of root", "the secret of team", "")] == [
+        True,
+        False,
+        False,
+    ]
+
+
 def test_the_viewers_token_is_read_on_the_node(tmp_path: Path) -> None:
     token = tmp_path / "viewers"
     with pytest.raises(ConfigError, match="cannot be read"):

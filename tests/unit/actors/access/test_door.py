@@ -26,7 +26,7 @@ from raymq.access.policies import make_entry
 from raymq.access.requests import rules_of
 from raymq.access.signatures import NONCE_BYTES, Signature, sign
 from raymq.access.state import NO_USERS, AuthState
-from raymq.access.users import INTERNAL_USER, User, UserType
+from raymq.access.users import INTERNAL_USER, User, UserType, make_user
 from raymq.errors import (
     AccessDeniedError,
     AuthenticationError,
@@ -35,6 +35,10 @@ from raymq.errors import (
     ServiceNotAvailableError,
 )
 from raymq.identity import Identity
+from raymq.message import PullStatus
+from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.remoting.storage_client import StorageDescription
+from tests.support.clients.fakes import description
 
 ALICE, BOB, ADMIN = (Identity(name, name[:1].encode() * 32) for name in ("alice", "bob", "root"))
 INTERNAL = Identity(INTERNAL_USER, b"i" * 32)
@@ -183,6 +187,15 @@ def test_decisions_hold_until_users_or_policies_change_and_older_ones_are_not_he
         call(scene, ALICE, "topic_route", "orders")
 
 
+def test_the_owners_secret_is_known_by_its_key():
+    state = NO_USERS.with_user(make_user("root", "the secret of root", type=UserType.SUPER), is_new=True)
+    state = state.with_user(make_user("other", "the other's secret", type=UserType.SUPER), is_new=True)
+    door = Door(ServerAccess(SERVER, INTERNAL, state, owner="root"), "Console")
+    tried = ("the secret of root", "the other's secret", "short", "")
+    assert [door.is_owners_secret(secret) for secret in tried] == [True, False, False, False]
+    assert not Door(ServerAccess(SERVER, INTERNAL, state), "Console").is_owners_secret("the secret of root")
+
+
 class Frame:
     """A frame of a lane."""
 
@@ -218,6 +231,35 @@ def test_what_is_sent_counts_and_the_wait_is_told():
         gate.admit("alice", "", "append", batches, 500.0)
     assert caught.value.retry_after_ms == 500
     gate.admit("alice", "", "append", batches, 1000.0)
+
+
+class StorageDouble:
+    """A storage actor that has one message of 100 bytes, however often it is read."""
+
+    def __init__(self, name: str = "x") -> None:
+        """With any name."""
+
+    def fetch(self, requests: list[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
+        """The message, for each request."""
+        return [FetchResult(PullStatus.FOUND, 1, 0, 1, b"x" * 100, 1) for _ in requests]
+
+    def describe(self) -> StorageDescription:
+        """The actor."""
+        return description()
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_what_is_consumed_counts_and_is_read_from_no_files(bounded: bool) -> None:
+    state = users(consume_bytes_per_second=50) if bounded else users()
+    storage = opened(StorageDouble, StorageDouble(), state)
+    call(storage, ALICE, "fetch", [FetchRequest("orders", 0, 0, 1)], 1000, 0.0)
+    if bounded:
+        with pytest.raises(QuotaExceededError, match="consumed bytes per second"):
+            call(storage, ALICE, "fetch", [FetchRequest("orders", 0, 0, 1)], 1000, 0.0)
+    else:
+        call(storage, ALICE, "fetch", [FetchRequest("orders", 0, 0, 1)], 1000, 0.0)
+    assert call(storage, ALICE, "describe").in_place is not bounded
+    assert call(storage, INTERNAL, "describe").in_place
 
 
 def test_the_decisions_that_are_remembered_are_bounded(monkeypatch):

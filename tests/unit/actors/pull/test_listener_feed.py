@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
+from actors.core.access.meter import Portion
 from actors.core.consume.records_in_place import TaskRecords
 from actors.pull import listener_feed as pull_feed
 from actors.pull.instance_state import InstanceState
@@ -488,6 +489,28 @@ def test_a_lane_that_breaks_has_its_listener_looked_for(scenes, monkeypatch):
     lane.close()
     assert looked.wait(WAIT_S)
     assert scene.gone.wait(WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("portion", "handed"),
+    [(None, 128), (Portion(0, 70), 64), (Portion(1, 0), 32), (Portion(1 << 20, 128), 128)],
+    ids=str,
+)
+def test_a_listener_gets_the_tasks_of_a_portion_but_one_at_least(scenes, portion, handed):
+    scene = scenes(lambda message: None)
+    eventually(lambda: scene.feed._question is not None, "the process asks", WAIT_S)
+    scene.handle.process.tasks.close()
+    answers: list[bytes] = []
+    told: list[tuple[int, int]] = []
+    with scene.instance.lock:
+        scene.instance.core.fetched(Q, 0, real_run(0, 128), 128, 0.0)
+    scene.feed.asked(
+        *(scene.handle.process.life, 0, 0, answers.append, portion),
+        lambda size, messages: told.append((size, messages)),
+    )
+    tasks = read_hand_over(answers[0]).tasks
+    assert sum(one.count for one in tasks) == handed
+    assert told == [(sum(one.size_bytes for one in tasks), handed)]
 
 
 def test_what_comes_while_the_listener_waits_is_handed_over_by_the_thread_that_brings_it(scenes):

@@ -32,7 +32,9 @@ def state() -> AuthState:
 def test_a_user_is_created_changed_and_deleted(state):
     created = carry_out(state, CreateUser(User("new", b"n" * 32)))
     assert created.users.keys() == {"root", "team", "new"}
-    changed = carry_out(created, UpdateUser("new", b"m" * 32, status=UserStatus.DISABLE, bytes_per_second=10))
+    changed = carry_out(
+        created, UpdateUser("new", b"m" * 32, status=UserStatus.DISABLE, bounds={"bytes_per_second": 10})
+    )
     assert changed.users["new"] == User("new", b"m" * 32, UserType.NORMAL, UserStatus.DISABLE, 10)
     assert carry_out(changed, UpdateUser("new", type=UserType.SUPER)).users["new"].is_super
     assert carry_out(changed, DeleteUser("new")).users.keys() == state.users.keys()
@@ -60,7 +62,7 @@ def test_what_is_repeated_changes_nothing(state):
         (CreateUser(User("team", b"x" * 32)), InvalidArgumentError),
         (UpdateUser("nobody", b"x" * 32), UserNotExistError),
         (UpdateUser("root", type=UserType.NORMAL), InvalidArgumentError),
-        (UpdateUser("team", bytes_per_second=-1), InvalidArgumentError),
+        (UpdateUser("team", bounds={"bytes_per_second": -1}), InvalidArgumentError),
         (DeleteUser("root"), InvalidArgumentError),
         (DeleteUser("nobody"), UserNotExistError),
         (PutEntries("nobody", (ORDERS,), is_new=True), UserNotExistError),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, strategies as st
 
 from raymq.access.quotas import Quotas
-from raymq.access.users import User
+from raymq.access.users import CONSUME_BOUNDS, User
 from raymq.errors import QuotaExceededError
 
 USER = User("team", bytes(32), bytes_per_second=1000, messages_per_second=10)
+READER = User("team", bytes(32), consume_bytes_per_second=1000)
 
 
 def test_a_user_without_quota_never_waits():
@@ -51,6 +54,27 @@ def test_a_clock_that_goes_back_fills_nothing():
     quotas = Quotas()
     quotas.take(USER, 1000, 1, 5000)
     assert quotas.wait_ms(USER, 1000, 1, 0) == 1000
+
+
+def test_what_was_read_leaves_a_debt_that_the_next_one_waits_for():
+    quotas, reader = Quotas(CONSUME_BOUNDS, "consumed "), replace(READER, consume_messages_per_second=10)
+    quotas.require_left(reader, 0)
+    quotas.charge(reader, 3000, 5, 0)
+    with pytest.raises(QuotaExceededError, match="'team' has used up its consumed bytes per second") as caught:
+        quotas.require_left(reader, 1000)
+    assert caught.value.retry_after_ms == 1001
+    quotas.require_left(reader, 2001)
+    quotas.charge(reader, 0, 60, 2001)
+    with pytest.raises(QuotaExceededError, match="consumed messages") as caught:
+        quotas.require_left(reader, 2001)
+    assert caught.value.retry_after_ms == 5100
+
+
+def test_what_is_sent_and_what_is_consumed_have_bounds_of_their_own():
+    sends, reads = Quotas(), Quotas(CONSUME_BOUNDS)
+    assert sends.wait_ms(READER, 1 << 40, 1 << 20, 0) == 0
+    reads.charge(USER, 1 << 40, 1 << 20, 0)
+    reads.require_left(USER, 0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 1500)), min_size=1, max_size=40))

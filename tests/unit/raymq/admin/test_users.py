@@ -66,7 +66,7 @@ def test_each_call_asks_for_one_change(admin, asked):
         CreateUser(User("new", key, bytes_per_second=5)),
         CreateUser(User("boss", derive_key("boss", "a secret"), UserType.SUPER)),
         UpdateUser("new", derive_key("new", "another"), status=UserStatus.DISABLE),
-        UpdateUser("new", type=UserType.NORMAL, status=UserStatus.ENABLE, messages_per_second=0),
+        UpdateUser("new", type=UserType.NORMAL, status=UserStatus.ENABLE, bounds={"messages_per_second": 0}),
         DeleteUser("new"),
         PutEntries("new", (entry,), is_new=True),
         PutEntries("new", (make_entry("*", ["All"], "Deny"),), is_new=False),

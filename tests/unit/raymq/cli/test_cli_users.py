@@ -15,7 +15,9 @@ from raymq.access.changes import UserDescription
 from raymq.access.policies import make_entry
 from raymq.cli.upkeep import acl, users
 
-TEAM = UserDescription("team", "Normal", "enable", 500, 0, (make_entry("Topic:orders*", ["Pub", "Sub"]),))
+TEAM = UserDescription(
+    "team", "Normal", "enable", 500, 0, (make_entry("Topic:orders*", ["Pub", "Sub"]),), consume_messages_per_second=30
+)
 
 
 class Admin:
@@ -60,6 +62,8 @@ def test_users_and_policies_are_listed(run):
         "status": "enable",
         "bytes/s": 500,
         "messages/s": "",
+        "consumed bytes/s": "",
+        "consumed messages/s": 30,
         "policies": 1,
     }
     [row] = json.loads(run("acl", "list", "--json").output)["policies"]
@@ -77,25 +81,24 @@ def test_a_secret_is_typed_twice_or_read_from_a_private_file(run, admin, tmp_pat
     file.chmod(0o600)
     assert run("user", "create", "team", "--secret-file", str(file), "--super").exit_code == 0
     assert run("user", "update", "team", "--ask-secret", typed="another\nanother\n").exit_code == 0
-    no_quotas = {"bytes_per_second": 0, "messages_per_second": 0}
-    unchanged = {"is_super": None, "enabled": None, "bytes_per_second": None, "messages_per_second": None}
     assert admin.asked == [
-        ("create_user", "team", "the secret", {"is_super": False, **no_quotas}),
-        ("create_user", "team", "from a file", {"is_super": True, **no_quotas}),
-        ("update_user", "team", {"secret": "another", **unchanged}),
+        ("create_user", "team", "the secret", {"is_super": False}),
+        ("create_user", "team", "from a file", {"is_super": True}),
+        ("update_user", "team", {"secret": "another", "is_super": None, "enabled": None}),
     ]
     file.chmod(0o644)
     assert run("user", "create", "team", "--secret-file", str(file)).exit_code != 0
 
 
 def test_each_command_makes_one_change(run, admin):
-    run("user", "update", "team", "--disable", "--bytes-per-second", "0")
+    run("user", "update", "team", "--disable", "--bytes-per-second", "0", "--consume-bytes-per-second", "9")
     run("user", "delete", "team")
     run("acl", "create", "team", "--resource", "*", "--action", "All", "--deny", "--source", "10.0.0.1")
     run("acl", "update", "team", "--resource", "Topic:a", "--action", "Pub", "--action", "Sub")
     run("acl", "delete", "team", "--resource", "Topic:a")
     run("acl", "delete", "team")
-    changes = {"secret": None, "is_super": None, "enabled": False, "bytes_per_second": 0, "messages_per_second": None}
+    bounds = {"bytes_per_second": 0, "consume_bytes_per_second": 9}
+    changes = {"secret": None, "is_super": None, "enabled": False, **bounds}
     assert admin.asked == [
         ("update_user", "team", changes),
         ("delete_user", "team", {}),

@@ -11,7 +11,7 @@ import pytest
 
 from raymq.consumer import fetcher as fetcher_module
 from raymq.consumer.fetcher import FETCH_CALL_TIMEOUT_S, FETCH_LONG_POLL_S, OTHERS_TIMEOUT_S, READERS_MAX, Fetcher
-from raymq.errors import DataLossError, ServiceNotAvailableError, TopicNotExistError
+from raymq.errors import DataLossError, QuotaExceededError, ServiceNotAvailableError, TopicNotExistError
 from raymq.message import MessageQueue, PullStatus
 from raymq.protocol.store import FetchRequest, FetchResult
 from tests.support.clients.fakes import WAIT_S
@@ -198,6 +198,21 @@ def test_a_failure_to_read_is_tried_again(owner, failure):
     owner.offsets = {Q0: 0}
     owner.fetcher.wake_readers()
     owner.wait_for(lambda: len(set(owner.delivered)) == 3)
+
+
+def test_a_user_that_has_read_too_much_waits_for_what_is_left_and_asks_nobody_else(owner):
+    refusals, usual = [QuotaExceededError("team", "consumed bytes", 30)] * 3, owner.answer
+
+    def answer(request):
+        if refusals:
+            raise refusals.pop()
+        return usual(request)
+
+    owner.answer = answer
+    owner.offsets = {Q0: 0}
+    owner.fetcher.wake_readers()
+    owner.wait_for(lambda: len(set(owner.delivered)) == 3)
+    assert owner.asked_anew == []
 
 
 def test_records_that_the_owner_cannot_decode_do_not_end_the_reading(owner):

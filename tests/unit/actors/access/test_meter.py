@@ -1,0 +1,78 @@
+"""What users consume: whom it is counted for, how much they get at once, and how long they wait then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actors.core.access.meter import HANDED_OUT, Meter, Portion
+from raymq.access.users import User
+from raymq.errors import QuotaExceededError
+from raymq.message import MessageQueue, PullStatus
+from raymq.protocol.listener_tasks import HandOver, LogPlaces, ShippedTask
+from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.remoting.lane.calls import encode_result
+
+USERS = {
+    "free": User("free", b"", bytes_per_second=1),
+    "slow": User("slow", b"", consume_bytes_per_second=1000, consume_messages_per_second=10),
+    "bytes": User("bytes", b"", consume_bytes_per_second=1000),
+}
+REQUEST = FetchRequest("orders", 0, 0, 32)
+QUEUE = MessageQueue("orders", "broker-a", 0)
+
+
+@pytest.mark.parametrize("name", ["free", "nobody"])
+def test_a_user_without_a_bound_is_not_counted(name: str) -> None:
+    meter = Meter(USERS.get)
+    for _ in range(3):
+        meter.require_left(name, 0)
+        meter.consumed(name, 1 << 40, 1 << 20, 0)
+    assert meter.portion(name) is None
+
+
+def test_a_user_waits_until_its_debt_is_paid() -> None:
+    meter = Meter(USERS.get)
+    meter.require_left("slow", 0)
+    meter.consumed("slow", 10, 20, 0)
+    with pytest.raises(QuotaExceededError) as caught:
+        meter.require_left("slow", 500)
+    assert (caught.value.what, caught.value.retry_after_ms) == ("consumed messages", 600)
+    meter.require_left("slow", 1100)
+    meter.require_left("bytes", 0)
+
+
+def test_one_request_reads_a_seconds_worth_at_most() -> None:
+    portion = Meter(USERS.get).portion("slow")
+    assert portion == Portion(1000, 10)
+    assert (portion.bytes_of(64), portion.bytes_of(1 << 20)) == (64, 1000)
+    assert [one.max_messages for one in portion.requests_of([REQUEST])] == [10]
+    unbound = Portion(0, 0)
+    assert (unbound.bytes_of(64), unbound.requests_of([REQUEST])) == (64, [REQUEST])
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "weight"),
+    [
+        ("fetch", [FetchResult(PullStatus.FOUND, 3, 0, 9, b"x" * 70, 3)], (70, 3)),
+        ("fetch", [FetchResult(PullStatus.FOUND, 3, 0, 9, b"", 3)], (0, 0)),
+        ("next_tasks", encode_result(HandOver(1, 1)), (0, 0)),
+        (
+            "next_tasks",
+            encode_result(
+                HandOver(
+                    *(1, 2),
+                    (
+                        ShippedTask(1, QUEUE, 2, b"x" * 50),
+                        ShippedTask(2, QUEUE, 1, places=(LogPlaces(bytes(8), (30).to_bytes(8, "little")),)),
+                    ),
+                )
+            ),
+            (80, 3),
+        ),
+    ],
+    ids=["records", "offsets", "nothing", "tasks"],
+)
+def test_an_answer_weighs_what_is_in_it(method: str, answer: Any, weight: tuple[int, int]) -> None:
+    assert HANDED_OUT[method](answer) == weight
