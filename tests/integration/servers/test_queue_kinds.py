@@ -55,6 +55,25 @@ def test_a_subscriber_reads_its_queue_over_restarts_and_by_a_listener(
         eventually(lambda: len(set(journal.lines())) == 11, "the listener has all")
 
 
+def test_light_queues_are_within_a_namespace(mq: raymq.Client, tmp_path: Path) -> None:
+    journal = ListenerNotes(tmp_path / "journal")
+    for team in ("rome", "oslo"):
+        with raymq.connect(namespace=team) as client, client.producer() as producer:
+            client.admin.create_topic("rooms", 1)
+            producer.send(raymq.Message("rooms", team.encode(), light_queues=["erin"]))
+    with raymq.connect(namespace="rome") as rome:
+        with rome.pull_consumer("phone", consume_from=FIRST) as consumer:
+            consumer.subscribe(raymq.light_queue("erin"))
+            [message] = poll(consumer, 1)
+        assert (message.body, message.topic, message.sent_to) == (b"rome", raymq.light_queue("erin"), "rooms")
+        assert message.light_queues == ("erin",)
+        assert rome.admin.light_queues("e*") == {"erin": 1}
+        push = rome.push_consumer("laptop", consume_from=FIRST).subscribe(raymq.light_queue("erin")).on_message(journal)
+        with push.start():
+            eventually(journal.lines, "the listener has it")
+        assert len(journal.lines()) == 1
+
+
 def bodies(messages: list[MessageExt]) -> list[bytes]:
     return sorted(message.body for message in messages)
 

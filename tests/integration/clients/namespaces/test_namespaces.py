@@ -205,7 +205,7 @@ def test_ray_data_and_spark_are_within_a_namespace(teams: list[raymq.Client]) ->
 import json
 import raymq
 import raymq.data
-from raydp_jobs import read_topic, spark_session, write_topic
+from raydp_jobs import read_topic, spark_session, stream_topic, write_topic
 
 rows = raymq.data.read_topic("rows", namespace="team-a")
 counted = rows.count()
@@ -216,11 +216,17 @@ with raymq.connect(namespace="team-a") as mq, spark_session("namespaces") as spa
     spark_counted = frame.count()
     spark_names = [row.topic for row in frame.select("topic").distinct().collect()]
     write_topic(frame.select("body").limit(5), "rows", client=mq)
-print(json.dumps([counted, names, spark_counted, spark_names]))
+    stream = stream_topic(spark, "rows", starting_offsets="earliest", commit_group="reader", client=mq)
+    writer = stream.select("topic").writeStream.format("memory").queryName("streamed").trigger(availableNow=True)
+    writer.start().awaitTermination()
+    streamed = [[row.topic, row["count"]] for row in spark.table("streamed").groupBy("topic").count().collect()]
+print(json.dumps([counted, names, spark_counted, spark_names, streamed]))
 """
     )
-    assert json.loads(found) == [100, ["rows"], 110, ["rows"]]
+    assert json.loads(found) == [100, ["rows"], 110, ["rows"], [["rows", 115]]]
     assert sum(row.max_offset for row in client.admin.describe_topic("rows")) == 115
+    assert "reader" in client.admin.list_groups()
+    assert "reader" not in other.admin.list_groups()
     assert all(row.max_offset == 0 for row in other.admin.describe_topic("rows"))
 
 
