@@ -19,6 +19,7 @@ from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane.handshake import AuthenticationError
 from tests.support.clusters.cluster import Sandbox, embedded, sandbox
+from tests.support.stores.live_directory import stats_below
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process of another user")
 
@@ -99,10 +100,6 @@ def box() -> Iterator[Sandbox]:
             yield box
 
 
-def below(root: Path) -> list[Path]:
-    return [root, *root.rglob("*")]
-
-
 def lane_of(server: str) -> LaneAddress:
     description: Any = ActorRef(server).call("describe", timeout_s=CALL_S)
     lane: LaneAddress = description.lane
@@ -110,9 +107,9 @@ def lane_of(server: str) -> LaneAddress:
 
 
 def test_everything_below_a_data_directory_is_for_its_user_only(box: Sandbox) -> None:
-    found = below(box.data)
-    assert any(path.is_file() and path.stat().st_size for path in found)
-    open_to_others = [f"{stat.filemode(path.stat().st_mode)} {path}" for path in found if path.stat().st_mode & 0o077]
+    found = stats_below(box.data)
+    assert any(stat.S_ISREG(one.st_mode) and one.st_size for one in found.values())
+    open_to_others = [f"{stat.filemode(one.st_mode)} {path}" for path, one in found.items() if one.st_mode & 0o077]
     assert open_to_others == []
     paths = [str(path) for path in found]
     assert another_user(opens=paths, writes=paths) == {"opens": [], "writes": []}
@@ -127,7 +124,7 @@ def test_the_test_can_fail(box: Sandbox, tmp_path_factory: pytest.TempPathFactor
 def test_the_token_and_the_sockets_of_ray_are_out_of_reach(box: Sandbox) -> None:
     token = os.environ["RAY_AUTH_TOKEN_PATH"]
     assert Path(token).read_text()
-    sockets = [str(path) for path in box.tmp.rglob("*") if path.is_socket()]
+    sockets = [str(path) for path, one in stats_below(box.tmp).items() if stat.S_ISSOCK(one.st_mode)]
     assert sockets
     got = another_user(opens=[token], writes=[token], connects=sockets)
     assert got == {"opens": [], "writes": [], "connects": []}
