@@ -33,6 +33,7 @@ from tests.bench import (
     scale as many,
     spark,
     stores,
+    trace,
 )
 from tests.bench.cluster import embedded
 from tests.bench.consuming import consume, filters
@@ -41,7 +42,7 @@ from tests.bench.machine import touch_memory
 from tests.bench.peers import peers
 
 CLUSTER_SECTIONS = """produce consume filter receive requests delay producers overload fan-out queues waiting topics
-    groups lone-send memory spark""".split()
+    groups lone-send memory trace spark""".split()
 SECTIONS = (*CLUSTER_SECTIONS, "store", "copies")
 TOUCHED_BYTES = 3 << 30
 LIBRARIES = "ray numpy pyarrow pyspark isal msgspec redis nats-py".split()
@@ -126,6 +127,7 @@ def _run(section: str, client: object, beside: object, *, sync: bool, rounds: in
         "queues": many.queues,
         "receive": consume.receive,
         "spark": spark.spark,
+        "trace": trace.trace,
         "filter": filters.filters,
     }
     if section in in_rounds:

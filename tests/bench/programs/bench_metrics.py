@@ -22,7 +22,6 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
@@ -35,14 +34,9 @@ from raymq.cluster.launcher import launch
 from raymq.config.cluster import ClusterSettings
 from raymq.config.console import ConsoleOptions
 from raymq.metrics.client_figures import CLIENT_FIGURES
-from tests.bench.cluster import joined_consumer, new_topic
-from tests.bench.consuming.consume import drain_columns, drain_objects
 from tests.bench.machine import cpu_of, processes, server_name, timed
-from tests.bench.produce import send_async_each, send_tables
+from tests.bench.ways import ways
 
-BODY = b"x" * 1024
-PREPARED = 60_000
-"""Messages that a consumer drains at a time."""
 TOLD_S = 60.0
 SETTLE_S = 30.0
 SCRAPE_INTERVAL_S = 15.0
@@ -50,7 +44,6 @@ SCRAPE_INTERVAL_S = 15.0
 SHOWN_PERCENT = 0.1
 GOAL = 0.02
 IDLE_GOAL_PERCENT = 3.0
-_names = count()
 
 
 @contextmanager
@@ -67,27 +60,6 @@ def cluster(*, metrics: bool) -> Iterator[raymq.Client]:
                         raise TimeoutError("no broker says if there are metrics")
                     time.sleep(0.1)
             yield client
-
-
-def ways(client: raymq.Client) -> Iterator[tuple[str, int, Callable[[], None]]]:
-    """Each way of producing and consuming: its name, the messages of one call, and the call."""
-    topic = new_topic(client, f"cost-{next(_names)}")
-    with client.producer("bench") as producer:
-        message = raymq.Message(topic, BODY)
-        yield "send, one by one", 500, lambda: [producer.send(message) for _ in range(500)] and None
-        yield "send_async", 5000, lambda: send_async_each(producer, topic, BODY, 5000)
-        yield "send_table(5000)", 20_000, lambda: send_tables(producer, topic, BODY, 20_000)
-        full = new_topic(client, f"cost-{next(_names)}")
-        send_tables(producer, full, BODY, PREPARED)
-    for name, drain in (("poll", drain_objects), ("poll_table", drain_columns)):
-        with joined_consumer(client, f"{full}-{name}", full) as consumer:
-
-            def again(consumer: raymq.PullConsumer = consumer, drain: Callable[..., None] = drain) -> None:
-                for queue in consumer.assignment():
-                    consumer.seek_to_begin(queue)
-                drain(consumer, PREPARED)
-
-            yield name, PREPARED, again
 
 
 Samples = dict[tuple[str, bool], list[tuple[float, float]]]

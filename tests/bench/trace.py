@@ -1,0 +1,92 @@
+"""The cost of a trace: producing and consuming by a client that traces, beside one that does not, in one cluster.
+
+A round is a window of calls by each client. Before the one without a trace begins, the records of the other have been
+sent. CPU is that of all processes, per message, so the stores' work for the records is in it. The share that is traced
+is of the messages of all windows: a trace uses a bounded share of a processor, and drops what comes faster.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import raymq
+from raymq.trace.dispatcher import TraceStatistics
+from tests.bench.cluster import new_topic
+from tests.bench.consuming.consume import push_to_listener
+from tests.bench.figures import Figure, Goal, Sample
+from tests.bench.machine import timed
+from tests.bench.produce import send_tables
+from tests.bench.ways import BODY, ways
+
+WINDOW_S = 2.0
+PUSHED = 60_000
+SETTLED_S = 1.5
+"""A client whose trace has not changed for so long has sent all its records."""
+GOALS = [Goal(">=", 0.9, "untraced")]
+
+
+def trace(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
+    """The speed of each way with a trace, and the share of the messages whose records were sent. `client` has none."""
+    window_s = max(0.1, WINDOW_S * scale)
+    with raymq.connect(trace=True) as traced:
+        for (name, number, plain), (_, _, with_trace) in zip(ways(client), ways(traced), strict=True):
+            plain()
+            with_trace()
+            before = settled(traced)
+            figure = Figure("trace", name, "msg/s", True, GOALS)
+            for _ in range(rounds):
+                settled(traced)
+                figure.add_round(
+                    lambda call=with_trace, number=number: _window(call, number, window_s),
+                    {"untraced": lambda call=plain, number=number: _untraced(traced, call, number, window_s)},
+                )
+            yield figure
+            yield _share(name, before, settled(traced))
+        yield _push(client, traced, rounds, max(5000, int(PUSHED * scale) // 5000 * 5000))
+
+
+def settled(client: raymq.Client) -> TraceStatistics:
+    """The counts of a client's trace, once all its records are sent."""
+    before = None
+    while (now := client.trace_statistics()) != before:
+        before = now
+        time.sleep(SETTLED_S)
+    return now
+
+
+def _untraced(traced: raymq.Client, call: Callable[[], None], number: int, window_s: float) -> Sample:
+    settled(traced)
+    return _window(call, number, window_s)
+
+
+def _window(call: Callable[[], None], number: int, window_s: float) -> Sample:
+    """The median of the calls of a window, of `number` messages each."""
+    until_s, samples = time.monotonic() + window_s, list[tuple[float, float]]()
+    while not samples or time.monotonic() < until_s:
+        took_s, cpu_s = timed(call, set())
+        samples.append((number / took_s, cpu_s / number * 1e6))
+    speeds, cpus = zip(*samples, strict=True)
+    return Sample(statistics.median(speeds), statistics.median(cpus))
+
+
+def _share(name: str, before: TraceStatistics, after: TraceStatistics) -> Figure:
+    sent, dropped = after.sent - before.sent, after.dropped - before.dropped
+    figure = Figure("trace", f"{name}, traced", "%", True)
+    figure.add_round(lambda: 100 * sent / max(sent + dropped, 1), {})
+    return figure
+
+
+def _push(client: raymq.Client, traced: raymq.Client, rounds: int, total: int) -> Figure:
+    """The same for a listener, which traces in its own process."""
+    topic = new_topic(client, "trace-push")
+    with client.producer("bench") as producer:
+        send_tables(producer, topic, BODY, total)
+    figure = Figure("trace", "push, an empty listener", "msg/s", True, GOALS)
+    for _ in range(rounds):
+        figure.add_round(
+            lambda: push_to_listener(traced, topic, total, set()),
+            {"untraced": lambda: push_to_listener(client, topic, total, set())},
+        )
+    return figure

@@ -1,0 +1,38 @@
+"""The ways of producing and consuming, each as a call that can be made again and again: for costs of what a client does
+beside them, such as counting or tracing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import raymq
+from tests.bench.cluster import joined_consumer, new_topic
+from tests.bench.consuming.consume import drain_columns, drain_objects
+from tests.bench.produce import send_async_each, send_tables
+
+BODY = b"x" * 1024
+PREPARED = 60_000
+"""Messages that a consumer drains at a time."""
+_names = count()
+
+
+def ways(client: raymq.Client) -> Iterator[tuple[str, int, Callable[[], None]]]:
+    """Each way of producing and consuming of a client: its name, the messages of one call, and the call."""
+    topic = new_topic(client, f"cost-{next(_names)}")
+    with client.producer("bench") as producer:
+        message = raymq.Message(topic, BODY)
+        yield "send, one by one", 500, lambda: [producer.send(message) for _ in range(500)] and None
+        yield "send_async", 5000, lambda: send_async_each(producer, topic, BODY, 5000)
+        yield "send_table(5000)", 20_000, lambda: send_tables(producer, topic, BODY, 20_000)
+        full = new_topic(client, f"cost-{next(_names)}")
+        send_tables(producer, full, BODY, PREPARED)
+    for name, drain in (("poll", drain_objects), ("poll_table", drain_columns)):
+        with joined_consumer(client, f"{full}-{name}", full) as consumer:
+
+            def again(consumer: raymq.PullConsumer = consumer, drain: Callable[..., None] = drain) -> None:
+                for queue in consumer.assignment():
+                    consumer.seek_to_begin(queue)
+                drain(consumer, PREPARED)
+
+            yield name, PREPARED, again
