@@ -60,7 +60,7 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
     for index, name in enumerate(names):
         node = replica_nodes[name]
         root = Path(settings.data_dir) / store_directory(name)
-        store = _settings_of(settings.store, root)
+        store = _settings_of(store_options(settings), root)
         storages.append(StoragePlan(name, node.node_id, store, (node.ip, FIRST_PORT + index), replication, metrics))
     brokers = tuple(
         BrokerSettings(
@@ -72,7 +72,7 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
             replication.slave_read_enable,
             settings.rebalance_servers,
             metrics,
-            settings.store,
+            store_options(settings),
             replication,
         )
         for name in settings.broker_names
@@ -85,6 +85,14 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
         settings.rebalance_servers,
         metrics,
     )
+
+
+def store_options(settings: ClusterSettings) -> StoreOptions:
+    """The options of all stores. Unset `check_compressed_body` follows access: with access on, strangers may send."""
+    store = settings.store
+    if store.check_compressed_body is not None:
+        return store
+    return store.model_copy(update={"check_compressed_body": settings.access.enable})
 
 
 def _metrics(settings: ClusterSettings) -> MetricsSettings:

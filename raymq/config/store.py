@@ -153,6 +153,13 @@ class StoreOptions(BaseModel):
         int,
         Field(ge=1, le=1 << 34, description="Longest records of one append in all; a single one may always be sent."),
     ] = 64 << 20
+    check_compressed_body: Annotated[
+        bool | None,
+        Field(
+            description="Whether compressed bodies that do not decompress within max_message_size_bytes are refused. "
+            "Unset: only with access on."
+        ),
+    ] = None
     check_crc_on_recover: Annotated[
         bool, Field(description="Whether recovery checks the bodies' CRC. Off: only the structure of the records.")
     ] = True

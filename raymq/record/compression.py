@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeVar, cast
@@ -23,6 +24,8 @@ BytesT = TypeVar("BytesT", bound=bytes | memoryview)
 
 MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024
 """The bound on a decompressed body unless the reader gives one; sixteen times the largest legal message."""
+PIECE_BYTES: Final = 256 * 1024
+"""The most bytes that `check_compressed` and `decompress_prefix` decompress at a time; a Zstandard block fits."""
 
 
 class CompressionType(IntEnum):
@@ -141,3 +144,91 @@ def _decompress_zstd(data: bytes, max_bytes: int) -> bytes:
         size = max_bytes
     _check_end(size, True, None, max_bytes)
     return _contexts.decompressor.decompress(data, max_output_size=size, allow_extra_data=False)
+
+
+def check_compressed(data: bytes | memoryview, sys_flag: int, *, max_bytes: int) -> None:
+    """Check that `decompress` succeeds for a body within `max_bytes`. RecordError otherwise.
+
+    The body is decompressed in pieces of PIECE_BYTES that are dropped at once, so memory does not grow with the body.
+    """
+    size = 0
+    for piece in _pieces(data, sys_flag):
+        size += len(piece)
+        _check_end(size, True, None, max_bytes)
+
+
+def decompress_prefix(data: bytes | memoryview, sys_flag: int, *, max_bytes: int) -> bytes:
+    """The first `max_bytes` bytes of a body, or the whole of a shorter one. RecordError if these bytes are damaged.
+
+    Bytes after the prefix are neither decompressed nor checked, so the body may be damaged or too large there. At most
+    PIECE_BYTES more than `max_bytes` are held.
+    """
+    if not sys_flag & SYS_FLAG_COMPRESSED:
+        return bytes(data[:max_bytes])
+    found, size = [], 0
+    for piece in _pieces(data, sys_flag):
+        found.append(piece)
+        size += len(piece)
+        if size >= max_bytes:
+            break
+    return b"".join(found)[:max_bytes]
+
+
+def _pieces(data: bytes | memoryview, sys_flag: int) -> Iterator[bytes]:
+    """A compressed body in pieces of at most PIECE_BYTES. RecordError where the data turns out to be damaged."""
+    bits = sys_flag & SYS_FLAG_COMPRESSION_TYPE_MASK
+    try:
+        if bits in (0, CompressionType.ZLIB):
+            yield from _pieces_of_zlib(data)
+        elif bits == CompressionType.LZ4:
+            yield from _pieces_of_lz4(data)
+        elif bits == CompressionType.ZSTD:
+            yield from _pieces_of_zstd(bytes(data))
+        else:
+            raise RecordError(f"a compression type that is not known: sys flag {sys_flag:#x}")
+    except (zlib.error, RuntimeError, EOFError, zstandard.ZstdError) as error:
+        raise RecordError(f"a compressed body is damaged: {error}") from None
+
+
+def _pieces_of_zlib(data: bytes | memoryview) -> Iterator[bytes]:
+    inflater, rest = zlib.decompressobj(), data
+    while not inflater.eof:
+        piece = inflater.decompress(rest, PIECE_BYTES)
+        rest = inflater.unconsumed_tail
+        if not piece and not rest:
+            break
+        yield piece
+    _check_end(0, inflater.eof, inflater.unused_data, 0)
+
+
+def _pieces_of_lz4(data: bytes | memoryview) -> Iterator[bytes]:
+    frame, rest = lz4.frame.LZ4FrameDecompressor(), data
+    while not frame.eof:
+        piece = frame.decompress(rest, max_length=PIECE_BYTES)
+        rest = b""
+        if not piece and frame.needs_input:
+            break
+        yield piece
+    _check_end(0, frame.eof, frame.unused_data, 0)
+
+
+def _pieces_of_zstd(data: bytes) -> Iterator[bytes]:
+    """A Zstandard frame: whole if it says that it is small, else block by block, each of up to 128 KiB."""
+    content_bytes = zstandard.get_frame_parameters(data).content_size
+    if content_bytes != zstandard.CONTENTSIZE_UNKNOWN and content_bytes <= PIECE_BYTES:
+        yield _decompress_zstd(data, PIECE_BYTES)
+        return
+    # A decompressor of its own: the thread's one may decompress another body between two pieces.
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    position, end = 0, zstandard.frame_header_size(data)
+    while not frame.eof and position < len(data):
+        yield frame.decompress(data[position:end])
+        position, end = end, _block_end(data, end)
+    _check_end(0, frame.eof, data[position:] + frame.unused_data, 0)
+
+
+def _block_end(data: bytes, position: int) -> int:
+    """The end of the Zstandard block at `position`, and of the checksum that may follow the last block."""
+    header = int.from_bytes(data[position : position + 3], "little")
+    is_last, is_run, size = header & 1, header >> 1 & 3 == 1, header >> 3
+    return position + 3 + (1 if is_run else size) + 4 * is_last

@@ -132,21 +132,37 @@ def encode_batch_item(item: BatchItem) -> bytes:
     return head + item.body + _SHORT.pack(len(properties)) + properties
 
 
+def count_items(data: bytes) -> int:
+    """The number of items that fill `data`, by their sizes. RecordError as `decode_batch_items` raises it."""
+    count, position = 0, 0
+    while position < len(data):
+        position = _item_at(data, position)[-1]
+        count += 1
+    return count
+
+
+def _item_at(data: bytes, position: int) -> tuple[int, int, int, int]:
+    """The item at `position`: its flag, where its body and its properties begin, and its end. RecordError when it is
+    cut or its length fields do not add up."""
+    try:
+        total, _, _, flag, body_size = _HEAD.unpack_from(data, position)
+        body_at = position + _HEAD.size
+        properties_at = body_at + body_size + _SHORT.size
+        (properties_size,) = _SHORT.unpack_from(data, max(properties_at, body_at + _SHORT.size) - _SHORT.size)
+    except struct.error:
+        raise RecordError(f"a batch item is cut at byte {position}") from None
+    end = properties_at + properties_size
+    if body_size < 0 or properties_size < 0 or end != position + total or end > len(data):
+        raise RecordError(f"the length fields of the batch item at byte {position} do not add up")
+    return flag, body_at, properties_at, end
+
+
 def decode_batch_items(data: bytes) -> list[BatchItem]:
     """The items that fill `data`. RecordError when it is cut or an item's length fields do not add up."""
     items = []
     position = 0
     while position < len(data):
-        try:
-            total, _, _, flag, body_size = _HEAD.unpack_from(data, position)
-            body_at = position + _HEAD.size
-            properties_at = body_at + body_size + _SHORT.size
-            (properties_size,) = _SHORT.unpack_from(data, max(properties_at, body_at + _SHORT.size) - _SHORT.size)
-        except struct.error:
-            raise RecordError(f"a batch item is cut at byte {position}") from None
-        end = properties_at + properties_size
-        if body_size < 0 or properties_size < 0 or end != position + total or end > len(data):
-            raise RecordError(f"the length fields of the batch item at byte {position} do not add up")
+        flag, body_at, properties_at, end = _item_at(data, position)
         properties = decode_properties(data[properties_at:end])
         items.append(BatchItem(data[body_at : properties_at - _SHORT.size], properties, flag))
         position = end

@@ -29,7 +29,9 @@ from raymq.record.encode import EncodedBatch
 from raymq.record.layout import (
     BLANK_LENGTH,
     IPV6_HOST_BYTES,
+    SYS_FLAG_COMPRESSED,
     SYS_FLAG_STORE_HOST_IPV6,
+    Buffer,
     decode_host,
     record_ends,
 )
@@ -38,8 +40,10 @@ from storage.append.inner_batches import InnerBatchWriter, count_inner
 from storage.append.put_check import (
     RECORD_OVERHEAD_MAX_BYTES,
     HalfFacts,
+    Refusal,
     may_be_special,
     refuse_batch,
+    refuse_bodies,
     refuse_transactional,
     space_checks,
 )
@@ -100,6 +104,8 @@ class Appender:
             settings.max_message_size_bytes + RECORD_OVERHEAD_MAX_BYTES, parts.log.file_size - BLANK_LENGTH
         )
         self._append_max_bytes = settings.max_append_bytes
+        # The sys flag of records whose bodies are looked at before they are stored; 0: of none.
+        self._checked_flag = SYS_FLAG_COMPRESSED if settings.check_compressed_body else 0
         # A record so long is neither too long, nor is its body.
         self._plain_max_bytes = min(self.record_max_bytes, self._max_message_size_bytes)
         # Called with the bytes that are about to be written; they raise to refuse them. Which ones there are depends on
@@ -137,6 +143,7 @@ class Appender:
             sys_flag & SYS_FLAG_STORE_HOST_IPV6 == self._host_flag
             and not may_be_special(sys_flag, properties)
             and not properties.startswith(PROPERTY_CRC_PREFIX, -PROPERTY_CRC_LENGTH)
+            and not (sys_flag & self._checked_flag and self._refuse_bodies(record, [0], 0))
         )
 
     def check(self, batches: Sequence[EncodedBatch]) -> list[CheckedBatch]:
@@ -154,11 +161,19 @@ class Appender:
     def _check(self, batch: EncodedBatch) -> CheckedBatch:
         ends = record_ends(batch.sizes)
         facts = self._check_facts(batch, ends)
+        inner = count_inner(facts)
+        if facts.sys_flags & self._checked_flag:
+            refused = self._refuse_bodies(batch.records, (ends - batch.sizes).tolist(), inner)
+            if refused is not None:
+                raise refused.error
         if batch.topic in TRANSACTION_TOPICS:
             halves = [HalfFacts(view.properties, batch.queue_id) for view, _ in _views(batch.records, ends)]
             waiting = len(self._halves.open)
             refuse_transactional(batch.topic, halves, waiting=waiting, settings=self._settings)
-        return CheckedBatch(batch, memoryview(batch.records), ends, facts.stride, count_inner(facts))
+        return CheckedBatch(batch, memoryview(batch.records), ends, facts.stride, inner)
+
+    def _refuse_bodies(self, records: Buffer, starts: Sequence[int], inner: int) -> Refusal | None:
+        return refuse_bodies(records, starts, inner=inner, max_message_size_bytes=self._max_message_size_bytes)
 
     def _check_facts(self, batch: EncodedBatch, ends: Ints | None) -> BatchFacts:
         """The facts of a batch that can be stored, else MessageIllegalError. `ends`: `record_ends` of its sizes."""

@@ -24,6 +24,7 @@ from raymq.errors import (
 )
 from raymq.kernels.check import BatchFacts
 from raymq.message import (
+    MAX_MESSAGE_SIZE_BYTES,
     MAX_PROPERTIES_BYTES,
     PROPERTY_DELAY,
     PROPERTY_INNER_BASE,
@@ -37,10 +38,17 @@ from raymq.message import (
     SendStatus,
 )
 from raymq.names import HALF_TOPIC, check_group, check_topic, is_internal_topic
+from raymq.record.compression import check_compressed, decompress
+from raymq.record.inner_batch import count_items
 from raymq.record.inner_batch_encode import INNER_MESSAGES_MAX, count_messages
 from raymq.record.layout import (
+    SYS_FLAG_COMPRESSED,
     SYS_FLAG_INNER_BATCH,
     SYS_FLAG_TRANSACTION_MASK,
+    Buffer,
+    RecordError,
+    find_sections,
+    unpack_header,
 )
 from storage.dispatch.half_messages import HALF_QUEUE_ID
 from storage.log.commit_log import CommitLog
@@ -203,6 +211,42 @@ def _refuse_special(messages: int, sys_flags: int, first_properties: bytes) -> R
             "the transaction bits of a record are the store's to set: send with a transaction producer",
         )
     return None
+
+
+def refuse_bodies(records: Buffer, starts: Sequence[int], *, inner: int, max_message_size_bytes: int) -> Refusal | None:
+    """The refusal of checked records, which begin at `starts`, of which one body cannot be read; None if all can.
+
+    A body that is not compressed can be read. `inner`: the messages of an inner batch, which is one record; 0 for
+    records of one message each. The body of an inner batch must hold so many items.
+    """
+    view = memoryview(records)
+    for number, start in enumerate(starts):
+        header = unpack_header(view, start)
+        sys_flag = header[7]
+        if not sys_flag & SYS_FLAG_COMPRESSED:
+            continue
+        body_at, body_end, _, _, _ = find_sections(view, start, header)
+        try:
+            if not inner:
+                check_compressed(view[body_at:body_end], sys_flag, max_bytes=max_message_size_bytes)
+            else:
+                # A producer joins messages of 4 MiB in all, whatever a single message of this store may have.
+                most = max(max_message_size_bytes, MAX_MESSAGE_SIZE_BYTES) + RECORD_OVERHEAD_MAX_BYTES
+                _check_items(decompress(view[body_at:body_end], sys_flag, max_bytes=most), inner)
+        except RecordError as error:
+            return refusal(
+                PutMessageStatus.MESSAGE_ILLEGAL,
+                f"the body of message {number + 1} of {len(starts)} cannot be read: {error} (check_compressed_body is "
+                "on); nothing was stored, compress the body again",
+            )
+    return None
+
+
+def _check_items(body: bytes, messages: int) -> None:
+    """RecordError unless the decompressed body of an inner batch holds so many messages."""
+    found = count_items(body)
+    if found != messages:
+        raise RecordError(f"an inner batch of {messages} messages holds {found}")
 
 
 class HalfFacts(NamedTuple):

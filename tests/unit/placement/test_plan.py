@@ -66,6 +66,18 @@ def test_the_options_of_the_stores_are_handed_on():
     assert storage.settings.max_message_size_bytes == 77
 
 
+@pytest.mark.parametrize(
+    ("access", "chosen", "checks"),
+    [(False, None, False), (True, None, True), (False, True, True), (True, False, False)],
+)
+def test_compressed_bodies_are_checked_with_access_on_unless_the_settings_say_otherwise(access, chosen, checks):
+    users = {"enable": access, "super_secret_file": "secret"}
+    settings = ClusterSettings(access=users, store={"check_compressed_body": chosen})
+    plan = make_plan(settings, [Node("n1", "10.0.0.1")])
+    assert plan.storages[0].settings.check_compressed_body is checks
+    assert plan.brokers[0].store.check_compressed_body is checks
+
+
 def test_each_store_has_a_directory_of_its_own_on_the_disks_of_the_log():
     options = StoreOptions(store_path_commit_log=("/disk1", "/disk2"), read_only_commit_log_store_paths=("/disk1",))
     plan = make_plan(ClusterSettings(broker_groups=2, store=options), [Node("n1", "10.0.0.1")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 import zlib
 
 import lz4.frame
@@ -10,8 +11,17 @@ import pytest
 import zstandard
 
 from raymq.errors import InvalidArgumentError
-from raymq.record.compression import Compression, CompressionType, compress, decompress
+from raymq.record.compression import (
+    PIECE_BYTES,
+    Compression,
+    CompressionType,
+    check_compressed,
+    compress,
+    decompress,
+    decompress_prefix,
+)
 from raymq.record.layout import RecordError
+from tests.support.stores.lying_bodies import bomb
 
 TYPES = [CompressionType.LZ4, CompressionType.ZSTD, CompressionType.ZLIB]
 TEXT = b"a body that compresses well, " * 400
@@ -129,3 +139,62 @@ def test_a_level_the_type_does_not_have_is_refused(type: str, level: int) -> Non
 def test_a_negative_threshold_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="threshold"):
         Compression(threshold_bytes=-1)
+
+
+def frames(data: bytes) -> list[tuple[bytes, int]]:
+    """A body as raymq and as Java's streams compress it, with the sys flags."""
+    stream = zstandard.ZstdCompressor(write_checksum=True).compressobj()
+    linked = lz4.frame.compress(data, block_linked=True, content_checksum=True)
+    return [
+        *((compress(data, type), 1 | type) for type in TYPES),
+        (stream.compress(data) + stream.flush(), 1 | CompressionType.ZSTD),
+        (linked, 1 | CompressionType.LZ4),
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 5000, PIECE_BYTES, PIECE_BYTES + 1, 1_500_000])
+def test_a_check_and_a_prefix_agree_with_the_whole_body(size: int) -> None:
+    chance = random.Random(size)
+    data = b"".join(chance.choice((chance.randbytes(900), bytes(4000))) for _ in range(size // 900 + 1))[:size]
+    for stored, flags in frames(data):
+        check_compressed(stored, flags, max_bytes=size)
+        with pytest.raises(RecordError, match="larger than"):
+            check_compressed(stored, flags, max_bytes=size - 1)
+        for length in (1, 100, PIECE_BYTES, size, size + 1):
+            assert decompress_prefix(stored, flags, max_bytes=length) == data[:length]
+
+
+def test_a_check_refuses_each_body_that_cannot_be_decompressed() -> None:
+    seed = 20240516
+    print("seed", seed)
+    chance = random.Random(seed)
+    refused = 0
+    for size in (5000, 400_000):
+        data = chance.randbytes(size // 10) * 10
+        for stored, flags in frames(data):
+            for number in range(25):
+                damaged = bytearray(stored if number else stored[: chance.randrange(len(stored))])
+                damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+                outcomes = []
+                for function in (decompress, check_compressed):
+                    try:
+                        function(bytes(damaged), flags, max_bytes=1 << 20)  # type: ignore[operator]
+                        outcomes.append(True)
+                    except RecordError:
+                        outcomes.append(False)
+                assert outcomes[0] or not outcomes[1]
+                refused += not outcomes[1]
+    assert refused > 100
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_a_check_and_a_prefix_of_a_bomb_hold_pieces_only(type: CompressionType) -> None:
+    stored = bomb(type, 64)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RecordError, match="larger than 4194304"):
+            check_compressed(stored, 1 | type, max_bytes=4 << 20)
+        assert decompress_prefix(stored, 1 | type, max_bytes=100) == bytes(100)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +14,21 @@ from raymq.errors import MessageIllegalError, ServiceNotAvailableError, StoreNot
 from raymq.kernels.check import BatchFacts, validate_batch
 from raymq.kernels.stamp import with_property_crc
 from raymq.message import Message, SendStatus
+from raymq.names import HALF_TOPIC
 from raymq.protocol.store import FetchRequest
 from raymq.record.check import record_starts
+from raymq.record.compression import Compression, CompressionType
 from raymq.record.crc import PROPERTY_CRC_PREFIX, property_crc
 from raymq.record.decode import decode_records
-from raymq.record.encode import encode_batch
+from raymq.record.encode import ProducerSequence, encode_batch
+from raymq.record.inner_batch_encode import encode_inner_batch
 from raymq.record.layout import encode_properties
 from storage.append.put_check import PutMessageStatus, StoreState, refuse_batch, refuse_store
 from storage.message_store import MessageStore
 from storage.running_flags import RunningFlag, RunningFlags
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
+from tests.support.stores.lying_bodies import lying_batch, lying_bodies, stored_body, with_stored_body
 from tests.support.stores.stores import bodies_of, killed_copy, make_batch, open_store, read_queue, small_settings
 
 FACTS = BatchFacts(2, 200, 100, 50, 0, b"TAGS\x01a\x02")
@@ -128,6 +134,48 @@ class TestStore:
             store.append([make_batch([b"x" * 1001])])
         assert store.statistics().runtime["putMessageFailedTimes"] == "1"
         store.close()
+
+    @pytest.mark.parametrize("name", lying_bodies())
+    def test_a_store_that_checks_refuses_compressed_bodies_that_cannot_be_read(self, tmp_path, name):
+        liar, good = lying_bodies()[name], (zlib.compress(b"good" * 1000), 0x301)
+        with closing(open_store(tmp_path / "store", check_compressed_body=True)) as store:
+            store.append([lying_batch([good])])
+            store.append([lying_batch([good, (b"plain", 0)])])
+            for stored, which in [([liar], "1 of 1"), ([good, liar], "2 of 2")]:
+                with pytest.raises(MessageIllegalError, match=f"message {which}.*check_compressed_body"):
+                    store.append([make_batch([b"before"]), lying_batch(stored)])
+                half = lying_batch(stored, topic=HALF_TOPIC)
+                with pytest.raises(MessageIllegalError, match="cannot be read"):
+                    store.append([half])
+            assert bodies_of(store) == [b"good" * 1000, b"good" * 1000, b"plain"]
+
+    def test_a_store_that_checks_refuses_a_body_that_is_longer_than_it_takes(self, tmp_path):
+        with closing(open_store(tmp_path / "store", check_compressed_body=True, max_message_size_bytes=1000)) as store:
+            store.append([lying_batch([(zlib.compress(bytes(1000)), 0x301)])])
+            with pytest.raises(MessageIllegalError, match="larger than 1000 bytes"):
+                store.append([lying_batch([(zlib.compress(bytes(1001)), 0x301)])])
+
+    def test_a_store_that_does_not_check_takes_them(self, tmp_path):
+        liars = list(lying_bodies().values())
+        with closing(open_store(tmp_path / "store", mapped_file_size_commit_log_bytes=1 << 20)) as store:
+            [result] = store.append([lying_batch(liars)])
+            assert store.queue_bounds("orders", 0).max_offset == len(liars)
+            assert result.status is SendStatus.SEND_OK
+
+    @pytest.mark.parametrize("damage", [b"no items", bytes(20), bytes(8 << 20), None])
+    def test_a_store_that_checks_opens_the_bodies_of_inner_batches(self, tmp_path, damage):
+        messages = [Message("orders", b"item %d" % index * 50) for index in range(10)]
+        batch = encode_inner_batch(
+            messages, 0, born_host=("127.0.0.1", 1), born_timestamp_ms=1, message_ids=["A" * 32] * 10,
+            producer=ProducerSequence("p", 1, 0), compression=Compression(CompressionType.ZLIB, 1),
+        )  # fmt: skip
+        with closing(open_store(tmp_path / "store", check_compressed_body=True)) as store:
+            assert store.append([batch])[0].status is SendStatus.SEND_OK
+            items = zlib.decompress(stored_body(bytes(batch.records))) if damage is None else b""
+            lie = items[: len(items) // 10 * 9] if damage is None else damage
+            with pytest.raises(MessageIllegalError, match="cannot be read"):
+                store.append([with_stored_body(batch, zlib.compress(lie))])
+            assert store.queue_bounds("orders", 0).max_offset == 10
 
     def test_every_record_gets_a_property_crc_and_recovery_verifies_it(self, tmp_path):
         root = tmp_path / "store"
