@@ -503,7 +503,7 @@ class PullResult:
 
 
 class ConsumeStatus(IntEnum):
-    """A listener's answer; None means CONSUME_SUCCESS, an exception RECONSUME_LATER."""
+    """A listener's answer; None means CONSUME_SUCCESS, an exception RECONSUME_LATER. A plain number is no answer."""
 
     CONSUME_SUCCESS = 0
     RECONSUME_LATER = 1

@@ -33,6 +33,22 @@ def dumps_by_value(thing: Any, refusal: Callable[[Exception], Exception]) -> byt
             cloudpickle.unregister_pickle_by_value(module)
 
 
+def deferred_kind(function: Callable[..., Any]) -> str:
+    """The kind of a function whose call runs none of its code: "a coroutine function", "a generator function" or "an
+    async generator function"; empty for any other one. Looks through partials and into the class of an object with
+    `__call__`."""
+    called: Any = function
+    while isinstance(called, functools.partial):
+        called = called.func
+    if not inspect.isroutine(called) and not inspect.isclass(called):
+        called = type(called).__call__
+    if inspect.isasyncgenfunction(called):
+        return "an async generator function"
+    if inspect.isgeneratorfunction(called):
+        return "a generator function"
+    return "a coroutine function" if inspect.iscoroutinefunction(called) else ""
+
+
 def _user_module(thing: Any) -> ModuleType | None:
     """The user's own module or package that defines a function; None for the standard library and installed ones."""
     owner: Any = thing

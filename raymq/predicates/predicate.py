@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, get_args
 from raymq.errors import InvalidArgumentError
 from raymq.message import MessageExt
 from raymq.predicates.fingerprint import fingerprint
-from raymq.shipping import dumps_by_value
+from raymq.shipping import deferred_kind, dumps_by_value
 
 OnError = Literal["raise", "match", "skip"]
 PREDICATE_TIMEOUT_S: Final = 5.0
@@ -112,6 +112,8 @@ def predicate(
     given = name if name is not None else getattr(function, "__qualname__", type(function).__qualname__)
     if not callable(function):
         raise InvalidArgumentError(f"a predicate must be callable with one message, {given} object is not")
+    if kind := deferred_kind(function):
+        raise InvalidArgumentError(f"predicate {given} is {kind}, whose calls are always true: give a plain function")
     if not isinstance(given, str) or not given or len(given) > NAME_MAX or not given.isprintable():
         raise InvalidArgumentError(f"a predicate's name is 1 to {NAME_MAX} printable characters, not {given!r}")
     if on_error not in get_args(OnError):

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Protocol
 
+from raymq.errors import InvalidArgumentError
 from raymq.message import Message, MessageQueue, SendResult
 from raymq.producer.completion import Acknowledged, BeforeEnd, Outcome
+from raymq.shipping import deferred_kind
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +56,13 @@ class SendHooks:
     def __init__(
         self, group: str, watching: Sequence[SendMessageHook], forbidding: Sequence[CheckForbiddenHook]
     ) -> None:
+        """InvalidArgumentError for a hook that is a coroutine or generator function: a call would run none of it."""
         self._group = group
         self._watching, self._forbidding = tuple(watching), tuple(forbidding)
+        called = [*self._forbidding, *(one for hook in self._watching for one in (hook.before_send, hook.after_send))]
+        for function in called:
+            if kind := deferred_kind(function):
+                raise InvalidArgumentError(f"send hook {function!r} is {kind}: make it a plain function")
 
     def __bool__(self) -> bool:
         return bool(self._watching or self._forbidding)

@@ -35,7 +35,7 @@ class ConsumeLater:
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Messages `first` to `first + count - 1` of a task were not consumed. `error` says why. `raised`: the listener
-    raised it."""
+    raised it. `unknown`: the listener returned something that is no answer."""
 
     first: int
     count: int
@@ -44,6 +44,7 @@ class Failure:
     suspend_ms: int = -1
     timed_out: bool = False
     raised: bool = False
+    unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from raymq.record.message_id import parse_offset_message_id
 from raymq.remoting.master_locator import MasterLocator, RouteSource
 from raymq.remoting.storage_client import StorageClient
 from raymq.retry import persist_until
+from raymq.shipping import deferred_kind
 from raymq.transactions.checks import Check, CheckListener
 from raymq.transactions.half_message import half_message
 
@@ -138,6 +139,8 @@ class TransactionProducer(Closing):
         """`producer` sends the half messages, and is closed with this one. InvalidArgumentError."""
         if not callable(check):
             raise InvalidArgumentError("a transaction producer needs check=, a function that finds out outcomes")
+        if kind := deferred_kind(check):
+            raise InvalidArgumentError(f"check= of a transaction producer is {kind}: give a plain function")
         if not 1 <= check_threads <= CHECK_THREADS_MAX:
             raise InvalidArgumentError(f"check_threads {check_threads} is not from 1 to {CHECK_THREADS_MAX}")
         self.group = producer.group

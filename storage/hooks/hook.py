@@ -18,6 +18,7 @@ from typing import Any, Final
 from raymq.errors import ConfigError
 from raymq.hooks import HookedBatch
 from raymq.protocol.store import HookFigures
+from raymq.shipping import deferred_kind
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ def find_hook(path: str, setting: str) -> HookFunction:
         raise ConfigError(
             f"{where} that is {type(hook).__name__!r}, which cannot be called; name a function of a batch"
         )
+    if kind := deferred_kind(hook):
+        raise ConfigError(f"{where} that is {kind}, whose calls run none of its code; name a plain function of a batch")
     function: HookFunction = hook
     return function
 

@@ -4,9 +4,12 @@ A `ConsumeRequest` (RocketMQ's word) is one task's listener calls. One thread ma
 it is not through, further threads join, so a listener that answers quickly costs no thread switch per message, and one
 that waits gets all the threads there are. In order, no thread joins, and the first failure ends the request.
 
-A call that outlives its timeout is given up: it is reported as failed, and its thread no longer counts. At most as many
-threads as there are may be given up so; when all of those are stuck too, nothing more is consumed until one returns
-(`stuck` is their number).
+A listener may be a coroutine function, or return an awaitable. The thread has the awaitable awaited
+(raymq.consumer.push.async_calls) and waits for its result, so that it counts as a call under way.
+
+A call that outlives its timeout is given up: it is reported as failed, and its thread no longer counts. A coroutine is
+cancelled then, which frees its thread. At most as many threads as there are may be given up so; when all of those are
+stuck too, nothing more is consumed until one returns (`stuck` is their number).
 
 A request whose owner was not heard of for HANDLER_LEASE_S is cancelled, between two calls: its owner is gone, and
 another consumer may have its queue. Nothing here survives the process.
@@ -16,19 +19,22 @@ The pool has no thread that looks after the others: whoever owns it calls `look`
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
 
+from raymq.consumer.push.answers import Replier, judge
+from raymq.consumer.push.async_calls import AsyncCall, AsyncCalls
 from raymq.consumer.push.hook import ConsumeContext, ConsumeHook, call_hooks
 from raymq.message import ConsumeStatus, MessageExt
 from raymq.metrics.client_figures import CLIENT_FIGURES, PROCESS_BOUNDS_MS
-from raymq.protocol.consume_result import TIMEOUT_DELAY_LEVEL, ConsumeLater, ConsumeReport, Failure
-from raymq.protocol.request_reply import Reply, ReplyStatistics
+from raymq.protocol.consume_result import TIMEOUT_DELAY_LEVEL, ConsumeReport, Failure
 from raymq.trace.contexts import TracedCalls, new_request_id
 from raymq.trace.deliveries import DeliveryTrace
 from raymq.trace.records import ContextCode
@@ -45,16 +51,6 @@ SETTLE_AFTER_S: Final = 0.05
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Any], Any]
-
-
-class Replier(Protocol):
-    """Sends the replies that listeners return (raymq.request.replier)."""
-
-    def answer(self, messages: Sequence[MessageExt], answer: Reply | Sequence[object]) -> str:
-        """Send a listener's answer to these messages; returns why it is none, empty if it is. Raises nothing."""
-
-    def statistics(self) -> ReplyStatistics:
-        """The replies so far."""
 
 
 class ConsumeRequest:
@@ -154,15 +150,17 @@ class ConsumeRequest:
 
 
 class _Worker:
-    """One thread: the request and the call it is in, and since when (0: in none)."""
+    """One thread: the request and the call it is in, and since when (0: in none). `awaited`: the awaitable that it
+    waits for."""
 
-    __slots__ = ("given_up", "index", "request", "started_s")
+    __slots__ = ("awaited", "given_up", "index", "request", "started_s")
 
     def __init__(self) -> None:
         self.request: ConsumeRequest | None = None
         self.index = -1
         self.started_s = 0.0
         self.given_up = False
+        self.awaited: AsyncCall | None = None
 
 
 class ConsumePool:
@@ -192,6 +190,7 @@ class ConsumePool:
         self._replier = replier
         self._trace = trace
         self._on_done = on_done
+        self._async_calls = AsyncCalls()
         self._lock = threading.Lock()
         """Guards everything below, and the requests' fields but for `ended` and `failures`."""
         self._wanted = threading.Condition(self._lock)
@@ -333,13 +332,12 @@ class ConsumePool:
             if plain:
                 try:
                     answer = handler(calls[index])
+                    if answer is not None:
+                        failure = self._judged(request, index, answer, worker)
                 except BaseException:  # a user's code; sys.exit would end this thread only, and say nothing
                     failure = _raised(request, index)
-                else:
-                    if answer is not None:
-                        failure = self._judged(request, index, answer)
             else:
-                failure = self._call(request, index)
+                failure = self._call(request, index, worker)
             started_s, now_s = now_s, time.monotonic()
             took_s = now_s - started_s
             if (worker.given_up or took_s > SETTLE_AFTER_S) and self._was_given_up(worker):
@@ -381,7 +379,7 @@ class ConsumePool:
 
     def call_directly(self, call: MessageExt | list[MessageExt]) -> tuple[str, str, float]:
         """Call the listener once in this thread, with its hooks, for an administrator: it is nobody's task, and no
-        figure counts it. A reply that it returns is sent.
+        figure counts it. A reply that it returns is sent. A coroutine is cancelled after the consume timeout.
 
         Returns the status (CONSUME_SUCCESS, RECONSUME_LATER, or EXCEPTION where the listener raised), the reason of a
         failure, and the ms that it took.
@@ -402,7 +400,7 @@ class ConsumePool:
             return ConsumeStatus.CONSUME_SUCCESS.name, "", took_ms
         return "EXCEPTION" if raised else ConsumeStatus.RECONSUME_LATER.name, failure.error, took_ms
 
-    def _call(self, request: ConsumeRequest, index: int) -> Failure | None:
+    def _call(self, request: ConsumeRequest, index: int, worker: _Worker) -> Failure | None:
         """Make a call that has hooks, or fail one that stands for a damaged message."""
         call = request.calls[index]
         if isinstance(call, Exception):
@@ -410,34 +408,49 @@ class ConsumePool:
         context = ConsumeContext(self._shown_group, call if isinstance(call, list) else [call])
         call_hooks(self._hooks, "before", context)
         try:
-            failure = self._judged(request, index, self._handler(call))
+            failure = self._judged(request, index, self._handler(call), worker)
         except BaseException:  # as in _run
             failure = _raised(request, index)
         context.success, context.error = failure is None, "" if failure is None else failure.error
         call_hooks(self._hooks, "after", context)
         return failure
 
-    def _judged(self, request: ConsumeRequest, index: int, answer: Any) -> Failure | None:
-        """The failure that a listener's answer tells; None for success, which every answer means but RECONSUME_LATER,
-        ConsumeLater and one that cannot be sent as replies."""
-        if answer is None:
-            return None
-        if answer is ConsumeStatus.RECONSUME_LATER:
-            return request.failure(index, "the listener answered RECONSUME_LATER")
-        messages = request.messages_of(index)
-        if isinstance(answer, ConsumeLater) and answer.first < len(messages):
-            return Failure(
-                messages.start + answer.first,
-                len(messages) - answer.first,
-                f"the listener answered {answer}",
-                delay_level=answer.delay_level,
-                suspend_ms=answer.suspend_ms,
-            )
-        if isinstance(answer, Reply | list | tuple) and self._replier is not None:
-            call = request.calls[index]
-            wrong = self._replier.answer(call if isinstance(call, list) else [call], answer)
-            return request.failure(index, wrong) if wrong else None
-        return None
+    def _judged(
+        self, request: ConsumeRequest, index: int, answer: Any, worker: _Worker | None = None
+    ) -> Failure | None:
+        """The failure that a listener's answer means; None if the messages were consumed. An awaitable answer is
+        awaited first: this raises what it raises."""
+        if not isinstance(answer, ConsumeStatus) and inspect.isawaitable(answer):
+            answer = self._awaited(answer, worker)
+        failure = judge(answer, request.messages_of(index), request.calls[index], self._replier)
+        if failure is not None and failure.unknown:
+            logger.error("group %s, topic %s: %s", self._shown_group, request.topic, failure.error)
+        return failure
+
+    def _awaited(self, awaitable: Awaitable[Any], worker: _Worker | None) -> Any:
+        """The result of an awaitable. None if it was cancelled because its call was given up. Without a worker it is
+        awaited for at most the consume timeout."""
+        call = self._async_calls.start(awaitable)
+        if worker is None:
+            try:
+                return call.result(self._timeout_s)
+            except TimeoutError:
+                if call.done:  # the listener's own
+                    raise
+                raise TimeoutError(f"the listener has not returned after {self._timeout_s:g} s") from None
+            finally:
+                call.cancel()
+        worker.awaited = call
+        if worker.given_up:  # in between
+            call.cancel()
+        try:
+            return call.result()
+        except asyncio.CancelledError:
+            if worker.given_up:
+                return None
+            raise
+        finally:
+            worker.awaited = None
 
     def _was_given_up(self, worker: _Worker) -> bool:
         with self._lock:
@@ -458,6 +471,8 @@ class ConsumePool:
                 earliest_s = min(earliest_s, late_at_s)
                 continue
             worker.given_up = True
+            if (awaited := worker.awaited) is not None:
+                awaited.cancel()
             self._stuck += 1
             error = f"the listener has not returned after {self._timeout_s:g} s"
             request.failures[worker.index] = request.failure(

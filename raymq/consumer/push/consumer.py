@@ -14,7 +14,7 @@ from typing import Any, Final, TypedDict
 
 from raymq import identity
 from raymq.consumer.group_offsets import GroupOffsets
-from raymq.consumer.push.consume_pool import Replier
+from raymq.consumer.push.answers import Replier
 from raymq.consumer.push.hook import ConsumeHook
 from raymq.consumer.push.hosting import Instance
 from raymq.consumer.push.listener import (
@@ -113,8 +113,12 @@ class PushConsumer:
         `ConsumeLater`, or an exception it is delivered again: by way of the group's retry topic, after 10 s, 30 s, 1
         min … 2 h, and then it goes to the dead letters. An orderly consumer's queue waits a second instead, and goes on
         with the same message. ``return raymq.reply(b"…")`` answers a message that was sent with `Producer.request`; it
-        means that it is consumed, and nothing more where the message is no request. ListenerError when the listener
-        cannot be pickled.
+        means that it is consumed, and nothing more where the message is no request. Any other answer (True, False, 1)
+        is a failure, whose reason names it.
+
+        `listener` may be a coroutine function: its calls are awaited on one event loop per instance, at most `threads`
+        at a time. A call that outlives `consume_timeout_s` is cancelled. ListenerError when the listener is a generator
+        function or cannot be pickled.
         """
         self._listener = ship(listener, takes_batch=False)
         self._settings = replace(self._settings, consume_message_batch_max_size=1)

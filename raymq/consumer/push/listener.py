@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ import cloudpickle
 import ray
 
 from raymq import identity
-from raymq.consumer.push.consume_pool import Replier
+from raymq.consumer.push.answers import Replier, check_listener
 from raymq.consumer.push.feed_client import FeedClient
 from raymq.consumer.push.hook import ConsumeHook
 from raymq.consumer.push.hosting import Hosted, Hosting, Instance
@@ -38,15 +38,17 @@ from raymq.members.stacks import thread_stacks
 from raymq.message import ConsumeStatus, MessageExt
 from raymq.protocol.consume_result import ConsumeLater
 from raymq.protocol.request_reply import Reply, ReplyStatistics
-from raymq.shipping import dumps_by_value
+from raymq.shipping import deferred_kind, dumps_by_value
 from raymq.trace.deliveries import DeliveryTrace
 from raymq.trace.spans import SpanHook, spans_if_set
 
 DIRECT_CALLS_MAX: Final = 2
 """The most messages that are consumed for administrators at a time, besides those of the group."""
 
-MessageHandler = Callable[[MessageExt], ConsumeStatus | ConsumeLater | Reply | None]
-BatchHandler = Callable[[list[MessageExt]], ConsumeStatus | ConsumeLater | Sequence[Reply | None] | None]
+Answer = ConsumeStatus | ConsumeLater | Reply | None
+BatchAnswer = ConsumeStatus | ConsumeLater | Sequence[Reply | None] | None
+MessageHandler = Callable[[MessageExt], Answer | Awaitable[Answer]]
+BatchHandler = Callable[[list[MessageExt]], BatchAnswer | Awaitable[BatchAnswer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +62,22 @@ class ShippedListener:
 
 
 def ship(handler: Callable[[Any], Any], *, takes_batch: bool) -> ShippedListener:
-    """Pickle a listener by value. ListenerError when it is not callable or cannot be pickled."""
+    """Pickle a listener by value. ListenerError when it is not callable, is a generator function, or cannot be
+    pickled."""
     name = getattr(handler, "__qualname__", type(handler).__qualname__)
-    if not callable(handler):
-        raise ListenerError(f"a listener must be callable with one argument, {name} object is not")
+    check_listener(handler, name)
     return ShippedListener(_dumps(handler, f"listener {name}"), takes_batch, name)
 
 
 def ship_hook(hook: ConsumeHook) -> ShippedListener:
-    """Pickle a consume hook by value, like a listener. ListenerError when it lacks a method, or cannot be pickled."""
+    """Pickle a consume hook by value, like a listener. ListenerError when it lacks a method, a method is a coroutine
+    or generator function, or it cannot be pickled."""
     name = type(hook).__qualname__
     if not all(callable(getattr(hook, method, None)) for method in ("before", "after")):
         raise ListenerError(f"a consume hook must have the methods before(context) and after(context), {name} has not")
+    for method in ("before", "after"):
+        if kind := deferred_kind(getattr(hook, method)):
+            raise ListenerError(f"{name}.{method} is {kind}, which a consume hook cannot be: make it a plain function")
     return ShippedListener(_dumps(hook, f"consume hook {name}"), False, name)
 
 

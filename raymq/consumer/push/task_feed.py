@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from raymq.consumer.push.consume_pool import JOIN_AFTER_S, ConsumePool, ConsumeRequest, Handler, Replier
+from raymq.consumer.push.answers import Replier
+from raymq.consumer.push.consume_pool import JOIN_AFTER_S, ConsumePool, ConsumeRequest, Handler
 from raymq.consumer.push.feed_client import TaskReport
 from raymq.consumer.push.hook import ConsumeHook
 from raymq.consumer.push.settings import PushSettings

@@ -3,6 +3,7 @@ listeners that block or take their process with them."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -118,6 +119,27 @@ def test_a_failing_message_walks_the_retry_topic_to_the_dead_letters_with_its_id
         [dead] = poll_until(consumer, 1)
     assert (dead.message_id, dead.body, dead.reconsume_times, dead.tags) == (bad.message_id, b"bad", 4, "paid")
     assert dead.system_properties["RETRY_TOPIC"] == topic
+
+
+def test_a_coroutine_is_awaited_and_what_it_returns_decides(
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
+) -> None:
+    async def listen(message: MessageExt) -> Any:
+        await asyncio.sleep(0.01)
+        journal.write(f"{message.body.decode()} {message.reconsume_times}")
+        return {b"0": False, b"1": raymq.ConsumeLater(delay_level=1) if not message.reconsume_times else None}.get(
+            message.body
+        )
+
+    send(mq, topic, range(20))
+    push = mq.push_consumer(group, consume_from=FIRST, max_reconsume_times=1).subscribe(topic).on_message(listen)
+    with push.start() as subscription:
+        eventually(lambda: mq.admin.group_summary(group).dead_letters == 1, "the dead letter of the wrong answer")
+        eventually(lambda: subscription.status()[0].consumed == 20 - 1, "all others, consumed")
+    [letter] = mq.admin.dead_letters(group).letters()
+    assert letter.message.body == b"0"
+    expected = [f"{number} 0" for number in range(20)] + ["0 1", "1 1"]
+    assert sorted(journal.lines()) == sorted(expected)
 
 
 def test_dead_letters_are_brought_back_once_to_their_group_alone(

@@ -167,10 +167,44 @@ def test_an_answer_to_deliver_later_fails_one_message_and_says_how(listener, ans
     assert sorted(listener.seen) == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("answer", [None, ConsumeStatus.CONSUME_SUCCESS, True, "anything"])
-def test_any_other_answer_is_success(listener, answer):
+@pytest.mark.parametrize("answer", [None, ConsumeStatus.CONSUME_SUCCESS])
+def test_none_and_success_mean_consumed(listener, answer):
     listener.answers["a"] = answer
     assert run(pool_of(listener), request_of("a")).failures == ()
+
+
+class NoRepr:
+    def __repr__(self) -> str:
+        raise ValueError("a user's bug")
+
+
+UNKNOWN = [True, False, 0, 1, 2, "yes", b"", {}, ConsumeLater, ConsumeStatus, NoRepr(), "x" * 1000]
+
+
+@pytest.mark.parametrize("key", [None, "a queue"])
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("answer", UNKNOWN, ids=lambda answer: type(answer).__name__)
+def test_any_other_answer_fails_the_message_and_says_why(listener, caplog, answer, size, key):
+    names = ["a", "b"][:size]
+    listener.answers[",".join(names)] = answer
+    [failure] = run(pool_of(listener), request_of(*names, size=size, key=key)).failures
+    assert (failure.first, failure.count, failure.unknown) == (0, size, True)
+    assert f"({type(answer).__name__}), which is no answer" in failure.error
+    assert len(failure.error) < 600
+    assert failure.error in caplog.text
+
+
+def test_a_generator_that_a_plain_function_returns_fails_the_message():
+    pool = pool_of(lambda message: (number for number in range(3)))
+    [failure] = run(pool, request_of("a")).failures
+    assert "(generator), which is no answer" in failure.error
+
+
+def test_later_from_a_message_on_that_the_call_does_not_have_is_a_failure_that_says_so(listener):
+    listener.answers["a"] = ConsumeLater(first=1)
+    [failure] = run(pool_of(listener), request_of("a")).failures
+    assert (failure.first, failure.count) == (0, 1)
+    assert "called with 1 message(s)" in failure.error
 
 
 @pytest.mark.parametrize("error", [KeyError("amount"), SystemExit(3), GeneratorExit()])
