@@ -225,7 +225,7 @@ class Controller:
             "epoch": state.epoch,
             "end_offset": state.end_offset,
             "confirm_offset": state.confirm_offset,
-            "error": "",
+            "error": state.failed,
         }
 
     # One thread per replica

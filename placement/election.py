@@ -8,7 +8,8 @@ The control gets each replica's account of itself (`note_account`) about three t
 
 - A replica is alive if its account came lately, by the Controller's clock: a process that stands still counts as dead.
 - While the last lease that was granted may still be held, no other replica is elected, unless the account of the
-  master's own new process shows that the old one is gone.
+  master's own new process shows that the old one is gone, or the master's account says that its disk has failed.
+- A replica whose disk has failed is not elected, and not followed.
 - An alive member of the sync-state set is elected: the one with the longest log, by epoch first, then by offset; then
   by priority. No other replica is elected, unless `unclean` allows it.
 - A group that never had a master starts with the replica with the longest log, once all accounts have come.
@@ -72,6 +73,7 @@ class MasterView(Enum):
     AWAY = "it does not answer, has not the directory that it led with, or may not lead any more"
     NOT_ORDERED = "it was elected and does not know it yet"
     RESTARTED = "its process was started again: the one that led is gone, and its lease with it"
+    FAILED = "its disk has failed, and it has given up its lease"
     NOT_LEADING = "it answers, and does not lead in its epoch"
     LEADING = "it leads"
 
@@ -94,6 +96,8 @@ MASTER_STEPS: Final[Mapping[tuple[MasterView, bool], MasterStep]] = {
     (MasterView.NOT_ORDERED, True): MasterStep.ORDER,
     (MasterView.RESTARTED, False): MasterStep.ELECT,
     (MasterView.RESTARTED, True): MasterStep.ELECT,
+    (MasterView.FAILED, False): MasterStep.ELECT,
+    (MasterView.FAILED, True): MasterStep.ELECT,
     (MasterView.NOT_LEADING, False): MasterStep.WAIT,
     (MasterView.NOT_LEADING, True): MasterStep.ELECT,
     (MasterView.LEADING, False): MasterStep.RENEW,
@@ -212,6 +216,8 @@ class GroupControl:
         lost = state is not None and record.sync_state_set.stores.get(state.replica) != state.store_id
         if state is None or lost or record.master not in self.able:
             return MasterView.AWAY
+        if state.failed:
+            return MasterView.FAILED
         if state.role is ReplicaRole.MASTER and state.epoch == record.epoch:
             return MasterView.LEADING
         if self._led_incarnation < 0 and state.epoch < record.epoch:
@@ -241,7 +247,7 @@ class GroupControl:
             # A master that drains for a successor who does not come leads on, in a new epoch.
             return self._begin(state, record) if state.draining else []
         other = alive.get(to)
-        if to not in record.sync_state_set.members or other is None:
+        if to not in record.sync_state_set.members or other is None or other.failed:
             return []
         if state.draining and other.log_epoch == state.log_epoch and other.end_offset == state.end_offset:
             self._designated = None
@@ -255,15 +261,16 @@ class GroupControl:
             self.reason = self._against_fixed_master(self.rules.fixed_master, alive, record)
             return [] if self.reason else self._begin(alive[self.rules.fixed_master], record)
         stores = record.sync_state_set.stores
-        able = {replica: state for replica, state in alive.items() if replica in self.able}
+        able = {replica: state for replica, state in alive.items() if replica in self.able and not state.failed}
         candidates = {replica: state for replica, state in able.items() if stores.get(replica) == state.store_id}
         if not candidates and self.rules.unclean:
             candidates = able
         if not candidates:
+            failed = "".join(f"; replica {one.replica}: {one.failed}" for one in alive.values() if one.failed)
             self.reason = (
                 f"none of the replicas that have every acknowledged message answers ({_names(stores)}); "
-                f"{_names(alive) or 'nobody'} answers: bring one of the former back, or allow losing messages with "
-                "enable_elect_unclean_master"
+                f"{_names(able) or 'nobody'} answers{failed}: bring one of the former back, or allow losing messages "
+                "with enable_elect_unclean_master"
             )
             return []
         return self._begin(min(candidates.values(), key=self._order), record)
@@ -273,6 +280,8 @@ class GroupControl:
         state = alive.get(fixed)
         if state is None:
             return f"replica {fixed} does not answer, and no other may lead (broker_role): it is waited for"
+        if state.failed:
+            return f"replica {fixed} cannot lead, and no other may (broker_role): {state.failed}"
         if record.sync_state_set.stores.get(fixed) != state.store_id:
             return (
                 f"replica {fixed} must lead (broker_role), but its directory is not the one that has every "
@@ -301,7 +310,7 @@ class GroupControl:
 
     def _renew(self, state: ReplicaState, record: Record, alive: dict[int, ReplicaState]) -> Renew:
         self._note_lease(state)
-        dead = self.replicas - alive.keys()
+        dead = self.replicas - {replica for replica, one in alive.items() if not one.failed}
         return Renew(self.group, state.replica, record.sync_state_set, state.clock_s, frozenset(dead))
 
     def _note_lease(self, state: ReplicaState) -> None:
@@ -317,7 +326,7 @@ class GroupControl:
         return [
             Follow(self.group, replica, record.epoch, record.master)
             for replica, state in sorted(alive.items())
-            if replica != record.master and (state.role, state.epoch, state.master) != followed
+            if replica != record.master and not state.failed and (state.role, state.epoch, state.master) != followed
         ]
 
     def _recover(self, alive: dict[int, ReplicaState]) -> None:

@@ -337,6 +337,22 @@ class MessageStore:
         transient store pool it is in the files only when it is stored."""
         self._gate.on_written = callback
 
+    def call_on_failure(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called, by whatever thread, once `failure` is set; at once if it is set already. It must not
+        block."""
+        self._gate.on_failure = callback
+        if self._gate.failure:
+            callback()
+
+    @property
+    def failure(self) -> str:
+        """The failure of the disk, because of which nothing is appended until the store is opened again; or empty."""
+        return self._gate.failure
+
+    def fail(self, error: OSError | StoreError) -> None:
+        """Take no more appends, because a file beside the log could not be written (WriteGate.fail)."""
+        self._gate.fail(error)
+
     def notify_progress(self) -> None:
         """Have appends that wait for copies (`acks`) ask again if these are there."""
         self._gate.progress.notify()
@@ -619,11 +635,12 @@ class MessageStore:
             writable=not reason,
             not_writable_reason=reason,
             schedule=self.schedule.status(),
-            running_flags=self.flags.bits | (RunningFlag.NOT_WRITABLE if self._gate.failure else 0),
+            running_flags=int(self.flags.bits | (RunningFlag.NOT_WRITABLE if self._gate.failure else 0)),
             index_files=0 if self._index is None else len(self._index),
             index_behind_bytes=self._index_behind(),
             retention=self.cleaner.status(),
             hooks=self._hooks.figures(),
+            disk_failure=self._gate.failure,
         )
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ class RunningFlags:
     @property
     def bits(self) -> int:
         """The flags as one number, as RocketMQ counts them."""
-        return sum(self._reasons.copy())
+        return sum(map(int, self._reasons.copy()))
 
     @property
     def readable(self) -> bool:

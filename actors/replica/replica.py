@@ -14,6 +14,10 @@ what the next epoch's master does not have; and in one epoch no follower cuts an
 its master gives. With fixed roles they get only what is on the master's disk: there a copy that is longer than the
 master's log shows that its disk has lost messages (placement.election).
 
+A replica whose disk has failed leads no more, whatever its lease says: it acknowledges and shows nothing, answers
+appends with NotMasterError, and says so in its account, so that the Controller elects another at once. Its process is
+started again soon (actors.replica.failed_disk): only what recovery reads from the disk counts then.
+
 Consumers see messages up to the confirm offset, which every member of the sync-state set has
 (actors.core.replica.sync_state). Between a start and the first order, the replica is fenced: it neither appends nor
 shows messages.
@@ -30,7 +34,8 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -56,8 +61,10 @@ from raymq.errors import (
     InSyncReplicasError,
     InvalidArgumentError,
     NotMasterError,
+    RaymqError,
     ServiceNotAvailableError,
     StoreCorruptError,
+    StoreError,
 )
 from raymq.names import StorageName
 from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, QueuePosition
@@ -113,11 +120,16 @@ class Replica:
         self._notified_offset = -1
         self._on_progress: list[Callable[[], None]] = []
         self._on_log: Callable[[], None] | None = None
+        self._on_failure: Callable[[], None] = lambda: None
         self._readers = 0
         """The calls that wait for the log to grow."""
         self._store = self._open()
-        self._epochs = EpochFile(settings.store_path_root_dir)
-        self._files = ReplicaFiles(ConfigFiles(settings.store_path_root_dir))
+        try:
+            self._epochs = EpochFile(settings.store_path_root_dir)
+            self._files = ReplicaFiles(ConfigFiles(settings.store_path_root_dir))
+        except BaseException:
+            self._store.close()  # else nobody could open the directory again
+            raise
         self._role = ReplicaRoleState(broker_name, replica, self._last_epoch())
         self._sync: MasterSyncState | None = None
         self._shown_from = self._store.stored_offset
@@ -131,7 +143,20 @@ class Replica:
         for callback in self._on_progress:
             store.add_progress_listener(callback)
         store.call_on_write(self._note_log)
+        store.call_on_failure(self._on_failure)
         return store
+
+    def call_on_failure(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called, by whatever thread, once the disk has failed; at once if it has.
+
+        It must not block, and may be called more than once."""
+        self._on_failure = callback
+        self._store.call_on_failure(callback)
+
+    @property
+    def _may_acknowledge(self) -> bool:
+        """True if this replica leads, with a lease, and its disk works. It is false after an account with `failed`."""
+        return self._role.leads(self._clock_s()) and not self._store.failure
 
     @property
     def store(self) -> MessageStore:
@@ -226,11 +251,13 @@ class Replica:
                 proposal=self._proposal(),
                 lags={} if self._sync is None else self._sync.lags(self._clock_s()),
                 in_sync=frozenset() if self._sync is None else self._sync.in_sync(self._clock_s()),
+                failed=self._store.failure,
             )
 
     def _proposal(self) -> SyncStateSet | None:
-        leads = self._sync is not None and self._role.leads(self._clock_s())
-        return self._sync.propose(self._clock_s()) if leads and self._sync is not None else None
+        if self._sync is None or not self._may_acknowledge:
+            return None
+        return self._sync.propose(self._clock_s())
 
     # Orders of the Controller
 
@@ -246,6 +273,9 @@ class Replica:
             self._carry_out(order)
         except NotMasterError as error:
             logger.info("%s replica %d does not carry out %s: %s", self._broker_name, self._replica, order, error)
+        except OSError as error:
+            # A set or an epoch is not on disk: the account says that this replica has failed.
+            self._store.fail(error)
         return self.account()
 
     def _carry_out(self, order: Order | None) -> None:
@@ -336,6 +366,9 @@ class Replica:
     def _append(self, epoch: int | None, append: Callable[[MessageStore, ReplicaAcks], T]) -> T:
         with self._changed:
             self._role.check_append(epoch, self._clock_s())
+            if self._store.failure:
+                # Its lease is given up: another replica leads soon, and takes the same append.
+                raise NotMasterError(self._broker_name, self._role.epoch)
             assert self._sync is not None
             led, in_sync = self._role.epoch, len(self._sync.in_sync(self._clock_s()))
             store = self._store
@@ -361,7 +394,7 @@ class Replica:
             return self._has_copies(end_offset)
 
     def _leads(self, epoch: int) -> bool:
-        return self._role.epoch == epoch and self._role.leads(self._clock_s()) and not self._closed
+        return self._role.epoch == epoch and self._may_acknowledge and not self._closed
 
     def _has_copies(self, end_offset: int) -> bool:
         assert self._sync is not None
@@ -450,7 +483,7 @@ class Replica:
         """Show consumers the messages that have their copies, and wake the appends that wait for copies."""
         if self._sync is None:
             return
-        if self._role.leads(self._clock_s()):
+        if self._may_acknowledge:
             self._store.show(self._sync.confirm_offset)
         if not self._rules.all_ack_in_sync_state_set or self._sync.confirm_offset > self._notified_offset:
             self._notified_offset = self._sync.confirm_offset
@@ -481,7 +514,7 @@ class Replica:
 
         Where the two have nothing in common, this store is emptied and begins where the master's log does.
         """
-        with self._order_lock:
+        with self._order_lock, self._failing_on_disk_errors():
             self._role.check_chunk(epoch)
             if not self._aligned:
                 end = self._store.flush_all()
@@ -522,9 +555,28 @@ class Replica:
         self._epochs.truncate_from(0)
 
     def _reopen(self, change: Callable[[], None]) -> None:
-        self._store.close()
-        change()
-        self._store = self._open()
+        closed = self._store
+        closed.close()
+        try:
+            change()
+            self._store = self._open()
+        except (OSError, StoreError) as error:
+            # There is no open store now: only a new process begins again with what is on disk.
+            closed.fail(error)
+            raise
+
+    @contextmanager
+    def _failing_on_disk_errors(self) -> Iterator[None]:
+        """Note that the disk has failed if a file beside the log cannot be written. ServiceNotAvailableError then."""
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, RaymqError):
+                raise  # RequestTimeoutError is an OSError by way of TimeoutError
+            self._store.fail(error)
+            raise ServiceNotAvailableError(
+                f"replica {self._replica} of {self._broker_name} cannot follow: {self._store.failure}"
+            ) from error
 
     def append_log(self, epoch: int, chunk: LogChunk) -> Copied:
         """Append a chunk of the master's log. On return it is on disk if it reached the master's end; if there is more
@@ -533,7 +585,7 @@ class Replica:
         NotMasterError unless it follows in `epoch`. InvalidArgumentError, and nothing is written, unless the chunk
         continues this log. ServiceNotAvailableError when this disk is too slow.
         """
-        with self._order_lock:
+        with self._order_lock, self._failing_on_disk_errors():
             more = chunk.physical_offset + len(chunk.data) < chunk.end_offset
             wait = not more or self._store.end_offset - self._store.stored_offset >= UNFLUSHED_MAX_BYTES
             if not self._append_chunk(epoch, chunk, wait=wait) and wait:
@@ -552,9 +604,10 @@ class Replica:
                 "again whom it follows"
             )
         try:
-            self._append_chunk(epoch, chunk, wait=False)
-            self._show_chunk(chunk)
-            return Copied(self._store.end_offset, self._store.stored_offset, len(chunk.data))
+            with self._failing_on_disk_errors():
+                self._append_chunk(epoch, chunk, wait=False)
+                self._show_chunk(chunk)
+                return Copied(self._store.end_offset, self._store.stored_offset, len(chunk.data))
         finally:
             self._order_lock.release()
 

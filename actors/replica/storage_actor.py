@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -35,6 +36,7 @@ from actors.core.replica.rules import ReplicaRules
 from actors.metrics_thread import MetricsThread
 from actors.options import PERSISTENT
 from actors.replica.data_plane import DataPlane
+from actors.replica.failed_disk import FailedDisk
 from actors.replica.live_settings import LIVE_SETTINGS_FILE, StoreLiveSettings
 from actors.replica.log_lanes import LogLanes
 from actors.replica.replica import Replica
@@ -44,7 +46,7 @@ from raymq.config.cluster import ReplicationOptions, path_here
 from raymq.config.live import SettingValue
 from raymq.config.metrics import MetricsSettings
 from raymq.config.store import StoreSettings
-from raymq.errors import InvalidArgumentError, RaymqError
+from raymq.errors import InvalidArgumentError, RaymqError, StoreError
 from raymq.names import StorageName, is_light_queue, is_system_topic
 from raymq.protocol.delayed import DelayedInStore
 from raymq.protocol.stats import RequestFigures
@@ -78,6 +80,8 @@ APPEND_THREADS: Final = 8
 FETCH_THREADS: Final = 32
 CONTROL_THREADS: Final = 4
 ORDER_THREADS: Final = 4
+OPEN_PAUSE_FACTOR: Final = 4
+"""After an attempt to open the store has failed, no other is made for so many times its length."""
 REPLICATE_THREADS: Final = 12
 """A long poll of each follower, of which there are at most eight, and their other calls."""
 
@@ -108,6 +112,10 @@ class Storage:
         self._store: MessageStore | None = None
         self._replica: Replica | None = None
         self._append_limit = AppendLimit(settings.send_queue_capacity)
+        self._failed_disk = FailedDisk(str(name))
+        # A store that did not open: the reason, and the time (time.monotonic) before which it is not tried again.
+        self._not_open: RaymqError | None = None
+        self._open_again_s = 0.0
         self._live = StoreLiveSettings(self._settings, replication, None if metrics is None else metrics.options)
         self._metrics: MetricsThread | None = None
         self._deleted: DeletedTopics  # from the store's directory, once it is open
@@ -126,16 +134,33 @@ class Storage:
         """The store, whatever the role is; raises the reason if it cannot be opened."""
         with self._lock:
             if self._lanes is None:
-                if self._replication is None:
-                    self._store = self._open_store(None)
-                    self._store.schedule.start_delivery()
-                else:
-                    self._replica = self._open_replica(self._replication)
+                self._open_source()
                 self._deleted = DeletedTopics(self._read_config_file, self._write_config_file)
                 self._live.read(self._read_config_file(LIVE_SETTINGS_FILE))
                 self._lanes = self._open_lanes()
                 self._follow_settings()
             return self._present_store
+
+    def _open_source(self) -> None:
+        """Open the store, or the replica, unless it is open. A store that took long to refuse is not tried again for a
+        while: recovery reads much of the log, and every call of the actor would read it again."""
+        if self._store is not None or self._replica is not None:
+            return
+        started_s = time.monotonic()
+        if self._not_open is not None and started_s < self._open_again_s:
+            raise self._not_open
+        try:
+            if self._replication is None:
+                self._store = self._open_store(None)
+                self._store.call_on_failure(self._failed_disk.note_failure)
+                self._store.schedule.start_delivery()
+            else:
+                self._replica = self._open_replica(self._replication)
+                self._replica.call_on_failure(self._failed_disk.note_failure)
+        except RaymqError as error:
+            self._not_open, took_s = error, time.monotonic() - started_s
+            self._open_again_s = time.monotonic() + OPEN_PAUSE_FACTOR * took_s
+            raise
 
     def _open_lanes(self) -> DataPlane:
         source = self._store if self._replica is None else self._replica
@@ -201,6 +226,16 @@ class Storage:
         )
 
     def _open_replica(self, options: ReplicationOptions) -> Replica:
+        try:
+            return self._make_replica(options)
+        except OSError as error:
+            if isinstance(error, RaymqError):
+                raise  # RequestTimeoutError is an OSError by way of TimeoutError
+            raise StoreError(
+                f"{self._name} cannot open its store: {error}; see the disk of {self._settings.store_path_root_dir}"
+            ) from error
+
+    def _make_replica(self, options: ReplicationOptions) -> Replica:
         rules = ReplicaRules(
             MASTER_LEASE_S,
             options.in_sync_replicas,

@@ -95,6 +95,7 @@ def _report_state(reporter: Reporter, status: StoreStatus, reserved_ms: int) -> 
     reporter.gauge("raymq_storage_dispatch_behind_bytes", status.index_behind_bytes, **STORED)
     reporter.gauge("raymq_storage_message_reserve_time_milliseconds", reserved_ms, **STORED)
     reporter.gauge("raymq_storage_writable", status.writable)
+    reporter.gauge("raymq_storage_disk_failed", bool(status.disk_failure))
     reporter.gauge("raymq_recovery_cut_bytes", status.cut_bytes)
     reporter.count("raymq_duplicates_dropped", status.duplicates_dropped)
     if status.retention is not None and status.retention.disk_ratio >= 0:

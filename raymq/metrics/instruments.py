@@ -184,6 +184,15 @@ _STORES: Final[tuple[_Row, ...]] = (
     ),
     (_G, "storage_disk_ratio", "storage path", "0–1", "", "Storage", "How full the store's disk is."),
     (_G, "storage_writable", "storage", "0/1", "", "Storage", "1 while the store takes appends."),
+    (
+        _G,
+        "storage_disk_failed",
+        "storage",
+        "0/1",
+        "",
+        "Storage",
+        "1 from a failure of the disk until the store is opened again.",
+    ),
     (_G, "recovery_cut_bytes", "storage", "bytes", "", "Storage", "What the last recovery cut off the log's end."),
     (_G, "timing_messages", "storage topic", "messages", "=", "Storage", "Delayed messages that wait, by level."),
     (

@@ -413,8 +413,9 @@ STORAGE: Final = Row(
             {
                 "{{storage}}": lowest("raymq_storage_writable", "storage"),
                 "permission of {{broker}}": highest("raymq_broker_permission", "broker"),
+                "failed disk of {{storage}}": highest("raymq_storage_disk_failed", "storage"),
             },
-            "1: the store takes messages. Permission: 2 write, 4 read, 6 both.",
+            "1: the store takes messages, or its disk has failed. Permission: 2 write, 4 read, 6 both.",
         ),
         Panel(
             "Cut at recovery",

@@ -218,7 +218,8 @@ class StoreStatus:
     `cut_bytes` is how much of the log's tail recovery removed. `not_writable_reason` is empty while appends are taken.
     `running_flags` are RocketMQ's bits (spec/storage.md §9). `index_behind_bytes` is how much of what consumers may see
     is not in the index yet.
-    `schedule` is None where delayed messages are not delivered: on a store that is no master.
+    `schedule` is None where delayed messages are not delivered: on a store that is no master. `disk_failure` says how
+    the disk failed; it is empty while the disk works, and again once the store is opened anew.
     """
 
     pid: int
@@ -244,3 +245,4 @@ class StoreStatus:
     index_behind_bytes: int = 0
     retention: RetentionStatus | None = None
     hooks: tuple[HookFigures, ...] = ()
+    disk_failure: str = ""

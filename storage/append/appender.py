@@ -48,6 +48,7 @@ from storage.append.put_check import (
     space_checks,
 )
 from storage.dispatch.delivery_progress import Delivery, Source, waiting_codes
+from storage.files.disk_usage import is_want_of_space, no_space_text
 from storage.log.append_plan import AppendSpan
 from storage.parts import StoreParts
 from storage.queue.batch_consume_queue import BatchConsumeQueue
@@ -424,8 +425,8 @@ class Appender:
         return stored
 
     def _reserve(self, units: Sequence[tuple[Q, int]], log_end: int) -> None:
-        """Make every file that so many units and a log that ends at `log_end` need, or raise StoreNotWritableError and
-        leave all as it was."""
+        """Make every file that so many units and a log that ends at `log_end` need. StoreNotWritableError for want of
+        space, OSError when the disk fails: all is as it was then."""
         needed: dict[Q, int] = {}
         for queue, count in units:
             needed[queue] = needed.get(queue, 0) + count
@@ -435,9 +436,9 @@ class Appender:
             for queue, count in needed.items():
                 queue.reserve(count)
         except OSError as error:
-            raise StoreNotWritableError(
-                f"no space for another file in {self._root}: {error}; nothing was stored, make space and send again"
-            ) from error
+            if not is_want_of_space(error):
+                raise
+            raise StoreNotWritableError(no_space_text(self._root, self._log.file_size, error)) from error
 
     def _write(self, checked: CheckedBatch, queue: ConsumeQueue, spans: Sequence[AppendSpan]) -> AppendResult:
         """Write a batch to its spans of the log; the result is right if there is one span."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from raymq.config.store import FlushDiskType
-from raymq.errors import StoreFailedError, SystemBusyError
+from raymq.errors import StoreError, StoreFailedError, SystemBusyError
 from storage.append.durability import AppendProgress
 from storage.append.put_check import StoreState, refuse_store
 from storage.log.commit_service import CommitService
@@ -57,6 +57,8 @@ class WriteGate:
         self.closed = False
         # The disk's failure, which is final; empty while all is well.
         self.failure = ""
+        # Called once, by the thread that finds the failure, after `failure` is set. It must not block.
+        self.on_failure: Callable[[], None] | None = None
         # Called by the writer, without the append lock, when something was written. It must not block.
         self.on_written: Callable[[], None] | None = None
         # Moves with each flush that appends may wait for, and with a failure.
@@ -65,7 +67,8 @@ class WriteGate:
             parts.log,
             settings,
             on_flushed=self._on_flushed,
-            on_failed=self._fail_quietly,
+            # With SYNC_FLUSH the thread tells of the progress itself.
+            on_failed=self._fail_quietly if self.is_sync else self.fail,
             on_progress=self.progress.notify if self.is_sync else lambda: None,
         )
         self._commit: CommitService | None = None
@@ -174,16 +177,18 @@ class WriteGate:
         """Wait until the log is on disk up to `end_offset`; False if the disk takes too long, or fails."""
         return self._flush.wait_for(end_offset, self.timeout_s)
 
-    def fail(self, error: OSError) -> None:
+    def fail(self, error: OSError | StoreError) -> None:
         """Close the gate for good because the disk failed: nothing may be acknowledged from here on."""
         self._fail_quietly(error)
         self.progress.notify()
 
-    def _fail_quietly(self, error: OSError) -> None:
+    def _fail_quietly(self, error: OSError | StoreError) -> None:
         """Do as `fail` does, for the flush thread, which tells of the progress itself."""
         if not self.failure:
             self.failure = f"the disk of {self._root} failed: {error}"
             logger.error("%s; no more appends are taken", self.failure)
+            if self.on_failure is not None:
+                self.on_failure()
 
     def close(self) -> None:
         """Commit and flush a last time, unless one has failed, and end the threads. Idempotent."""

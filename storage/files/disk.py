@@ -34,6 +34,7 @@ DIRECTORY_MODE: Final = 0o700
 """Modes that let nobody but the owner read messages."""
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_COPY_BYTES: Final = 1 << 20
 _MADV_POPULATE_WRITE: Final = 23
 _STATFS_BYTES: Final = 256
 _NEVER_MAPPED: Final = {
@@ -113,6 +114,25 @@ def flush(descriptor: int) -> None:
     those: no `msync` is needed, which would have to be called for each map.
     """
     os.fdatasync(descriptor)
+
+
+def write_again(path: Path, begin: int, end: int) -> None:
+    """Write the bytes from `begin` to `end` of the file at `path` once more, and flush the file.
+
+    After a failed flush Linux keeps the bytes in memory, counts them as written, and does not write them at a later
+    flush. A process that finds such bytes must write them itself before it relies on them.
+    """
+    descriptor = open_file(path, os.O_RDWR)
+    try:
+        while begin < end:
+            data = os.pread(descriptor, min(end - begin, _COPY_BYTES), begin)
+            if not data:
+                break
+            pwrite_all(descriptor, begin, data)
+            begin += len(data)
+        flush(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def flush_path(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from pathlib import Path
@@ -27,6 +28,21 @@ def disk_free_bytes(path: Path) -> int:
     except FileNotFoundError:
         return -1
     return found.f_bavail * found.f_frsize
+
+
+def is_want_of_space(error: OSError) -> bool:
+    """True if a file could not be made because the disk, or this user's part of it, is full; the disk works."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def no_space_text(root: Path, log_file_bytes: int, error: OSError) -> str:
+    """The reason why a store in `root` takes no appends: its disk has no room for the next file."""
+    free_mib = max(disk_free_bytes(root), 0) >> 20
+    return (
+        f"the disk of {root} has no room for another file ({error.strerror}): {free_mib:,} MiB are free, and a log "
+        f"file takes {log_file_bytes >> 20:,} MiB; nothing was stored. Free some space, or use another data_dir, "
+        "or lower mapped_file_size_commit_log_bytes of a new store"
+    )
 
 
 def usage_ratio(used_bytes: int, available_bytes: int) -> float:

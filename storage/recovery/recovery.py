@@ -107,7 +107,10 @@ class Recovery:
         for start in self._log.starts:
             if start + self._log.file_size > self._walked_from:
                 # Bytes that the process before wrote may still be in memory only, and count as flushed from here on.
-                disk.flush_path(self._log.path(start))
+                if self._after_crash:
+                    disk.write_again(self._log.path(start), max(self._walked_from - start, 0), end_offset - start)
+                else:
+                    disk.flush_path(self._log.path(start))
         for queue in self._queues:
             queue.correct_min_offset(self._log.min_offset)
             queue.visible_offset = queue.next_offset

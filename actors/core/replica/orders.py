@@ -51,6 +51,8 @@ class ReplicaState:
     record there. `sync_state_set` is the newest it has stored. `draining`: a master that takes no more appends because
     it was asked to hand over. `proposal`: the set that a master asks for, based on the version that it names. `lags`:
     of a master's followers that have read its log. `in_sync`: the replicas in sync with a master, itself included.
+    `failed`: the failure of the replica's disk, empty while the disk works. A failed replica acknowledges nothing from
+    this account on, whatever its lease says, until its process has been started again.
     """
 
     replica: int
@@ -68,6 +70,7 @@ class ReplicaState:
     proposal: SyncStateSet | None = None
     lags: Mapping[int, FollowerLag] = field(default_factory=dict)
     in_sync: frozenset[int] = frozenset()
+    failed: str = ""
 
     @property
     def age(self) -> tuple[int, float]:

@@ -84,7 +84,8 @@ def down(address: str | None, as_json: bool) -> None:
 def status(address: str | None, as_json: bool) -> None:
     """Show broker groups, their replicas and stores, and the consumer groups that are connected.
 
-    Exit code 1 when something that should run does not answer, or a broker group has no master.
+    Exit code 1 when something that should run does not answer, a broker group has no master, or a store that leads
+    takes no messages.
     Example: raymq status --json
     """
     from raymq.cluster.local_server import status as ask
@@ -100,6 +101,7 @@ def status(address: str | None, as_json: bool) -> None:
         if entry["error"]
     ]
     broken += [group for entry in report["replication"] for group in entry["groups"] if group["reason"]]
+    broken += [store for store in report["stores"] if not store["error"] and _refuses(store)]
     print_value(as_json, report, lambda: _print_status(report))
     if broken:
         raise click.exceptions.Exit(1)
@@ -162,6 +164,12 @@ def demo(keep: Path | None, kill: bool) -> None:
 
     if not run(keep, kill=kill, console=out):
         raise click.exceptions.Exit(1)
+
+
+def _refuses(store: dict[str, Any]) -> bool:
+    """True if a store's disk has failed, or if the store should take messages and does not."""
+    leads = store.get("role", "MASTER") == "MASTER"
+    return bool(store.get("disk_failure")) or (leads and not store["writable"])
 
 
 def _note_names(brokers: Sequence[dict[str, Any]]) -> None:

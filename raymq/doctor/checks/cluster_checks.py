@@ -13,6 +13,7 @@ SERVER_KINDS: Final = ("brokers", "stores", "rebalances", "pulls", "replication"
 RAY_DEFAULTS: Final = HealthChecks(3000, 10_000, 5)
 """Ray's own health checks: a node that is gone counts as alive for half a minute and more."""
 DELAY_LATE_MS: Final = 5000
+MAKE_ROOM: Final = "make room on the disk, or see the store's log"
 RETENTION_NEAR: Final = 0.8
 """The part of its time after which an unread message is in danger."""
 
@@ -64,13 +65,17 @@ def masters(snapshot: Snapshot) -> list[Finding]:
 
 
 def stores_writable(snapshot: Snapshot) -> list[Finding]:
-    """Every store that leads takes messages."""
+    """Every store that leads takes messages, and no disk has failed."""
     stores = [store for store in _cluster(snapshot).status.get("stores", []) if not store["error"]]
     following = {"SLAVE", "LEARNER"}
     refusing = [
-        fail(store["not_writable_reason"], "make room, or see the store's log", store["actor"])
+        fail(
+            store["not_writable_reason"],
+            "replace the disk: the store is opened again by itself" if store.get("disk_failure") else MAKE_ROOM,
+            store["actor"],
+        )
         for store in stores
-        if not store["writable"] and store.get("role") not in following
+        if store.get("disk_failure") or (not store["writable"] and store.get("role") not in following)
     ]
     return refusing or [ok(f"{len(stores)} stores")]
 

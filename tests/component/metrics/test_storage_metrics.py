@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 
 import pytest
@@ -155,6 +157,9 @@ def test_the_state_of_the_store(store, report):
     assert seen.value("raymq_recovery_cut_bytes") == 0
     store.fence("it follows")
     assert report().value("raymq_storage_writable") == 0
+    assert seen.value("raymq_storage_disk_failed") == 0
+    store.fail(OSError(errno.EIO, os.strerror(errno.EIO)))
+    assert report().value("raymq_storage_disk_failed") == 1
 
 
 def test_a_store_that_cannot_be_opened_is_not_writable(ray_metrics):

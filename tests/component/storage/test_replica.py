@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -16,10 +17,17 @@ from actors.core.replica.orders import Copied, Follow, ReplicaRole
 from actors.core.replica.rules import ReplicaRules
 from actors.replica import replica as replica_module
 from actors.replica.replica import Replica
-from raymq.errors import InSyncReplicasError, NotMasterError, ServiceNotAvailableError, StoreNotWritableError
+from raymq.errors import (
+    InSyncReplicasError,
+    NotMasterError,
+    ServiceNotAvailableError,
+    StoreFailedError,
+    StoreNotWritableError,
+)
 from raymq.message import PullStatus, SendStatus
 from raymq.protocol.store import FetchRequest, FetchResult
 from storage import message_store
+from storage.files import disk
 from tests.support.replicas.local_replicas import LocalReplicas
 from tests.support.stores.stores import bodies_of, make_batch
 
@@ -396,6 +404,68 @@ def test_a_sync_master_waits_for_a_copy_and_says_when_there_was_none_in_time(mak
     assert result.status is SendStatus.SEND_OK
     ends = {name: replica.account().end_offset for name, replica in group.replicas.items()}
     assert max(ends[1], ends[2]) == ends[0]
+
+
+def fail_flushes(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    """Let each flush of a file below `directory` fail with EIO."""
+    real = disk.flush
+
+    def flush(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"{directory}/"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(descriptor)
+
+    monkeypatch.setattr(disk, "flush", flush)
+
+
+def test_a_master_whose_flush_fails_is_replaced_at_once_and_comes_back_when_its_disk_is_well(make, monkeypatch):
+    group = make()
+    group.settle()
+    group.start()
+    group.master.append([make_batch(bodies(0, 20), producer=("p", 0, 0))])
+    left = group.control_state.record.master
+    told: list[str] = []
+    group.master.call_on_failure(lambda: told.append("failed"))
+    batch = make_batch(bodies(20, 20), producer=("p", 0, 20))
+    with monkeypatch.context() as patch:
+        fail_flushes(patch, group.directory(left))
+        with pytest.raises(StoreFailedError):
+            group.master.append([batch])
+        with pytest.raises(NotMasterError):  # so that a producer asks who leads now
+            group.replicas[left].append([batch])
+        assert told == ["failed"]
+        assert os.strerror(errno.EIO) in group.replicas[left].account().failed
+        group.control(6)  # the lease of a minute is not over
+        assert group.control_state.record.master != left
+        [result] = group.master.append([batch])
+        assert result.status is SendStatus.SEND_OK
+        group.close(left)  # its process ends
+    group.open(left)
+    group.settle()
+    assert group.control_state.record.sync_state_set.members == {0, 1, 2}
+    for replica in group.replicas.values():
+        assert bodies_of(replica.store) == bodies(0, 40)
+    assert len(set(logs(group))) == 1
+
+
+def test_a_replica_that_cannot_write_an_order_down_says_that_its_disk_failed(make, monkeypatch):
+    group = make()
+    group.settle()
+    group.start()
+    group.master.append([make_batch(bodies(0, 20))])
+    left = group.control_state.record.master
+    other = next(name for name in group.names if name != left)
+    with monkeypatch.context() as patch:
+        fail_flushes(patch, group.directory(other))
+        newest = group.control_state.record.sync_state_set
+        account = group.replicas[other].obey(None, replace(newest, version=newest.version + 1))
+        assert account.failed
+        group.control(6)
+    assert group.control_state.record.master == left
+    group.close(other)
+    group.open(other)
+    group.settle()
+    assert group.control_state.record.sync_state_set.members == {0, 1, 2}
 
 
 def test_with_fixed_roles_slaves_serve_reads_while_the_master_is_away_and_it_leads_again(make):

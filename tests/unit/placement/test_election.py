@@ -121,6 +121,53 @@ def test_a_master_whose_process_was_started_again_is_replaced_at_once(led):
     assert led.control.record.master == 0  # it has the most
 
 
+def test_a_master_whose_disk_failed_is_replaced_before_its_lease_ends(led):
+    led.step()
+    led._change(0, failed="the disk of /a failed: EIO", end_offset=900)
+    led.step()
+    assert led.control.record.epoch == 7
+    assert led.control.record.master in {1, 2}
+
+
+def test_a_replica_whose_disk_failed_is_neither_elected_nor_followed_nor_counted_as_alive(led):
+    led.step()
+    led._change(1, failed="the disk of /b failed: EIO", log_epoch=6, end_offset=900)
+    [renewal] = led.step()
+    assert renewal == Renew("broker-a", 0, led.control.record.sync_state_set, led.now_s, frozenset({1}))
+    led.control.designate(1, led.now_s)
+    assert not any(isinstance(action, Drain) for action in led.step())
+    led._change(0, failed="the disk of /a failed: EIO")
+    led.step()
+    assert led.control.record.master == 2
+    led.step()
+    assert not any(isinstance(action, Follow) for action in led.step())
+
+
+def test_where_every_disk_of_the_set_failed_the_reason_names_the_disks_until_one_is_well(led):
+    led.step()
+    for replica in range(3):
+        led._change(replica, failed=f"the disk of /{replica} failed: EIO")
+    led.step()
+    assert "replica 1: the disk of /1 failed: EIO" in led.control.reason
+    assert led.control.record.epoch == 6
+    led.states[1] = state(1, incarnation=2, epoch=6, log_epoch=6)
+    led.step()
+    assert led.control.record.master == 1
+
+
+def test_with_fixed_roles_a_master_whose_disk_failed_is_waited_for():
+    world = World(Record("broker-a", 5, None, of(5, 1, 0, 1, 2)), replace(RULES, fixed_master=0))
+    world.step()
+    world.step()
+    world._change(0, failed="the disk of /a failed: EIO")
+    for _ in range(12):
+        world.step()
+    assert "the disk of /a failed: EIO" in world.control.reason
+    world.states[0] = state(0, incarnation=2, epoch=6, log_epoch=6)
+    world.step()
+    assert world.control.record.master == 0
+
+
 def test_the_replica_with_the_longest_log_is_elected_by_epoch_first(led):
     led.step()
     led.states[1] = replace(led.states[1], log_epoch=6, end_offset=120)
@@ -350,6 +397,7 @@ VIEWED: dict[MasterView, tuple[Record, ReplicaState | None, int]] = {
     MasterView.AWAY: (LED, None, 1),
     MasterView.NOT_ORDERED: (LED, state(0, epoch=5), -1),
     MasterView.RESTARTED: (LED, state(0, epoch=6, incarnation=2), 1),
+    MasterView.FAILED: (LED, replace(LEADING, failed="the disk of /a failed: EIO"), 1),
     MasterView.NOT_LEADING: (LED, state(0, epoch=6, role=ReplicaRole.SLAVE), 1),
     MasterView.LEADING: (LED, LEADING, 1),
 }
@@ -398,4 +446,5 @@ def test_a_master_that_may_not_lead_any_more_is_away():
 
 def test_while_a_lease_may_be_held_another_is_elected_only_where_the_old_process_is_known_to_be_gone():
     elected = {view for view in MasterView if MASTER_STEPS[view, False] is MasterStep.ELECT}
-    assert elected == {MasterView.NOBODY, MasterView.RESTARTED}
+    # A failed one gives up its lease before it says so.
+    assert elected == {MasterView.NOBODY, MasterView.RESTARTED, MasterView.FAILED}

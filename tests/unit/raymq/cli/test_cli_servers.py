@@ -57,6 +57,25 @@ def test_status_fails_and_says_why_when_nobody_leads(run, monkeypatch):
     assert result.exit_code == 1
 
 
+@pytest.mark.parametrize(
+    ("changes", "exit_code"),
+    [
+        ({"writable": True}, 0),
+        ({"not_writable_reason": "the disk is 95% full"}, 1),
+        ({"not_writable_reason": "the disk is 95% full", "role": "MASTER"}, 1),
+        ({"not_writable_reason": "it is not the master", "role": "SLAVE"}, 0),
+        ({"not_writable_reason": "the disk failed: EIO", "role": "SLAVE", "disk_failure": "EIO"}, 1),
+    ],
+)
+def test_status_fails_where_a_store_that_leads_takes_no_messages_or_a_disk_failed(run, monkeypatch, changes, exit_code):
+    store = {"actor": "storage-broker-a-0", "error": "", "writable": False, "queues": 1, "root": "/data"}
+    store |= {"max_physical_offset": 9, "min_physical_offset": 0, "flushed_physical_offset": 9, **changes}
+    monkeypatch.setattr(local_server, "status", lambda address: {**report(), "stores": [store]})
+    result = run("status")
+    assert changes.get("not_writable_reason", "writable")[:12] in result.output
+    assert result.exit_code == exit_code
+
+
 def test_drain_hands_the_node_on_and_fails_while_replicas_are_left(run, monkeypatch):
     asked: list[Any] = []
 

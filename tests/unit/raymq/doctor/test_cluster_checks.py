@@ -93,6 +93,12 @@ ILL = [
     ("brokers ready", status("brokers", 0, ready=False, waiting_for="its store"), State.FAIL, "its store"),
     ("masters", status(*REPLICATED, reason="none answers"), State.FAIL, "none answers"),
     ("stores take messages", status("stores", 0, writable=False, not_writable_reason="full"), State.FAIL, "full"),
+    (
+        "stores take messages",
+        status("stores", 0, writable=False, role="SLAVE", not_writable_reason="EIO", disk_failure="EIO"),
+        State.FAIL,
+        "EIO",
+    ),
     ("replicas apart", status(*REPLICATED, replicas=ONE_NODE), State.WARN, "10.0.0.9"),
     ("copies", status(replication=[]), State.WARN, "broker-a"),
     ("a replica to spare", status(*REPLICATED, min_in_sync_replicas=3), State.WARN, "3"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,26 @@ def test_make_directory_makes_every_name_on_the_way_durable(tmp_path, monkeypatc
 def test_flushing_a_path_that_is_gone_is_nothing(tmp_path):
     disk.flush_path(tmp_path / "gone")
     disk.flush_path(tmp_path)
+
+
+def test_bytes_are_written_again_within_their_bounds_only(tmp_path, monkeypatch):
+    path = tmp_path / "log"
+    data = bytes(range(256)) * 16 * 1024  # several pieces
+    path.write_bytes(data)
+    written: list[tuple[int, int]] = []
+    flushed: list[int] = []
+    real = disk.pwrite_all
+
+    def pwrite_all(descriptor: int, position: int, piece: bytes) -> None:
+        written.append((position, position + len(piece)))
+        real(descriptor, position, piece)
+
+    monkeypatch.setattr(disk, "pwrite_all", pwrite_all)
+    monkeypatch.setattr(disk, "flush", flushed.append)
+    disk.write_again(path, 1000, 3_000_001)
+    assert path.read_bytes() == data
+    assert (written[0][0], written[-1][1]) == (1000, 3_000_001)
+    assert all(one[1] == other[0] for one, other in pairwise(written))
+    assert len(flushed) == 1
+    disk.write_again(path, len(data) - 10, len(data) + 10)  # it does not grow
+    assert path.read_bytes() == data
