@@ -16,7 +16,7 @@ import ray
 
 from raymq import identity
 from raymq.access.credentials import Credentials, find_credentials
-from raymq.closing import Closing
+from raymq.closing import Closing, in_forked_child
 from raymq.cluster.attach import attach_ray
 from raymq.cluster.embedded import EmbeddedCluster
 from raymq.cluster.launcher import ProgressCallback
@@ -70,6 +70,27 @@ QUEUES_TIMEOUT_S: Final = 20.0
 
 T = TypeVar("T")
 
+_inherited_ray: list[object] = []
+"""In a forked child, the parent's connection to Ray as it was copied. It serves the parent alone."""
+
+
+@in_forked_child
+def _note_inherited_ray() -> None:
+    _inherited_ray.clear()
+    if ray.is_initialized():
+        _inherited_ray.append(ray._private.worker.global_worker.core_worker)
+
+
+def _refuse_inherited_ray() -> None:
+    """Raise ClientStateError if this process would talk to Ray over its parent's connection, which never answers."""
+    connected = bool(_inherited_ray) and ray.is_initialized()
+    if connected and ray._private.worker.global_worker.core_worker is _inherited_ray[0]:
+        raise ClientStateError(
+            f"process {os.getpid()} was forked from a process that is connected to Ray, and Ray's connection does "
+            "not survive a fork: fork before the program connects, or start the process with multiprocessing's "
+            "'spawn' or 'forkserver' method, and call raymq.connect() there"
+        )
+
 
 def connect(
     address: str | None = None,
@@ -99,6 +120,8 @@ def connect(
     ClientStateError while it has a client of another one. AuthenticationError where access is on and no known user is
     given.
 
+    In a forked child of a process that is connected to Ray, this raises ClientStateError at once.
+
     `trace`: True has the records of all sends, deliveries and transactions of this client's producers, push and pull
     consumers written to RMQ_SYS_TRACE_TOPIC (`Admin.trace` reads them); a str names another topic for them, which must
     exist: TopicNotExistError.
@@ -106,6 +129,7 @@ def connect(
     `namespace`: topics and groups of this client are those of a namespace (raymq.namespaces), by default that of the
     environment's RAYMQ_NAMESPACE, if any. IllegalNameError.
     """
+    _refuse_inherited_ray()
     names = Namespace(os.environ.get(NAMESPACE_VARIABLE, "") if namespace is None else namespace)
     who = identity.present() if credentials is None else credentials.identity
     if who is None:

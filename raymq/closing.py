@@ -1,13 +1,55 @@
-"""`with` for objects that have a `close`."""
+"""The life of client objects: `with` closes them, and a forked child does not inherit them.
+
+    fork ──► child: each live OfProcess object refuses every call, lanes are closed, shared locks are free again
+         └─► parent: nothing changes
+
+A forked child has copies of its parent's objects, but not of its threads: a copied producer would number its messages
+as its parent does, over the parent's connections. So the child's copies change their class, once, in `_in_child`; a
+call costs nothing more in a process that never forked. Objects that the child makes itself are its own.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
+import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import Self
+from typing import Any, Final, Protocol, Self, TypeVar
+
+from raymq.errors import ClientStateError
+
+_objects: Final[weakref.WeakSet[OfProcess]] = weakref.WeakSet()
+"""The client objects of this process."""
+_connections: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
+_locks: Final[list[threading.Lock]] = []
+_process_id = os.getpid()
+
+F = TypeVar("F", bound=Callable[[], None])
 
 
-class Closing(ABC):
+class Connection(Protocol):
+    """A connection, whose copy a forked child closes. The parent's goes on: the peer sees no end."""
+
+    def close(self) -> None: ...
+
+
+class OfProcess:
+    """A client object that only the process that made it may use.
+
+    Its copy in a forked child raises ClientStateError for every attribute, public or not; so methods that were bound
+    before the fork raise it too. Only `close` and the end of a `with` are allowed there, and do nothing.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = super().__new__(cls)
+        _objects.add(self)
+        return self
+
+
+class Closing(OfProcess, ABC):
     """An object that `with` closes at the end of its block."""
 
     @abstractmethod
@@ -21,3 +63,85 @@ class Closing(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def shared_lock() -> threading.Lock:
+    """A lock for what a whole process shares. It is free in a forked child, whoever held it in the parent."""
+    lock = threading.Lock()
+    _locks.append(lock)
+    return lock
+
+
+def close_in_child(connection: Connection) -> None:
+    """Have a forked child close its copy of this connection."""
+    _connections.add(connection)
+
+
+def in_forked_child(reset: F) -> F:
+    """Call `reset` in each forked child, after client objects refuse calls: it makes shared state anew."""
+    os.register_at_fork(after_in_child=reset)
+    return reset
+
+
+def refuse_other_process(maker: int, what: str) -> None:
+    """Raise ClientStateError if this is not process `maker`, which made `what`."""
+    if os.getpid() != maker:
+        raise _foreign_error(what, maker)
+
+
+def _foreign_error(what: str, maker: int) -> ClientStateError:
+    return ClientStateError(
+        f"this {what} was made in process {maker}, and this is process {os.getpid()}, which was forked: make a new "
+        f"one here, over a connection that this process opens itself with raymq.connect()"
+    )
+
+
+def _foreign(kind: type, maker: int) -> type:
+    """The class that a copy of a `kind` gets in a child that process `maker` has forked."""
+
+    def refuse(self: object, name: str) -> Any:
+        if name == "close" or (name.startswith("__") and name.endswith("__")):
+            return object.__getattribute__(self, name)
+        raise _foreign_error(kind.__name__, maker)
+
+    def nothing(self: object, *args: object) -> None:
+        """Do nothing: the object is the parent's to close."""
+
+    async def nothing_async(self: object, *args: object) -> None:
+        """Do nothing: the object is the parent's to close."""
+
+    def call_refused(self: object, *args: object, **kwargs: object) -> Any:
+        raise _foreign_error(kind.__name__, maker)
+
+    members: dict[str, Any] = {"__slots__": (), "__getattribute__": refuse, "__module__": kind.__module__}
+    for name in ("__iter__", "__aiter__", "__call__"):
+        if hasattr(kind, name):
+            members[name] = call_refused
+    for name in ("close", "__exit__", "__aexit__"):
+        if hasattr(kind, name):
+            members[name] = nothing_async if iscoroutinefunction(getattr(kind, name)) else nothing
+    return type(kind)(kind.__name__, (kind,), members)
+
+
+def _in_child() -> None:
+    """Disown what was copied from the parent."""
+    global _process_id
+    maker, _process_id = _process_id, os.getpid()
+    for lock in _locks:
+        lock._at_fork_reinit()  # type: ignore[attr-defined]  # as threading itself does for its own locks
+    classes: dict[type, type] = {}
+    for item in list(_objects):
+        kind = type(item)
+        if kind not in classes:
+            classes[kind] = _foreign(kind, maker)
+        item.__class__ = classes[kind]
+    _objects.clear()
+    for connection in list(_connections):
+        try:
+            connection.close()
+        except Exception:  # it was half made, or broken: this process has no use for it
+            continue
+    _connections.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)

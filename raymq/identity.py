@@ -10,6 +10,7 @@ Nothing survives the process; the key is never printed.
 from __future__ import annotations
 
 import hmac
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ class _Holder:
 
 
 _holder: Final = _Holder()
+os.register_at_fork(after_in_child=_holder.__init__)  # type: ignore[misc]  # a child acts as nobody until it connects
 
 
 def present() -> Identity | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
+from raymq.closing import OfProcess
 from raymq.message import MessageQueue
 from raymq.protocol.store import QueueBounds
 from raymq.remoting.broker_client import broker_client
@@ -20,7 +21,7 @@ ADMIN_SHORT_CALL_TIMEOUT_S: Final = 5.0
 """Bounds one call that changes nothing on a disk, likewise."""
 
 
-class AdminBase:
+class AdminBase(OfProcess):
     """The calls that are safe to repeat, which all parts of the admin use."""
 
     def __init__(self, routes: RouteCache, storages: StorageClients) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import Final, NamedTuple, TypeVar
 
+from raymq.closing import OfProcess
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.errors import InvalidArgumentError, RaymqError
 from raymq.message import PROPERTY_RETRY_TOPIC, ConsumeFromWhere, MessageExt, MessageQueue, PullStatus
@@ -77,7 +78,7 @@ class _Found:
     record: bytes
 
 
-class DeadLetters:
+class DeadLetters(OfProcess):
     """The dead letters of one group. Made by `Admin.dead_letters`."""
 
     def __init__(self, group: str, routes: RouteCache, storages: StorageClients) -> None:

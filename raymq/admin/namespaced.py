@@ -22,6 +22,7 @@ from typing import Any, Final
 from msgspec import Struct, structs
 
 from raymq.admin.dead_letters import DeadLetters
+from raymq.closing import OfProcess
 from raymq.errors import RaymqError
 from raymq.message import MessageExt, MessageQueue
 from raymq.namespaces import NAMESPACE_SEPARATOR, Namespace
@@ -49,7 +50,7 @@ _HOMES: Final = ("topic", "group", "queue", "config", "consumer")
 """The attributes of an element of a list that tell whose it is."""
 
 
-class NamespacedCalls:
+class NamespacedCalls(OfProcess):
     """The calls of `target`, an Admin or what one of its calls has returned, within a namespace."""
 
     def __init__(self, target: Any, names: Namespace) -> None:

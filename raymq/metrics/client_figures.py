@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from raymq.closing import in_forked_child
 from raymq.metrics.histogram import Histogram
 from raymq.metrics.instruments import INSTRUMENTS, OTHER, REPORT_INTERVAL_S
 from raymq.metrics.reporter import Reporter
@@ -269,3 +270,4 @@ def _together(sources: Iterable[Source]) -> list[ConsumerFigures]:
 
 CLIENT_FIGURES: Final = ClientFigures()
 """The figures of this process."""
+in_forked_child(CLIENT_FIGURES.__init__)  # type: ignore[misc]  # a child has no clients, and no reporter

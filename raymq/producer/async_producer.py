@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, Unpack
 
+from raymq.closing import OfProcess
 from raymq.errors import RequestTimeoutError
 from raymq.message import Message, MessageExt, SendResult
 from raymq.producer.completion import SendFuture
@@ -40,7 +41,7 @@ ROUTE_VALID_S: Final = 2.0
 """Age at which a route is fetched again from the client's routes, which may ask a NameServer and wait for it."""
 
 
-class AsyncProducer:
+class AsyncProducer(OfProcess):
     """Sends messages; made by `Client.async_producer`. To be used in one event loop; close it, or use `async with`.
 
     Arguments, results and errors are those of `Producer`. It sends through a Producer of its own.

@@ -12,6 +12,7 @@ traceback leads to the frames that hold the future.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -21,9 +22,10 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, overload
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
+from raymq.closing import refuse_other_process, shared_lock
 from raymq.errors import RaymqError
 from raymq.message import MessageQueue, SendResult, SendStatus
 from raymq.protocol.recall import RecallHandle
@@ -37,7 +39,7 @@ E = TypeVar("E", bound=BaseException)
 
 logger = logging.getLogger(__name__)
 
-_CREATING: Final = threading.Lock()
+_CREATING: Final = shared_lock()
 """Held for a moment while a completion makes its Condition, or ends without one."""
 _HEX_PAIRS: Final = [f"{number:02X}" for number in range(256)]
 _HEX_DIGITS: Final = np.frombuffer("".join(_HEX_PAIRS).encode(), np.uint16)
@@ -219,6 +221,8 @@ class Completion(Struct, eq=False):
     _watchers: list[_Watcher] = []
     _loops: dict[Any, list[tuple[int, Any]]] = {}
     """By event loop, the indices of messages that are awaited there, and the futures of the loop."""
+    _process_id: int = field(default_factory=os.getpid)
+    """The process whose threads will end the messages."""
 
     def end(self, outcome: Outcome, first: int, end: int, *, divided: bool = False) -> None:
         """Give the messages from index `first` up to `end` their end, once; all there are, unless `divided`.
@@ -288,6 +292,7 @@ class Completion(Struct, eq=False):
         """The condition that guards the ends, once somebody waits for them."""
         condition = self._condition
         if condition is None:
+            refuse_other_process(self._process_id, "send")
             with _CREATING:
                 condition = self._condition
                 if condition is None:

@@ -11,10 +11,10 @@ over lanes are safe to repeat.
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import dataclass
 from typing import Any, Final
 
+from raymq.closing import shared_lock
 from raymq.members.questions import Question
 from raymq.metrics.client_figures import ClientMetrics
 from raymq.protocol.group import CommitAnswer, GroupConfig, QueueOffset
@@ -103,7 +103,7 @@ def _open_lane(description: BrokerDescription, timeout_s: float) -> Lane:
 
 _clients: Final[dict[tuple[int, str], BrokerClient]] = {}
 """By process id, since a forked child must not use its parent's lanes, and by name."""
-_clients_lock: Final = threading.Lock()
+_clients_lock: Final = shared_lock()
 
 
 def broker_client(name: str) -> BrokerClient:

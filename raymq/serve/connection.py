@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from raymq.client import Client, connect
+from raymq.closing import OfProcess
 from raymq.consumer.pull.consumer import PullConsumer
 from raymq.errors import (
     GroupNotExistError,
@@ -42,7 +43,7 @@ TASK_PROPERTY: Final = "task"
 ERROR_PROPERTY_BYTES_MAX: Final = 1000
 
 
-class TaskConnection:
+class TaskConnection(OfProcess):
     """The connection of one process to the raymq of its tasks. Thread-safe."""
 
     def __init__(self, client: Client, settings: TaskSettings) -> None:

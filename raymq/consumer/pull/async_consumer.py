@@ -14,6 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
+from raymq.closing import OfProcess
 from raymq.consumer.pull.engine import PullEngine
 from raymq.consumer.pull.fetched_records import (
     Decode,
@@ -42,7 +43,7 @@ INLINE_BYTES: Final = 16 * 1024
 T = TypeVar("T")
 
 
-class AsyncPullConsumer:
+class AsyncPullConsumer(OfProcess):
     """Made by `Client.async_pull_consumer` inside the event loop that uses it. One task polls at a time.
 
     Methods do the same, and raise the same, as those of PullConsumer with the same name; those that call a broker or a

@@ -13,6 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
+from raymq.closing import OfProcess
 from raymq.consumer.pull.engine import PullEngine
 from raymq.consumer.pull.fetched_records import (
     Decode,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from raymq.kernels.columns import BodyType
 
 
-class PullConsumer:
+class PullConsumer(OfProcess):
     """Made by `Client.pull_consumer`. One thread polls at a time; the rest may be called from any.
 
     Methods about this consumer's position in a queue (position, seek, pause, …) raise ClientStateError for a queue that

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final, TypedDict
 
 from raymq import identity
+from raymq.closing import OfProcess
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.push.answers import Replier
 from raymq.consumer.push.hook import ConsumeHook
@@ -65,7 +66,7 @@ class PushOptions(TypedDict, total=False):
     instance_name: str | None
 
 
-class PushConsumer:
+class PushConsumer(OfProcess):
     """Describes a push consumer step by step; nothing runs before `start`. Made by `Client.push_consumer`."""
 
     def __init__(

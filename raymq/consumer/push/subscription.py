@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import ray
 
+from raymq.closing import OfProcess
 from raymq.consumer.push.hosting import Instance
 from raymq.errors import ListenerError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.message import MessageQueue
@@ -135,7 +136,7 @@ class RunningInstance:
         return self._pull
 
 
-class PushSubscription:
+class PushSubscription(OfProcess):
     """A push consumer that runs. `stop` ends it: the messages in flight are finished and committed."""
 
     def __init__(

@@ -14,6 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, NoReturn, TypeVar, overload
 
+from raymq.closing import OfProcess
 from raymq.consumer.simple.consumer import INVISIBLE_S, MESSAGES, WAIT_S, refuse
 from raymq.consumer.simple.engine import SimpleEngine
 from raymq.consumer.simple.received_message import ReceivedMessage
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class AsyncSimpleConsumer:
+class AsyncSimpleConsumer(OfProcess):
     """Made by `Client.async_simple_consumer` inside the event loop that uses it. Several tasks may use it.
 
     Methods do the same, and raise the same, as those of SimpleConsumer with the same name, and are awaited.

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from raymq.closing import in_forked_child
+
 logger = logging.getLogger(__name__)
 
 SAME_LINE_PAUSE_S: Final = 60.0
@@ -139,6 +141,7 @@ class SeldomLines:
 
 
 told_seldom: Final = SeldomLines()
+in_forked_child(told_seldom.__init__)  # type: ignore[misc]
 
 
 def failure_text(error: BaseException) -> str:

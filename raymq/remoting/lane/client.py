@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from raymq import identity
+from raymq.closing import close_in_child
 from raymq.errors import RequestTimeoutError
 from raymq.remoting.lane import handshake
 from raymq.remoting.lane.address import LaneAddress, TlsFiles, client_tls, rays_tls, refused_by_client
@@ -72,6 +73,7 @@ class Lane:
         self._is_tls = False
         self._stream = self._connect(address, timeout_s) if remote else _connect_unix(address, timeout_s)
         self._is_tls = isinstance(self._stream, ssl.SSLSocket)
+        close_in_child(self)
         try:
             self._shake_hands(address.secret)
         except ssl.SSLError as error:  # TLS 1.3 tells a client after its own handshake that it is not accepted

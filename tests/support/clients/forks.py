@@ -1,0 +1,43 @@
+"""A call in a forked child, and what came of it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from typing import Any
+
+CHILD_MAX_S = 20
+"""A child that hangs is killed after so long; its result is an error then."""
+
+
+def in_child(call: Callable[[], Any]) -> Any:
+    """The result of `call` in a child of os.fork; an exception is returned as its type's name and text."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(CHILD_MAX_S)
+        try:
+            result = call()
+        except BaseException as error:
+            result = f"{type(error).__name__}: {error}"
+        with os.fdopen(write, "wb") as pipe:
+            pipe.write(pickle.dumps(result))
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        data = pipe.read()
+    _, status = os.waitpid(child, 0)
+    assert status == 0, f"the child ended with status {status}: it hung, or died"
+    return pickle.loads(data)
+
+
+def outcome(call: Callable[[], Any]) -> str:
+    """ "ok", or the type and text of what the call raised."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "ok"
