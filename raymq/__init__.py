@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
     from raymq.errors import (
         AccessDeniedError as AccessDeniedError,
         AuthenticationError as AuthenticationError,
+        BodyUnreadableError as BodyUnreadableError,
         ClientStateError as ClientStateError,
         ClusterNotFoundError as ClusterNotFoundError,
         ConfigError as ConfigError,
@@ -126,6 +127,7 @@ _HOMES: Final = {
     "AsyncSimpleConsumer": "raymq.consumer.simple.async_consumer",
     "CheckForbiddenHook": "raymq.producer.hooks",
     "Client": "raymq.client",
+    "BodyUnreadableError": "raymq.errors",
     "ClientStateError": "raymq.errors",
     "ClusterNotFoundError": "raymq.errors",
     "Compression": "raymq.record.compression",

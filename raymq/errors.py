@@ -40,6 +40,7 @@
     │   ├── StoreNotWritableError       14
     │   │   └── StoreFailedError        14    the disk failed in the middle; the outcome is unknown
     │   └── StoreCorruptError            1    damage that recovery must not repair by guessing
+    ├── BodyUnreadableError              1    a message that is damaged, or whose body cannot be decompressed
     └── DataLossError                   21    records between two offsets are gone
 
 The number is RocketMQ's response code (spec/messaging.md §10). `retryable` says whether the same call may succeed
@@ -480,6 +481,38 @@ class StoreFailedError(StoreNotWritableError):
 
 class StoreCorruptError(StoreError):
     """The store is damaged in a way that recovery must not repair by guessing."""
+
+
+class BodyUnreadableError(RaymqError):
+    """A message that cannot be read: its bytes are damaged, or its body does not decompress.
+
+    `queue` names the queue ("orders@broker-a:0"). `queue_offset` and `physical_offset` are -1 if unknown. `reason` says
+    what is wrong. `record_damaged` True: the record itself is damaged, so no field but its place is known. False: only
+    the body is unreadable, and all other fields are as stored.
+    """
+
+    def __init__(
+        self, queue: str, queue_offset: int, physical_offset: int, reason: str, record_damaged: bool = False
+    ) -> None:
+        super().__init__(queue, queue_offset, physical_offset, reason, record_damaged)
+        self.queue, self.queue_offset, self.physical_offset = queue, queue_offset, physical_offset
+        self.reason, self.record_damaged = reason, record_damaged
+
+    def __str__(self) -> str:
+        what = "message" if self.record_damaged else "body of the message"
+        at = (
+            f"offset {self.queue_offset} of {self.queue}"
+            if self.queue_offset >= 0
+            else f"an unknown offset of {self.queue}"
+        )
+        place = f" (physical offset {self.physical_offset})" if self.physical_offset >= 0 else ""
+        return f"the {what} at {at}{place} cannot be read: {self.reason}; skip this message, the others are intact"
+
+    def __eq__(self, other: object) -> bool:
+        return self.args == other.args if isinstance(other, BodyUnreadableError) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.args)
 
 
 class DataLossError(RaymqError):

@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn, Protocol
 from msgspec import Struct, StructMeta
 from msgspec.structs import force_setattr
 
-from raymq.errors import MessageIllegalError
+from raymq.errors import BodyUnreadableError, MessageIllegalError
 from raymq.names import LMQ_PREFIX, check_topic, is_light_queue, light_queue
 
 PROPERTY_KEYS: Final = "KEYS"
@@ -273,7 +273,10 @@ class MessageSource(Protocol):
     field's name, which takes the message's index; these two are called most."""
 
     def body(self, index: int) -> bytes:
-        """The body of message `index`, decompressed."""
+        """The body of message `index`, decompressed. BodyUnreadableError if it cannot be read."""
+
+    def body_error(self, index: int) -> BodyUnreadableError | None:
+        """The error that `body` raises for message `index`; None if the body can be read."""
 
     def queue_offset(self, index: int) -> int:
         """The queue offset of message `index`."""
@@ -367,6 +370,11 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
     each time it is asked for. On the storage actor's node these bytes are the mapped commit log; elsewhere one fetch of
     up to 8 MiB. They stay in memory, or a deleted file on the disk, for as long as one of the poll's messages is kept.
     A program that keeps messages for long keeps `copy.copy(message)`, which refers to nothing; pickling does the same.
+
+    A damaged message is handed over in its place, too: reading its `body` raises BodyUnreadableError, and `body_error`
+    holds that error. A compressed body is decompressed when it is read, to 4 MiB at most. If the record itself is
+    damaged (`body_error.record_damaged`), only topic, broker name, queue id, queue offset and physical offset are
+    known. Text fields are empty then, and numbers are 0.
     """
 
     @staticmethod
@@ -379,6 +387,37 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
         """The messages of a source at these indices."""
         # Without a line of Python per message: a poll makes thousands.
         return list(map(_make_message, repeat(source), indices))
+
+    @staticmethod
+    def damaged(error: BodyUnreadableError, queue: MessageQueue) -> MessageExt:
+        """The message of a damaged record of `queue`, of which only the place is known."""
+        place = (queue.broker_name, queue.queue_id, error.queue_offset, error.physical_offset)
+        return MessageExt.decoded((queue.topic, error, None, (), {}, 0, *place, 0, 0, "", "", "", "", 0, 0, {}))
+
+    @property
+    def body_error(self) -> BodyUnreadableError | None:
+        """The error that reading `body` raises; None for a message whose body can be read.
+
+        For a compressed body the first look decompresses the body.
+        """
+        error: BodyUnreadableError | None = self._source.body_error(self._index)
+        return error
+
+    @property
+    def record_damaged(self) -> bool:
+        """True if the record itself is damaged: nothing of the message is known but its place. Reads no body."""
+        return not self.offset_message_id
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in zip(_FIELDS, self._values(), strict=True))
+        return f"{type(self).__qualname__}({fields})"
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._values() == other._values()
+
+    __hash__ = None  # type: ignore[assignment]  # a message has dictionaries
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MessageExt, self._values()
@@ -394,11 +433,17 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
 
     def _in_queue(self, topic: str, queue_id: int) -> MessageExt:
         """This message as one of another queue; for rooms of raymq that know where it was sent."""
-        place = {"topic": topic, "queue_id": queue_id}
-        return MessageExt.decoded(tuple(place.get(name, getattr(self, name)) for name in _FIELDS))
+        return self._replaced(topic=topic, queue_id=queue_id)
+
+    def _replaced(self, **changes: Any) -> MessageExt:
+        """This message with other values of some fields; dataclasses.replace cannot copy an unreadable body."""
+        values = zip(_FIELDS, self._values(), strict=True)
+        return MessageExt.decoded(tuple([changes.get(name, value) for name, value in values]))
 
     def _values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in _FIELDS)
+        """The values of all fields; an unreadable body's value is its error."""
+        error = self.body_error
+        return tuple([getattr(self, name) if error is None or name != "body" else error for name in _FIELDS])
 
     @property
     def queue(self) -> MessageQueue:
@@ -421,6 +466,7 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
 _make_message: Final[Callable[[Any, int], MessageExt]] = partial(StructMeta.__call__, MessageExt)
 """Makes a message of its source and its number there."""
 _FIELDS: Final[tuple[str, ...]] = _MessageFields.__match_args__
+_BODY: Final = _FIELDS.index("body")
 
 
 class _DecodedMessage:
@@ -430,6 +476,16 @@ class _DecodedMessage:
 
     def __init__(self, values: tuple[Any, ...]) -> None:
         self._values = values
+
+    def body(self, index: int) -> bytes:
+        body: bytes | BodyUnreadableError = self._values[_BODY]
+        if isinstance(body, BodyUnreadableError):
+            raise BodyUnreadableError(*body.args)
+        return body
+
+    def body_error(self, index: int) -> BodyUnreadableError | None:
+        body = self._values[_BODY]
+        return body if isinstance(body, BodyUnreadableError) else None
 
 
 def _read_value(number: int) -> Callable[[Any, int], Any]:
@@ -444,7 +500,8 @@ def _read_field(name: str) -> property:
 
 for _number, _name in enumerate(_FIELDS):
     # Behind the decorator's back: as class attributes in the class itself they would be the fields' default values.
-    setattr(_DecodedMessage, _name, _read_value(_number))
+    if _name != "body":
+        setattr(_DecodedMessage, _name, _read_value(_number))
     setattr(_MessageFields, _name, _read_field(_name))
 
 

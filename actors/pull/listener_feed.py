@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 from ray.exceptions import ActorDiedError, RayActorError
 
 from actors.access.door import lane_guard, lane_meter, lane_users
@@ -528,8 +529,14 @@ def ship_task(task: Task, *, in_place: bool) -> ShippedTask:
     """A task for the listener: by the places of its records if they are in a store's files, and `in_place`."""
     messages = task.messages
     if not in_place or not isinstance(messages, RecordsInPlace):
-        return ShippedTask(task.number, task.queue, len(messages), messages.data)
-    places = [LogPlaces((part.position + part.starts).tobytes(), part.sizes.tobytes()) for part in messages.parts]
+        memory = messages.in_memory()
+        sizes = np.diff(np.array(memory.starts, np.int64)).tobytes()
+        offsets = np.array(memory.offsets, np.int64).tobytes()
+        return ShippedTask(task.number, task.queue, len(memory), memory.data, sizes=sizes, offsets=offsets)
+    places = [
+        LogPlaces((part.position + part.starts).tobytes(), part.sizes.tobytes(), part.offsets.tobytes())
+        for part in messages.parts
+    ]
     return ShippedTask(task.number, task.queue, len(messages), b"", tuple(places), StoreLog(*messages.files))
 
 

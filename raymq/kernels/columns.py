@@ -1,17 +1,17 @@
 """Records as Arrow columns, without a Python object per message.
 
-`decode_columns` reads the same bytes as `raymq.record.decode.decode_records` and gives the same values, a column at a
+`decode_columns` reads the same bytes as `raymq.record.decode.read_record` and gives the same values, a column at a
 time: numpy finds the offsets of each record's fields, Arrow copies the small ones together, and bodies stay where they
-are (a `binary_view` over the buffer, which may be a mapped file). Properties are split for all rows at once. Rows that
+are (a `binary_view` over the buffer, which may be a mapped file). A damaged message is a row, too: its body is null,
+and the column `error` says why (raymq.kernels.column_bodies). Properties are split for all rows at once. Rows that
 other writers may produce but raymq does not (text that is not UTF-8, a property without a value, twice the same name)
 send the whole call down `_decode_rows`, which is slower and says the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -20,19 +20,19 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raymq.errors import InvalidArgumentError
-from raymq.kernels.byte_column import ByteColumn, int_array, mask_of, numbers_of, text_array, text_scalar
-from raymq.kernels.fields import Bytes, FieldOffsets, Ints, find_fields
-from raymq.kernels.templates import INLINE_MAX, find_templates
+from raymq.kernels.byte_column import int_array, mask_of, numbers_of, text_array, text_scalar
+from raymq.kernels.column_bodies import BODY_TYPES, Bodies, BodyType, read_bodies, slices_of, spread
+from raymq.kernels.fields import Bytes, DamagedRowsError, FieldOffsets, Ints, check_places, find_fields, find_intact
+from raymq.kernels.messages import read_messages
+from raymq.kernels.templates import find_templates
 from raymq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, RESERVED_PROPERTIES
 from raymq.namespaces import Namespace
 from raymq.record import layout
-from raymq.record.compression import decompress
-from raymq.record.crc import body_crcs
-from raymq.record.decode import decode_record
-from raymq.record.layout import Buffer, RecordError, windows
+from raymq.record.layout import Buffer, windows
+from raymq.record.places import RecordPlaces
 
-BodyType = Literal["binary", "large_binary", "binary_view"]
-"""The types that a body column may have. Views refer to the bytes that were decoded; the others are copies."""
+Unreadable = Literal["null", "raise"]
+"""The ways of a table with a message that cannot be read: a null body, or BodyUnreadableError."""
 
 _TIMESTAMP: Final = pa.timestamp("ms", tz="UTC")
 SCHEMA: Final = pa.schema(
@@ -52,14 +52,18 @@ SCHEMA: Final = pa.schema(
 )
 """The columns of a topic, with bodies as views. `properties` are the user's alone, as in `MessageExt`; `tags` may be
 null."""
-MORE_COLUMNS: Final = [pa.field("reconsume_times", pa.int32()), pa.field("body_size", pa.int32())]
+MORE_COLUMNS: Final = [
+    pa.field("reconsume_times", pa.int32()),
+    pa.field("body_size", pa.int32()),
+    pa.field("error", pa.string()),
+]
 """The columns that a batch has only when they are asked for by name: `reconsume_times` is 0 but in retry topics,
-`body_size` is the length of the body, for those who need no more of it."""
-_BODY_TYPES: Final = {"binary": pa.binary(), "large_binary": pa.large_binary(), "binary_view": pa.binary_view()}
+`body_size` is the length of the body, for those who need no more of it, `error` says why a message cannot be read, and
+is null for every other message."""
+_NEED_BODIES: Final = frozenset(("body", "body_size", "error"))
+"""Columns for which compressed bodies are decompressed."""
 _BODY_INDEX: Final = SCHEMA.get_field_index("body")
-_SCHEMAS: Final = {name: SCHEMA.set(_BODY_INDEX, pa.field("body", kind)) for name, kind in _BODY_TYPES.items()}
-_OWN_BUFFER_BYTES: Final = 1 << 30
-"""About the most bytes of decompressed bodies in one buffer."""
+_SCHEMAS: Final = {name: SCHEMA.set(_BODY_INDEX, pa.field("body", kind)) for name, kind in BODY_TYPES.items()}
 _NO_TEXT: Final = text_scalar("")
 
 
@@ -85,31 +89,91 @@ def decode_columns(
     body_type: BodyType = "binary_view",
     check_crc: bool = False,
     columns: Sequence[str] | None = None,
+    places: RecordPlaces | None = None,
+    unreadable: Unreadable = "null",
+    max_decompressed_bytes: int | None = None,
 ) -> pa.RecordBatch:
     """The messages whose records start at `starts` (in any order) of `buffer`, as a batch with the columns of SCHEMA,
     or with these `columns` of it and of MORE_COLUMNS, in this order: the others are not made, and without `body` no
-    body is read, but for compressed ones whose `body_size` is asked for.
+    body is read, but for compressed ones whose `body_size` or `error` is asked for.
 
     With `body_type` "binary_view" the body column refers to `buffer`, which it keeps alive and which must not change;
-    only compressed bodies are new. `check_crc` also compares each body's CRC. RecordError when a record is damaged or
-    does not lie inside `buffer`; InvalidArgumentError for a buffer of 2 GiB or more, for another type of bodies and for
-    a column that there is not.
+    only compressed bodies are new. `check_crc` also compares each body's CRC. `places` are the places of the records,
+    with the same indices as `starts`: a record that does not agree with its place counts as damaged.
+
+    There is a row for each start. A body that is unreadable is null; of a damaged record all is null but what its place
+    tells. With `unreadable` "raise", the first of these messages raises BodyUnreadableError instead.
+
+    `max_decompressed_bytes`: the batch ends before the row with which its decompressed bodies exceed so many bytes. It
+    has one row at least if there is a start; the caller decodes the rest in another call.
+
+    InvalidArgumentError for a buffer of 2 GiB or more, for another type of bodies and for a column that there is not.
     """
+    if unreadable not in ("null", "raise"):
+        raise InvalidArgumentError(f'unreadable={unreadable!r} must be "null" or "raise"')
     schema = schema_with(body_type, columns)
     if len(buffer) > np.iinfo(np.int32).max:
         raise InvalidArgumentError(f"a buffer of {len(buffer)} bytes is too long for Arrow's views; decode parts of it")
     data = np.frombuffer(buffer, dtype=np.uint8)
     starts = np.asarray(starts, dtype=np.int64)
-    batch = _decode_by_templates(data, starts, broker_name, body_type, check_crc, schema)
+    order = _Order(broker_name, body_type, check_crc, schema, unreadable == "raise", max_decompressed_bytes)
+    try:
+        return _decode_intact(data, starts, order, places)
+    except DamagedRowsError:
+        return _decode_damaged(data, starts, order, places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """The wishes of a caller of `decode_columns`."""
+
+    broker_name: str
+    body_type: BodyType
+    check_crc: bool
+    schema: pa.Schema
+    raises: bool
+    limit: int | None
+
+    def bodies(self, data: Bytes, at: Ints, size: Ints, sys_flag: Ints, crc: NDArray[Any]) -> Bodies:
+        """The bodies of records, as far as they are needed."""
+        names = self.schema.names
+        decompresses = self.raises or not _NEED_BODIES.isdisjoint(names)
+        expected = crc if self.check_crc else None
+        return read_bodies(
+            data, at, size, sys_flag, expected, self.limit, decompresses=decompresses, keeps="body" in names
+        )
+
+    def check(self, bodies: Bodies, data: Bytes, starts: Ints, places: RecordPlaces | None) -> None:
+        """BodyUnreadableError for the first unreadable body, if the caller wants that."""
+        if self.raises and bodies.errors:
+            row = min(bodies.errors)
+            known = RecordPlaces.unknown(self.broker_name) if places is None else places
+            [message] = read_messages(
+                data.data, starts[row : row + 1], broker_name=self.broker_name, places=known.pick(slice(row, row + 1))
+            )
+            raise message.body_error or known.place(row).error(bodies.errors[row], record_damaged=False)
+
+
+def _decode_intact(
+    data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None, bodies: Bodies | None = None
+) -> pa.RecordBatch:
+    """`decode_columns` of intact records, whose bodies may be unreadable. DamagedRowsError if a record is damaged.
+    `bodies`: these of the records, from an attempt before."""
+    batch = _decode_by_templates(data, starts, order, places, bodies)
     if batch is not None:
         return batch
     fields = find_fields(data, starts)
-    if check_crc:
-        _check_crcs(data, fields.body_at, fields.body_size, fields.head["body_crc"])
-    properties = _split_properties(_slices(data, fields.properties_at, fields.properties_size).cast(pa.binary()))
+    if places is not None:
+        check_places(data, starts, places)
+    if bodies is None:
+        bodies = order.bodies(data, fields.body_at, fields.body_size, fields.sys_flag, fields.head["body_crc"])
+        if bodies.rows < len(starts):
+            return _decode_first(data, starts, order, places, bodies)
+    order.check(bodies, data, starts, places)
+    properties = _split_properties(slices_of(data, fields.properties_at, fields.properties_size).cast(pa.binary()))
     topic = _topics(data, fields)
     if properties is None or topic is None:
-        return _decode_rows(memoryview(buffer), fields.starts, broker_name, body_type).select(schema.names)
+        return _decode_rows(data, starts, order, bodies)
 
     def message_ids() -> pa.Array:
         found = properties.column(PROPERTY_UNIQ_KEY)
@@ -117,20 +181,43 @@ def decode_columns(
 
     makers: dict[str, Callable[[], pa.Array]] = {
         "topic": lambda: topic,
-        "broker_name": lambda: pa.repeat(text_scalar(broker_name), len(fields.starts)),
+        "broker_name": lambda: pa.repeat(text_scalar(order.broker_name), len(fields.starts)),
         "queue_id": lambda: int_array(fields.head["queue_id"].astype(np.int32)),
         "queue_offset": lambda: int_array(fields.head["queue_offset"].astype(np.int64)),
         "tags": lambda: properties.column(PROPERTY_TAGS),
         "keys": lambda: _split_keys(properties.column(PROPERTY_KEYS)),
-        "body": lambda: _bodies(data, fields.body_at, fields.body_size, fields.sys_flag, body_type),
         "properties": properties.user_map,
         "born_timestamp": lambda: _timestamps(fields.head["born_timestamp"]),
         "store_timestamp": lambda: _timestamps(fields.store_timestamp),
         "message_id": message_ids,
         "reconsume_times": lambda: _reconsume_times(data, fields.body_at),
-        "body_size": lambda: _body_sizes(data, fields.body_at, fields.body_size, fields.sys_flag),
+        **bodies.makers(order.body_type),
     }
-    return pa.RecordBatch.from_arrays([makers[name]() for name in schema.names], schema=schema)
+    return pa.RecordBatch.from_arrays([makers[name]() for name in order.schema.names], schema=order.schema)
+
+
+def _decode_first(
+    data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None, bodies: Bodies
+) -> pa.RecordBatch:
+    """The first records, as many as `bodies` has, whose bodies fill the budget."""
+    some = None if places is None else places.pick(slice(bodies.rows))
+    return _decode_intact(data, starts[: bodies.rows], order, some, bodies)
+
+
+def _decode_damaged(data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None) -> pa.RecordBatch:
+    """`decode_columns` of records of which some are damaged."""
+    _, rows, damaged = find_intact(data, starts, places)
+    known = RecordPlaces.unknown(order.broker_name) if places is None else places
+    if order.raises:
+        first = min(damaged)
+        # An unreadable body before the damaged record comes first, and the batch may end before that record.
+        batch = _decode_intact(data, starts[:first], order, known.pick(slice(first))) if first else None
+        if batch is None or batch.num_rows == first:
+            raise known.place(first).error(damaged[first])
+        return batch
+    batch = _decode_intact(data, starts[rows], order, known.pick(rows))
+    end = len(starts) if batch.num_rows == len(rows) else int(rows[batch.num_rows])
+    return spread(batch, rows[: batch.num_rows], end, damaged, known)
 
 
 def schema_with(body_type: BodyType, columns: Sequence[str] | None = None) -> pa.Schema:
@@ -156,45 +243,41 @@ def _with_more(schema: pa.Schema) -> pa.Schema:
 
 
 def _decode_by_templates(
-    data: Bytes, starts: Ints, broker_name: str, body_type: BodyType, check_crc: bool, schema: pa.Schema
+    data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None, bodies: Bodies | None
 ) -> pa.RecordBatch | None:
-    """`decode_columns` for records of which many share a template; None if these do not."""
+    """`_decode_intact` for records of which many share a template; None if these do not."""
     records = find_templates(data, starts)
     if records is None:
         return None
-    if check_crc:
-        _check_crcs(data, records.body_at, records.head["body_size"], records.head["body_crc"])
+    if places is not None:
+        check_places(data, starts, places)
     head = records.head
+    if bodies is None:
+        bodies = order.bodies(data, records.body_at, head["body_size"], head["sys_flag"], head["body_crc"])
+        if bodies.rows < len(starts):
+            return _decode_first(data, starts, order, places, bodies)
+    order.check(bodies, data, starts, places)
     makers: dict[str, Callable[[], pa.Array]] = {
         "topic": records.topics,
-        "broker_name": lambda: pa.repeat(text_scalar(broker_name), len(starts)),
+        "broker_name": lambda: pa.repeat(text_scalar(order.broker_name), len(starts)),
         "queue_id": lambda: int_array(head["queue_id"]),
         "queue_offset": lambda: int_array(head["queue_offset"]),
         "tags": lambda: records.column(PROPERTY_TAGS),
         "keys": lambda: _split_keys(records.column(PROPERTY_KEYS)),
-        "body": lambda: _bodies(data, records.body_at, head["body_size"], head["sys_flag"], body_type),
         "properties": lambda: records.pairs(lambda name: name not in RESERVED_PROPERTIES),
         "born_timestamp": lambda: _timestamps(head["born_timestamp"]),
         "store_timestamp": lambda: _timestamps(head["store_timestamp"]),
         "message_id": lambda: records.column(PROPERTY_UNIQ_KEY),
         "reconsume_times": lambda: _reconsume_times(data, records.body_at),
-        "body_size": lambda: _body_sizes(data, records.body_at, head["body_size"], head["sys_flag"]),
+        **bodies.makers(order.body_type),
     }
     try:
-        made = {name: makers[name]() for name in schema.names}
+        made = {name: makers[name]() for name in order.schema.names}
     except pa.ArrowInvalid:
         return None
     if "message_id" in made and made["message_id"].null_count:
         return None
-    return pa.RecordBatch.from_arrays(list(made.values()), schema=schema)
-
-
-def _check_crcs(data: Bytes, body_at: Ints, body_size: Ints, expected: NDArray[Any]) -> None:
-    """RecordError if the CRC of a body, which is not checked if empty, is not the one in its header."""
-    holds = (body_crcs(data.data, body_at, body_at + body_size) == expected) | (body_size == 0)
-    if not holds.all():
-        at = body_at[int(np.argmin(holds))]
-        raise RecordError(f"the body's CRC is wrong in the record whose body is at byte {at}")
+    return pa.RecordBatch.from_arrays(list(made.values()), schema=order.schema)
 
 
 def _reconsume_times(data: Bytes, body_at: Ints) -> pa.Array:
@@ -207,45 +290,6 @@ def _timestamps(milliseconds: NDArray[Any]) -> pa.Array:
     return int_array(milliseconds.astype(np.int64, copy=False)).view(_TIMESTAMP)
 
 
-def _views(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
-    """Arrow's 16-byte views of the values at `at`: the size, then the value itself, or its first four bytes, the number
-    of the buffer (0) and the position there."""
-    views = np.zeros((len(at), 4), dtype=np.int32)
-    views[:, 0] = size
-    if not len(at):
-        return views
-    # A long value's view is its size, its first four bytes, its buffer (0) and its offset there.
-    long = size > INLINE_MAX
-    if long.all():
-        views[:, 1] = windows(data, 4)[at].view(np.int32)
-        views[:, 3] = at
-        return views
-    if long.any():
-        views[long, 1] = windows(data, 4)[at[long]].view(np.int32)
-        views[long, 3] = at[long]
-    # A short value stands in its view itself.
-    short = np.flatnonzero(~long)
-    views[short, 1:] = _inline(data, at[short], size[short])
-    return views
-
-
-def _inline(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
-    """Values of at most 12 bytes, padded with zeros. A window that would reach past the end starts further ahead, and
-    is shifted back."""
-    safe = np.minimum(at, len(data) - INLINE_MAX)
-    values = windows(data, INLINE_MAX)[safe].view(np.uint8).reshape(-1, INLINE_MAX)
-    for row in np.flatnonzero(safe != at):
-        values[row] = np.roll(values[row], safe[row] - at[row])
-    values *= np.arange(INLINE_MAX) < size[:, None]
-    return values.view(np.int32)
-
-
-def _slices(data: Bytes, at: Ints, size: Ints) -> pa.Array:
-    """The values at `at`, as a binary_view over `data`."""
-    views = _views(data, at, size)
-    return pa.Array.from_buffers(pa.binary_view(), len(at), [None, pa.py_buffer(views), pa.py_buffer(data)])
-
-
 def _topics(data: Bytes, fields: FieldOffsets) -> pa.Array | None:
     """The topic column, None when one is not UTF-8. Mostly all rows have the same topic."""
     at, size = fields.topic_at, fields.topic_size
@@ -254,54 +298,9 @@ def _topics(data: Bytes, fields: FieldOffsets) -> pa.Array | None:
             texts = windows(data, int(size[0]))[at]
             if (texts == texts[0]).all():
                 return pa.repeat(text_scalar(texts[0].tobytes().decode()), len(at))
-        return _slices(data, at, size).cast(pa.binary()).cast(pa.string())
+        return slices_of(data, at, size).cast(pa.binary()).cast(pa.string())
     except (UnicodeDecodeError, pa.ArrowInvalid):
         return None
-
-
-def _bodies(data: Bytes, body_at: Ints, body_size: Ints, sys_flag: Ints, body_type: BodyType) -> pa.Array:
-    """The body column: views over the part of `data` that has the bodies, compressed bodies in buffers of their own;
-    copied together for the other types."""
-    views = _views(data, body_at, body_size)
-    # A table that is pickled takes along all that its views might refer to: not more than its own records.
-    first, end = (int(body_at.min()), int((body_at + body_size).max())) if len(views) else (0, 0)
-    views[body_size > INLINE_MAX, 3] -= first
-    buffers = [None, pa.py_buffer(views), pa.py_buffer(data[first:end])]
-    compressed = np.flatnonzero(sys_flag & layout.SYS_FLAG_COMPRESSED)
-    if len(compressed):
-        plain = list(_decompressed(data, body_at, body_size, sys_flag, compressed))
-        sizes = np.fromiter(map(len, plain), np.int64, len(plain))
-        # Positions in a buffer have 32 bits, so there may have to be several.
-        groups = (np.cumsum(sizes) // _OWN_BUFFER_BYTES).tolist()
-        done = 0
-        for _, group in groupby(groups):
-            count = len(list(group))
-            bodies = plain[done : done + count]
-            own = np.frombuffer(b"".join([*bodies, bytes(INLINE_MAX)]), np.uint8)
-            starts = np.cumsum(sizes[done : done + count]) - sizes[done : done + count]
-            rows = compressed[done : done + count]
-            views[rows] = _views(own, starts, sizes[done : done + count])
-            # Buffers 0 and 1 of an Arrow array are the validity and the views; those that views name come behind.
-            views[rows[sizes[done : done + count] > INLINE_MAX], 2] = len(buffers) - 2
-            buffers.append(pa.py_buffer(own))
-            done += count
-    column = pa.Array.from_buffers(pa.binary_view(), len(views), buffers)
-    return column if body_type == "binary_view" else column.cast(_BODY_TYPES[body_type])
-
-
-def _body_sizes(data: Bytes, body_at: Ints, body_size: Ints, sys_flag: Ints) -> pa.Array:
-    """The length of each body, of compressed ones that of what they were."""
-    sizes = np.array(body_size, dtype=np.int32)
-    compressed = np.flatnonzero(sys_flag & layout.SYS_FLAG_COMPRESSED)
-    plain = _decompressed(data, body_at, body_size, sys_flag, compressed)
-    sizes[compressed] = np.fromiter(map(len, plain), np.int32, len(compressed))
-    return int_array(sizes)
-
-
-def _decompressed(data: Bytes, body_at: Ints, body_size: Ints, sys_flag: Ints, rows: Ints) -> Iterator[bytes]:
-    """The bodies of these rows, which are compressed."""
-    for at, size, row in zip(body_at[rows].tolist(), body_size[rows].tolist(), rows.tolist(), strict=True):
-        yield decompress(data[at : at + size].tobytes(), int(sys_flag[row]))
 
 
 def _offset_ids(data: Bytes, fields: FieldOffsets, missing: pa.BooleanArray) -> pa.Array:
@@ -427,31 +426,31 @@ def _split_keys(column: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(_offsets(counts), keys)
 
 
-def _decode_rows(buffer: memoryview, starts: Ints, broker_name: str, body_type: BodyType) -> pa.RecordBatch:
-    """`decode_columns` by way of `decode_record`, for what the fast way leaves out."""
-    messages = [decode_record(buffer, start, broker_name=broker_name, check_crc=False) for start in starts.tolist()]
+def _decode_rows(data: Bytes, starts: Ints, order: _Order, bodies: Bodies) -> pa.RecordBatch:
+    """`_decode_intact` by way of messages, for what the fast ways leave out."""
+    messages = read_messages(data.data, starts, broker_name=order.broker_name, check_crc=False)
     keys, pairs = [message.keys for message in messages], [message.properties for message in messages]
-    bodies = ByteColumn.of([message.body for message in messages])
-    columns = [
-        text_array([message.topic for message in messages]),
-        text_array([broker_name] * len(messages)),
-        int_array(np.array([message.queue_id for message in messages], np.int32)),
-        int_array(np.array([message.queue_offset for message in messages], np.int64)),
-        text_array([message.tags for message in messages]),
-        pa.ListArray.from_arrays(_lengths(keys), text_array([key for of_row in keys for key in of_row])),
-        bodies.array().cast(_BODY_TYPES[body_type]),
-        pa.MapArray.from_arrays(
+    makers: dict[str, Callable[[], pa.Array]] = {
+        "topic": lambda: text_array([message.topic for message in messages]),
+        "broker_name": lambda: text_array([order.broker_name] * len(messages)),
+        "queue_id": lambda: int_array(np.array([message.queue_id for message in messages], np.int32)),
+        "queue_offset": lambda: int_array(np.array([message.queue_offset for message in messages], np.int64)),
+        "tags": lambda: text_array([message.tags for message in messages]),
+        "keys": lambda: pa.ListArray.from_arrays(_lengths(keys), text_array([key for row in keys for key in row])),
+        "properties": lambda: pa.MapArray.from_arrays(
             _lengths(pairs),
-            text_array([name for of_row in pairs for name in of_row]),
-            text_array([value for of_row in pairs for value in of_row.values()]),
+            text_array([name for row in pairs for name in row]),
+            text_array([value for row in pairs for value in row.values()]),
         ),
-        _timestamps(np.array([message.born_timestamp_ms for message in messages], np.int64)),
-        _timestamps(np.array([message.store_timestamp_ms for message in messages], np.int64)),
-        text_array([message.message_id for message in messages]),
-        int_array(np.array([message.reconsume_times for message in messages], np.int32)),
-        int_array(np.array([len(message.body) for message in messages], np.int32)),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=_with_more(schema_with(body_type)))
+        "born_timestamp": lambda: _timestamps(np.array([message.born_timestamp_ms for message in messages], np.int64)),
+        "store_timestamp": lambda: _timestamps(
+            np.array([message.store_timestamp_ms for message in messages], np.int64)
+        ),
+        "message_id": lambda: text_array([message.message_id for message in messages]),
+        "reconsume_times": lambda: int_array(np.array([message.reconsume_times for message in messages], np.int32)),
+        **bodies.makers(order.body_type),
+    }
+    return pa.RecordBatch.from_arrays([makers[name]() for name in order.schema.names], schema=order.schema)
 
 
 def _lengths(rows: Sequence[Sized]) -> pa.Array:

@@ -14,9 +14,19 @@ from numpy.typing import NDArray
 
 from raymq.record import layout
 from raymq.record.layout import HEAD_FIELDS, RecordError, windows
+from raymq.record.places import RecordPlaces
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
+
+
+class DamagedRowsError(RecordError):
+    """Some of several records fail a check: `rows` are their indices, ascending, and `reason` is what fails."""
+
+    def __init__(self, text: str, reason: str, rows: Ints) -> None:
+        super().__init__(text, reason)
+        self.rows = rows
+
 
 _HEAD: Final = np.dtype([*HEAD_FIELDS, ("born_timestamp", ">i8")])
 
@@ -43,7 +53,8 @@ class FieldOffsets:
 
 
 def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
-    """The fields of the records at `starts`, checked. RecordError unless every field of each record fits exactly."""
+    """The fields of the records at `starts`, checked. DamagedRowsError unless every field of each record fits
+    exactly: it names all records that fail the first check that any record fails."""
     _require((starts >= 0) & (starts <= len(data) - layout.MIN_RECORD_SIZE), starts, "lies outside the buffer")
     # The fields whose offset does not depend on the hosts, gathered as one structured array.
     head = windows(data, _HEAD.itemsize)[starts].view(_HEAD)
@@ -85,6 +96,48 @@ def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
     )
 
 
+def find_intact(
+    data: Bytes, starts: Ints, places: RecordPlaces | None = None
+) -> tuple[FieldOffsets, Ints, dict[int, str]]:
+    """The fields of the intact records among those at `starts`; the indices of these records, ascending; and, by index,
+    what is wrong with each other record.
+
+    With `places`, a record that does not agree with its place is damaged, too.
+    """
+    rows, damaged = np.arange(len(starts)), dict[int, str]()
+    while True:  # at most as often as there are checks
+        try:
+            fields = find_fields(data, starts[rows])
+            if places is not None:
+                check_places(data, starts[rows], places.pick(rows) if damaged else places)
+            return fields, rows, damaged
+        except DamagedRowsError as error:
+            damaged.update(dict.fromkeys(rows[error.rows].tolist(), error.reason))
+            rows = np.delete(rows, error.rows)
+
+
+_PLACED: Final = np.dtype([("queue_id", ">i4"), ("flag", ">i4"), ("queue_offset", ">i8"), ("physical_offset", ">i8")])
+"""The part of a header, from QUEUE_ID_OFFSET on, that a record's place tells, too."""
+
+
+def check_places(data: Bytes, starts: Ints, places: RecordPlaces) -> None:
+    """DamagedRowsError unless the headers at `starts`, which lie inside `data`, agree with their places."""
+    if places.sizes is not None:
+        sizes = windows(data, 4)[starts].view(">i4")
+        _require(sizes == places.sizes, starts, "has another size than its queue says")
+    if places.offsets is None and places.physical_offsets is None:
+        return
+    head = windows(data, _PLACED.itemsize)[starts + layout.QUEUE_ID_OFFSET].view(_PLACED)
+    if places.queue.queue_id >= 0:
+        _require(head["queue_id"] == places.queue.queue_id, starts, "has another queue id than its queue")
+    if places.offsets is not None:
+        _require(head["queue_offset"] == places.offsets, starts, "has another queue offset than its queue says")
+    if places.physical_offsets is not None:
+        holds = head["physical_offset"] == places.physical_offsets
+        _require(holds, starts, "has another physical offset than its queue says")
+
+
 def _require(holds: NDArray[np.bool_], starts: Ints, otherwise: str) -> None:
     if not holds.all():
-        raise RecordError(f"the record at byte {starts[int(np.argmin(holds))]} {otherwise}")
+        rows = np.flatnonzero(~holds)
+        raise DamagedRowsError(f"the record at byte {starts[rows[0]]} {otherwise}", f"it {otherwise}", rows)

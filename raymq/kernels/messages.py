@@ -1,22 +1,25 @@
 """Messages of many records, found and checked in one pass and decoded field by field when they are asked for.
 
-`read_messages` says the same as `raymq.record.decode.decode_records`: the same messages, RecordError for the same
-damage. All checks are made at once, for all records together; a field is then decoded each time it is read.
+`read_messages` says the same as `raymq.record.decode.read_record` of each record. All checks are made at once, for all
+records together; a field is then decoded each time it is read. A compressed body is decompressed when it is read, so a
+poll of thousands of compressed messages holds CACHED_BYTES of decompressed bodies and those that the program keeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.kernels.fields import FieldOffsets, find_fields
-from raymq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, MessageExt
+from raymq.errors import BodyUnreadableError
+from raymq.kernels.fields import FieldOffsets, find_intact
+from raymq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, MessageExt, MessageQueue
 from raymq.record.compression import decompress
 from raymq.record.crc import body_crcs
-from raymq.record.decode import decode_record, split_keys, split_properties, store_host_of, topic_text
+from raymq.record.decode import CRC_WRONG, read_record, split_keys, split_properties, store_host_of, topic_text
 from raymq.record.layout import (
     SYS_FLAG_COMPRESSED,
     Buffer,
@@ -26,46 +29,100 @@ from raymq.record.layout import (
     find_sections,
     unpack_header,
 )
+from raymq.record.places import RecordPlaces
 
 FEW_RECORDS: Final = 8
 """Up to so many records are decoded one by one: that is quicker than one pass of numpy over them."""
+CACHED_BYTES: Final = 8 << 20
+"""Decompressed bodies that the messages of one `read_messages` keep, in bytes: a program often reads a body twice."""
+
+OnUnreadable = Callable[[BodyUnreadableError], None]
+"""Is told of each unreadable message once."""
+
+_CACHE_LOCK: Final = threading.Lock()
+"""Guards what all sources keep of decompressed bodies; held for a few steps."""
 
 
 def read_messages(
-    buffer: Buffer, starts: NDArray[np.int64], *, broker_name: str, check_crc: bool = True
+    buffer: Buffer,
+    starts: NDArray[np.int64],
+    *,
+    broker_name: str,
+    check_crc: bool = True,
+    places: RecordPlaces | None = None,
+    on_unreadable: OnUnreadable | None = None,
 ) -> list[MessageExt]:
     """The messages whose records start at `starts` (in any order) of `buffer`, which they keep alive and which must not
-    change. RecordError when a record is damaged or does not lie inside `buffer`."""
+    change.
+
+    There is a message for each start, whatever the record's bytes are: the `body_error` of a message says that its body
+    or the whole record is unreadable (`raymq.record.decode`). `places` are the places of the records, with the same
+    indices as `starts`: a record that does not agree with its place counts as damaged. `on_unreadable` is called once
+    for each unreadable message, as soon as the damage is known: of a compressed body when it is read.
+    """
+    known = RecordPlaces.unknown(broker_name) if places is None else places
     if len(starts) <= FEW_RECORDS:
-        return [decode_record(buffer, start, broker_name=broker_name, check_crc=check_crc) for start in starts.tolist()]
+        few = [
+            read_record(buffer, start, known.place(row), check_crc=check_crc)
+            for row, start in enumerate(starts.tolist())
+        ]
+        if on_unreadable is not None:
+            for message in few:
+                if (error := message.body_error) is not None:
+                    on_unreadable(error)
+        return few
     view = memoryview(buffer)
-    fields = find_fields(np.frombuffer(view, np.uint8), starts)
+    fields, rows, damaged = find_intact(np.frombuffer(view, np.uint8), starts, places)
     body_ends = fields.body_at + fields.body_size
-    if check_crc:
-        _check_crcs(view, fields, body_ends)
-    compressed = np.flatnonzero(fields.sys_flag & SYS_FLAG_COMPRESSED).tolist()
-    if not compressed:
-        source = StoredMessages(view, fields, body_ends, broker_name)
+    wrong = _wrong_crcs(view, fields, body_ends) if check_crc else ()
+    compressed = np.flatnonzero(fields.sys_flag & SYS_FLAG_COMPRESSED)
+    if len(compressed) or len(wrong):
+        reasons = dict.fromkeys(wrong, CRC_WRONG)
+        doubtful = DoubtfulMessages(view, fields, body_ends, known.queue, compressed, reasons, on_unreadable or _ignore)
+        for index in wrong:
+            doubtful.note(index)
+        source: StoredMessages = doubtful
     else:
-        bodies = {
-            row: decompress(bytes(view[fields.body_at[row] : body_ends[row]]), int(fields.sys_flag[row]))
-            for row in compressed
-        }
-        source = _CompressedMessages(view, fields, body_ends, broker_name, bodies)
-    return MessageExt.of_source(source, range(len(starts)))
+        source = StoredMessages(view, fields, body_ends, broker_name)
+    messages = MessageExt.of_source(source, range(len(rows)))
+    if not damaged:
+        return messages
+    if on_unreadable is not None:
+        for row, reason in sorted(damaged.items()):
+            on_unreadable(known.place(row).error(reason))
+    intact = iter(messages)
+    return [known.place(row).damaged(damaged[row]) if row in damaged else next(intact) for row in range(len(starts))]
 
 
-def _check_crcs(view: memoryview, fields: FieldOffsets, body_ends: NDArray[np.int64]) -> None:
-    """RecordError if the CRC of a body, which is not checked if empty, is not the one in its header."""
+def _ignore(error: BodyUnreadableError) -> None:
+    """Count nothing."""
+
+
+def find_unreadable(messages: Sequence[MessageExt]) -> dict[int, BodyUnreadableError]:
+    """The errors of the messages that cannot be read, by index, in ascending order.
+
+    Only bodies that may be unreadable are looked at: compressed bodies are decompressed for it, one after the other.
+    """
+    errors: dict[int, BodyUnreadableError] = {}
+    for index, message in enumerate(messages):
+        if message._source.__class__ is not StoredMessages:
+            error = message.body_error
+            if error is not None:
+                errors[index] = error
+    return errors
+
+
+def _wrong_crcs(view: memoryview, fields: FieldOffsets, body_ends: NDArray[np.int64]) -> Sequence[int]:
+    """The indices of the records whose body's CRC is not the one in the header; of an empty body it is not checked."""
     holds = body_crcs(view, fields.body_at, body_ends) == fields.head["body_crc"]
-    if not holds.all():
-        holds |= fields.body_size == 0
-        if not holds.all():
-            raise RecordError(f"the body's CRC is wrong in the record at byte {fields.starts[int(np.argmin(holds))]}")
+    if holds.all():
+        return ()
+    wrong: list[int] = np.flatnonzero(~holds & (fields.body_size > 0)).tolist()
+    return wrong
 
 
 class StoredMessages:
-    """The source of the messages whose records lie at `fields` in `view`. No body is compressed."""
+    """The source of the messages whose records lie at `fields` in `view`. No body is compressed or damaged."""
 
     __slots__ = ("_body_at", "_body_ends", "_broker_name", "_queue_offsets", "_split", "_starts", "_view")
 
@@ -82,6 +139,9 @@ class StoredMessages:
 
     def body(self, index: int) -> bytes:
         return self._view[self._body_at[index] : self._body_ends[index]].tobytes()
+
+    def body_error(self, index: int) -> BodyUnreadableError | None:
+        return None
 
     def queue_offset(self, index: int) -> int:
         return int(self._queue_offsets[index])
@@ -155,22 +215,70 @@ class StoredMessages:
         return user, system
 
 
-class _CompressedMessages(StoredMessages):
-    """The source of messages of which some have compressed bodies: `bodies` are these decompressed, by index."""
+class DoubtfulMessages(StoredMessages):
+    """The source of messages of which some have compressed bodies (`compressed` are their indices), or bodies that are
+    known to be unreadable (`reasons`, by index). Thread-safe."""
 
-    __slots__ = ("_bodies",)
+    __slots__ = ("_bodies", "_cached_bytes", "_compressed", "_on_unreadable", "_queue", "_reasons")
 
     def __init__(
         self,
         view: memoryview,
         fields: FieldOffsets,
         body_ends: NDArray[np.int64],
-        broker_name: str,
-        bodies: dict[int, bytes],
+        queue: MessageQueue,
+        compressed: NDArray[np.int64],
+        reasons: dict[int, str],
+        on_unreadable: OnUnreadable,
     ) -> None:
-        super().__init__(view, fields, body_ends, broker_name)
-        self._bodies = bodies
+        super().__init__(view, fields, body_ends, queue.broker_name)
+        self._queue = queue
+        self._compressed = frozenset(compressed.tolist())
+        self._reasons = reasons
+        self._on_unreadable = on_unreadable
+        self._bodies: dict[int, bytes] = {}
+        """Bodies that were decompressed lately, of CACHED_BYTES in all or one larger body."""
+        self._cached_bytes = 0
+
+    def note(self, index: int) -> None:
+        """Tell `on_unreadable` of a message that cannot be read."""
+        self._on_unreadable(self._error(index, self._reasons[index]))
 
     def body(self, index: int) -> bytes:
+        body = self._read(index)
+        if isinstance(body, str):
+            raise self._error(index, body)
+        return body
+
+    def body_error(self, index: int) -> BodyUnreadableError | None:
+        body = self._read(index)
+        return self._error(index, body) if isinstance(body, str) else None
+
+    def _read(self, index: int) -> bytes | str:
+        """The body of a message, or the reason why it cannot be read."""
+        reason = self._reasons.get(index)
+        if reason is not None:
+            return reason
+        if index not in self._compressed:
+            return super().body(index)
         body = self._bodies.get(index)
-        return super().body(index) if body is None else body
+        if body is None:
+            try:
+                body = decompress(super().body(index), self.sys_flag(index))
+            except RecordError as error:
+                if self._reasons.setdefault(index, error.reason) is error.reason:
+                    self.note(index)
+                return error.reason
+            with _CACHE_LOCK:
+                if self._cached_bytes + len(body) > CACHED_BYTES:
+                    self._bodies, self._cached_bytes = {}, 0
+                if index not in self._bodies:
+                    self._bodies[index] = body
+                    self._cached_bytes += len(body)
+        return body
+
+    def _error(self, index: int, reason: str) -> BodyUnreadableError:
+        header, queue = self._header(index), self._queue
+        if not queue.topic:
+            queue = MessageQueue(self.topic(index), queue.broker_name, header[3])
+        return BodyUnreadableError(str(queue), header[5], header[6], reason)

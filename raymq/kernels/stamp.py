@@ -1,7 +1,8 @@
 """Fills in the fields that only the store knows, in place, for all records of a batch at a time.
 
 The producer encodes records with zeros where the queue offset, the physical offset, the store timestamp and the store
-host go (raymq.record.encode). Property CRCs are computed here too, because they cover those fields.
+host go (raymq.record.encode). Property CRCs are computed here too, because they cover those fields. So are
+the units (raymq.record.layout.UNIT_DTYPE) by which a consume queue points to the records.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from raymq.message import (
 from raymq.record import layout
 from raymq.record.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PLACEHOLDER, PROPERTY_CRC_PREFIX, property_crc
 from raymq.record.encode import EncodedBatch, topic_part
-from raymq.record.layout import record_ends, void_dtype, windows
+from raymq.record.layout import UNIT_DTYPE, record_ends, void_dtype, windows
 
 _BIG_ENDIAN_LONG: Final = np.dtype(">i8")
 
@@ -227,3 +228,33 @@ def with_property_crc(batch: EncodedBatch) -> EncodedBatch:
         sizes.append(at + 2 + len(properties))
         parts += (sizes[-1].to_bytes(4), record[4:at], len(properties).to_bytes(2), properties)
     return replace(batch, records=b"".join(parts), sizes=np.array(sizes, np.int32))
+
+
+def fill_units(
+    units: NDArray[np.void],
+    physical_offsets: NDArray[np.int64],
+    sizes: NDArray[np.int32],
+    tags_codes: NDArray[np.int64],
+) -> None:
+    """Overwrite `units`, of UNIT_DTYPE, with those of records at these physical offsets, of these sizes in bytes and
+    with these codes. All have shape (n,)."""
+    units["physical_offset"] = physical_offsets
+    units["size"] = sizes
+    units["tags_code"] = tags_codes
+
+
+def units_of(
+    physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]
+) -> NDArray[np.void]:
+    """New units, shape (n,), as `fill_units` makes them."""
+    units = np.empty(len(sizes), UNIT_DTYPE)
+    fill_units(units, physical_offsets, sizes, tags_codes)
+    return units
+
+
+def begins_of(physical_offset: int, sizes: NDArray[np.int32], ends: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """The physical offsets of records of these sizes that lie back to back from `physical_offset` on. `ends`:
+    `record_ends` of the sizes, from a caller that has them."""
+    begins = (record_ends(sizes) if ends is None else ends) - sizes
+    begins += physical_offset
+    return begins

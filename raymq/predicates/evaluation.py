@@ -12,10 +12,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from raymq.errors import BodyUnreadableError
 from raymq.kernels.messages import read_messages
 from raymq.message import MessageExt
 from raymq.predicates.predicate import OnError, Predicate
-from raymq.record.layout import Buffer, RecordError
+from raymq.record.layout import Buffer
 from raymq.record.memory_records import LocatedRecords
 
 REASON_MAX: Final = 1000
@@ -60,7 +61,8 @@ def call_each(
 ) -> Calls:
     """Set `matches[i]` to 1 if `function(messages[i])` is true, else to 0, for as many as there is time for.
 
-    None stands for a damaged record: it matches, so that the consumer finds out. No call begins after `until_s` on
+    None stands for a damaged record: it matches, so that the consumer finds out. So does a message whose unreadable
+    body the function asks for. No call begins after `until_s` on
     `clock`, but the first one does. `begin(i)` is called before message i. Only exceptions that are no Exception
     (SystemExit …) are raised.
     """
@@ -74,6 +76,8 @@ def call_each(
             continue
         try:
             matches[index] = 1 if function(message) else 0
+        except BodyUnreadableError:  # the consumer finds out
+            matches[index] = 1
         except Exception as error:  # whatever a user's function raises
             reason = describe(error)
             if on_error == "raise":
@@ -95,17 +99,8 @@ def describe(error: BaseException) -> str:
 def messages_at(data: Buffer, starts: NDArray[np.int64], broker_name: str) -> Sequence[MessageExt | None]:
     """The messages whose records start at `starts` of `data`; fields are decoded when they are read, and bodies are not
     checked. None in place of each damaged one."""
-    try:
-        return read_messages(data, starts, broker_name=broker_name, check_crc=False)
-    except RecordError:
-        return [_message_at(data, starts[row : row + 1], broker_name) for row in range(len(starts))]
-
-
-def _message_at(data: Buffer, start: NDArray[np.int64], broker_name: str) -> MessageExt | None:
-    try:
-        return read_messages(data, start, broker_name=broker_name, check_crc=False)[0]
-    except RecordError:
-        return None
+    messages = read_messages(data, starts, broker_name=broker_name, check_crc=False)
+    return [None if message.record_damaged else message for message in messages]
 
 
 class FunctionHere:

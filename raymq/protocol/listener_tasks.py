@@ -13,11 +13,12 @@ from raymq.message import MessageQueue
 
 
 class LogPlaces(msgspec.Struct, frozen=True, array_like=True):
-    """Records of one queue that lie in one file of a store's log: `positions`, their physical offsets, and `sizes` in
-    bytes, both as int64 in the machine's order."""
+    """Records of one queue that lie in one file of a store's log: `positions`, their physical offsets, `sizes` in
+    bytes, and queue `offsets`, all as int64 in the machine's order. Without `offsets` these are not known."""
 
     positions: bytes
     sizes: bytes
+    offsets: bytes = b""
 
 
 class StoreLog(msgspec.Struct, frozen=True, array_like=True):
@@ -31,6 +32,7 @@ class StoreLog(msgspec.Struct, frozen=True, array_like=True):
 
 class ShippedTask(msgspec.Struct, frozen=True, array_like=True):
     """`count` messages of one queue for the listener: `places` in `log`, or else `records`, whole ones back to back.
+    `sizes` are the bytes of each of these records, and `offsets` their queue offsets, as int64 in the machine's order.
     `number` is the number of the task in a life of the instance at its Pull actor."""
 
     number: int
@@ -39,6 +41,8 @@ class ShippedTask(msgspec.Struct, frozen=True, array_like=True):
     records: bytes = b""
     places: tuple[LogPlaces, ...] = ()
     log: StoreLog | None = None
+    sizes: bytes = b""
+    offsets: bytes = b""
 
     @property
     def size_bytes(self) -> int:

@@ -18,12 +18,19 @@ import lz4.frame
 import zstandard
 
 from raymq.errors import InvalidArgumentError
+from raymq.message import MAX_MESSAGE_SIZE_BYTES
 from raymq.record.layout import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE_MASK, RecordError
 
 BytesT = TypeVar("BytesT", bound=bytes | memoryview)
 
-MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024
-"""The bound on a decompressed body unless the reader gives one; sixteen times the largest legal message."""
+BODY_MAX_BYTES: Final = MAX_MESSAGE_SIZE_BYTES
+"""The bound on a decompressed body: no producer accepts a larger body. A body that claims more is unreadable."""
+DECOMPRESSED_MAX_BYTES: Final = 64 * 1024 * 1024
+"""The budget of decompressed bodies in one table or page, in bytes: 16 bodies of the greatest length, or 8 times the
+stored bytes of a fetch from another node. A table is copied up to twice while it is made, so three times the budget
+bounds a reader's memory. Messages beyond the budget are in the next table."""
+INNER_BATCH_MAX_BYTES: Final = 64 * 1024 * 1024
+"""The bound on the decompressed items of one inner batch, which holds up to 32,767 messages."""
 PIECE_BYTES: Final = 256 * 1024
 """The most bytes that `check_compressed` and `decompress_prefix` decompress at a time; a Zstandard block fits."""
 
@@ -101,7 +108,7 @@ def compress(data: bytes | memoryview, type: CompressionType, level: int | None 
     return bytes(data)
 
 
-def decompress(data: bytes | memoryview, sys_flag: int, *, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
+def decompress(data: bytes | memoryview, sys_flag: int, *, max_bytes: int = BODY_MAX_BYTES) -> bytes:
     """The body whose stored bytes are `data`, according to its record's `sys_flag`.
 
     RecordError when the data is damaged or incomplete, goes on after its end, is of an unknown type, or would become

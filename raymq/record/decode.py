@@ -1,14 +1,20 @@
 """Decodes commit-log records into messages (spec/storage.md §1).
 
+The policy for damage, in every reader: intact records are always delivered, and a damaged one is handed over in its
+place, as a message whose `body` raises BodyUnreadableError. A reader's offset goes on behind that message.
+`read_record` and, for many records, `raymq.kernels.messages` and `raymq.kernels.columns` follow this policy.
+`decode_record` is for those who must not go on: it raises.
+
 Encoding is in `raymq.record.encode`, the layout in `raymq.record.layout`, the parser that recovery walks a file with in
-`raymq.record.check`. A record that was cut or damaged raises RecordError, whatever its bytes: nothing here reads
-outside the buffer it is given.
+`raymq.record.check`. Nothing here reads outside the buffer it is given, whatever a record's bytes are.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any, Final
 
+from raymq.errors import BodyUnreadableError
 from raymq.java_text import decode_utf8
 from raymq.message import (
     PROPERTY_KEYS,
@@ -16,6 +22,7 @@ from raymq.message import (
     PROPERTY_UNIQ_KEY,
     RESERVED_PROPERTIES,
     MessageExt,
+    MessageQueue,
 )
 from raymq.record.compression import decompress
 from raymq.record.crc import body_crc
@@ -23,22 +30,59 @@ from raymq.record.layout import (
     MIN_RECORD_SIZE,
     SYS_FLAG_COMPRESSED,
     Buffer,
+    HeaderFields,
     RecordError,
     decode_host,
     find_sections,
     unpack_header,
 )
+from raymq.record.places import RecordPlace
+
+CRC_WRONG: Final = "its body's CRC is wrong"
+
+
+def read_record(buffer: Buffer, position: int, place: RecordPlace, *, check_crc: bool = True) -> MessageExt:
+    """The message whose record starts at `position` of `buffer`, whatever the record's bytes are.
+
+    If the body is unreadable, the message's `body_error` says so and all other fields are as stored. If the record is
+    damaged or does not agree with its `place`, the message has the fields of its place only.
+    """
+    try:
+        header, sections = _whole_record(buffer, position)
+        place.check(header)
+    except RecordError as error:
+        return place.damaged(error.reason)
+    data = bytes(buffer[position : sections[-1]])
+    sections = tuple([at - position for at in sections])
+    body: bytes | BodyUnreadableError
+    try:
+        body = _body(data, header, sections, check_crc)
+    except RecordError as error:
+        queue = place.queue
+        if not queue.topic:
+            topic = topic_text(data[sections[2] : sections[3] - 2])
+            queue = MessageQueue(topic, queue.broker_name, header[3])
+        body = BodyUnreadableError(str(queue), header[5], header[6], error.reason)
+    return _message(data, header, sections, place.queue.broker_name, body)
+
+
+def _whole_record(buffer: Buffer, position: int) -> tuple[HeaderFields, tuple[int, ...]]:
+    """The header and the sections (`find_sections`) of the record at `position`. RecordError unless all of it fits."""
+    if position < 0 or position + MIN_RECORD_SIZE > len(buffer):
+        raise RecordError(
+            f"no record fits at byte {position} of {len(buffer)}", "it lies outside the bytes that were read"
+        )
+    header = unpack_header(buffer, position)
+    return header, find_sections(buffer, position, header)
 
 
 def decode_record(buffer: Buffer, position: int = 0, *, broker_name: str = "", check_crc: bool = True) -> MessageExt:
     """The message whose record starts at `position` of `buffer`, its body decompressed. RecordError on any damage."""
-    if position < 0 or position + MIN_RECORD_SIZE > len(buffer):
-        raise RecordError(f"no record fits at byte {position} of {len(buffer)}")
-    if isinstance(buffer, bytes):
-        return _decode(buffer, position, broker_name, check_crc)[0]
     # The sections are checked before anything is copied: a damaged size may name the rest of a mapped file.
-    end = find_sections(buffer, position, unpack_header(buffer, position))[-1]
-    return _decode(bytes(buffer[position:end]), 0, broker_name, check_crc)[0]
+    header, sections = _whole_record(buffer, position)
+    if not isinstance(buffer, bytes):
+        buffer, sections = bytes(buffer[position : sections[-1]]), tuple([at - position for at in sections])
+    return _message(buffer, header, sections, broker_name, _body(buffer, header, sections, check_crc))
 
 
 def decode_records(buffer: Buffer, *, broker_name: str = "", check_crc: bool = True) -> list[MessageExt]:
@@ -47,33 +91,40 @@ def decode_records(buffer: Buffer, *, broker_name: str = "", check_crc: bool = T
     messages = []
     position, limit = 0, len(data)
     while position < limit:
-        message, position = _decode(data, position, broker_name, check_crc)
-        messages.append(message)
+        header = unpack_header(data, position)
+        sections = find_sections(data, position, header)
+        messages.append(_message(data, header, sections, broker_name, _body(data, header, sections, check_crc)))
+        position = sections[-1]
     return messages
 
 
-def _decode(data: bytes, position: int, broker_name: str, check_crc: bool) -> tuple[MessageExt, int]:
-    """The message at `position`, and the position behind its record."""
-    header = unpack_header(data, position)
+def _body(data: bytes, header: HeaderFields, sections: tuple[int, ...], check_crc: bool) -> bytes:
+    """The body of a record, decompressed. RecordError if the body is damaged."""
+    stored = data[sections[0] : sections[1]]
+    if check_crc and stored and body_crc(stored) != header[2]:
+        raise RecordError(f"the body's CRC is wrong in the record whose body is at byte {sections[0]}", CRC_WRONG)
+    sys_flag = header[7]
+    return decompress(stored, sys_flag) if sys_flag & SYS_FLAG_COMPRESSED else stored
+
+
+def _message(
+    data: bytes, header: HeaderFields, sections: tuple[int, ...], broker_name: str, body: bytes | BodyUnreadableError
+) -> MessageExt:
+    """The message of a record with this header, these sections and this body."""
     # One name for each: slices of the tuple cost more than the names not used.
     # fmt: off
     (
-        _, _, crc, queue_id, flag, queue_offset, physical_offset, sys_flag,
-        born_ms, born, store_ms, store, reconsume_times, _, body_size,
+        _, _, _, queue_id, flag, queue_offset, physical_offset, sys_flag,
+        born_ms, born, store_ms, store, reconsume_times, _, _,
     ) = header
     # fmt: on
-    body_at, body_end, topic_at, properties_at, end = find_sections(data, position, header)
-    stored = data[body_at:body_end]
-    if check_crc and body_size and body_crc(stored) != crc:
-        raise RecordError(f"the body's CRC is wrong in the record at byte {position}")
-    if sys_flag & SYS_FLAG_COMPRESSED:
-        stored = decompress(stored, sys_flag)
+    _, _, topic_at, properties_at, end = sections
     user, system = split_properties(data[properties_at:end])
     store_hex, store_host = store_host_of(store)
     offset_id = f"{store_hex}{physical_offset & 0xFFFFFFFFFFFFFFFF:016X}"
-    values = (
+    values: tuple[Any, ...] = (
         topic_text(data[topic_at : properties_at - 2]),
-        stored,
+        body,
         system.get(PROPERTY_TAGS),
         split_keys(system.get(PROPERTY_KEYS)),
         user,
@@ -92,7 +143,7 @@ def _decode(data: bytes, position: int, broker_name: str, check_crc: bool) -> tu
         sys_flag,
         system,
     )
-    return MessageExt.decoded(values), end
+    return MessageExt.decoded(values)
 
 
 def split_properties(data: bytes) -> tuple[dict[str, str], dict[str, str]]:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from raymq.message import PROPERTY_INNER_BASE, PROPERTY_INNER_NUM, PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from raymq.record.check import check_record
-from raymq.record.compression import decompress
+from raymq.record.compression import INNER_BATCH_MAX_BYTES, decompress
 from raymq.record.crc import body_crc
 from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.inner_batch_encode import INNER_MESSAGES_MAX
@@ -93,7 +93,7 @@ def _items_of(record: bytes, header: RecordHeader) -> list[BatchItem]:
     """The messages in the body of an inner batch, which may be compressed."""
     body_at, body_end, _, _, _ = find_sections(record, 0, header)
     body = record[body_at:body_end]
-    return decode_batch_items(decompress(body, header.sys_flag) if header.sys_flag & SYS_FLAG_COMPRESSED else body)
+    return decode_batch_items(decompress(body, header.sys_flag, max_bytes=INNER_BATCH_MAX_BYTES))
 
 
 def _record_of(item: BatchItem, batch: RecordHeader, queue_offset: int, topic: bytes) -> bytes:

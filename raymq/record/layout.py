@@ -117,7 +117,14 @@ SHORT: Final = struct.Struct(">h")
 
 
 class RecordError(Exception):
-    """Bytes are not a complete, undamaged record. The reader decides what that means."""
+    """Bytes are not a complete, undamaged record. The reader decides what that means.
+
+    `reason` says what is wrong with the record without naming a position: readers name its queue and offset instead.
+    """
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason or text
 
 
 HeaderFields = tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int]
@@ -178,7 +185,7 @@ def unpack_header(buffer: Buffer, position: int) -> HeaderFields:
             return header_struct(fields[7]).unpack_from(buffer, position)
         return fields
     except struct.error:
-        raise RecordError(f"a record is cut in its header at byte {position}") from None
+        raise RecordError(f"a record is cut in its header at byte {position}", "it is cut in its header") from None
 
 
 def store_timestamp_at(buffer: Buffer, position: int) -> int:
@@ -202,7 +209,8 @@ def find_sections(buffer: Buffer, position: int, header: HeaderFields) -> tuple[
         elif magic == MAGIC_V2:
             width, topic_size = 2, SHORT.unpack_from(buffer, body_end)[0]
         else:
-            raise RecordError(f"no record at byte {position}: magic {magic & 0xFFFFFFFF:#x}")
+            reason = f"it has no record's magic but {magic & 0xFFFFFFFF:#x}"
+            raise RecordError(f"no record at byte {position}: magic {magic & 0xFFFFFFFF:#x}", reason)
         topic_at = body_end + width
         properties_at = topic_at + topic_size + 2
         if (
@@ -211,7 +219,8 @@ def find_sections(buffer: Buffer, position: int, header: HeaderFields) -> tuple[
             and properties_at + SHORT.unpack_from(buffer, properties_at - 2)[0] == end
         ):
             return body_at, body_end, topic_at, properties_at, end
-    raise RecordError(f"the record at byte {position} is cut, or its length fields do not add up to its size")
+    reason = "it is cut, or its length fields do not add up to its size"
+    raise RecordError(f"the record at byte {position} is cut, or its length fields do not add up to its size", reason)
 
 
 def encode_blank(remaining: int) -> bytes:

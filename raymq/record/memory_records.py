@@ -34,6 +34,11 @@ class LocatedRecords(NamedTuple):
     position: int = -1
     """The physical offset of the first byte of `data`; -1 for records that are not in a log's file."""
 
+    @property
+    def physical_offsets(self) -> NDArray[np.int64] | None:
+        """The physical offset of each record, shape (n,); None for records that are not in a log's file."""
+        return None if self.position < 0 else self.starts + self.position
+
     def part(self, first: int, last: int) -> LocatedRecords:
         """Records `first` to `last - 1`."""
         rows = slice(first, last)

@@ -14,18 +14,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Final
 
 from raymq.consumer.fetcher import Fetcher
-from raymq.consumer.pull.fetched_records import FetchedRecords, PolledRecords, decode_messages
+from raymq.consumer.pull.fetched_records import FetchedRecords, decode_messages
 from raymq.consumer.pull.in_place import InPlaceReader
 from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.pull.subscription_state import SubscriptionState
 from raymq.consumer.pull.wakeup import Wakeup
 from raymq.consumer.queue_lookup import QueueLookup
 from raymq.consumer.subscription import Subscription
-from raymq.errors import RaymqError, StoreCorruptError
+from raymq.errors import RaymqError
 from raymq.message import MessageExt, MessageQueue, PullStatus
 from raymq.protocol.group import QueueOffset
 from raymq.protocol.store import FetchRequest, FetchResult
@@ -187,19 +186,11 @@ class ReplyWatch:
                 if not slices:
                     return any_found
                 any_found = True
-                try:
-                    decoded = decode_messages(slices)
-                except StoreCorruptError as error:
-                    self._skip_first(slices[0], error)
-                    continue
-                for part, messages in decoded:
+                for part, messages in decode_messages(slices):
                     with self._lock:
                         self._core.taken(part)
                     for message in messages:
-                        self._take(message)
-
-    def _skip_first(self, part: PolledRecords, error: StoreCorruptError) -> None:
-        """Leave out the first reply of a slice, whose record is damaged."""
-        logger.error("a reply is lost: %s", error)
-        with self._lock:
-            self._core.taken(replace(part, count=1))
+                        if message.body_error is not None:
+                            logger.error("a reply is lost: %s", message.body_error)
+                        else:
+                            self._take(message)

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from raymq.errors import DataLossError
 from raymq.kernels.byte_column import text_array
-from raymq.kernels.columns import BodyType, decode_columns, schema_with, shown_batch
+from raymq.kernels.column_bodies import BodyType
+from raymq.kernels.columns import decode_columns, schema_with, shown_batch
 from raymq.namespaces import NO_NAMESPACE, Namespace
 from raymq.record.hashing import java_hash
 from raymq.remoting.master_locator import RouteSource

@@ -105,7 +105,7 @@ class TaskConnection(OfProcess):
             self._settings.results, task_id, max_messages=STATES_MAX, broker_name=broker_name
         )
         found.sort(key=lambda message: (message.store_timestamp_ms, message.queue_offset))
-        states = [decode_state(message.body) for message in found]
+        states = [decode_state(message.body) for message in found if message.body_error is None]
         return [state for state in states if state is not None and state.task_id == task_id]
 
     def summary(self) -> GroupSummary:

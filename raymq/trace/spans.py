@@ -237,7 +237,9 @@ def _attributes(operation: str, kind: str, topic: str) -> dict[str, Any]:
 
 
 def _of_message(message: Message | MessageExt) -> dict[str, Any]:
-    told: dict[str, Any] = {"messaging.message.body.size": len(message.body)}
+    told: dict[str, Any] = {}
+    if isinstance(message, Message) or message.body_error is None:
+        told["messaging.message.body.size"] = len(message.body)
     if message.tags is not None:
         told["messaging.rocketmq.message.tag"] = message.tags
     if message.keys:

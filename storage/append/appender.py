@@ -18,8 +18,7 @@ from raymq.delay import TIMER_RECALL_QUEUE, TIMER_TOPIC, is_waiting_topic
 from raymq.errors import MessageIllegalError, StoreNotWritableError, SystemBusyError
 from raymq.kernels.check import BatchFacts, split_record, validate_batch
 from raymq.kernels.fields import Ints
-from raymq.kernels.stamp import is_sealed, stamp_alike, stamp_many, stamp_mixed, stamp_one
-from raymq.kernels.units import begins_of
+from raymq.kernels.stamp import begins_of, is_sealed, stamp_alike, stamp_many, stamp_mixed, stamp_one
 from raymq.message import SendStatus
 from raymq.names import HALF_TOPIC, TRANSACTION_TOPICS
 from raymq.protocol.store import AppendResult

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from raymq.config.store import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
 from raymq.errors import StoreCorruptError
-from raymq.kernels.units import begins_of, fill_units, units_of
+from raymq.kernels.stamp import begins_of, fill_units, units_of
 from raymq.logfiles.directory import CONSUME_QUEUE_DIR
 from raymq.logfiles.log_reader import PRE_BLANK_SIZE
 from raymq.record.layout import UNIT_DTYPE

@@ -184,7 +184,7 @@ def outcome(call: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def check_every_reader(data: bytes, position: int) -> None:
-    """No reader raises anything but RecordError, and they agree on what is a record."""
+    """No reader raises anything but RecordError, and they agree on what is a record and which body can be read."""
     check = check_record(data, position, check_crc=False)
     checked = check_record(data, position)
     assert checked in (check, (-1, False))
@@ -192,15 +192,18 @@ def check_every_reader(data: bytes, position: int) -> None:
     assert (outcome(dispatch_view, data, position) is not RecordError) == whole
     message = outcome(decode_record, data, position, check_crc=False, broker_name="broker-a")
     assert whole or message is RecordError
-    rows = outcome(column_rows, data, [position], "binary")
-    assert (rows is RecordError) == (message is RecordError)
+    starts = np.array([position], np.int64)
+    batch = decode_columns(data, starts, broker_name="broker-a", columns=["body", "error"])
+    assert (batch.column("error").null_count == 0) == (batch.column("body").null_count == 1) == (message is RecordError)
     if message is not RecordError:
-        assert rows == [as_row(message)]
+        assert column_rows(data, [position], "binary") == [as_row(message)]
     with mock.patch.object(raymq.kernels.messages, "FEW_RECORDS", 0):
-        starts = np.array([position], np.int64)
-        assert outcome(read_messages, data, starts, check_crc=False, broker_name="broker-a") in (message, [message])
-        good = outcome(decode_record, data, position, broker_name="broker-a")
-        assert outcome(read_messages, data, starts, broker_name="broker-a") in (good, [good])
+        for check_crc in (False, True):
+            strict = outcome(decode_record, data, position, broker_name="broker-a", check_crc=check_crc)
+            [found] = read_messages(data, starts, broker_name="broker-a", check_crc=check_crc)
+            assert (found.body_error is not None) == (strict is RecordError)
+            assert found.record_damaged == (not whole)
+            assert strict in (RecordError, found)
     outcome(decode_records, data)
     outcome(record_starts, data)
 

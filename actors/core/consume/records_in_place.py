@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from raymq.logfiles.log_reader import StoreFiles
 from raymq.record.memory_records import LocatedRecords, MemoryRecords, join_records
 
@@ -55,7 +57,8 @@ class RecordsInPlace:
 
     def in_memory(self) -> MemoryRecords:
         """The same records as bytes."""
-        return MemoryRecords.read(self.data)
+        ends = np.cumsum(np.concatenate([part.sizes for part in self.parts]))
+        return MemoryRecords(self.data, [0, *ends.tolist()], list(self.offsets))
 
     def part(self, first: int, last: int) -> RecordsInPlace:
         """Records `first` to `last - 1`, at least one; this object itself if these are all."""

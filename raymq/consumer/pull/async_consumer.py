@@ -34,7 +34,7 @@ from raymq.message import MessageExt, MessageQueue
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from raymq.kernels.columns import BodyType
+    from raymq.kernels.column_bodies import BodyType
 
 CALL_THREADS: Final = 4
 INLINE_BYTES: Final = 16 * 1024

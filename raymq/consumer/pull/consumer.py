@@ -34,7 +34,7 @@ from raymq.message import MessageExt, MessageQueue
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from raymq.kernels.columns import BodyType
+    from raymq.kernels.column_bodies import BodyType
 
 
 class PullConsumer(OfProcess):

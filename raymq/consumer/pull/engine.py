@@ -42,7 +42,6 @@ from raymq.errors import (
     InvalidArgumentError,
     OffsetOutOfRangeError,
     PredicateFailedError,
-    StoreCorruptError,
 )
 from raymq.members.questions import DirectConsumption, RunningInfo
 from raymq.members.stacks import thread_stacks
@@ -344,16 +343,8 @@ class PullEngine:
         return self._in_place.wait_max_s()
 
     def decode(self, decode: Decode[Found], slices: list[PolledRecords]) -> list[tuple[PolledRecords, Found]]:
-        """Return `decode(slices)`; if a record is damaged, the slices are fetched anew and StoreCorruptError is raised.
-        Takes time, but waits for nothing."""
-        try:
-            return self._shown(decode(slices))
-        except StoreCorruptError:
-            with self._lock:
-                for part in slices:
-                    self._core.refetch(part.queue)
-            self._fetch()
-            raise
+        """Return `decode(slices)`, with the topics' names within the namespace. Takes time, but waits for nothing."""
+        return self._shown(decode(slices))
 
     def _shown(self, decoded: list[tuple[PolledRecords, Found]]) -> list[tuple[PolledRecords, Found]]:
         """Decoded records, with the topics' names within the namespace."""

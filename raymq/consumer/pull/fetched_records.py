@@ -8,24 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raymq.consumer.subscription import Subscription
-from raymq.errors import StoreCorruptError
+from raymq.errors import BodyUnreadableError
 from raymq.kernels.messages import read_messages
 from raymq.message import MessageExt, MessageQueue
 from raymq.namespaces import Namespace
-from raymq.record.decode import decode_record
-from raymq.record.layout import RecordError
+from raymq.record.compression import DECOMPRESSED_MAX_BYTES
 from raymq.record.memory_records import LocatedRecords
+from raymq.record.places import RecordPlaces
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from raymq.kernels.columns import BodyType
+    from raymq.kernels.column_bodies import BodyType
+    from raymq.kernels.columns import Unreadable
 
 
 @dataclass(slots=True)
@@ -69,6 +71,17 @@ class PolledRecords:
         return self.fetched.records.starts[self.fetched.first : self.fetched.first + self.count]
 
     @property
+    def places(self) -> RecordPlaces:
+        """The place of each record, in the order of `starts`."""
+        records = self.fetched.records.part(self.fetched.first, self.fetched.first + self.count)
+        return RecordPlaces.of(self.queue, records)
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """The queue offset of each record, shape (count,)."""
+        return self.fetched.records.offsets[self.fetched.first : self.fetched.first + self.count]
+
+    @property
     def size_bytes(self) -> int:
         """The length of the records."""
         return int(self.fetched.records.sizes[self.fetched.first : self.fetched.first + self.count].sum())
@@ -89,44 +102,46 @@ Columns = list[tuple[PolledRecords, "pa.RecordBatch"]]
 
 
 def decode_messages(slices: Sequence[PolledRecords]) -> Decoded:
-    """Decode the wanted messages of each slice. They end before a damaged record; StoreCorruptError if that is the
-    first one."""
+    """Decode the wanted messages of each slice. A damaged message is wanted if its tags are unknown or wanted."""
     decoded: Decoded = []
     for part in slices:
-        try:
-            messages = read_messages(part.data, part.starts, broker_name=part.queue.broker_name)
-        except RecordError as error:
-            intact = _intact(part)
-            if intact:
-                decoded.append((replace(part, count=len(intact)), _wanted(intact, part)))
-            if not decoded:
-                raise _corrupt(part, error) from error
-            return decoded
+        messages = read_messages(part.data, part.starts, broker_name=part.queue.broker_name, places=part.places)
         decoded.append((part, _wanted(messages, part)))
     return decoded
 
 
-def decode_tables(slices: Sequence[PolledRecords], body_type: BodyType = "binary_view") -> Columns:
-    """Decode the wanted messages of each slice to a batch of columns. StoreCorruptError if a record is damaged."""
-    import pyarrow.compute as pc
+def decode_tables(
+    slices: Sequence[PolledRecords],
+    body_type: BodyType = "binary_view",
+    columns: Sequence[str] | None = None,
+    unreadable: Unreadable = "null",
+) -> Columns:
+    """Decode the wanted messages of each slice to a batch of columns, see `decode_columns`.
 
-    from raymq.kernels.byte_column import mask_of, text_array
-    from raymq.kernels.columns import decode_columns
+    The slices may be fewer, and the last one shorter, because their decompressed bodies take at most
+    DECOMPRESSED_MAX_BYTES. With `unreadable` "raise" they also end before an unreadable message; BodyUnreadableError if
+    that one is the first of all.
+    """
+    from raymq.kernels.byte_column import sizes_of
 
     decoded: Columns = []
+    left_bytes = DECOMPRESSED_MAX_BYTES
     for part in slices:
-        broker_name, starts = part.queue.broker_name, part.starts
+        decode = partial(_decode_part, body_type=body_type, columns=columns, max_decompressed_bytes=left_bytes)
         try:
-            batch = decode_columns(part.data, starts, broker_name=broker_name, body_type=body_type, check_crc=True)
-        except RecordError as error:
-            raise _corrupt(part, error) from error
-        if tags := part.subscription.tags:
-            wanted = pc.is_in(batch.column("tags"), value_set=text_array(sorted(tags)))
-            if wanted.true_count < len(wanted):  # rare: the tags' codes have been compared before
-                # Arrow cannot filter views, so the rows are chosen before they are made.
-                starts = starts[mask_of(wanted)]
-                batch = decode_columns(part.data, starts, broker_name=broker_name, body_type=body_type)
-        decoded.append((part, batch))
+            done, batch = decode(part, unreadable=unreadable)
+        except BodyUnreadableError as error:
+            before = int(np.searchsorted(part.offsets, error.queue_offset))
+            if before:
+                decoded.append(decode(replace(part, count=before), unreadable="null"))
+            if not decoded:
+                raise
+            return decoded
+        decoded.append((done, batch))
+        if "body" in batch.schema.names:
+            left_bytes -= max(0, int(sizes_of(batch.column("body")).sum()) - done.size_bytes)
+        if done.count < part.count or left_bytes <= 0:
+            return decoded
     return decoded
 
 
@@ -151,38 +166,59 @@ def as_messages(parts: Decoded) -> list[MessageExt]:
     return [message for _, messages in parts for message in messages]
 
 
-def as_table(parts: Columns, body_type: BodyType = "binary_view") -> pa.Table:
-    """The result of `poll_table`: a table with the columns of raymq.kernels.columns.SCHEMA, and bodies of
-    `body_type`."""
+def as_table(parts: Columns, body_type: BodyType = "binary_view", columns: Sequence[str] | None = None) -> pa.Table:
+    """The result of `poll_table`: a table with these `columns`, by default those of raymq.kernels.columns.SCHEMA, and
+    bodies of `body_type`."""
     import pyarrow as pa
 
-    from raymq.kernels.columns import SCHEMA
+    from raymq.kernels.columns import schema_with
 
-    # `body_type` is the name of Arrow's function that makes the type.
-    body = pa.field("body", getattr(pa, body_type)())
-    schema = SCHEMA.set(SCHEMA.get_field_index("body"), body)
-    return pa.Table.from_batches([batch for _, batch in parts], schema=schema)
+    return pa.Table.from_batches([batch for _, batch in parts], schema=schema_with(body_type, columns))
 
 
 def _wanted(messages: list[MessageExt], part: PolledRecords) -> list[MessageExt]:
     subscription = part.subscription
-    return [message for message in messages if subscription.matches(message.tags)] if subscription.tags else messages
+    if not subscription.tags:
+        return messages
+    return [message for message in messages if subscription.matches(message.tags) or message.record_damaged]
 
 
-def _intact(part: PolledRecords) -> list[MessageExt]:
-    """The messages before the damaged record of a slice."""
-    messages = []
-    for start in part.starts.tolist():
-        try:
-            messages.append(decode_record(part.data, start, broker_name=part.queue.broker_name))
-        except RecordError:
-            break
-    return messages
+def _decode_part(
+    part: PolledRecords,
+    *,
+    body_type: BodyType,
+    columns: Sequence[str] | None,
+    unreadable: Unreadable,
+    max_decompressed_bytes: int,
+) -> tuple[PolledRecords, pa.RecordBatch]:
+    """The wanted messages of a slice as a batch, with the slice, which is shorter if the budget ends before its end."""
+    import pyarrow.compute as pc
 
+    from raymq.kernels.byte_column import mask_of, text_array
+    from raymq.kernels.columns import decode_columns, schema_with
 
-def _corrupt(part: PolledRecords, error: RecordError) -> StoreCorruptError:
-    offset = part.fetched.records.offsets[part.fetched.first]
-    return StoreCorruptError(
-        f"{part.queue}: a record at or behind queue offset {offset} is damaged ({error}); poll(max_messages=1) "
-        "finds it, seek goes past it"
+    names = schema_with(body_type, columns).names
+    tags, starts, places = part.subscription.tags, part.starts, part.places
+    decode = partial(
+        decode_columns,
+        part.data,
+        broker_name=part.queue.broker_name,
+        body_type=body_type,
+        columns=list(dict.fromkeys((*names, "tags", "born_timestamp"))) if tags else names,
+        check_crc=True,
+        unreadable=unreadable,
+        max_decompressed_bytes=max_decompressed_bytes,
     )
+    batch = decode(starts, places=places)
+    if batch.num_rows < part.count:
+        part = replace(part, count=batch.num_rows)
+        starts = part.starts
+    if tags:
+        # A damaged record has no time, and its tags are unknown.
+        chosen = pc.is_in(batch.column("tags"), value_set=text_array(sorted(tags)))
+        wanted = mask_of(pc.or_(chosen, batch.column("born_timestamp").is_null()))
+        if not wanted.all():  # rare: the tags' codes have been compared before
+            # Arrow cannot filter views, so the rows are chosen before they are made.
+            batch = decode(starts[wanted], places=places.pick(np.flatnonzero(wanted)))
+        batch = batch.select(names)
+    return part, batch

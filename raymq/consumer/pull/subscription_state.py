@@ -217,13 +217,6 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             self._buffered[part.queue] = None
         self._note(assigned)
 
-    def refetch(self, queue: MessageQueue) -> None:
-        """Drop the buffered records of a queue, and fetch them again."""
-        assigned = self._queues.get(queue)
-        if assigned is not None:
-            assigned.refetch_from(assigned.position)
-            self._note(assigned, moved=True)
-
     # Fetching
 
     def wanted(self) -> dict[MessageQueue, int]:

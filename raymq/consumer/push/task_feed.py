@@ -24,13 +24,12 @@ from raymq.consumer.push.hook import ConsumeHook
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.push.task_reader import TaskReader
 from raymq.consumer.subscription import Subscription
-from raymq.errors import RaymqError
+from raymq.errors import BodyUnreadableError, RaymqError
 from raymq.message import PROPERTY_RETRY_TOPIC, MessageExt
 from raymq.names import RETRY_PREFIX
 from raymq.namespaces import Namespace
 from raymq.protocol.consume_result import ConsumeReport, Failure
 from raymq.protocol.listener_tasks import HandOver, ShippedTask
-from raymq.record.layout import RecordError
 from raymq.trace.deliveries import DeliveryTrace
 
 REPORT_S: Final = 0.5
@@ -175,9 +174,9 @@ class TaskFeed:
             firsts = [i for i in firsts if _is_wanted(messages[i], subscription)]
             messages = [messages[i] for i in firsts]
         if retry:
-            messages = [m if isinstance(m, RecordError) else with_original_topic(m) for m in messages]
+            messages = [m if isinstance(m, BodyUnreadableError) else with_original_topic(m) for m in messages]
         if self._names:
-            messages = [m if isinstance(m, RecordError) else self._names.shown_message(m) for m in messages]
+            messages = [m if isinstance(m, BodyUnreadableError) else self._names.shown_message(m) for m in messages]
         if not self._takes_batch:
             return ConsumeRequest(messages, firsts, key, damaged=damaged, topic=task.queue.topic)
         lists, starts = _lists(messages, firsts, settings.consume_message_batch_max_size)
@@ -252,13 +251,13 @@ class TaskFeed:
 
 def _lists(messages: Sequence[Any], firsts: Sequence[int], size: int) -> tuple[list[Any], list[int]]:
     """Lists of up to `size` messages that follow each other in the task, and the index of the first of each."""
-    if isinstance(firsts, range) and not any(isinstance(message, RecordError) for message in messages):
+    if isinstance(firsts, range) and not any(isinstance(message, BodyUnreadableError) for message in messages):
         return [messages[i : i + size] for i in range(0, len(messages), size)], list(range(0, len(messages), size))
     lists: list[Any] = []
     starts: list[int] = []
     for message, index in zip(messages, firsts, strict=True):
         last = lists[-1] if lists else None
-        if isinstance(message, RecordError):
+        if isinstance(message, BodyUnreadableError):
             lists.append(message)
         elif isinstance(last, list) and len(last) < size and index == starts[-1] + len(last):
             last.append(message)
@@ -269,8 +268,8 @@ def _lists(messages: Sequence[Any], firsts: Sequence[int], size: int) -> tuple[l
     return lists, starts
 
 
-def _is_wanted(message: MessageExt | RecordError, subscription: Subscription) -> bool:
-    return isinstance(message, RecordError) or subscription.matches(message.tags)
+def _is_wanted(message: MessageExt | BodyUnreadableError, subscription: Subscription) -> bool:
+    return isinstance(message, BodyUnreadableError) or subscription.matches(message.tags)
 
 
 def with_original_topic(message: MessageExt) -> MessageExt:

@@ -6,20 +6,17 @@ Messages over a map keep it, so that they stay readable after the file is delete
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raymq.errors import DataLossError
-from raymq.kernels.messages import read_messages
+from raymq.kernels.messages import find_unreadable, read_messages
 from raymq.logfiles.log_reader import LogReader
-from raymq.message import MessageExt
+from raymq.message import MessageQueue
 from raymq.protocol.listener_tasks import LogPlaces, ShippedTask, StoreLog
-from raymq.record.check import record_starts
-from raymq.record.decode import decode_record
-from raymq.record.layout import Buffer, RecordError
+from raymq.record.memory_records import LocatedRecords
+from raymq.record.places import RecordPlaces
 
 STORES_MAX: Final = 64
 """Stores whose readers are kept; a node has few."""
@@ -36,15 +33,13 @@ class TaskReader:
     def messages(self, task: ShippedTask) -> tuple[list[Any], bool] | None:
         """The messages of a task, with the error in place of each one that is damaged, and True if there is one. None
         if the files do not show the records (any more): the Pull actor, which holds their maps, has the bytes."""
-        broker_name = task.queue.broker_name
         if task.log is None:
-            return _decode(task.records, record_starts(task.records), broker_name)
+            return _decode(_located(task), task.queue)
         messages: list[Any] = []
         damaged = False
         try:
             for places in task.places:
-                data, starts = self._find(task.log, places)
-                some, some_damaged = _decode(data, starts, broker_name)
+                some, some_damaged = _decode(self._find(task.log, places), task.queue)
                 messages = messages + some if messages else some
                 damaged |= some_damaged
         except (DataLossError, OSError) as error:
@@ -52,14 +47,15 @@ class TaskReader:
             return None
         return messages, damaged
 
-    def _find(self, log: StoreLog, places: LogPlaces) -> tuple[memoryview | bytes, NDArray[np.int64]]:
-        """The part of a file that holds the records, and the position of each in it. DataLossError or OSError if the
-        file does not hold them all."""
+    def _find(self, log: StoreLog, places: LogPlaces) -> LocatedRecords:
+        """The records at these places of a file. DataLossError or OSError if the file does not hold them all."""
         positions, sizes = np.frombuffer(places.positions, np.int64), np.frombuffer(places.sizes, np.int64)
-        found = self._reader(log).records_at(positions, sizes, positions)
+        # Offsets that are not known are shown as -1.
+        offsets = np.frombuffer(places.offsets, np.int64) if places.offsets else np.full(len(positions), -1)
+        found = self._reader(log).records_at(positions, sizes, offsets)
         if len(found.starts) < len(positions):
             raise DataLossError(f"the log at {log.root} does not hold all records from {positions[0]} on")
-        return found.data, found.starts
+        return found
 
     def _reader(self, log: StoreLog) -> LogReader:
         reader = self._readers.get(log)
@@ -75,21 +71,20 @@ class TaskReader:
         return reader
 
 
-def _decode(data: Buffer, starts: NDArray[np.int64], broker_name: str) -> tuple[list[Any], bool]:
-    """The messages whose records start at `starts` of `data`, with the error in place of each one that is damaged; and
-    True if there is one."""
-    try:
-        return read_messages(data, starts, broker_name=broker_name), False
-    except RecordError:
-        logger.exception("a task has a damaged record")
-    return _decode_singly(data, starts.tolist(), broker_name), True
+def _located(task: ShippedTask) -> LocatedRecords:
+    """The records whose bytes are in a task."""
+    if not task.sizes:
+        return LocatedRecords.read(task.records)
+    sizes = np.frombuffer(task.sizes, np.int64)
+    return LocatedRecords(task.records, np.cumsum(sizes) - sizes, sizes, np.frombuffer(task.offsets, np.int64))
 
 
-def _decode_singly(data: Buffer, starts: Sequence[int], broker_name: str) -> list[MessageExt | RecordError]:
-    messages: list[MessageExt | RecordError] = []
-    for start in starts:
-        try:
-            messages.append(decode_record(data, start, broker_name=broker_name))
-        except RecordError as error:
-            messages.append(error)
-    return messages
+def _decode(records: LocatedRecords, queue: MessageQueue) -> tuple[list[Any], bool]:
+    """The messages of these records, with the error in place of each message that cannot be read; and True if there is
+    one."""
+    places = RecordPlaces.of(queue, records)
+    messages: list[Any] = read_messages(records.data, records.starts, broker_name=queue.broker_name, places=places)
+    errors = find_unreadable(messages)
+    for index, error in errors.items():
+        messages[index] = error
+    return messages, bool(errors)

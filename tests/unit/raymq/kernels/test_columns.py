@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
+import raymq.kernels.column_bodies
 import raymq.kernels.columns
 import raymq.kernels.templates
-from raymq.errors import InvalidArgumentError
+from raymq.errors import BodyUnreadableError, InvalidArgumentError
 from raymq.kernels.columns import SCHEMA, BodyType, decode_columns
 from raymq.kernels.stamp import stamp
 from raymq.message import Message
@@ -261,7 +262,7 @@ def test_a_binary_view_refers_to_the_buffer() -> None:
 
 
 @pytest.mark.parametrize("position", range(91))
-def test_a_damaged_header_is_refused_or_read_as_row_by_row(position: int) -> None:
+def test_a_damaged_header_makes_a_row_of_nulls_or_is_read_as_row_by_row(position: int) -> None:
     good = stored([Message("orders", b"x" * 20, tags="t")])
     for value in (0x00, 0x7F, 0x80, 0xFF):
         damaged = bytearray(good)
@@ -270,34 +271,47 @@ def test_a_damaged_header_is_refused_or_read_as_row_by_row(position: int) -> Non
         try:
             expected = decode_record(data, check_crc=False)
         except RecordError:
-            with pytest.raises(RecordError):
-                decode_columns(data, np.array([0]), broker_name="a")
+            assert_unreadable(data, 0)
             continue
         batch = decode_columns(data, np.array([0]), broker_name="a")
         assert batch.column("body")[0].as_py() == expected.body
         assert batch.column("queue_offset")[0].as_py() == expected.queue_offset
 
 
+def assert_unreadable(data: bytes, start: int) -> str:
+    """One record cannot be read: its row has no body. Returns the reason."""
+    starts = np.array([start])
+    [row] = decode_columns(data, starts, broker_name="a", columns=["body", "error", "broker_name"]).to_pylist()
+    assert (row["body"], row["broker_name"]) == (None, "a")
+    with pytest.raises(BodyUnreadableError) as raised:
+        decode_columns(data, starts, broker_name="a", unreadable="raise")
+    assert raised.value.reason == row["error"]
+    return str(row["error"])
+
+
 @pytest.mark.parametrize("start", [-1, 1, 100_000])
-def test_starts_outside_the_buffer_are_refused(start: int) -> None:
-    with pytest.raises(RecordError, match=r"outside the buffer|no record's magic"):
-        decode_columns(stored([Message("orders", b"x")]), np.array([start]), broker_name="a")
+def test_starts_outside_the_buffer_are_damaged_records(start: int) -> None:
+    reason = assert_unreadable(stored([Message("orders", b"x")]), start)
+    assert "outside the buffer" in reason or "no record's magic" in reason
 
 
-def test_every_cut_is_refused() -> None:
+def test_every_cut_is_a_damaged_record() -> None:
     data = stored([Message("orders", b"x" * 20)])
     for length in range(len(data)):
-        with pytest.raises(RecordError):
-            decode_columns(data[:length], np.array([0]), broker_name="a")
+        assert_unreadable(data[:length], 0)
 
 
 def test_crcs_are_compared_when_asked_for() -> None:
     data = bytearray(stored(MIXED))
     decode_columns(data, record_starts(data), broker_name="a", check_crc=True)
     data[int(record_starts(data)[3]) + 88] ^= 1
-    decode_columns(data, record_starts(data), broker_name="a")
-    with pytest.raises(RecordError, match="CRC"):
-        decode_columns(data, record_starts(data), broker_name="a", check_crc=True)
+    assert decode_columns(data, record_starts(data), broker_name="a").column("body").null_count == 0
+    names = ["queue_offset", "body", "body_size", "error", "topic"]
+    batch = decode_columns(data, record_starts(data), broker_name="a", check_crc=True, columns=names)
+    assert [batch.column(name).null_count for name in names] == [0, 1, 1, batch.num_rows - 1, 0]
+    assert batch.column("error")[3].as_py() == "its body's CRC is wrong"
+    with pytest.raises(BodyUnreadableError, match=r"offset 43 of orders@a:5 .*CRC is wrong"):
+        decode_columns(data, record_starts(data), broker_name="a", check_crc=True, unreadable="raise")
 
 
 def test_buffers_arrow_s_views_cannot_address_are_refused() -> None:
@@ -310,7 +324,7 @@ def test_buffers_arrow_s_views_cannot_address_are_refused() -> None:
 def test_decompressed_bodies_are_in_one_buffer_or_several(
     own_buffer_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(raymq.kernels.columns, "_OWN_BUFFER_BYTES", own_buffer_bytes)
+    monkeypatch.setattr(raymq.kernels.column_bodies, "_OWN_BUFFER_BYTES", own_buffer_bytes)
     bodies = [b"%03d" % number * (number % 50 + 1) for number in range(70)]
     data = stored([Message("orders", body) for body in bodies], compression=CompressionType.ZSTD)
     assert assert_columns_are_the_rows(data).column("body").to_pylist() == bodies

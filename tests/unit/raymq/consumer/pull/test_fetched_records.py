@@ -15,7 +15,7 @@ from raymq.consumer.pull.fetched_records import (
     found,
 )
 from raymq.consumer.subscription import Subscription
-from raymq.errors import StoreCorruptError
+from raymq.errors import BodyUnreadableError
 from raymq.kernels.columns import SCHEMA
 from raymq.message import MessageQueue
 from raymq.protocol.store import FetchRequest
@@ -84,20 +84,49 @@ def damage(fetched: FetchedRecords, body: bytes) -> None:
     fetched.records = fetched.records._replace(data=data.replace(body, b"X" * len(body)))
 
 
-def test_messages_before_a_damaged_one_are_decoded(fetched):
-    damage(fetched, b"body-3")
-    [(intact, messages)] = decode_messages([part(fetched, 10), part(fetched, 10)])
-    assert [message.body for message in messages] == [b"body-0", b"body-1", b"body-2"]
-    assert intact.count == 3
-    assert intact.next_offset == 3
+@pytest.mark.parametrize("expression", ["*", "AaAa || BBBB"])
+def test_a_message_with_a_damaged_body_is_handed_over_in_its_place(fetched, expression):
+    damage(fetched, b"body-9")
+    [(whole, messages)] = decode_messages([part(fetched, 10, expression)])
+    assert whole.count == 10
+    assert [message.queue_offset for message in messages if message.body_error is None] == list(
+        range(9) if expression == "*" else []
+    )
+    error = messages[-1].body_error
+    assert (error.queue, error.queue_offset, error.record_damaged) == (str(QUEUE), 9, False)
+    assert messages[-1].tags == "BBBB"
+    table = as_table(
+        decode_tables([part(fetched, 10, expression)], columns=["queue_offset", "body", "error"]),
+        "binary_view",
+        ["queue_offset", "body", "error"],
+    )
+    assert table.column("queue_offset").to_pylist() == [message.queue_offset for message in messages]
+    assert table.column("body").to_pylist()[-1] is None
+    assert table.column("error").to_pylist() == [None] * (len(messages) - 1) + [error.reason]
 
 
-@pytest.mark.parametrize("decode", [decode_messages, decode_tables])
-def test_a_damaged_message_that_comes_first_is_an_error(fetched, decode):
+@pytest.mark.parametrize("expression", ["*", "AaAa || BBBB"])
+def test_a_damaged_record_is_handed_over_whatever_its_tags_are(fetched, expression):
+    data = bytearray(fetched.records.data)
+    data[int(fetched.records.starts[3]) + 5] ^= 1  # the magic
+    fetched.records = fetched.records._replace(data=bytes(data))
+    [(_, messages)] = decode_messages([part(fetched, 10, expression)])
+    [lost] = [message for message in messages if message.record_damaged]
+    assert (lost.queue, lost.queue_offset, lost.tags) == (QUEUE, 3, None)
+    table = as_table(decode_tables([part(fetched, 10, expression)]))
+    rows = table.to_pylist()
+    assert [row["queue_offset"] for row in rows] == [message.queue_offset for message in messages]
+    [row] = [row for row in rows if row["queue_offset"] == 3]
+    assert (row["topic"], row["broker_name"], row["queue_id"], row["body"]) == ("orders", "a", 0, None)
+
+
+def test_a_table_that_raises_ends_before_the_unreadable_message(fetched):
     damage(fetched, b"body-3")
+    [(some, batch)] = decode_tables([part(fetched, 10)], unreadable="raise")
+    assert (some.count, some.next_offset, batch.num_rows) == (3, 3, 3)
     fetched.first = 3
-    with pytest.raises(StoreCorruptError, match=r"orders@a:0.*queue offset 3 is damaged"):
-        decode([part(fetched, 2)])
+    with pytest.raises(BodyUnreadableError, match=r"offset 3 of orders@a:0 .*CRC"):
+        decode_tables([part(fetched, 2)], unreadable="raise")
 
 
 def test_records_whose_sizes_do_not_add_up_are_refused(fetched):

@@ -285,7 +285,6 @@ def test_what_was_peeked_but_not_taken_comes_again():
     [
         lambda core: core.seek(Q0, 1),
         lambda core: core.pause([Q0]),
-        lambda core: core.refetch(Q0),
         lambda core: core.lose_all(),
         lambda core: core.unsubscribe("orders", 0.0),
         grant,
