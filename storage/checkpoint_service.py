@@ -15,6 +15,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -23,6 +25,7 @@ from raymq.errors import DataLossError
 from storage.append.appender import Appender
 from storage.append.write_gate import WriteGate
 from storage.files import disk
+from storage.files.disk_usage import NoRoomError, is_want_of_space
 from storage.index.index_service import IndexService
 from storage.parts import StoreParts
 from storage.recovery.checkpoint import Checkpoint, write_checkpoint
@@ -39,7 +42,8 @@ QUEUE_FLUSH_STOP_TIMEOUT_S: Final = 60.0
 class CheckpointService:
     """Flushes the consume queues of one store and keeps its snapshot and checkpoint up to date. Thread-safe.
 
-    Its thread runs from the construction until `close`. After an OSError it closes the write gate and stops.
+    Its thread runs from the construction until `close`. After an OSError it closes the write gate and stops. On a full
+    disk it goes on: recovery begins at the snapshot before then.
     """
 
     def __init__(
@@ -64,6 +68,8 @@ class CheckpointService:
         self._snapshot_end, self._snapshot_s = -1, -STORE_SNAPSHOT_INTERVAL_S
         # When all queues were flushed last (time.monotonic).
         self._thorough_s = time.monotonic()
+        # True while the disk has no room for a snapshot.
+        self._is_out_of_room = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="raymq-queue-flush", daemon=True)
         self._thread.start()
@@ -78,7 +84,7 @@ class CheckpointService:
 
         After a `thorough` flush every unit that was written before the call is on disk, whichever flush took it there.
         A flush that is not thorough becomes so when it is time for one. OSError: the disk failed; recovery finds what
-        was written down before.
+        was written down before. NoRoomError: the disk is full; the queues are flushed.
         """
         self._stats.take_sample(time.monotonic())
         with self._run_lock:
@@ -89,6 +95,10 @@ class CheckpointService:
         while not self._stop.wait(self._settings.flush_interval_consume_queue_ms / 1000):
             try:
                 self.flush_queues(thorough=False)
+            except NoRoomError as error:
+                if not self._is_out_of_room:
+                    logger.error("%s; recovery would begin at the state before", error)
+                self._is_out_of_room = True
             except OSError as error:
                 logger.error("flushing the consume queues failed: %s", error)
                 self._gate.fail(error)
@@ -115,22 +125,34 @@ class CheckpointService:
             disk.flush_path(path)
         if thorough:
             self._thorough_s = time.monotonic()
-        if deliveries is not None:
-            # Before the checkpoint and the snapshot: recovery learns only from the log behind them what was delivered.
-            if not self._gate.wait_flushed(end):
-                return
-            parts.deliveries.save(deliveries, parts.config)
-        # Before the checkpoint: where that lets recovery start later, the snapshot knows who sent what before.
-        if producers is not None and self._gate.wait_flushed(end):
-            try:
-                snapshot = take_snapshot(
-                    parts.reader, end=end, last=last, queues=queues, producers=producers, transactions=transactions
-                )
-                write_snapshot(self._root / SNAPSHOT_FILE, snapshot)
-                self._snapshot_end, self._snapshot_s = end, time.monotonic()
-            except DataLossError:
-                logger.info("%s: the newest record is gone by its age; no snapshot is taken", self._root)
-        self._write_checkpoint(dispatched_ms)
+        with self._want_of_room():
+            if deliveries is not None:
+                # Before the checkpoint and the snapshot: recovery learns of deliveries only from the log after them.
+                if not self._gate.wait_flushed(end):
+                    return
+                parts.deliveries.save(deliveries, parts.config)
+            # Before the checkpoint: where that lets recovery start later, the snapshot knows who sent what before.
+            if producers is not None and self._gate.wait_flushed(end):
+                try:
+                    snapshot = take_snapshot(
+                        parts.reader, end=end, last=last, queues=queues, producers=producers, transactions=transactions
+                    )
+                    write_snapshot(self._root / SNAPSHOT_FILE, snapshot)
+                    self._snapshot_end, self._snapshot_s = end, time.monotonic()
+                except DataLossError:
+                    logger.info("%s: the newest record is gone by its age; no snapshot is taken", self._root)
+            self._write_checkpoint(dispatched_ms)
+
+    @contextmanager
+    def _want_of_room(self) -> Iterator[None]:
+        """Turn the error of a full disk into NoRoomError, around the writing of small files."""
+        try:
+            yield
+        except OSError as error:
+            if not is_want_of_space(error):
+                raise
+            raise NoRoomError(error.errno, f"{self._root} has no room for its snapshot: {error}") from error
+        self._is_out_of_room = False
 
     def _write_checkpoint(self, dispatched_ms: int) -> None:
         """Write the checkpoint if it has moved. `dispatched_ms` is the store time up to which all queues are on disk; 0

@@ -26,7 +26,7 @@ from raymq.errors import (
     StoreNotWritableError,
 )
 from raymq.logfiles.span_bytes import span_bytes
-from raymq.names import is_light_queue
+from raymq.names import STATE_TOPIC, is_light_queue
 from raymq.protocol.attributes import TopicMessageType
 from raymq.protocol.store import (
     AppendResult,
@@ -59,7 +59,7 @@ from storage.append.write_gate import WriteGate
 from storage.checkpoint_service import CheckpointService
 from storage.compaction.compaction_service import CompactionService
 from storage.files import disk
-from storage.files.disk_usage import disk_usage
+from storage.files.disk_usage import disk_free_bytes, disk_usage
 from storage.files.lock import DirectoryLock
 from storage.hooks.store_hooks import CarryOutFetches, HookedFetches, HookedWrite, open_hooks
 from storage.index.index_file import IndexShape
@@ -75,7 +75,7 @@ from storage.recovery.recovery import Recovery
 from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
 from storage.replication.log_chunks import LogChunks
 from storage.retention.cleaner import Cleaner
-from storage.running_flags import RunningFlag, RunningFlags
+from storage.running_flags import AGAINST_APPENDS, AGAINST_STATE, RunningFlag, RunningFlags
 from storage.schedule.schedule_service import ScheduleService
 from storage.stats import StoreStats
 from storage.transactions.service import TransactionService
@@ -359,8 +359,11 @@ class MessageStore:
 
     def _write_checked(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written:
         """Check batches and write them, or count the failure."""
+        against = AGAINST_APPENDS
+        if self.flags.any_set and all(batch.topic == STATE_TOPIC for batch in batches):
+            against = AGAINST_STATE
         try:
-            return self._gate.write(self._appender.prepare(batches), timeout_s)
+            return self._gate.write(self._appender.prepare(batches), timeout_s, against)
         except RaymqError:
             self._stats.count_failed_put()
             raise
@@ -519,7 +522,7 @@ class MessageStore:
         unknown then whether the topic is deleted, and the store takes no more appends.
         """
         with self._parts.append_lock:
-            self._gate.require_writable()
+            self._gate.require_writable(AGAINST_STATE)  # a full disk gets room by it
             end_offset, min_offset = self._log.end_offset, self.cleaner.log_start_on_disk
             try:
                 queues = self._queues.delete_topic(topic, end_offset=end_offset, min_offset=min_offset)
@@ -615,7 +618,11 @@ class MessageStore:
 
     def status(self) -> StoreStatus:
         """A snapshot of counts, offsets and health; of a closed store too."""
-        reason = "the store is closed" if self._gate.closed else self._gate.failure or self.flags.not_writable_reason
+        reason = self._gate.failure or self.flags.not_writable_reason
+        if not reason and disk_free_bytes(self._root) < self._log.file_size:
+            reason = self._appender.no_space
+        if self._gate.closed:
+            reason = "the store is closed"
         return StoreStatus(
             pid=os.getpid(),
             root=str(self._root),

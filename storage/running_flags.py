@@ -1,6 +1,7 @@
 """The running flags of a store: a bit for each reason why it must not be read or written (spec/storage.md §9).
 
-The numbers are RocketMQ's. Flags are not on disk: a store that is opened again starts without any, and finds out anew.
+The numbers are RocketMQ's, but for DISK_CRITICAL. Flags are not on disk: a store that is opened again starts without
+any, and finds out anew.
 """
 
 from __future__ import annotations
@@ -19,12 +20,19 @@ class RunningFlag(IntFlag):
     DISK_FULL = 16
     FENCED = 32
     QUEUE_DISK_FULL = 64
+    DISK_CRITICAL = 128
 
 
 AGAINST_APPENDS = RunningFlag(127) & ~RunningFlag.NOT_READABLE
-"""The flags that forbid appends."""
-AGAINST_REPLICATION = AGAINST_APPENDS & ~RunningFlag.FENCED
-"""The flags that forbid a master's chunks: a fenced store takes those, and nothing else."""
+"""The flags that forbid appends of messages."""
+AGAINST_STATE = AGAINST_APPENDS & ~RunningFlag.DISK_FULL
+"""The flags that forbid the records of a broker's state, and the deletion of a topic. A disk that is too full for
+messages has room for offsets, members and leases, so that consumers go on."""
+AGAINST_REPLICATION = AGAINST_STATE & ~RunningFlag.FENCED | RunningFlag.DISK_CRITICAL
+"""The flags that forbid a master's chunks of messages. A fenced store takes chunks, and nothing else. The disk of a
+replica may be fuller than its master's: then half of what a full disk has left is for chunks."""
+AGAINST_REPLICATED_STATE = AGAINST_REPLICATION & ~RunningFlag.DISK_CRITICAL
+"""The flags that forbid a master's chunks of nothing but a broker's state."""
 
 
 class RunningFlags:

@@ -40,7 +40,7 @@ from typing import Final, Protocol, TypeVar
 from actors.broker.state_records import STORE_TIMEOUT_S, StoredRecords
 from actors.broker.state_snapshots import CALL_TIMEOUT_S, StateSnapshots
 from actors.core.broker.snapshot import dump_snapshot
-from actors.core.broker.state import MARK, STATE_TOPIC, BrokerState, Change, decode_change, encode_change, replay
+from actors.core.broker.state import MARK, BrokerState, Change, decode_change, encode_change, replay
 from actors.core.replica.deleted_topics import CLOSED_TOPICS_FILE
 from raymq.errors import (
     NotMasterError,
@@ -49,6 +49,7 @@ from raymq.errors import (
     ServiceNotAvailableError,
     SystemBusyError,
 )
+from raymq.names import STATE_TOPIC
 from raymq.protocol.store import FetchRequest
 from raymq.record.decode import decode_records
 from raymq.remoting.storage_client import StorageClient

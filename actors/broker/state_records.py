@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from actors.core.broker.state import STATE_TOPIC
-from raymq.errors import RaymqError, RequestTimeoutError
+from raymq.errors import RaymqError, RequestTimeoutError, StoreNotWritableError
 from raymq.message import Message, SendStatus
+from raymq.names import STATE_TOPIC
 from raymq.producer.retry_policy import another_broker_helps, given_up, may_be_stored
 from raymq.protocol.store import AppendResult
 from raymq.record.compression import Compression, CompressionType
@@ -59,7 +59,7 @@ class StateRecords:
 
         RequestTimeoutError when it is unknown, after STORE_TIMEOUT_S, whether they are stored. They are surely not
         stored after any other error: ServiceNotAvailableError when no store took them in that time, or the error of a
-        store that cannot take them.
+        store that cannot take them. StoreNotWritableError comes at once: a full disk stays full for longer.
         """
         return self.store(self.encode(bodies))
 
@@ -74,6 +74,8 @@ class StateRecords:
                 return stored_records(result, len(batch))
             except RaymqError as error:
                 in_doubt = in_doubt or may_be_stored(error)
+                if isinstance(error, StoreNotWritableError) and not in_doubt:
+                    raise
                 pause_s = backoff.next()
                 if another_broker_helps(error) and time.monotonic() + pause_s < deadline_s:
                     time.sleep(pause_s)

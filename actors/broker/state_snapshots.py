@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from actors.core.broker.snapshot import dump_snapshot, load_snapshot
-from actors.core.broker.state import STATE_TOPIC, BrokerState
+from actors.core.broker.state import BrokerState
+from raymq.names import STATE_TOPIC
 from raymq.protocol.store import QueueBounds
 from raymq.remoting.storage_client import StorageClient
 from storage.files.config_files import parse_fastjson

@@ -65,6 +65,7 @@ from raymq.errors import (
     ServiceNotAvailableError,
     StoreCorruptError,
     StoreError,
+    StoreNotWritableError,
 )
 from raymq.names import StorageName
 from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, QueuePosition
@@ -72,6 +73,7 @@ from raymq.protocol.transactions import EndResult, EndTransaction
 from raymq.record.encode import EncodedBatch
 from storage.append.durability import ReplicaAcks, StartedAppend
 from storage.files.config_files import ConfigFiles
+from storage.files.disk_usage import is_want_of_space
 from storage.message_store import MessageStore
 from storage.read.long_polls import LongPolls
 from storage.replication.epoch_file import EpochFile
@@ -275,8 +277,15 @@ class Replica:
             logger.info("%s replica %d does not carry out %s: %s", self._broker_name, self._replica, order, error)
         except OSError as error:
             # A set or an epoch is not on disk: the account says that this replica has failed.
+            self._refuse_without_room(error)
             self._store.fail(error)
         return self.account()
+
+    def _refuse_without_room(self, error: OSError) -> None:
+        """StoreNotWritableError if `error` is that of a full disk, which has not failed."""
+        if is_want_of_space(error):
+            root = self._settings.store_path_root_dir
+            raise StoreNotWritableError(f"the disk of {root} has no room for a small file: {error}") from error
 
     def _carry_out(self, order: Order | None) -> None:
         if isinstance(order, (Lead, Follow)):
@@ -567,12 +576,14 @@ class Replica:
 
     @contextmanager
     def _failing_on_disk_errors(self) -> Iterator[None]:
-        """Note that the disk has failed if a file beside the log cannot be written. ServiceNotAvailableError then."""
+        """Note that the disk has failed if a file beside the log cannot be written. ServiceNotAvailableError then, and
+        StoreNotWritableError for want of space."""
         try:
             yield
         except OSError as error:
             if isinstance(error, RaymqError):
                 raise  # RequestTimeoutError is an OSError by way of TimeoutError
+            self._refuse_without_room(error)
             self._store.fail(error)
             raise ServiceNotAvailableError(
                 f"replica {self._replica} of {self._broker_name} cannot follow: {self._store.failure}"

@@ -28,7 +28,6 @@ import ray
 
 from actors.access.door import lane_guard, lane_meter, lane_users
 from actors.actor_class import actor_class
-from actors.core.broker.state import STATE_TOPIC
 from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics
 from actors.core.replica.orders import MASTER_LEASE_S, Copied, Following, LogRequest, Order, ReplicaState
@@ -47,7 +46,7 @@ from raymq.config.live import SettingValue
 from raymq.config.metrics import MetricsSettings
 from raymq.config.store import StoreSettings
 from raymq.errors import InvalidArgumentError, RaymqError, StoreError
-from raymq.names import StorageName, is_light_queue, is_system_topic
+from raymq.names import STATE_TOPIC, StorageName, is_light_queue, is_system_topic
 from raymq.protocol.delayed import DelayedInStore
 from raymq.protocol.stats import RequestFigures
 from raymq.protocol.store import (

@@ -104,6 +104,8 @@ class Appender:
             settings.max_message_size_bytes + RECORD_OVERHEAD_MAX_BYTES, parts.log.file_size - BLANK_LENGTH
         )
         self._append_max_bytes = settings.max_append_bytes
+        # Why the last append that needed another file got none, until one gets it; or empty.
+        self.no_space = ""
         # The sys flag of records whose bodies are looked at before they are stored; 0: of none.
         self._checked_flag = SYS_FLAG_COMPRESSED if settings.check_compressed_body else 0
         # A record so long is neither too long, nor is its body.
@@ -437,7 +439,9 @@ class Appender:
         except OSError as error:
             if not is_want_of_space(error):
                 raise
-            raise StoreNotWritableError(no_space_text(self._root, self._log.file_size, error)) from error
+            self.no_space = no_space_text(self._root, self._log.file_size, error)
+            raise StoreNotWritableError(self.no_space) from error
+        self.no_space = ""
 
     def _write(self, checked: CheckedBatch, queue: ConsumeQueue, spans: Sequence[AppendSpan]) -> AppendResult:
         """Write a batch to its spans of the log; the result is right if there is one span."""

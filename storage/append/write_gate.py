@@ -88,6 +88,11 @@ class WriteGate:
         return self._settings.sync_flush_timeout_ms / 1000
 
     @property
+    def is_disk_critical(self) -> bool:
+        """True if the disk is too full for chunks of messages."""
+        return self._flags.any_set and bool(self._flags.bits & RunningFlag.DISK_CRITICAL)
+
+    @property
     def stored_offset(self) -> int:
         """The end of what is as durable as the settings promise."""
         return self._log.flushed_offset if self.is_sync else self._log.committed_offset

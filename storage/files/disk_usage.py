@@ -30,6 +30,10 @@ def disk_free_bytes(path: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
+class NoRoomError(OSError):
+    """A small file beside the log cannot be written, because the disk is full. The disk works, and nothing is lost."""
+
+
 def is_want_of_space(error: OSError) -> bool:
     """True if a file could not be made because the disk, or this user's part of it, is full; the disk works."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.errors import InvalidArgumentError
+from raymq.errors import InvalidArgumentError, StoreNotWritableError
 from raymq.kernels.fields import Ints
 from raymq.record.check import check_record
 from raymq.record.dispatch import DispatchView, dispatch_view
@@ -27,6 +27,7 @@ from storage.dispatch.block_dedup import producers_of, remember_producer
 from storage.dispatch.multi_dispatch import QueueUnit, is_dispatched, put_elsewhere, units_elsewhere
 from storage.dispatch.record_blocks import is_queued, read_block
 from storage.dispatch.record_check import is_implausible
+from storage.files.disk_usage import is_want_of_space, no_space_text
 from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue
 
@@ -95,6 +96,7 @@ class ChunkAppender:
         self._halves = parts.halves
         self._visibility, self._appender = parts.visibility, appender
         self._delay_levels_ms = parts.settings.delay_levels_ms
+        self._root = parts.settings.store_path_root_dir
         # The units that the chunk under way put into queues: topic, messages, bytes.
         self._puts: list[tuple[str, int, int]] = []
 
@@ -103,7 +105,7 @@ class ChunkAppender:
         units that were put into queues: topic, messages, bytes.
 
         InvalidArgumentError, and nothing is written, unless the chunk is whole, good, and continues log and queues.
-        OSError: the disk failed in the middle.
+        StoreNotWritableError, and nothing is written, for want of space. OSError: the disk failed in the middle.
 
         A record with queue offset 0 in a queue that has some begins the queue anew: its topic was deleted on the other
         replica, and created again. It is deleted here, too, before the record is written.
@@ -261,14 +263,19 @@ class ChunkAppender:
 
     def _write(self, physical_offset: int, data: memoryview, last: _Last | None, units: Sequence[_Units]) -> None:
         """Write a chunk that was found good, and its units. `last` is None for a chunk without a record."""
-        self._log.reserve(physical_offset + len(data))
         queues: list[ConsumeQueue] = []
-        for one in units:
-            queue = self._queues.get_or_create(*one.key)
-            if not queue.exists and one.queue_offset:
-                queue.start_at(one.queue_offset)
-            queue.reserve(len(one.sizes))
-            queues.append(queue)
+        try:
+            self._log.reserve(physical_offset + len(data))
+            for one in units:
+                queue = self._queues.get_or_create(*one.key)
+                if not queue.exists and one.queue_offset:
+                    queue.start_at(one.queue_offset)
+                queue.reserve(len(one.sizes))
+                queues.append(queue)
+        except OSError as error:
+            if not is_want_of_space(error):
+                raise
+            raise StoreNotWritableError(no_space_text(self._root, self._log.file_size, error)) from error
         if last is not None:
             self._appender.appended_elsewhere(last.physical_offset, last.store_timestamp_ms)
         self._log.write_through(physical_offset, data, self._appender.last_store_timestamp_ms)

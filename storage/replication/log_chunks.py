@@ -16,7 +16,10 @@ from typing import Final
 from raymq.config.store import StoreSettings
 from raymq.errors import DataLossError, InvalidArgumentError, StoreCorruptError
 from raymq.logfiles.log_reader import LogReader
+from raymq.names import STATE_TOPIC
 from raymq.record.check import check_record
+from raymq.record.dispatch import dispatch_view
+from raymq.record.layout import RecordError
 from raymq.record.walk import is_blank, walk_records
 from storage.append.appender import Appender
 from storage.append.write_gate import WriteGate
@@ -27,7 +30,7 @@ from storage.log.log_paths import LogPaths
 from storage.parts import StoreParts
 from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
 from storage.replication.chunk_appender import ChunkAppender
-from storage.running_flags import AGAINST_REPLICATION
+from storage.running_flags import AGAINST_REPLICATED_STATE, AGAINST_REPLICATION
 from storage.stats import PutKind, StoreStats
 
 CHUNK_MAX_BYTES: Final = 4 << 20
@@ -69,7 +72,10 @@ class LogChunks:
         was only asked for it. Errors as of `WriteGate.write` and `ChunkAppender.append_chunk`.
         """
         write = partial(self._appender.append_chunk, physical_offset, data)
-        puts, end_offset = self._gate.write(write, against=AGAINST_REPLICATION)
+        against = AGAINST_REPLICATION
+        if self._gate.is_disk_critical and has_state_only(memoryview(data)):
+            against = AGAINST_REPLICATED_STATE
+        puts, end_offset = self._gate.write(write, against=against)
         on_disk = self._gate.wait_durable(end_offset) if wait else self._gate.is_durable(end_offset, late=False)
         self._stats.count_puts(puts, None, PutKind.COPIED)
         return on_disk
@@ -83,6 +89,24 @@ class LogChunks:
         """Let an empty log begin at an offset, where a file of another replica's begins. InvalidArgumentError."""
         with self._parts.append_lock:
             self._parts.log.begin_at(physical_offset)
+
+
+def has_state_only(data: memoryview) -> bool:
+    """True if each record of a chunk is of a broker's state. False for a chunk that is not whole."""
+    position = 0
+    while position < len(data):
+        size, good = check_record(data, position, check_crc=False)
+        if not good:
+            return False
+        if size == 0:  # a BLANK takes the rest of a file
+            return True
+        try:
+            if dispatch_view(data, position).topic != STATE_TOPIC:
+                return False
+        except RecordError:
+            return False
+        position += size
+    return True
 
 
 def read_chunk(reader: LogReader, min_offset: int, physical_offset: int, limit: int, max_bytes: int) -> bytes:

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -26,10 +28,10 @@ from raymq.errors import ServiceNotAvailableError
 from raymq.protocol.store import DeletedRange, RetentionStatus
 from storage.files import disk
 from storage.files.config_files import parse_fastjson
-from storage.files.disk_usage import UNKNOWN_USAGE, disk_free_bytes, disk_usage
+from storage.files.disk_usage import UNKNOWN_USAGE, NoRoomError, disk_free_bytes, disk_usage
 from storage.index.index_service import IndexService
 from storage.parts import StoreParts
-from storage.retention.rules import LogFile, RetentionRules, decide
+from storage.retention.rules import LogFile, RetentionRules, decide, is_full
 from storage.retention.topic_times import TopicTimes
 from storage.running_flags import RunningFlag, RunningFlags
 
@@ -56,8 +58,10 @@ class Holds(Protocol):
 
 
 class Cleaner:
-    """Deletes the old files of one store, in a thread of its own that looks every clean_resource_interval_ms, the first
-    time after a minute. Thread-safe. Nothing before `log_start_on_disk` comes back after a power cut."""
+    """Deletes the old files of one store, in a thread of its own that looks every clean_resource_interval_ms.
+
+    It deletes nothing in the first minute. Whether the disk is too full is known when the constructor returns.
+    Thread-safe. Nothing before `log_start_on_disk` comes back after a power cut."""
 
     def __init__(
         self,
@@ -79,7 +83,7 @@ class Cleaner:
         self._parts, self._log, self._queues = parts, parts.log, parts.queues
         # The key index, None in a store without one: its files follow those of the log.
         self._index = index
-        # DISK_FULL is set and cleared here.
+        # DISK_FULL and DISK_CRITICAL are set and cleared here.
         self._flags = flags
         self._settings = settings
         self._holds = holds
@@ -102,6 +106,7 @@ class Cleaner:
         self.log_start_on_disk = parts.log.min_offset
         # Why files were deleted last.
         self._last_reason = ""
+        self.look_at_disk()
         self._thread = threading.Thread(target=self._run, name="raymq-clean", daemon=True)
         self._thread.start()
 
@@ -130,10 +135,7 @@ class Cleaner:
         returns how many log files were deleted. OSError."""
         rules = RetentionRules.from_settings(self._settings)
         with self._run_lock:
-            # Of several disks for the log, the emptiest counts.
-            of_log = min(disk_usage(directory) for directory in self._log.paths.directories)
-            usages = [of_log, disk_usage(self._queues.directory)]
-            self._usage = max(usages)
+            usages = self._measure()
             now_ms = int(now.timestamp() * 1000)
             for path in self._topic_times.trim(now_ms, self._holds.settled_offset()):
                 self._unlink(path)
@@ -144,18 +146,37 @@ class Cleaner:
                 local_hour=now.hour,
                 usages=usages,
                 by_hand=self._by_hand > 0,
-                disk_full=bool(self._flags.bits & RunningFlag.DISK_FULL),
+                disk_full=self._is_marked_full,
                 keep_from=min(self.pinned_physical_offset(), self._held_from(), self._holds.held_from()),
                 reserved_from=min(
                     self._topic_times.reserved_from(now_ms, rules.reserved_ms), self._holds.reserved_from()
                 ),
             )
             self._by_hand = max(self._by_hand - 1, 0)
-            self._mark_disk(full=decision.disk_full)
+            self._mark_disk(full=decision.disk_full, critical=decision.disk_critical)
             if decision.delete:
                 self._last_reason = decision.reason
                 return self._delete_log_files(decision.delete[-1].end, decision.reason, decision.young_from)
             return 0
+
+    def look_at_disk(self) -> None:
+        """Find out if the disk is too full for appends, and delete nothing."""
+        with self._run_lock:
+            rules, fullest = RetentionRules.from_settings(self._settings), max(self._measure())
+            full, critical = is_full(fullest, rules, disk_full=self._is_marked_full)
+            self._mark_disk(full=full, critical=critical)
+
+    def _measure(self) -> list[float]:
+        """The share in use of each disk that counts."""
+        # Of several disks for the log, the emptiest counts.
+        of_log = min(disk_usage(directory) for directory in self._log.paths.directories)
+        usages = [of_log, disk_usage(self._queues.directory)]
+        self._usage = max(usages)
+        return usages
+
+    @property
+    def _is_marked_full(self) -> bool:
+        return bool(self._flags.bits & RunningFlag.DISK_FULL)
 
     def status(self) -> RetentionStatus:
         """The disk's usage, and what was deleted since the store was opened."""
@@ -182,19 +203,21 @@ class Cleaner:
         self._thread.join(CLEANER_STOP_TIMEOUT_S)
 
     def _run(self) -> None:
-        wait_s = max(FIRST_RUN_S, self._settings.clean_resource_interval_ms / 1000)
+        first_run_s = time.monotonic() + FIRST_RUN_S
         while True:
-            self._wake.wait(wait_s)
+            self._wake.wait(self._settings.clean_resource_interval_ms / 1000)
             self._wake.clear()
             if self._stop.is_set():
                 return
             try:
-                self.run_once(datetime.now())
+                if self._by_hand or time.monotonic() >= first_run_s:
+                    self.run_once(datetime.now())
+                else:
+                    self.look_at_disk()
             except OSError as error:
                 logger.error("deleting old files failed: %s", error)
                 self._on_failed(error)
                 return
-            wait_s = self._settings.clean_resource_interval_ms / 1000
 
     def _log_files(self) -> list[LogFile]:
         files = []
@@ -215,12 +238,16 @@ class Cleaner:
                         end_offset = min(end_offset, int(unit["physical_offset"]))
         return end_offset
 
-    def _mark_disk(self, *, full: bool) -> None:
+    def _mark_disk(self, *, full: bool, critical: bool) -> None:
+        reason = (
+            f"the disk of {self._log.paths} is {self._usage:.0%} full, over disk_space_warning_level_ratio; free some "
+            "space, or delete topics and shorten file_reserved_time_hours"
+        )
+        if critical:
+            self._flags.set_flag(RunningFlag.DISK_CRITICAL, reason)
+        else:
+            self._flags.clear_flag(RunningFlag.DISK_CRITICAL)
         if full:
-            reason = (
-                f"the disk of {self._log.paths} is {self._usage:.0%} full, over "
-                "disk_space_warning_level_ratio; free some space, or delete topics and shorten file_reserved_time_hours"
-            )
             if self._flags.set_flag(RunningFlag.DISK_FULL, reason):
                 logger.error("%s; no appends are taken", reason)
         elif self._flags.clear_flag(RunningFlag.DISK_FULL):
@@ -230,7 +257,8 @@ class Cleaner:
         """Delete the log files that end at or before `limit`, and the files that lead only there; returns how many log
         files. The files from `young_from` on go before their time."""
         # How far a queue went is in its units alone once its records are gone.
-        self._flush_queues()
+        with suppress(NoRoomError):  # the units are on disk all the same, and the files that go make room
+            self._flush_queues()
         with self._parts.append_lock:
             doomed = self._log.drop_files_before(limit)
         if not doomed:

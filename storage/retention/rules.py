@@ -57,6 +57,11 @@ class RetentionRules:
             settings.delete_file_batch_max,
         )
 
+    @property
+    def critical_ratio(self) -> float:
+        """Over this share, a full disk takes no more chunks of messages from a master: half of the rest is used."""
+        return (1 + self.warning_ratio) / 2
+
 
 def _clamp(percent: int, low: int, high: int) -> float:
     return min(max(percent, low), high) / 100
@@ -72,6 +77,8 @@ class RetentionDecision:
     disk_full: bool
     # Why files are deleted now, for the log; empty when it is not the time for it.
     reason: str
+    # True if chunks of messages from a master are to be refused, too.
+    disk_critical: bool
     # The start of the first deleted file that is younger than its reserved time; None if there is none.
     young_from: int | None = None
 
@@ -98,7 +105,7 @@ def decide(
     """
     known = list(usages)
     fullest = max(known, default=UNKNOWN_USAGE)
-    full = fullest > rules.warning_ratio or (disk_full and fullest > rules.clean_forcibly_ratio)
+    full, critical = is_full(fullest, rules, disk_full=disk_full)
     at_once = fullest > rules.clean_forcibly_ratio
     over = fullest > rules.max_used_ratio or any(usage < 0 for usage in known)
     if by_hand:
@@ -108,7 +115,7 @@ def decide(
     elif local_hour in rules.delete_hours:
         reason = f"it is {local_hour} o'clock"
     else:
-        return RetentionDecision((), full, "")
+        return RetentionDecision((), full, "", critical)
     doomed: list[LogFile] = []
     young_from: int | None = None
     for file in files[:-1]:
@@ -118,4 +125,11 @@ def decide(
         if not expired and young_from is None:
             young_from = file.start
         doomed.append(file)
-    return RetentionDecision(tuple(doomed), full, reason, young_from)
+    return RetentionDecision(tuple(doomed), full, reason, critical, young_from)
+
+
+def is_full(fullest: float, rules: RetentionRules, *, disk_full: bool) -> tuple[bool, bool]:
+    """True if a disk of which the share `fullest` is in use takes no messages, and true if it takes no chunks either.
+    `disk_full`: it counted as full before, and goes on to, until it is below the next lower level."""
+    full = fullest > rules.warning_ratio or (disk_full and fullest > rules.clean_forcibly_ratio)
+    return full, fullest > rules.critical_ratio

@@ -49,7 +49,6 @@ from raymq.errors import (
     TopicNotExistError,
 )
 from raymq.names import (
-    SYSTEM_PREFIX,
     check_group,
     check_topic,
     check_user_topic,
@@ -70,7 +69,6 @@ from raymq.protocol.route import (
     parse_order_config,
 )
 
-STATE_TOPIC: Final = SYSTEM_PREFIX + "broker_state"
 QUEUE_NUMS_MAX: Final = 1024
 
 Change = dict[str, Any]

@@ -193,8 +193,8 @@ def test_old_files_go_from_every_disk(disks, tmp_path):
 
 @pytest.mark.parametrize(("usages", "refused"), [({"a": 0.95, "b": 0.5}, False), ({"a": 0.95, "b": 0.91}, True)])
 def test_the_store_is_full_when_all_the_disks_of_its_log_are(disks, monkeypatch, usages, refused):
-    monkeypatch.setattr("storage.retention.cleaner.disk_usage", lambda path: usages.get(path.name, 0.5))
     store = disks.filled(clean_file_forcibly_enable=False)
+    monkeypatch.setattr("storage.retention.cleaner.disk_usage", lambda path: usages.get(path.name, 0.5))
     store.cleaner.run_once(datetime.now().replace(hour=3))
     assert store.status().writable is not refused
     store.close()

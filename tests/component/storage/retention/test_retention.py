@@ -193,9 +193,10 @@ def test_nothing_goes_at_another_hour(root, monkeypatch):
 
 
 def test_a_full_disk_refuses_appends_keeps_reading_and_recovers(root, monkeypatch):
-    usage = 0.95
+    usage = 0.5
     monkeypatch.setattr(cleaner, "disk_usage", lambda path: usage)
     store = filled_store(root, clean_file_forcibly_enable=False)
+    usage = 0.95
     store.cleaner.run_once(THREE_O_CLOCK)
     with pytest.raises(StoreNotWritableError, match="95% full"):
         store.append([make_batch([b"x"])])
@@ -210,8 +211,8 @@ def test_a_full_disk_refuses_appends_keeps_reading_and_recovers(root, monkeypatc
 
 def test_a_full_disk_refuses_appends_and_keeps_what_is_young(root, monkeypatch):
     """Other programs may have filled it: that is no reason to lose messages that nobody has read."""
-    monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.99)
     store = filled_store(root)
+    monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.99)
     for hour in (3, 4):
         assert store.cleaner.run_once(datetime.now().replace(hour=hour)) == 0
     with pytest.raises(StoreNotWritableError, match="99% full"):

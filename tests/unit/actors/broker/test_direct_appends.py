@@ -15,9 +15,9 @@ from actors.broker import direct_appends as module
 from actors.broker.direct_appends import DirectAppends
 from actors.broker.state_log import SentRecords
 from actors.broker.state_records import StateRecords, StoredRecords
-from actors.core.broker.state import STATE_TOPIC
 from raymq.config.store import FlushDiskType
 from raymq.errors import ServiceNotAvailableError
+from raymq.names import STATE_TOPIC
 from raymq.record.encode import EncodedBatch
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.appends import ServerHandles, decode_append

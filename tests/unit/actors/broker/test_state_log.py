@@ -16,7 +16,7 @@ from actors.broker import state_log as module
 from actors.broker.state_log import StateLog
 from actors.broker.state_records import StoredRecords
 from actors.core.broker.snapshot import GROUPS_FILE, POSITION_FILE, TOPICS_FILE
-from actors.core.broker.state import STATE_TOPIC, BrokerState, encode_change
+from actors.core.broker.state import BrokerState, encode_change
 from actors.core.replica.deleted_topics import CLOSED_TOPICS_FILE
 from raymq.errors import (
     ClientStateError,
@@ -30,6 +30,7 @@ from raymq.errors import (
     TopicNotExistError,
 )
 from raymq.message import PullStatus
+from raymq.names import STATE_TOPIC
 from raymq.protocol.store import FetchResult, QueueBounds
 from storage.retention.cleaner import HOLDS_FILE
 from tests.support.history.waiting import eventually

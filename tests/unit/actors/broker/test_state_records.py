@@ -10,16 +10,17 @@ import pytest
 
 from actors.broker import state_records as module
 from actors.broker.state_records import StateRecords, StoredRecords
-from actors.core.broker.state import STATE_TOPIC
 from raymq.errors import (
     ClientStateError,
     NotMasterError,
     RaymqError,
     RequestTimeoutError,
     ServiceNotAvailableError,
+    StoreFailedError,
     StoreNotWritableError,
 )
 from raymq.message import SendStatus
+from raymq.names import STATE_TOPIC
 from raymq.protocol.store import AppendResult
 from raymq.record.decode import decode_records
 from raymq.record.encode import EncodedBatch
@@ -105,7 +106,8 @@ def test_the_next_master_gets_the_bytes_that_the_one_before_refused(store: Store
         ([ServiceNotAvailableError("no answer")], RequestTimeoutError),
         ([ServiceNotAvailableError("no answer"), NotMasterError("broker-a", 3)], RequestTimeoutError),
         ([NotMasterError("broker-a", 3)], ServiceNotAvailableError),
-        ([StoreNotWritableError("the disk is full")], ServiceNotAvailableError),
+        ([ServiceNotAvailableError("no answer"), StoreNotWritableError("the disk is full")], RequestTimeoutError),
+        ([StoreFailedError("the disk failed"), StoreNotWritableError("the disk failed")], RequestTimeoutError),
     ],
 )
 def test_when_time_is_up_it_is_told_if_the_records_may_be_stored(
@@ -122,9 +124,11 @@ def test_when_time_is_up_it_is_told_if_the_records_may_be_stored(
 
 
 def test_a_refusal_that_will_not_change_is_raised_at_once(store: Store) -> None:
-    store.errors = [ClientStateError("fenced")]
-    with pytest.raises(ClientStateError):
-        records_at(lambda: store).append([b"a"])
+    for error in (ClientStateError("fenced"), StoreNotWritableError("the disk is full")):
+        store.errors, store.shipped = [error], []
+        with pytest.raises(type(error), match=str(error)):
+            records_at(lambda: store).append([b"a"])
+        assert len(store.shipped) == 1
     assert len(store.shipped) == 1
 
 

@@ -104,7 +104,7 @@ def test_flags_have_rocketmqs_numbers_and_those_that_forbid_writing_say_why():
     for flag in RunningFlag:
         assert flags.set_flag(flag, flag.name or "")
         assert not flags.set_flag(flag, "again")
-    assert flags.bits == 127
+    assert flags.bits == 255  # RocketMQ's 127, and DISK_CRITICAL
     assert flags.not_writable_reason == "NOT_WRITABLE; QUEUE_ERROR; INDEX_ERROR; DISK_FULL; FENCED; QUEUE_DISK_FULL"
     assert not flags.readable
     assert flags.clear_flag(RunningFlag.NOT_READABLE)

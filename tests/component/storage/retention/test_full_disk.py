@@ -1,0 +1,196 @@
+"""A disk that is too full for messages, or has no room at all: what a store refuses, and what goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.errors import StoreNotWritableError
+from raymq.names import STATE_TOPIC
+from storage import message_store
+from storage.files import disk
+from storage.message_store import MessageStore
+from storage.retention import cleaner
+from tests.support.stores.stores import bodies_of, make_batch, open_store
+
+pytestmark = pytest.mark.usefixtures("no_flushes")
+
+WARNING, CRITICAL = 0.93, 0.97
+Fill = Callable[[float], None]
+
+
+@pytest.fixture
+def fill(monkeypatch: pytest.MonkeyPatch) -> Fill:
+    """Says how full every disk is."""
+
+    def set_usage(usage: float) -> None:
+        monkeypatch.setattr(cleaner, "disk_usage", lambda path: usage)
+
+    set_usage(0.5)
+    return set_usage
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[Callable[..., MessageStore]]:
+    opened: list[MessageStore] = []
+
+    def make(name: str = "store", **changes: object) -> MessageStore:
+        opened.append(open_store(tmp_path / name, **changes))
+        return opened[-1]
+
+    yield make
+    for store in opened:
+        store.close()
+
+
+def state(body: bytes) -> object:
+    return make_batch([body], topic=STATE_TOPIC)
+
+
+def test_a_store_knows_from_its_opening_that_its_disk_is_full(stores, fill):
+    fill(WARNING)
+    store = stores(clean_resource_interval_ms=10)
+    with pytest.raises(StoreNotWritableError, match="93% full"):
+        store.append([make_batch([b"x"])])
+    assert not store.status().writable
+    assert "93% full" in store.status().not_writable_reason
+    assert store.status().retention.disk_ratio == WARNING
+    fill(0.5)  # long before the first file may be deleted
+    deadline_s = time.monotonic() + 60
+    while not store.status().writable and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    store.append([make_batch([b"x"])])
+    assert bodies_of(store) == [b"x"]
+
+
+def test_above_the_warning_level_the_brokers_state_is_stored_and_topics_are_deleted(stores, fill):
+    store = stores()
+    store.append([make_batch([b"old"], topic="old")])
+    fill(CRITICAL)
+    store.cleaner.look_at_disk()
+    store.append([state(b"a commit"), state(b"a member")])
+    for batches in ([make_batch([b"x"])], [state(b"y"), make_batch([b"x"])]):
+        with pytest.raises(StoreNotWritableError, match="97% full"):
+            store.append(batches)
+    store.delete_topic("old")
+    assert "old" not in store.topics()
+    assert bodies_of(store, topic=STATE_TOPIC) == [b"a commit", b"a member"]
+
+
+def test_a_slave_whose_disk_is_fuller_than_its_masters_takes_chunks_from_half_of_the_rest(stores, fill):
+    master, slave = stores("master"), stores("slave")
+    slave.fence("it follows")
+
+    def copy() -> None:
+        end = slave.end_offset
+        slave.chunks.append_chunk(end, master.chunks.read_chunk(end, 1 << 20))
+
+    master.append([make_batch([b"1"])])
+    fill(WARNING)
+    slave.cleaner.look_at_disk()
+    copy()
+    fill(CRITICAL)
+    slave.cleaner.look_at_disk()
+    master.append([state(b"a commit")])
+    copy()  # nothing but a broker's state
+    master.append([make_batch([b"2"]), state(b"another")])
+    with pytest.raises(StoreNotWritableError, match="97% full"):
+        copy()
+    fill(0.5)
+    slave.cleaner.look_at_disk()
+    copy()
+    assert slave.end_offset == master.end_offset
+
+
+def no_room(monkeypatch: pytest.MonkeyPatch, kind: str, part: str) -> None:
+    """Let calls of a kind for files with `part` in their path end in ENOSPC."""
+    real = getattr(disk, kind)
+
+    def call(first: Path | int, *rest: object) -> object:
+        path = os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else str(first)
+        if part in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(first, *rest)
+
+    monkeypatch.setattr(disk, kind, call)
+
+
+def fill_log(store: MessageStore) -> int:
+    """Append until the log needs another file; the number of messages."""
+    refused = ""
+    for count in range(1000):
+        try:
+            store.append([make_batch([b"%03d" % count + b"." * 1000])])
+        except StoreNotWritableError as error:
+            refused = str(error)
+            break
+    assert re.search("no room for another file .*MiB are free.*mapped_file_size", refused)
+    return count
+
+
+def test_without_room_for_another_log_file_appends_are_refused_and_nothing_has_failed(stores, monkeypatch):
+    store = stores()
+    store.append([make_batch([b"first"], topic="other")])
+    with monkeypatch.context() as patch:
+        no_room(patch, "preallocate", "/commitlog")
+        count = fill_log(store)
+        assert count > 10
+        with monkeypatch.context() as full:
+            full.setattr(message_store, "disk_free_bytes", lambda path: 0)
+            assert "no room for another file" in store.status().not_writable_reason
+        assert store.status().writable  # room was made, and nobody has appended since
+        assert store.failure == ""
+        assert len(bodies_of(store)) == count
+    store.append([make_batch([b"room again"])])
+    assert store.status().writable
+    assert len(bodies_of(store)) == count + 1
+
+
+def test_a_disk_too_small_for_the_first_log_file_is_named_by_the_first_append(stores, monkeypatch, tmp_path):
+    no_room(monkeypatch, "preallocate", "/commitlog")
+    store = stores()
+    with pytest.raises(StoreNotWritableError, match=f"the disk of {tmp_path}/store has no room"):
+        store.append([state(b"a topic")])
+
+
+def test_a_slave_without_room_for_another_log_file_refuses_the_chunk_and_goes_on_later(stores, monkeypatch):
+    master, slave = stores("master"), stores("slave")
+    slave.fence("it follows")
+    for number in range(200):
+        master.append([make_batch([b"%03d" % number + b"." * 1000])])
+
+    def copy_all() -> None:
+        while slave.end_offset < master.end_offset:
+            slave.chunks.append_chunk(slave.end_offset, master.chunks.read_chunk(slave.end_offset, 1 << 14))
+
+    with monkeypatch.context() as patch:
+        no_room(patch, "preallocate", "/slave/commitlog")
+        with pytest.raises(StoreNotWritableError, match="no room for another file"):
+            copy_all()
+        assert slave.failure == ""
+    copy_all()
+    assert slave.end_offset == master.end_offset
+
+
+def test_without_room_for_a_snapshot_the_store_goes_on_and_nothing_is_lost(stores, monkeypatch, tmp_path):
+    store = stores(flush_interval_consume_queue_ms=10)
+    with monkeypatch.context() as patch:
+        no_room(patch, "write_file", "/store/")
+        store.append([make_batch([b"1"])])
+        with pytest.raises(OSError, match="no room for its snapshot"):
+            store._checkpoints.flush_queues()
+        store.append([make_batch([b"2"])])
+        deadline_s = time.monotonic() + 60
+        while not store._checkpoints._is_out_of_room and time.monotonic() < deadline_s:
+            time.sleep(0.01)  # its own thread finds that, too
+        assert store._checkpoints._is_out_of_room
+        store.append([make_batch([b"3"])])
+        assert store.failure == ""
+    store.close()
+    assert bodies_of(stores()) == [b"1", b"2", b"3"]
