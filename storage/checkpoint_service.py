@@ -91,6 +91,11 @@ class CheckpointService:
             interval_s = self._settings.flush_consume_queue_thorough_interval_ms / 1000
             self._flush(thorough=thorough or time.monotonic() - self._thorough_s >= interval_s)
 
+    def forget_snapshot(self) -> None:
+        """Take the next snapshot soon: bytes were changed that the last one has the checksum of."""
+        with self._run_lock:
+            self._snapshot_end = -1
+
     def _run(self) -> None:
         while not self._stop.wait(self._settings.flush_interval_consume_queue_ms / 1000):
             try:

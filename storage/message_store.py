@@ -33,6 +33,7 @@ from raymq.protocol.store import (
     Boundary,
     FetchRequest,
     FetchResult,
+    Hole,
     LightQueue,
     QueueBounds,
     QueueEnds,
@@ -74,6 +75,7 @@ from storage.recovery.checkpoint import Checkpoint, read_checkpoint
 from storage.recovery.recovery import Recovery
 from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
 from storage.replication.log_chunks import LogChunks
+from storage.replication.mend import mend_hole
 from storage.retention.cleaner import Cleaner
 from storage.running_flags import AGAINST_APPENDS, AGAINST_STATE, RunningFlag, RunningFlags
 from storage.schedule.schedule_service import ScheduleService
@@ -555,6 +557,27 @@ class MessageStore:
             ) from error
 
     @property
+    def holes(self) -> tuple[Hole, ...]:
+        """The damaged ranges of the log that recovery has found, ascending. Intact records follow each of them."""
+        return self._parts.holes.from_offset(self._log.min_offset)
+
+    def mend(self, offset: int, data: bytes) -> None:
+        """Replace the bytes of the hole at a physical offset by good ones, of another replica. On return they are
+        on disk, and the hole is gone.
+
+        InvalidArgumentError, and nothing is changed, unless `data` are whole, good records for exactly this place.
+        StoreNotWritableError: the disk failed.
+        """
+        with self._parts.append_lock:
+            self._require_open()
+            try:
+                mend_hole(self._parts, offset, data)
+            except OSError as error:
+                self._gate.fail(error)
+                raise StoreNotWritableError(f"{self._gate.failure}; the hole at {offset} was not mended") from error
+        self._checkpoints.forget_snapshot()
+
+    @property
     def min_offset(self) -> int:
         """The physical offset where the log begins."""
         return self._log.min_offset
@@ -648,6 +671,7 @@ class MessageStore:
             retention=self.cleaner.status(),
             hooks=self._hooks.figures(),
             disk_failure=self._gate.failure,
+            holes=self.holes,
         )
 
     def close(self) -> None:

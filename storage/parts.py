@@ -21,6 +21,7 @@ from storage.files.config_files import ConfigFiles
 from storage.files.write_handles import WriteHandles
 from storage.index.appended_batches import RECORDS_MAX, AppendedBatches
 from storage.log.commit_log import CommitLog
+from storage.log.holes import HoleTable
 from storage.queue.queue_table import QueueTable
 
 
@@ -38,6 +39,8 @@ class StoreParts:
     config: ConfigFiles
     # The commit log: all messages of the store, in the order they were stored.
     log: CommitLog
+    # The damaged ranges of the log.
+    holes: HoleTable
     # The consume queues, by topic and queue id.
     queues: QueueTable
     # What each producer has stored in each queue, to recognise messages that are sent twice.
@@ -88,6 +91,7 @@ class StoreParts:
             reader,
             config,
             log,
+            HoleTable(root),
             queues,
             dedup,
             deliveries,

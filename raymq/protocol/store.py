@@ -210,6 +210,23 @@ class HookFigures(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Hole:
+    """A range of damaged bytes in a log: `size` bytes from physical offset `offset` on, with intact records behind it.
+
+    `reason` says in words what is wrong there. The bytes stay as they are until they are replaced by good ones.
+    """
+
+    offset: int
+    size: int
+    reason: str
+
+    @property
+    def end_offset(self) -> int:
+        """The physical offset at which the log goes on."""
+        return self.offset + self.size
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStatus:
     """A snapshot of one store, for people and for health checks.
 
@@ -220,6 +237,8 @@ class StoreStatus:
     is not in the index yet.
     `schedule` is None where delayed messages are not delivered: on a store that is no master. `disk_failure` says how
     the disk failed; it is empty while the disk works, and again once the store is opened anew.
+    `holes` are the damaged ranges of the log; `damaged_files` names the other files that were found damaged when the
+    store was opened, and says what was done about each.
     """
 
     pid: int
@@ -246,3 +265,5 @@ class StoreStatus:
     retention: RetentionStatus | None = None
     hooks: tuple[HookFigures, ...] = ()
     disk_failure: str = ""
+    holes: tuple[Hole, ...] = ()
+    damaged_files: tuple[str, ...] = ()

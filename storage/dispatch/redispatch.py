@@ -9,14 +9,16 @@ store's settings: RocketMQ may have written them.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raymq.kernels.fields import Ints
+from raymq.protocol.store import Hole
 from raymq.record.dispatch import DispatchView
-from raymq.record.layout import SYS_FLAG_INNER_BATCH
+from raymq.record.layout import MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH
 from storage.dispatch.batch_dispatch import QueueGapError, belongs_to_batches, put_batch
 from storage.dispatch.block_dedup import producers_of, remember_producer
 from storage.dispatch.dedup import DedupTable
@@ -37,6 +39,8 @@ class _Missing:
 
     def __init__(self, queue: ConsumeQueue) -> None:
         self.queue = queue
+        # The physical offset at which the last record of the queue ends, these units included.
+        self.reach = queue.max_physical_offset
         self._count = 0
         # Units in pieces, as columns: physical offsets, sizes, tags codes.
         self._pieces: list[tuple[Ints, Ints, Ints]] = []
@@ -51,6 +55,7 @@ class _Missing:
     def add(self, physical_offset: int, size: int, tags_code: int) -> None:
         """Add one unit."""
         self._rows.append((physical_offset, size, tags_code))
+        self.reach = physical_offset + size
         self._count += 1
         self._write_if_many()
 
@@ -59,6 +64,7 @@ class _Missing:
         if len(sizes):
             self._join_rows()
             self._pieces.append((physical_offsets, sizes.astype(np.int64), tags_codes))
+            self.reach = int(physical_offsets[-1]) + int(sizes[-1])
             self._count += len(sizes)
             self._write_if_many()
 
@@ -91,6 +97,15 @@ class _Addition(NamedTuple):
     rows: Ints
 
 
+class _Unit(NamedTuple):
+    """A unit that leads to damaged bytes."""
+
+    place: QueueUnit
+    physical_offset: int
+    size: int
+    tags_code: int
+
+
 class Redispatch:
     """The dispatch of one recovery to the queues, the dedup table and the delivery progress. For one thread."""
 
@@ -107,6 +122,12 @@ class Redispatch:
         self.queues_were_lost = False
         # The units that were put into queues.
         self.queued = 0
+        # The units that did not lead to their records, and were made again.
+        self.mended = 0
+        # The damaged records that have no unit yet. Each may be the one that a queue lacks.
+        self._unplaced: list[Hole] = []
+        # True if no record before the walk can lack a unit.
+        self.knows_ends = False
 
     def queues_reach(self, physical_offset: int) -> None:
         """Note that a queue points to records up to `physical_offset`."""
@@ -115,6 +136,7 @@ class Redispatch:
     def start_again(self) -> None:
         """Forget the units that were not written."""
         self._missing.clear()
+        self._unplaced.clear()
 
     def finish(self) -> None:
         """Write the units that are left."""
@@ -143,6 +165,52 @@ class Redispatch:
                 continue
             self._put_unit(unit, view, physical_offset, may_fill_gaps=may_fill_gaps)
 
+    def put_hole(self, hole: Hole, view: DispatchView | None) -> None:
+        """Note a damaged record, and its `view` if its header can be believed. Its unit stays, or is made if it is the
+        next one of its queue: so the queue's offsets have no gap, and a reader finds what is left of the record."""
+        if view is None:
+            # After a crash: the units that led there before.
+            units = self._lost_units(hole)
+        elif self.was_deleted(view.topic, hole.offset) or not is_queued(view.sys_flag):
+            return
+        else:
+            self.remember_record(view, hole.offset)
+            if view.sys_flag & SYS_FLAG_INNER_BATCH:
+                with suppress(QueueGapError):
+                    self.queued += put_batch(self._queues, view, hole.offset, may_fill_gaps=False)
+                return
+            own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
+            units = [
+                _Unit(unit, hole.offset, hole.size, view.tags_code)
+                for unit in (own, *units_elsewhere(view, hole.offset))
+            ]
+        if not [unit for unit in units if self._put_if_next(unit)]:
+            self._unplaced.append(hole)
+
+    def _put_if_next(self, unit: _Unit) -> bool:
+        """Put a unit that leads to damaged bytes into its queue, if it is the next one there. False if the queue has
+        not come so far."""
+        topic, queue_id = unit.place.key
+        if self._queues.holds_batches(topic, queue_id) or self.was_deleted(topic, unit.physical_offset):
+            return False
+        missing = self._missing_in(topic, queue_id)
+        if unit.place.queue_offset == missing.next_offset and unit.physical_offset >= missing.reach:
+            missing.add(unit.physical_offset, unit.size, unit.tags_code)
+            self.queued += 1
+        return unit.place.queue_offset < missing.next_offset
+
+    def _lost_units(self, hole: Hole) -> list[_Unit]:
+        """The units that led into a hole before the crash, in the order of the log. (`BaseConsumeQueue.recover_until`
+        has removed them, as they may have been anything.)"""
+        found: list[_Unit] = []
+        for queue in self._queues.plain:
+            begins, sizes = (queue.lost_units[name].astype(np.int64) for name in ("physical_offset", "size"))
+            inside = (begins >= hole.offset) & (sizes > 0) & (begins + sizes <= hole.end_offset)
+            for row in np.flatnonzero(inside).tolist():
+                place = QueueUnit(queue.key, queue.lost_units_from + row)
+                found.append(_Unit(place, int(begins[row]), int(sizes[row]), int(queue.lost_units[row]["tags_code"])))
+        return sorted(found, key=lambda unit: unit.physical_offset)
+
     def _may_be_stale(self, unit: QueueUnit, view: DispatchView) -> bool:
         """True if an offset before its queue's beginning may be that of another message
         (storage.dispatch.multi_dispatch)."""
@@ -161,7 +229,7 @@ class Redispatch:
         if queue_offset < missing.queue.first_offset and not may_fill_gaps:
             raise QueueGapError(f"queue {topic}:{queue_id} has lost its offset {queue_offset}")
         if gap >= 0:
-            if gap > 0:
+            if gap > 0 and not self._lead_to_holes(missing, gap, physical_offset, may_fill_gaps=may_fill_gaps):
                 self._skip_lost_units(missing, unit, may_fill_gaps=may_fill_gaps)
             missing.add(physical_offset, view.size, view.tags_code)
             self.queued += 1
@@ -246,6 +314,32 @@ class Redispatch:
             return False
         # A clean stop, other queues are complete, this topic has none: RocketMQ deleted it, and left no other trace.
         return not self._queues.has_topic(topic)
+
+    def _lead_to_holes(self, missing: _Missing, count: int, physical_offset: int, *, may_fill_gaps: bool) -> bool:
+        """Have the next `count` units of a queue lead to damaged records before a physical offset, as theirs must be
+        among those. False if there are not so many of them, or the records may lie before the walk."""
+        if not (self.knows_ends or may_fill_gaps):
+            return False
+        holes = [hole for hole in self._unplaced if missing.reach <= hole.offset < physical_offset]
+        # Nobody knows how many records a larger hole had. Each has one; the largest one has all others.
+        room = [1] * min(len(holes), count)
+        if holes and count > len(holes):
+            largest = max(range(len(holes)), key=lambda index: holes[index].size)
+            room[largest] += count - len(holes)
+            if room[largest] > holes[largest].size // MIN_RECORD_SIZE:
+                return False
+        if not holes:
+            return False
+        for hole, records in zip(holes, room, strict=False):
+            step = hole.size // records
+            for record in range(records):
+                # So few bytes are never taken for a record, whatever they are: a whole one may lie at a wrong place.
+                missing.add(hole.offset + step * record, min(step, MIN_RECORD_SIZE - 1), 0)
+            if records == 1:
+                self._unplaced.remove(hole)
+        logger.error("%d offsets of queue %s:%d lead to damaged records", count, *missing.queue.key)
+        self.queued += count
+        return True
 
     def _skip_lost_units(self, missing: _Missing, unit: QueueUnit, *, may_fill_gaps: bool) -> None:
         """Let the queue go on at `unit`, behind a gap. QueueGapError unless gaps may be filled."""

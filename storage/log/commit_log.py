@@ -63,6 +63,8 @@ class CommitLog:
         """The store time of the record written last."""
         self.flushed_store_timestamp_ms = 0
         """The store time of the last record that is on disk; 0: none since the store was opened."""
+        self._used_ends: dict[int, tuple[int, int]] = {}
+        """The answers of `used_end` before the log is open: by a file's start, the position and the answer."""
         self._easy_end = 0
         """Records that end before this offset, and leave space for a BLANK, need no `reserve`."""
         self._begin(self.starts[-1] + file_size if self.starts else 0)
@@ -114,7 +116,9 @@ class CommitLog:
             start = self.starts[-1]
             file = MappedFile(self.path(start), start, self.file_size)
             within = max(end_offset - start, 0)
-            used = file.used_end(within)
+            asked, used = self._used_ends.pop(start, (-1, 0))
+            if asked != within:
+                used = file.used_end(within)
             if used > within:
                 used_end = max(used_end, start + used)
             if start <= end_offset:
@@ -130,6 +134,19 @@ class CommitLog:
         self._allocator = Allocator(self.paths, self.file_size)
         self._writer.start(self.path)
         return used_end - end_offset
+
+    def used_end(self, start: int, position: int) -> int:
+        """The position in the file at `start` behind its last byte, from `position` on, that is not zero; `position` if
+        all are zero. For a log that is not open for appending yet. OSError."""
+        asked, used = self._used_ends.get(start, (-1, 0))
+        if asked != position:
+            file = MappedFile(self.path(start), start, self.file_size)
+            try:
+                used = file.used_end(position)
+            finally:
+                file.close()
+            self._used_ends[start] = (position, used)
+        return used
 
     def begin_at(self, physical_offset: int) -> None:
         """Let an empty log begin at an offset. InvalidArgumentError unless it is empty and a file may begin there."""

@@ -15,7 +15,7 @@ from raymq.names import is_light_queue
 from storage.files.write_handles import WriteHandles
 from storage.queue.queue_files import QueueFiles
 
-_NO_LIMIT: Final = 2**63 - 1
+NO_LIMIT: Final = 2**63 - 1
 
 
 class BaseConsumeQueue(ABC):
@@ -82,7 +82,7 @@ class BaseConsumeQueue(ABC):
 
         All units behind that end are removed.
         """
-        self._keep_good_units(self._files.starts[-3:], _NO_LIMIT)
+        self._keep_good_units(self._files.starts[-3:], NO_LIMIT)
 
     def recover_until(self, physical_limit: int) -> None:
         """Keep the units of records before `physical_limit`, which are on disk, and remove all others.

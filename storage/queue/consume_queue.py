@@ -28,7 +28,7 @@ from raymq.kernels.stamp import begins_of, fill_units, units_of
 from raymq.logfiles.directory import CONSUME_QUEUE_DIR
 from raymq.logfiles.log_reader import PRE_BLANK_SIZE
 from raymq.record.layout import UNIT_DTYPE
-from storage.queue.base_queue import BaseConsumeQueue
+from storage.queue.base_queue import NO_LIMIT, BaseConsumeQueue
 from storage.queue.compacted_log import CompactedLog
 
 _UNIT: Final = struct.Struct(">qiq")
@@ -39,6 +39,8 @@ _SCAN_UNITS: Final = 16_384
 _RECOVER_FIRST_UNITS: Final = 256
 """The units of a file that recovery looks at first. If all are good, it goes on with more at a time."""
 _RECOVER_GROWTH: Final = 4
+_LOST_UNITS_MAX: Final = 65_536
+"""About so many removed units are kept in memory while a store is recovered."""
 
 
 class ConsumeQueue(BaseConsumeQueue):
@@ -51,6 +53,10 @@ class ConsumeQueue(BaseConsumeQueue):
     """True if recovery ended the queue before a file whose first unit points further back than the file before."""
     compacted: CompactedLog | None = None
     """The queue's compacted log, for a topic that is compacted. Set under the append lock."""
+    lost_units: NDArray[np.void] = np.empty(0, UNIT_DTYPE)
+    """A copy of the first units that `recover_until` removed: they may be right all the same. Empty after recovery."""
+    lost_units_from = 0
+    """The queue offset of the first of them."""
     _forgotten_before = 0
     """The queue offset before which messages do not count any more, though the log may have them."""
     _map: mmap | None = None
@@ -95,7 +101,25 @@ class ConsumeQueue(BaseConsumeQueue):
             reach, ends = self._pass_good_units(self.next_offset + self._units_per_file, reach, physical_limit)
             if ends:
                 break
+        if physical_limit != NO_LIMIT:
+            self._keep_lost_units()
         self.truncate_to(self.next_offset)
+
+    def _keep_lost_units(self) -> None:
+        """Copy the first units behind `next_offset`, up to the first that was never written or is in another file."""
+        units, count = np.empty(0, UNIT_DTYPE), 1
+        while len(units) < _LOST_UNITS_MAX:
+            units = self._reader.units(self.topic, self.queue_id, self.next_offset, count)
+            if len(units) < count or not units["size"][-1]:
+                break
+            count *= _RECOVER_FIRST_UNITS if count == 1 else _RECOVER_GROWTH
+        written = np.flatnonzero(units["size"] == 0)
+        self.lost_units = units[: written[0] if len(written) else len(units)].copy()
+        self.lost_units_from = self.next_offset
+
+    def forget_lost_units(self) -> None:
+        """Drop the copy of the units that recovery has removed."""
+        self.lost_units = np.empty(0, UNIT_DTYPE)
 
     def _pass_good_units(self, file_end: int, reach: int, physical_limit: int) -> tuple[int, bool]:
         """Move `next_offset`, at the start of a file, behind its good units, `file_end` at most.
@@ -267,6 +291,21 @@ class ConsumeQueue(BaseConsumeQueue):
             path = self._files.path(start)
             self._files.dirty.add(path)
             self._handles.write(path, position - start + _SIZE_AT, _BLANK_SIZE)
+
+    def put_unit_at(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> bool:
+        """Replace the unit at an offset of the queue if it leads elsewhere; true if it did. A unit that keeps its
+        offset without a record stays. Called under the append lock. OSError."""
+        [unit] = self.units(queue_offset, 1)
+        if unit["size"] == PRE_BLANK_SIZE or (unit["physical_offset"], unit["size"]) == (physical_offset, size):
+            return False
+        position = queue_offset * UNIT_BYTES
+        start = position - position % self._file_size
+        path = self._files.path(start)
+        self._files.dirty.add(path)
+        self._handles.write(path, position - start, _UNIT.pack(physical_offset, size, tags_code))
+        if queue_offset == self.next_offset - 1:
+            self.max_physical_offset = physical_offset + size
+        return True
 
     def first_stored_at(self, time_ms: int) -> int:
         """The first offset, from `min_offset` on, whose message was stored at `time_ms` or later; `visible_offset` if

@@ -3,10 +3,14 @@
 It follows spec/storage.md §5, with a shorter walk where a snapshot allows it (snapshot.py). The consume queues are read
 up to their first unit that was never written. Then the newest part of the log is walked, record by record: after a
 clean stop from the newest file whose first record is in a queue, after a crash from the newest file whose first record
-is older than the checkpoint. The log ends before the first record that fails its checks. Records that are missing in
-their queue are put there; units that point behind the log's end are removed.
+is older than the checkpoint. Records that are missing in their queue are put there; units that point behind the log's
+end are removed.
 
-In three cases RocketMQ guesses, and this does not:
+The log ends before the first record that fails its checks, if no intact record follows it (log_end.py). RocketMQ ends
+it there in any case, and so loses all that is intact behind a record that rotted on the disk. Here such a record is a
+hole (storage/log/holes.py): its bytes stay, its unit stays or is made, and the walk goes on behind it.
+
+In three more cases RocketMQ guesses, and this does not:
 
 - A record whose queue offset is beyond its queue's end shows that units are lost which the walk does not reach (a queue
   directory was deleted). RocketMQ appends the unit at the wrong queue offset; here the walk starts again at the first
@@ -24,7 +28,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from raymq.names import HALF_TOPIC
+from raymq.names import HALF_TOPIC, OP_HALF_TOPIC
+from raymq.protocol.store import Hole
 from raymq.record.check import check_record
 from raymq.record.dispatch import dispatch_view
 from raymq.record.layout import RecordError
@@ -37,6 +42,7 @@ from storage.dispatch.redispatch import Redispatch
 from storage.files import disk
 from storage.parts import StoreParts
 from storage.recovery.checkpoint import Checkpoint
+from storage.recovery.log_end import LogEnd
 from storage.recovery.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -54,6 +60,8 @@ class Recovered:
     """The newest store time in the part that was walked or that the snapshot covers; 0 for an empty log."""
     last_record_offset: int
     """The physical offset of the last record; -1 for an empty log."""
+    holes: tuple[Hole, ...] = ()
+    """The damaged ranges of the log that have intact records behind them."""
 
 
 class Recovery:
@@ -77,13 +85,19 @@ class Recovery:
         self._redispatch = Redispatch(parts.queues, parts.dedup, parts.deliveries, after_crash=parts.after_crash)
         self._last_store_timestamp_ms = 0
         self._last_record_offset = -1
+        self._end = LogEnd(parts, checkpoint, snapshot, self._checks)
+        self._hole_table = parts.holes
+        self._holes: list[Hole] = []
+        """The holes in the part that was walked last."""
+        self._uses_snapshot = False
+        """True if the walk begins where the snapshot ends, and so every queue's end is known there."""
         self._walked_from = 0
         """The physical offset at which the last walk began."""
         self._walked = 0
         """The number of records that were walked."""
 
     def run(self) -> Recovered:
-        """Recover. Nothing is lost but the records behind the first bad one of the part that is walked.
+        """Recover. Nothing that is intact is lost.
 
         StoreCorruptError, and nothing is changed, when a disk with the log's end is not there.
         """
@@ -99,8 +113,9 @@ class Recovery:
             self._halves.clear()
             if self._after_crash:
                 self._cut_queues_at(self._log.min_offset)
-            end_offset = self._walk_from(self._log.min_offset)
+            end_offset = self._walk_from(self._log.min_offset, is_whole=True)
             self._let_queues_reach_snapshot(end_offset)
+        self._write_down_holes(end_offset)
         units_cut = sum(queue.truncate_from(end_offset) for queue in self._queues)
         cut_bytes = self._log.open_for_append(end_offset)
         self._queues.end_deletions_at(end_offset)
@@ -111,12 +126,31 @@ class Recovery:
                     disk.write_again(self._log.path(start), max(self._walked_from - start, 0), end_offset - start)
                 else:
                     disk.flush_path(self._log.path(start))
+        for plain in self._queues.plain:
+            plain.forget_lost_units()
         for queue in self._queues:
             queue.correct_min_offset(self._log.min_offset)
             queue.visible_offset = queue.next_offset
         text = self._describe(end_offset, cut_bytes, units_cut)
         logger.log(logging.WARNING if cut_bytes or units_cut else logging.INFO, "%s: %s", self._root, text)
-        return Recovered(text, cut_bytes, self._last_store_timestamp_ms, self._last_record_offset)
+        for hole in self._hole_table.holes:
+            logger.error(
+                "%s: %d bytes at physical offset %d of the log are damaged: %s; the bytes are kept, and what is behind "
+                "them is not affected",
+                *(self._root, hole.size, hole.offset, hole.reason),
+            )
+        holes = self._hole_table.holes
+        return Recovered(text, cut_bytes, self._last_store_timestamp_ms, self._last_record_offset, holes)
+
+    def _write_down_holes(self, end_offset: int) -> None:
+        """Keep the holes of the part that was walked, and those before it that are still there."""
+        start = self._log.min_offset
+        before = [
+            hole
+            for hole in self._hole_table.from_offset(start)
+            if hole.end_offset <= min(self._walked_from, end_offset) and self._end.is_hole(hole)
+        ]
+        self._hole_table.replace(before + self._holes, self._log.file_size)
 
     def _without_log(self) -> Recovered:
         text = "new and empty"
@@ -125,12 +159,17 @@ class Recovery:
             logger.warning("%s: %s", self._root, text)
             self._queues.delete_all()
         self._log.open_for_append(0)
+        self._hole_table.replace((), self._log.file_size)
         return Recovered(text, 0, 0, -1)
 
     def _describe(self, end_offset: int, cut_bytes: int, units_cut: int) -> str:
         text = f"opened after {'a crash' if self._after_crash else 'a clean stop'}: {self._walked} records checked"
         if self._redispatch.queued:
             text += f", {self._redispatch.queued} put into their queues again"
+        if self._redispatch.mended:
+            text += f", {self._redispatch.mended} damaged queue units made again"
+        if self._hole_table.holes:
+            text += f", {len(self._hole_table.holes)} damaged ranges kept"
         if units_cut:
             text += f", {units_cut} queue units behind the log's end removed"
         if cut_bytes:
@@ -141,6 +180,7 @@ class Recovery:
         """The physical offset to walk from. Also finds the ends of the queues, and fills the dedup table with the
         producers that are known to have sent before that offset."""
         snapshot = self._snapshot if self._snapshot is not None and self._snapshot.fits(self._reader) else None
+        self._uses_snapshot = snapshot is not None
         if self._after_crash:
             walk_from = self._log.starts[self._first_file_to_walk()] if snapshot is None else snapshot.end
             self._cut_queues_at(walk_from)
@@ -247,18 +287,40 @@ class Recovery:
     def _data(self, start: int) -> memoryview:
         return self._reader.maps.get(str(self._log.path(start))).data
 
-    def _walk_from(self, physical_offset: int) -> int:
-        """Walk the log from the start of a record on; returns the physical offset at which the last good one ends."""
+    def _walk_from(self, physical_offset: int, *, is_whole: bool = False) -> int:
+        """Walk the log from the start of a record on; returns the physical offset at which the last good one ends.
+        `is_whole`: nothing before that offset is left to look at."""
         self._walked_from = physical_offset
+        self._holes.clear()
         may_fill_gaps = physical_offset == self._log.min_offset
+        self._redispatch.knows_ends = is_whole or may_fill_gaps or self._uses_snapshot
+        end_offset = self._walk_good(physical_offset, may_fill_gaps=may_fill_gaps)
+        while (resume := self._end.resume_offset(end_offset)) is not None:
+            for hole in self._end.holes_between(end_offset, resume):
+                self._pass_hole(hole)
+            end_offset = self._walk_good(resume, may_fill_gaps=may_fill_gaps)
+        self._redispatch.finish()
+        return end_offset
+
+    def _walk_good(self, physical_offset: int, *, may_fill_gaps: bool) -> int:
+        """Walk the log from the start of a record on; returns the physical offset at which no good record starts."""
         end_offset = physical_offset
         for start in self._log.starts:
             if start + self._log.file_size > end_offset:
                 end_offset, complete = self._walk_file(start, end_offset - start, may_fill_gaps=may_fill_gaps)
                 if not complete:
                     break
-        self._redispatch.finish()
         return end_offset
+
+    def _pass_hole(self, hole: Hole) -> None:
+        """Note a damaged record. If its header can still be read, its queue, its producer and its transaction get
+        to know it as if it were good."""
+        self._holes.append(hole)
+        view = self._end.header_of(hole, self._delay_levels_ms)
+        self._redispatch.put_hole(hole, view)
+        if view is not None and view.topic not in (HALF_TOPIC, OP_HALF_TOPIC):
+            # Of those two topics the body counts.
+            self._halves.note(view, b"")
 
     def _remember_producers(self, start: int) -> None:
         """Remember who sent the records of a file."""
@@ -272,7 +334,11 @@ class Recovery:
             while position < until:
                 size, good = check_record(data, position, check_crc=False)
                 if not good or size <= 0:
-                    return
+                    behind = self._end.resume_in_file(start, position)
+                    if behind is None:
+                        return
+                    position = behind
+                    continue
                 self._redispatch.remember_record(dispatch_view(data, position), start + position)
                 position += size
 
@@ -291,7 +357,11 @@ class Recovery:
             while position < until:
                 size, good = check_record(data, position, check_crc=False)
                 if not good or size <= 0:
-                    return
+                    behind = self._end.resume_in_file(start, position)
+                    if behind is None:
+                        return
+                    position = behind
+                    continue
                 self._note_transaction(data, position)
                 position += size
 

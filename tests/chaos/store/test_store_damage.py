@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from zlib import crc32
 
 import pytest
 
-from raymq.errors import StoreCorruptError
+from raymq.errors import InvalidArgumentError, StoreCorruptError
 from raymq.protocol.store import FetchRequest
 from raymq.record.decode import decode_record, decode_records
 from raymq.record.layout import (
@@ -30,8 +31,9 @@ from raymq.record.layout import (
     TOTAL_SIZE_OFFSET,
 )
 from storage.message_store import MessageStore
+from storage.recovery.checkpoint import Checkpoint, write_checkpoint
 from storage.recovery.snapshot import Snapshot, write_snapshot
-from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store
+from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, intact_bodies, killed_copy, make_batch, open_store
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
@@ -142,7 +144,6 @@ DAMAGES = {
     "the last record is zero": (zero_tail(LAST_SIZE), COUNT - 1),
     "the last record and half of the one before are zero": (zero_tail(LAST_SIZE * 3 // 2), COUNT - 2),
     "a bit of the last body is flipped": (flip(120), COUNT - 1),
-    "a bit of a body five records back is flipped": (flip(5 * LAST_SIZE + 120), COUNT - 6),
     "a bit of the last record's magic is flipped": (flip(LAST_SIZE - 4), COUNT - 1),
     "a bit of the last record's size is flipped": (flip(LAST_SIZE), COUNT - 1),
     "the queue's directory is deleted": (delete(QUEUE), COUNT),
@@ -266,7 +267,7 @@ DAMAGES = {
 
 def written_store(tmp_path: Path, *, stopped: bool) -> Path:
     """A store of 400 messages in queue 0 over three log files and four queue files, and a few in queue 1."""
-    store = open_store(tmp_path / "original")
+    store = open_store(tmp_path / "original", clock_ms=count(1_700_000_000_000).__next__)
     store.append([make_batch([b"other"] * 3, queue_id=1)])
     for first in range(0, COUNT, 20):
         store.append([make_batch(BODIES[first : first + 20])])
@@ -415,13 +416,15 @@ def test_of_swapped_log_files_nothing_is_served_twice_and_the_store_goes_on(tmp_
     for name in ("consumequeue", "dedup", "checkpoint"):
         delete(name)(root)
     store = open_store(root)
-    bodies = bodies_of(store)
-    assert len(set(bodies)) == len(bodies)
-    assert set(bodies) <= set(BODIES)
+    assert [hole.offset for hole in store.holes] == [0, LOG_FILE_BYTES]
+    bodies = intact_bodies(store)
+    found = [body for body in bodies if body is not None]
+    assert len(set(found)) == len(found) > 100
+    assert set(found) <= set(BODIES)
     store.append([make_batch(MORE)])
     store.close()
     store = open_store(root)
-    assert bodies_of(store) == bodies + MORE
+    assert intact_bodies(store) == bodies + MORE
     store.close()
 
 
@@ -531,6 +534,86 @@ def test_queues_without_a_log_are_deleted(tmp_path):
     store.close()
 
 
+MIDDLE = 25
+"""The damaged record is so many before the last one: in the append before the last one."""
+IN_THE_MIDDLE = {
+    **{
+        field: flip(MIDDLE * LAST_SIZE + LAST_SIZE - position)
+        for field, (position, passes) in LAYOUT.items()
+        if not passes
+    },
+    "a zero head": lambda root: overwrite(
+        last_log_file(root), used_bytes(last_log_file(root)) - (MIDDLE + 1) * LAST_SIZE, bytes(8)
+    ),
+    "a zero record": lambda root: overwrite(
+        last_log_file(root), used_bytes(last_log_file(root)) - (MIDDLE + 1) * LAST_SIZE, bytes(LAST_SIZE)
+    ),
+    "garbage": lambda root: overwrite(
+        last_log_file(root), used_bytes(last_log_file(root)) - (MIDDLE + 1) * LAST_SIZE, b"\xaa" * LAST_SIZE
+    ),
+}
+"""Damage of a record that has others behind it."""
+
+
+@pytest.mark.parametrize("end", ["a clean stop", "a crash", "a crash that lost the queue"])
+@pytest.mark.parametrize("name", IN_THE_MIDDLE)
+def test_a_damaged_record_in_the_middle_costs_itself_only(tmp_path, name, end):
+    """It keeps its offset, its bytes and its place in the log; it is named at this opening and at all later ones."""
+    root = written_store(tmp_path, stopped=end == "a clean stop")
+    if end != "a clean stop":
+        # Everything was flushed, though no queue may have been.
+        write_checkpoint(root / "checkpoint", Checkpoint(2**62, 0))
+    if end == "a crash that lost the queue":
+        both(delete(QUEUE), NO_SNAPSHOT)(root)
+    IN_THE_MIDDLE[name](root)
+    offset = int(last_log_file(root).name) + used_bytes(last_log_file(root)) - (MIDDLE + 1) * LAST_SIZE
+    before = last_log_file(root).read_bytes()
+    damaged = COUNT - 1 - MIDDLE
+    expected: list[bytes | None] = [*BODIES[:damaged], None, *BODIES[damaged + 1 :]]
+    for _ in range(2):
+        store = open_store(root)
+        assert intact_bodies(store) == expected
+        assert bodies_of(store, queue_id=1) == [b"other"] * 3
+        status = store.status()
+        assert [(hole.offset, hole.size) for hole in status.holes] == [(offset, LAST_SIZE)]
+        assert status.cut_bytes == 0
+        assert store.append([make_batch(MORE[:1])])[0].queue_offset == len(expected)
+        expected += MORE[:1]
+        killed_copy(root, root.with_name("killed"))
+        store.close()
+        again = open_store(root.with_name("killed"))
+        assert intact_bodies(again) == expected
+        assert [(hole.offset, hole.size) for hole in again.holes] == [(offset, LAST_SIZE)]
+        again.close()
+        shutil.rmtree(root.with_name("killed"))
+    path = next(path for path in (root / "commitlog").iterdir() if int(path.name) == offset - offset % LOG_FILE_BYTES)
+    assert path.read_bytes()[: len(before.rstrip(b"\0"))] == before.rstrip(b"\0")
+
+
+def test_a_hole_is_mended_with_the_bytes_of_another_replica(tmp_path):
+    root = written_store(tmp_path, stopped=True)
+    good = last_log_file(root).read_bytes()
+    flip(MIDDLE * LAST_SIZE + 120)(root)
+    store = open_store(root)
+    [hole] = store.holes
+    position = hole.offset % LOG_FILE_BYTES
+    record = good[position : position + hole.size]
+    for wrong in (record[:-1], record + bytes(1), bytes(hole.size), record[:100] + b"?" + record[101:]):
+        with pytest.raises(InvalidArgumentError):
+            store.mend(hole.offset, wrong)
+    with pytest.raises(InvalidArgumentError, match="no hole"):
+        store.mend(hole.offset + 1, record)
+    assert store.holes == (hole,)
+    store.mend(hole.offset, record)
+    assert (store.holes, bodies_of(store)) == ((), BODIES)
+    killed_copy(root, root.with_name("killed"))
+    store.close()
+    for again in (root, root.with_name("killed")):
+        store = open_store(again)
+        assert (store.holes, bodies_of(store)) == ((), BODIES)
+        store.close()
+
+
 def test_what_was_cut_is_logged(tmp_path, caplog):
     root = written_store(tmp_path, stopped=True)
     flip(120)(root)
@@ -546,28 +629,29 @@ def test_what_was_cut_is_logged(tmp_path, caplog):
 def test_records_behind_a_cut_do_not_come_back(tmp_path):
     """RocketMQ leaves them in the file. A new record of the same length as the cut one would then join up with them."""
     root = written_store(tmp_path, stopped=True)
-    flip(5 * LAST_SIZE + 120)(root)
+    zero_tail(LAST_SIZE - 50)(root)
     store = open_store(root)
-    store.append([make_batch([b"9999" + b"y" * 300])])
+    assert 0 < store.status().cut_bytes <= 50
+    store.append([make_batch([b"y"])])
     killed_copy(root, tmp_path / "killed")
     store.close()
     for path in (root, tmp_path / "killed"):
         store = open_store(path)
-        assert bodies_of(store) == [*BODIES[: COUNT - 6], b"9999" + b"y" * 300]
+        assert bodies_of(store) == [*BODIES[: COUNT - 1], b"y"]
         store.close()
 
 
 def test_units_behind_a_cut_do_not_come_back(tmp_path):
     """Records of another queue fill the place in the log that the cut units pointed to."""
     root = written_store(tmp_path, stopped=True)
-    flip(5 * LAST_SIZE + 120)(root)
+    zero_tail(5 * LAST_SIZE)(root)
     store = open_store(root)
     store.append([make_batch([b"other"] * 50, queue_id=1)])
     killed_copy(root, tmp_path / "killed")
     store.close()
     for path in (root, tmp_path / "killed"):
         store = open_store(path)
-        assert bodies_of(store) == BODIES[: COUNT - 6]
+        assert bodies_of(store) == BODIES[: COUNT - 5]
         assert bodies_of(store, queue_id=1) == [b"other"] * 53
         store.close()
 

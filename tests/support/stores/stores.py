@@ -14,6 +14,7 @@ from raymq.message import Message, MessageExt, PullStatus
 from raymq.protocol.store import FetchRequest
 from raymq.record.decode import decode_records
 from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
+from raymq.record.layout import RecordError
 from storage.message_store import MessageStore
 
 LOG_FILE_BYTES = 65536
@@ -85,6 +86,25 @@ def read_queue(store: MessageStore, topic: str = "orders", queue_id: int = 0) ->
         offset = result.next_offset
     assert [message.queue_offset for message in messages] == list(range(bounds.min_offset, bounds.max_offset))
     return messages
+
+
+def intact_bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[bytes | None]:
+    """The body at each offset of a queue that consumers may read; None where the bytes of a record are damaged."""
+    bounds = store.queue_bounds(topic, queue_id)
+
+    def read(first: int, end: int) -> list[bytes | None]:
+        [result] = store.fetch([FetchRequest(topic, queue_id, first, end - first)], max_bytes=1 << 24, wait_s=0)
+        assert (result.status, result.next_offset, result.count) == (PullStatus.FOUND, end, end - first)
+        try:
+            messages = decode_records(result.records)
+        except RecordError:
+            middle = (first + end) // 2
+            return [None] if end == first + 1 else read(first, middle) + read(middle, end)
+        places = [(message.topic, message.queue_id, message.queue_offset) for message in messages]
+        assert places == [(topic, queue_id, offset) for offset in range(first, end)]
+        return [message.body for message in messages]
+
+    return read(bounds.min_offset, bounds.max_offset) if bounds.max_offset > bounds.min_offset else []
 
 
 def bodies_of(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[bytes]:

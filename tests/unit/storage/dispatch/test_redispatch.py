@@ -26,6 +26,7 @@ from storage.dispatch.redispatch import Redispatch
 class Queue:
     next_offset: int = 0
     first_offset: int = 0
+    max_physical_offset: int = -1
 
 
 @dataclass

@@ -1,0 +1,92 @@
+"""The holes of a log: damaged bytes with intact records behind them, which recovery keeps and names.
+
+On disk
+    holes       1a2b3c4d                            the CRC-32 of what follows
+                [[offset, size, reason], …]         ascending; no two touch in one file
+
+There is no such file while the log has no hole. Recovery finds the holes of what it walks, and takes those before that
+from this file. A hole ends when its bytes are replaced by good ones, or when retention deletes its log file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from raymq.protocol.store import Hole
+from raymq.record.check import check_record
+from raymq.record.crc import crc32
+from raymq.record.layout import MAGIC_V1, MAGIC_V2, RecordError, read_header
+from storage.files import disk
+
+HOLES_FILE: Final = "holes"
+
+logger = logging.getLogger(__name__)
+
+
+class HoleTable:
+    """The holes of one store's log. Changed by one thread at a time; `holes` is a plain read."""
+
+    def __init__(self, root: Path) -> None:
+        """Read the file, if there is one. OSError."""
+        self._path = root / HOLES_FILE
+        self.holes: tuple[Hole, ...] = ()
+        """All holes, ascending."""
+        self.damage = ""
+        """The reason why the file could not be read; or empty."""
+        try:
+            crc, _, text = self._path.read_bytes().partition(b"\n")
+            if crc != b"%08x" % crc32(text):
+                raise ValueError("its checksum does not match")
+            self.holes = tuple(Hole(int(offset), int(size), str(reason)) for offset, size, reason in json.loads(text))
+        except FileNotFoundError:
+            pass
+        except (TypeError, ValueError) as error:
+            self.damage = f"{self._path} is damaged ({error}): the holes that it named are found when they are read"
+            logger.warning("%s", self.damage)
+
+    def replace(self, holes: Iterable[Hole], file_size: int) -> None:
+        """Have these holes from now on, those that touch in one file of `file_size` bytes as one. On return they are on
+        disk. OSError: the table is as before."""
+        merged: list[Hole] = []
+        for hole in sorted(holes, key=lambda one: one.offset):
+            last = merged[-1] if merged else None
+            if last is not None and last.end_offset == hole.offset and hole.offset % file_size:
+                merged[-1] = Hole(last.offset, last.size + hole.size, last.reason)
+            else:
+                merged.append(hole)
+        if tuple(merged) == self.holes and self._path.exists() == bool(merged):
+            return
+        if merged:
+            text = json.dumps([[hole.offset, hole.size, hole.reason] for hole in merged]).encode()
+            disk.replace_file(self._path, b"%08x\n" % crc32(text) + text)
+        else:
+            disk.unlink(self._path)
+            disk.sync_directory(self._path.parent)
+        self.holes = tuple(merged)
+
+    def from_offset(self, physical_offset: int) -> tuple[Hole, ...]:
+        """The holes that end behind a physical offset, where the log starts."""
+        return tuple(hole for hole in self.holes if hole.end_offset > physical_offset)
+
+
+def reason_of(record: memoryview, physical_offset: int) -> str:
+    """Say what is wrong with damaged bytes that should be the record at a physical offset."""
+    if not any(record):
+        return f"{len(record)} bytes that should be a record are zero"
+    try:
+        header = read_header(record)
+    except RecordError:
+        return f"{len(record)} bytes are no record"
+    if header.magic not in (MAGIC_V1, MAGIC_V2):
+        return f"the magic of a record is {header.magic & 0xFFFFFFFF:#x}"
+    if header.physical_offset != physical_offset:
+        return f"a record at {physical_offset} says that it is at {header.physical_offset}"
+    if header.total_size != len(record):
+        return f"the size of a record is {header.total_size}, but the next one follows after {len(record)} bytes"
+    if check_record(record, check_crc=False).ok:
+        return "the body of a record does not match its checksum"
+    return "the lengths in a record do not add up to its size"
