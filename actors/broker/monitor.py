@@ -25,12 +25,13 @@ from actors.core.broker.stats import (
     BrokerStats,
 )
 from raymq.config.cluster import BrokerOptions
-from raymq.message import MessageExt
+from raymq.message import MessageExt, MessageQueue
 from raymq.metrics.histogram import Histogram, HistogramFigures
 from raymq.protocol.group import GroupConfig
 from raymq.protocol.stats import GroupStats, TopicStats
 from raymq.protocol.store import DeletedRange, FetchRequest, StoreStatistics
-from raymq.record.decode import decode_records
+from raymq.record.decode import read_record
+from raymq.record.places import RecordPlace
 from raymq.remoting.storage_client import StorageClient
 from raymq.retry import persist_until
 
@@ -214,11 +215,14 @@ class BrokerMonitor:
         return behind
 
     def message_at(self, topic: str, queue_id: int, offset: int) -> MessageExt | None:
-        """The message at an offset, or the first one held if that was deleted; None if there is none."""
+        """The message at an offset, or the first one held if that was deleted; None if there is none, or if its
+        record is damaged. Its body may be unreadable."""
         for _ in range(2):
             read = partial(self._storage().fetch, [FetchRequest(topic, queue_id, offset, 1)], 1, 0.0)
             [result] = persist_until(time.monotonic() + READ_TIMEOUT_S, read)
             if result.count:
-                return decode_records(result.records, check_crc=False)[0]
+                place = RecordPlace(MessageQueue(topic, "", queue_id))
+                message = read_record(result.records, 0, place, check_crc=False)
+                return None if message.record_damaged else message
             offset = result.next_offset
         return None

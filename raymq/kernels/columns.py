@@ -109,8 +109,7 @@ def decode_columns(
 
     InvalidArgumentError for a buffer of 2 GiB or more, for another type of bodies and for a column that there is not.
     """
-    if unreadable not in ("null", "raise"):
-        raise InvalidArgumentError(f'unreadable={unreadable!r} must be "null" or "raise"')
+    check_unreadable(unreadable)
     schema = schema_with(body_type, columns)
     if len(buffer) > np.iinfo(np.int32).max:
         raise InvalidArgumentError(f"a buffer of {len(buffer)} bytes is too long for Arrow's views; decode parts of it")
@@ -218,6 +217,12 @@ def _decode_damaged(data: Bytes, starts: Ints, order: _Order, places: RecordPlac
     batch = _decode_intact(data, starts[rows], order, known.pick(rows))
     end = len(starts) if batch.num_rows == len(rows) else int(rows[batch.num_rows])
     return spread(batch, rows[: batch.num_rows], end, damaged, known)
+
+
+def check_unreadable(unreadable: Unreadable) -> None:
+    """InvalidArgumentError unless it is one of Unreadable."""
+    if unreadable not in ("null", "raise"):
+        raise InvalidArgumentError(f'unreadable={unreadable!r} must be "null" or "raise"')
 
 
 def schema_with(body_type: BodyType, columns: Sequence[str] | None = None) -> pa.Schema:

@@ -39,6 +39,11 @@ CACHED_BYTES: Final = 8 << 20
 OnUnreadable = Callable[[BodyUnreadableError], None]
 """Is told of each unreadable message once."""
 
+
+def ignore(error: BodyUnreadableError) -> None:
+    """Count nothing."""
+
+
 _CACHE_LOCK: Final = threading.Lock()
 """Guards what all sources keep of decompressed bodies; held for a few steps."""
 
@@ -50,7 +55,7 @@ def read_messages(
     broker_name: str,
     check_crc: bool = True,
     places: RecordPlaces | None = None,
-    on_unreadable: OnUnreadable | None = None,
+    on_unreadable: OnUnreadable = ignore,
 ) -> list[MessageExt]:
     """The messages whose records start at `starts` (in any order) of `buffer`, which they keep alive and which must not
     change.
@@ -66,10 +71,9 @@ def read_messages(
             read_record(buffer, start, known.place(row), check_crc=check_crc)
             for row, start in enumerate(starts.tolist())
         ]
-        if on_unreadable is not None:
-            for message in few:
-                if (error := message.body_error) is not None:
-                    on_unreadable(error)
+        for message in few:
+            if (error := message.body_error) is not None:
+                on_unreadable(error)
         return few
     view = memoryview(buffer)
     fields, rows, damaged = find_intact(np.frombuffer(view, np.uint8), starts, places)
@@ -78,7 +82,7 @@ def read_messages(
     compressed = np.flatnonzero(fields.sys_flag & SYS_FLAG_COMPRESSED)
     if len(compressed) or len(wrong):
         reasons = dict.fromkeys(wrong, CRC_WRONG)
-        doubtful = DoubtfulMessages(view, fields, body_ends, known.queue, compressed, reasons, on_unreadable or _ignore)
+        doubtful = DoubtfulMessages(view, fields, body_ends, known.queue, compressed, reasons, on_unreadable)
         for index in wrong:
             doubtful.note(index)
         source: StoredMessages = doubtful
@@ -87,15 +91,10 @@ def read_messages(
     messages = MessageExt.of_source(source, range(len(rows)))
     if not damaged:
         return messages
-    if on_unreadable is not None:
-        for row, reason in sorted(damaged.items()):
-            on_unreadable(known.place(row).error(reason))
+    for row, reason in sorted(damaged.items()):
+        on_unreadable(known.place(row).error(reason))
     intact = iter(messages)
     return [known.place(row).damaged(damaged[row]) if row in damaged else next(intact) for row in range(len(starts))]
-
-
-def _ignore(error: BodyUnreadableError) -> None:
-    """Count nothing."""
 
 
 def find_unreadable(messages: Sequence[MessageExt]) -> dict[int, BodyUnreadableError]:

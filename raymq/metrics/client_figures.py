@@ -114,6 +114,8 @@ class ClientFigures:
         """By instrument and further labels, in the instrument's order."""
         self._out_bytes: dict[tuple[str, str], int] = {}
         """The bytes that a group has got of a topic."""
+        self._unreadable: dict[tuple[str, str], int] = {}
+        """The messages of a topic that a group could not read."""
         self._sources: dict[int, Source] = {}
         self._reporting = threading.Lock()
         """Held by the one thread that reports; guards what follows."""
@@ -157,11 +159,19 @@ class ClientFigures:
         `stored_ms` since 1970, by the store's clock: all count as that old."""
         if self.enabled:
             self._observe((DELIVERY_LATENCY, topic, group), max(0.0, time.time() * 1000 - stored_ms), count)
-            with self._lock:
-                place = (topic, group)
-                if place not in self._out_bytes and len(self._out_bytes) >= SERIES_MAX:
-                    place = (OTHER, OTHER)
-                self._out_bytes[place] = self._out_bytes.get(place, 0) + size_bytes
+            self._add(self._out_bytes, topic, group, size_bytes)
+
+    def unreadable(self, topic: str, group: str, count: int) -> None:
+        """Count `count` messages of a topic that a consumer could not read."""
+        if self.enabled:
+            self._add(self._unreadable, topic, group, count)
+
+    def _add(self, totals: dict[tuple[str, str], int], topic: str, group: str, count: int) -> None:
+        with self._lock:
+            place = (topic, group)
+            if place not in totals and len(totals) >= SERIES_MAX:
+                place = (OTHER, OTHER)
+            totals[place] = totals.get(place, 0) + count
 
     def awaited(self, topic: str, group: str, wait_ms: float, count: int) -> None:
         """Count `count` messages that are handed to a listener, `wait_ms` after the first of them was pulled."""
@@ -216,7 +226,7 @@ class ClientFigures:
             return known[2]
         if known is not None:
             with self._lock:
-                self._histograms, self._out_bytes = {}, {}
+                self._histograms, self._out_bytes, self._unreadable = {}, {}, {}
         reporter = self._open_reporter(
             options.cluster, per_topic_max=options.per_topic_max, per_group_max=options.per_group_max
         )
@@ -228,6 +238,7 @@ class ClientFigures:
             reporter.gauge("raymq_up", 1, role=self._up[0], name=self._up[1])
         with self._lock:
             histograms, out_bytes = list(self._histograms.items()), list(self._out_bytes.items())
+            unreadable = list(self._unreadable.items())
         for (name, topic, *rest), histogram in histograms:
             labels = {"topic": topic}
             if name != SEND_COST:
@@ -237,6 +248,8 @@ class ClientFigures:
             reporter.buckets(name, histogram.figures(), **labels)
         for (topic, group), total in out_bytes:
             reporter.count("raymq_throughput_out", total, topic=topic, consumer_group=group)
+        for (topic, group), total in unreadable:
+            reporter.count("raymq_unreadable_messages", total, topic=topic, consumer_group=group)
 
     def _report_consumers(self, reporter: Reporter) -> None:
         with self._lock:

@@ -244,6 +244,10 @@ _CLIENTS: Final[tuple[_Row, ...]] = (
         *(_H, "process_time_milliseconds", "topic consumer_group invocation_status", "ms", "process_time", "Listener"),
         *("Time in the user's listener.", (1, 5, 10, 100, 10_000, 60_000)),
     ),
+    (
+        *(_C, "unreadable_messages", "topic consumer_group", "messages", "", "Pull, pull consumer"),
+        "Damaged messages, and messages whose body does not decompress, that consumers went past.",
+    ),
     (_G, "consumer_cached_messages", "topic consumer_group", "messages", "=", "Pull", "Messages held for Listeners."),
     (_G, "consumer_cached_bytes", "topic consumer_group", "bytes", "=", "Pull", "Bytes held for Listeners."),
     (

@@ -291,6 +291,12 @@ DEAD_LETTERS: Final = Row(
             {"{{consumer_group}}": highest("raymq_dead_letters", "consumer_group")},
             "Dead letters that were not replayed.",
         ),
+        Panel(
+            "Messages that cannot be read",
+            MESSAGES_PER_S,
+            {"{{consumer_group}} {{topic}}": per_second("raymq_unreadable_messages", "consumer_group", "topic")},
+            "Damaged messages, and bodies that do not decompress, that consumers went past.",
+        ),
     ),
 )
 

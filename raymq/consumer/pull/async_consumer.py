@@ -8,7 +8,7 @@ cancelled has taken nothing: the next one returns the messages.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
@@ -22,6 +22,7 @@ from raymq.consumer.pull.fetched_records import (
     PolledRecords,
     as_messages,
     as_table,
+    check_table,
     decode_messages,
     decode_tables,
     found,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from raymq.kernels.column_bodies import BodyType
+    from raymq.kernels.columns import Unreadable
 
 CALL_THREADS: Final = 4
 INLINE_BYTES: Final = 16 * 1024
@@ -81,14 +83,28 @@ class AsyncPullConsumer(OfProcess):
     # Messages
 
     async def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]:
-        return as_messages(await self._poll(decode_messages, max_messages, timeout_s))
+        decode = partial(decode_messages, on_unreadable=self._engine.unreadable.note)
+        return as_messages(await self._poll(decode, max_messages, timeout_s))
 
     async def poll_table(
-        self, max_messages: int = 65_536, timeout_s: float = 1.0, *, body_type: BodyType = "binary_view"
+        self,
+        max_messages: int = 65_536,
+        timeout_s: float = 1.0,
+        *,
+        body_type: BodyType = "binary_view",
+        columns: Sequence[str] | None = None,
+        unreadable: Unreadable = "null",
     ) -> pa.Table:
         self._engine.check_tables()
-        decode = partial(decode_tables, body_type=body_type)
-        return as_table(await self._poll(decode, max_messages, timeout_s), body_type)
+        check_table(body_type, columns, unreadable)
+        decode = partial(
+            decode_tables,
+            body_type=body_type,
+            columns=columns,
+            unreadable=unreadable,
+            on_unreadable=self._engine.unreadable.note,
+        )
+        return as_table(await self._poll(decode, max_messages, timeout_s), body_type, columns)
 
     async def __aiter__(self) -> AsyncIterator[MessageExt]:
         while not self._engine.closed:

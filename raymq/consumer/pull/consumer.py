@@ -8,7 +8,7 @@ asyncio is raymq.consumer.pull.async_consumer.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -21,6 +21,7 @@ from raymq.consumer.pull.fetched_records import (
     PolledRecords,
     as_messages,
     as_table,
+    check_table,
     decode_messages,
     decode_tables,
     found,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from raymq.kernels.column_bodies import BodyType
+    from raymq.kernels.columns import Unreadable
 
 
 class PullConsumer(OfProcess):
@@ -89,16 +91,26 @@ class PullConsumer(OfProcess):
 
         Messages of one queue come in order. With auto_commit, what earlier polls returned counts as done from now on.
         Raises InvalidArgumentError unless `max_messages` is a whole number from 1 and `timeout_s` is from 0;
-        ClientStateError when closed, or with nothing to consume; StoreCorruptError when the next message is
-        damaged; DataLossError, while the other queues' messages go on coming, each time that a queue's next message
+        ClientStateError when closed, or with nothing to consume;
+        DataLossError, while the other queues' messages go on coming, each time that a queue's next message
         could not be read, and PredicateFailedError likewise, where its predicate failed on it; the error of the group
         when it cannot be joined within the timeout; and, once, an error with which the brokers have refused an
         automatic commit.
+
+        A message that cannot be read is returned in its place, and the consumer goes on behind it: `body` raises
+        BodyUnreadableError, and `body_error` has that error.
         """
-        return as_messages(self._poll(decode_messages, max_messages, timeout_s))
+        decode = partial(decode_messages, on_unreadable=self._engine.unreadable.note)
+        return as_messages(self._poll(decode, max_messages, timeout_s))
 
     def poll_table(
-        self, max_messages: int = 65_536, timeout_s: float = 1.0, *, body_type: BodyType = "binary_view"
+        self,
+        max_messages: int = 65_536,
+        timeout_s: float = 1.0,
+        *,
+        body_type: BodyType = "binary_view",
+        columns: Sequence[str] | None = None,
+        unreadable: Unreadable = "null",
     ) -> pa.Table:
         """Poll as `poll` does, and return an Arrow table with the columns of `raymq.kernels.columns.SCHEMA`, made
         without an object per message.
@@ -107,11 +119,23 @@ class PullConsumer(OfProcess):
         the mapped commit log, whose file keeps its space on the disk, even when it is deleted, for as long as the table
         is kept. With `body_type` "binary" they are copied. ClientStateError with acknowledge_each: a row of a table
         cannot be acknowledged. Elsewhere a table has at most the messages that are
-        buffered; a larger `threshold_all_bytes` makes larger tables.
+        buffered; a larger `threshold_all_bytes` makes larger tables. Compressed bodies of about 64 MiB, decompressed,
+        end a table, too; the messages behind them are in the next table.
+
+        `columns`: these columns alone, also of `raymq.kernels.columns.MORE_COLUMNS`. A message that cannot be read is a
+        row with a null body, and the column "error" has the reason. With `unreadable` "raise" a table ends before such
+        a message, and the next poll raises BodyUnreadableError; `seek` goes past the message.
         """
         self._engine.check_tables()
-        decode = partial(decode_tables, body_type=body_type)
-        return as_table(self._poll(decode, max_messages, timeout_s), body_type)
+        check_table(body_type, columns, unreadable)
+        decode = partial(
+            decode_tables,
+            body_type=body_type,
+            columns=columns,
+            unreadable=unreadable,
+            on_unreadable=self._engine.unreadable.note,
+        )
+        return as_table(self._poll(decode, max_messages, timeout_s), body_type, columns)
 
     def __iter__(self) -> Iterator[MessageExt]:
         """Iterate over messages, one after another, until the consumer is closed. With auto_commit, a message counts as

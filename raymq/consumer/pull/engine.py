@@ -36,6 +36,7 @@ from raymq.consumer.queue_lookup import QueueLookup
 from raymq.consumer.ready_messages import with_ready
 from raymq.consumer.rebalance_client import RebalanceClient
 from raymq.consumer.subscription import Expression, Expressions, Subscription
+from raymq.consumer.unreadable import UnreadableLog
 from raymq.errors import (
     ClientStateError,
     DataLossError,
@@ -160,6 +161,8 @@ class PullEngine:
             on_reset=self._committer.ask_about_resets,
             expressions=lambda: self._core.expressions,
         )
+        self.unreadable = UnreadableLog(settings.group)
+        """The messages that polls have gone past because they cannot be read."""
         CLIENT_FIGURES.add(self, self._figures)
 
     @property

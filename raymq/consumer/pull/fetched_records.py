@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raymq.consumer.subscription import Subscription
 from raymq.errors import BodyUnreadableError
-from raymq.kernels.messages import read_messages
+from raymq.kernels.messages import OnUnreadable, ignore, read_messages
 from raymq.message import MessageExt, MessageQueue
 from raymq.namespaces import Namespace
 from raymq.record.compression import DECOMPRESSED_MAX_BYTES
@@ -94,6 +94,7 @@ class PolledRecords:
         return self.fetched.next_offset if end == len(offsets) else int(offsets[end - 1]) + 1
 
 
+_ERROR: Final = ("queue_offset", "born_timestamp", "error")
 Found = TypeVar("Found", bound=Sized)
 Decode = Callable[[Sequence[PolledRecords]], list[tuple[PolledRecords, Found]]]
 Decoded = list[tuple[PolledRecords, list[MessageExt]]]
@@ -101,11 +102,17 @@ Columns = list[tuple[PolledRecords, "pa.RecordBatch"]]
 """Slices with their wanted messages, which may be none."""
 
 
-def decode_messages(slices: Sequence[PolledRecords]) -> Decoded:
+def decode_messages(slices: Sequence[PolledRecords], on_unreadable: OnUnreadable = ignore) -> Decoded:
     """Decode the wanted messages of each slice. A damaged message is wanted if its tags are unknown or wanted."""
     decoded: Decoded = []
     for part in slices:
-        messages = read_messages(part.data, part.starts, broker_name=part.queue.broker_name, places=part.places)
+        messages = read_messages(
+            part.data,
+            part.starts,
+            broker_name=part.queue.broker_name,
+            places=part.places,
+            on_unreadable=on_unreadable,
+        )
         decoded.append((part, _wanted(messages, part)))
     return decoded
 
@@ -115,6 +122,7 @@ def decode_tables(
     body_type: BodyType = "binary_view",
     columns: Sequence[str] | None = None,
     unreadable: Unreadable = "null",
+    on_unreadable: OnUnreadable = ignore,
 ) -> Columns:
     """Decode the wanted messages of each slice to a batch of columns, see `decode_columns`.
 
@@ -127,7 +135,13 @@ def decode_tables(
     decoded: Columns = []
     left_bytes = DECOMPRESSED_MAX_BYTES
     for part in slices:
-        decode = partial(_decode_part, body_type=body_type, columns=columns, max_decompressed_bytes=left_bytes)
+        decode = partial(
+            _decode_part,
+            body_type=body_type,
+            columns=columns,
+            max_decompressed_bytes=left_bytes,
+            on_unreadable=on_unreadable,
+        )
         try:
             done, batch = decode(part, unreadable=unreadable)
         except BodyUnreadableError as error:
@@ -143,6 +157,14 @@ def decode_tables(
         if done.count < part.count or left_bytes <= 0:
             return decoded
     return decoded
+
+
+def check_table(body_type: BodyType, columns: Sequence[str] | None, unreadable: Unreadable) -> None:
+    """InvalidArgumentError unless tables can be made so."""
+    from raymq.kernels.columns import check_unreadable, schema_with
+
+    schema_with(body_type, columns)
+    check_unreadable(unreadable)
 
 
 def shown_records(found: Any, names: Namespace) -> Any:
@@ -190,8 +212,10 @@ def _decode_part(
     columns: Sequence[str] | None,
     unreadable: Unreadable,
     max_decompressed_bytes: int,
+    on_unreadable: OnUnreadable,
 ) -> tuple[PolledRecords, pa.RecordBatch]:
     """The wanted messages of a slice as a batch, with the slice, which is shorter if the budget ends before its end."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     from raymq.kernels.byte_column import mask_of, text_array
@@ -204,7 +228,7 @@ def _decode_part(
         part.data,
         broker_name=part.queue.broker_name,
         body_type=body_type,
-        columns=list(dict.fromkeys((*names, "tags", "born_timestamp"))) if tags else names,
+        columns=list(dict.fromkeys((*names, "error", "queue_offset", "tags", "born_timestamp"))),
         check_crc=True,
         unreadable=unreadable,
         max_decompressed_bytes=max_decompressed_bytes,
@@ -220,5 +244,8 @@ def _decode_part(
         if not wanted.all():  # rare: the tags' codes have been compared before
             # Arrow cannot filter views, so the rows are chosen before they are made.
             batch = decode(starts[wanted], places=places.pick(np.flatnonzero(wanted)))
-        batch = batch.select(names)
-    return part, batch
+    if batch.column("error").null_count < batch.num_rows:
+        for offset, born, reason in zip(*map(pa.Array.to_pylist, batch.select(_ERROR).columns), strict=True):
+            if reason is not None:
+                on_unreadable(BodyUnreadableError(str(part.queue), offset, -1, reason, born is None))
+    return part, batch.select(names)

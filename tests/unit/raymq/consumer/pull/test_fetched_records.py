@@ -19,9 +19,11 @@ from raymq.errors import BodyUnreadableError
 from raymq.kernels.columns import SCHEMA
 from raymq.message import MessageQueue
 from raymq.protocol.store import FetchRequest
+from raymq.record.compression import CompressionType, compress
 from raymq.record.layout import RecordError
 from raymq.record.memory_records import LocatedRecords
 from tests.support.stores.stores import make_batch, open_store
+from tests.unit.raymq.kernels.test_unreadable import ZSTD, stored
 
 QUEUE = MessageQueue("orders", "a", 0)
 
@@ -132,3 +134,29 @@ def test_a_table_that_raises_ends_before_the_unreadable_message(fetched):
 def test_records_whose_sizes_do_not_add_up_are_refused(fetched):
     with pytest.raises(RecordError):
         LocatedRecords.read(bytes(fetched.records.data)[:-1])
+
+
+def test_the_messages_that_cannot_be_read_are_told(fetched):
+    damage(fetched, b"body-3")
+    for decode in (decode_messages, decode_tables):
+        told: list[BodyUnreadableError] = []
+        decode([part(fetched, 10)], on_unreadable=told.append)
+        [error] = told
+        assert (error.queue, error.queue_offset, error.record_damaged) == (str(QUEUE), 3, False)
+
+
+def test_a_table_ends_where_its_decompressed_bodies_fill_the_budget(monkeypatch):
+    monkeypatch.setattr("raymq.consumer.pull.fetched_records.DECOMPRESSED_MAX_BYTES", 3 << 20)
+    bodies = [compress(bytes([number]) * (1 << 20), CompressionType.ZSTD) for number in range(8)]
+    records, queue = stored(bodies, dict.fromkeys(range(8), ZSTD)), MessageQueue("orders", "a", 5)
+    first, counts = 0, []
+    while first < 8:
+        slices = [
+            PolledRecords(queue, Subscription.parse("orders"), FetchedRecords(records, 48, at), min(2, 8 - at))
+            for at in range(first, 8, 2)
+        ]
+        parts = decode_tables(slices)
+        assert [part.count for part, _ in parts] == [batch.num_rows for _, batch in parts]
+        counts.append(as_table(parts).num_rows)
+        first += counts[-1]
+    assert counts == [3, 3, 2]
