@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Final
@@ -26,7 +26,7 @@ from raymq.errors import (
     StoreNotWritableError,
 )
 from raymq.logfiles.span_bytes import span_bytes
-from raymq.names import STATE_TOPIC, is_light_queue
+from raymq.names import STATE_TOPIC, TRANSACTION_TOPICS, is_light_queue, is_system_topic
 from raymq.protocol.attributes import TopicMessageType
 from raymq.protocol.store import (
     AppendResult,
@@ -525,18 +525,45 @@ class MessageStore:
         """
         with self._parts.append_lock:
             self._gate.require_writable(AGAINST_STATE)  # a full disk gets room by it
-            end_offset, min_offset = self._log.end_offset, self.cleaner.log_start_on_disk
-            try:
-                queues = self._queues.delete_topic(topic, end_offset=end_offset, min_offset=min_offset)
-            except OSError as error:
-                self._gate.fail(error)
-                raise StoreNotWritableError(
-                    f"{self._gate.failure}; it is unknown whether topic {topic!r} is deleted"
-                ) from error
-            self._parts.dedup.forget_topic(topic)
+            self._delete_queues(topic, self._log.end_offset)
+
+    def _delete_queues(self, topic: str, end_offset: int) -> None:
+        """Delete the queues of a topic whose messages lie before `end_offset`. Called under the append lock."""
+        try:
+            queues = self._queues.delete_topic(topic, end_offset=end_offset, min_offset=self.cleaner.log_start_on_disk)
+        except OSError as error:
+            self._gate.fail(error)
+            raise StoreNotWritableError(
+                f"{self._gate.failure}; it is unknown whether topic {topic!r} is deleted"
+            ) from error
+        self._parts.dedup.forget_topic(topic)
         self._stats.forget_topic(topic)
         for queue in queues:
             self._polls.wake_queue((topic, queue.queue_id))
+
+    def delete_topics_before(self, existing: Collection[str], position: int) -> list[str]:
+        """Delete the queues of topics that a broker's state does not have; returns their names. For a replica that
+        follows: its master deleted the topics, and the log does not say so.
+
+        `existing`: the topics of the state before record `position` of STATE_TOPIC. Nothing is done while this log does
+        not have the record before `position`. A topic with a message behind that record stays: it may be created anew.
+        Topics of the server and light queues stay. StoreNotWritableError as of `delete_topic`.
+        """
+        gone: list[str] = []
+        states = self._queues.get_plain(STATE_TOPIC, 0)
+        if states is None or not states.min_offset < position <= states.next_offset:
+            return gone
+        [last] = states.units(position - 1, 1)
+        last_offset = int(last["physical_offset"])
+        for topic in self._queues.topics():
+            if topic in existing or is_system_topic(topic) or topic in TRANSACTION_TOPICS or is_light_queue(topic):
+                continue
+            with self._parts.append_lock:
+                if all(one.max_physical_offset <= last_offset for one in self._queues if one.topic == topic):
+                    # Up to here: a snapshot of this store may have been taken since, and lists the queues.
+                    self._delete_queues(topic, self._log.end_offset)
+                    gone.append(topic)
+        return gone
 
     def read_config(self, name: str) -> str | None:
         """The text of config file `name`, None if there is none (ConfigFiles.read)."""

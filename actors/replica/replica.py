@@ -34,7 +34,7 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -89,6 +89,9 @@ UNFLUSHED_MAX_BYTES: Final = 16 << 20
 """The most bytes that a slave far behind may have written and not flushed."""
 MASTER_SILENT_AFTER_S: Final = 4.0
 """A slave that got no chunk for so long is cut off from its master, which would have sent two empty ones."""
+
+LOGGED_TOPICS_MAX: Final = 10
+"""The deleted topics that a line of the log names."""
 
 T = TypeVar("T")
 
@@ -653,6 +656,19 @@ class Replica:
             if chunk.confirm_offset >= self._shown_from:
                 self._shown_from = -1
             self._store.show(chunk.confirm_offset)
+
+    def delete_topics_before(self, existing: Collection[str], position: int) -> None:
+        """As a slave, delete the queues of topics that the broker's state does not have, as its master did
+        (MessageStore.delete_topics_before). Any other replica does nothing."""
+        with self._order_lock:
+            if self._role.role is not ReplicaRole.SLAVE or not self._aligned:
+                return
+            gone = self._store.delete_topics_before(existing, position)
+        if gone:
+            logger.info(
+                "%s replica %d deleted %d topics that its master has deleted: %s",
+                *(self._broker_name, self._replica, len(gone), ", ".join(gone[:LOGGED_TOPICS_MAX])),
+            )
 
     # Both
 

@@ -29,7 +29,7 @@ import ray
 from actors.access.door import lane_guard, lane_meter, lane_users
 from actors.actor_class import actor_class
 from actors.core.replica.append_limit import AppendLimit
-from actors.core.replica.deleted_topics import DeletedTopics
+from actors.core.replica.deleted_topics import DeletedTopics, topics_of_state
 from actors.core.replica.orders import MASTER_LEASE_S, Copied, Following, LogRequest, Order, ReplicaState
 from actors.core.replica.rules import ReplicaRules
 from actors.metrics_thread import MetricsThread
@@ -70,6 +70,7 @@ from raymq.remoting.lane.server import Handler, allow_descriptors
 from raymq.remoting.storage_client import StorageDescription
 from storage.files.config_files import ConfigFiles
 from storage.message_store import MessageStore
+from storage.queue.topic_attributes import TOPICS_FILE
 from storage.replication.epochs import EpochHistory, LogChunk, SyncStateSet
 from storage.retention.cleaner import HOLDS_FILE
 
@@ -406,6 +407,9 @@ class Storage:
     def write_config(self, name: str, text: str) -> None:
         """Replace a file in `config/`, keeping the one before as `.bak`."""
         self._open().write_config(name, text)
+        if name == TOPICS_FILE and self._replica is not None:
+            # The broker's snapshot: what it does not list was deleted, which the log does not say.
+            self._replica.delete_topics_before(*topics_of_state(text))
 
     @ray.method(concurrency_group="control")
     def change_settings(self, changes: Mapping[str, SettingValue]) -> None:

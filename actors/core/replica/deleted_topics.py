@@ -77,6 +77,13 @@ class DeletedTopics:
         self._names = dict.fromkeys(names)
 
 
+def topics_of_state(text: str) -> tuple[frozenset[str], int]:
+    """The topics in a broker's config file (actors.core.broker.snapshot), and the position of the first state record
+    that the file lacks: 0 for a file that RocketMQ wrote."""
+    snapshot = json.loads(text)
+    return frozenset(snapshot.get("topicConfigTable", ())), int(snapshot.get("queueOffset", 0))
+
+
 def _real_topics(batch: EncodedBatch) -> list[str]:
     """The topics that a batch of delayed messages is delivered to. A damaged record is left for the store to refuse."""
     ends = [0, *np.cumsum(batch.sizes).tolist()]

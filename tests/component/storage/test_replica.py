@@ -25,6 +25,7 @@ from raymq.errors import (
     StoreNotWritableError,
 )
 from raymq.message import PullStatus, SendStatus
+from raymq.names import STATE_TOPIC
 from raymq.protocol.store import FetchRequest, FetchResult
 from storage import message_store
 from storage.files import disk
@@ -466,6 +467,64 @@ def test_a_replica_that_cannot_write_an_order_down_says_that_its_disk_failed(mak
     group.open(other)
     group.settle()
     assert group.control_state.record.sync_state_set.members == {0, 1, 2}
+
+
+def open_below(directory: Path) -> int:
+    """The descriptors and maps of this process that are of files below a directory, deleted ones too."""
+    links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    maps = [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
+    return sum(one.startswith(f"{directory}/") for one in [*links, *maps])
+
+
+def test_slaves_let_go_of_deleted_topics_as_their_master_does(make):
+    group = make(rules=replace(RULES, slave_read_enable=True, slave_timeout_s=60.0))
+    group.settle()
+    group.start()
+    names = [f"short-{number}" for number in range(30)]
+
+    def state(body: bytes) -> int:
+        """Store a record of the broker's state; the position behind it."""
+        return int(group.master.append([make_batch([body], topic=STATE_TOPIC)])[0].queue_offset) + 1
+
+    state(b"the topics were made")
+    group.master.append([make_batch([b"a"], topic=name) for name in names])
+    group.settle()
+    slaves = {name: replica for name, replica in group.replicas.items() if replica is not group.master}
+    for replica in slaves.values():
+        fetch_all(replica, names)
+    before = {name: open_below(group.directory(name)) for name in slaves}
+    for name in names:
+        group.master.store.delete_topic(name)
+    deleted = state(b"the topics were deleted")
+    # One is made anew, and has a message that its slaves may have before they know of the deletion.
+    [again, *_] = names
+    made = state(b"a topic was made anew")
+    group.master.append([make_batch([b"b"], topic=again)])
+    group.settle()
+    for name, replica in slaves.items():
+        replica.delete_topics_before(frozenset(names), deleted)  # a snapshot from before the deletion
+        assert set(names) <= replica.any_store.topics().keys()
+        replica.delete_topics_before(frozenset(), made + 100)  # one that this log does not reach yet
+        assert set(names) <= replica.any_store.topics().keys()
+        replica.delete_topics_before(frozenset(), deleted)
+        assert set(names) & replica.any_store.topics().keys() == {again}
+        assert open_below(group.directory(name)) <= before[name] - 2 * (len(names) - 1)
+        assert bodies_of(replica.store, topic=again) == [b"b"]
+    master = group.master
+    master.delete_topics_before(frozenset(), made)  # only a slave does anything
+    assert again in master.store.topics()
+    for name in slaves:
+        group.close(name)
+        replica = group.open(name)
+        assert set(names) & replica.any_store.topics().keys() == {again}
+    group.settle()
+    assert len(set(logs(group))) == 1
+
+
+def fetch_all(replica: Replica, names: list[str]) -> None:
+    for name in names:
+        [result] = replica.fetch([FetchRequest(name, 0, 0, 10)], max_bytes=1 << 20, wait_s=0)
+        assert result.count == 1
 
 
 def test_with_fixed_roles_slaves_serve_reads_while_the_master_is_away_and_it_leads_again(make):
