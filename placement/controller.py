@@ -27,6 +27,7 @@ import ray
 
 from actors.access.door import access_for
 from actors.actor_class import actor_class
+from actors.core.replica.candidates import describe_lack
 from actors.core.replica.orders import Follow, GroupLeader, Order, Renew, ReplicaState
 from actors.metrics_thread import MetricsThread
 from actors.options import PERSISTENT
@@ -195,6 +196,7 @@ class Controller:
             "learners": sorted(self._settings.learners.get(group, ())),
             "min_in_sync_replicas": self._min_in_sync(group),
             "reason": control.reason,
+            "loss": "" if record is None else record.loss,
             "replicas": [
                 self._replica_status(watched, alive.get(watched.name.replica), leading)
                 for watched in self._watched.values()
@@ -225,7 +227,7 @@ class Controller:
             "epoch": state.epoch,
             "end_offset": state.end_offset,
             "confirm_offset": state.confirm_offset,
-            "error": state.failed,
+            "error": state.failed or state.refusal or describe_lack(state),
         }
 
     # One thread per replica
@@ -236,8 +238,9 @@ class Controller:
                 order, watched.order = watched.order, None
                 record = self._groups[watched.name.broker_name].record
                 newest = None if record is None else record.sync_state_set
+            asked_s = time.monotonic()
             state, watched.error = self._send_order(watched, order, newest)
-            self._decide(watched.name.broker_name, state)
+            self._decide(watched.name.broker_name, state, asked_s)
             watched.wake.wait(PING_INTERVAL_S)
             watched.wake.clear()
 
@@ -250,12 +253,13 @@ class Controller:
             return None, str(error)
         return state, ""
 
-    def _decide(self, group: str, state: ReplicaState | None) -> None:
-        """Note an account (None: the replica did not answer), write the decisions, and assign the orders."""
+    def _decide(self, group: str, state: ReplicaState | None, asked_s: float) -> None:
+        """Note an account that was asked for at `asked_s` (None: the replica did not answer), write the decisions, and
+        assign the orders."""
         with self._lock:
             control, now_s = self._groups[group], time.monotonic()
             if state is not None:
-                control.note_account(state, now_s)
+                control.note_account(state, now_s, asked_s)
             before = control.record
             for action in control.tick(now_s):
                 if isinstance(action, Record):
@@ -263,6 +267,8 @@ class Controller:
                         control.record = before
                         return
                     self._figures.note(before, action)
+                    if action.loss and (before is None or action.epoch > before.epoch):
+                        logger.error("%s: elected although %s; no replica that answers has more", group, action.loss)
                 else:
                     self._assign_order(action)
             record = control.record
@@ -319,13 +325,18 @@ def _view(control: GroupControl) -> ReplicaGroupView:
 def _fields(record: Record) -> dict[str, Any]:
     one = record.sync_state_set
     stores = {str(replica): store_id for replica, store_id in one.stores.items()}
-    return {"epoch": record.epoch, "master": record.master, "set": [one.epoch, one.version, stores]}
+    fields: dict[str, Any] = {"epoch": record.epoch, "master": record.master, "set": [one.epoch, one.version, stores]}
+    before = {str(replica): store_id for replica, store_id in record.elected_from.items()}
+    return {**fields, "from": before, "incarnation": record.incarnation, "loss": record.loss}
 
 
 def _record(group: str, fields: Mapping[str, Any]) -> Record:
     epoch, version, stores = fields["set"]
     members = {int(replica): store_id for replica, store_id in stores.items()}
-    return Record(group, fields["epoch"], fields["master"], SyncStateSet(epoch, version, members))
+    before = {int(replica): store_id for replica, store_id in fields.get("from", {}).items()}
+    one = SyncStateSet(epoch, version, members)
+    incarnation, loss = fields.get("incarnation", 0), fields.get("loss", "")
+    return Record(group, fields["epoch"], fields["master"], one, before, incarnation, loss)
 
 
 def _words(record: Record) -> tuple[str, int, int | None, list[int]]:

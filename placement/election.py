@@ -10,13 +10,16 @@ The control gets each replica's account of itself (`note_account`) about three t
 - While the last lease that was granted may still be held, no other replica is elected, unless the account of the
   master's own new process shows that the old one is gone, or the master's account says that its disk has failed.
 - A replica whose disk has failed is not elected, and not followed.
-- An alive member of the sync-state set is elected: the one with the longest log, by epoch first, then by offset; then
-  by priority. No other replica is elected, unless `unclean` allows it.
+- An alive member of the sync-state set is elected, and none whose log is known to lack acknowledged messages while
+  another member may have them (actors.core.replica.candidates). After a restart of the whole set, the replicas that do
+  not answer yet are waited for, `grace_s` at most.
 - A group that never had a master starts with the replica with the longest log, once all accounts have come.
 - With fixed roles only `fixed_master` may lead, and none while it is away. It does not lead without the directory that
   it led with, nor while another replica has a longer log, whose end would be cut.
 - A decision (`Record`) is journaled before an order is given, and the order is repeated until the replica's account
   shows that it was carried out.
+- An order to lead is for the process that gave the account. If that process ended before it led, the election is
+  annulled: the set that it was elected from holds again.
 
 The newest `Record` of the group survives a crash, in the journal. If the journal is lost, the record is made from the
 replicas' own accounts, once all of them have come; not before, because a missing replica may know of a newer epoch.
@@ -24,11 +27,12 @@ replicas' own accounts, once all of them have come; not before, because a missin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
+from actors.core.replica.candidates import Choice, Electorate, against_fixed_master, describe_lack, names
 from actors.core.replica.orders import MASTER_LEASE_S, Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState
 from storage.replication.epochs import SyncStateSet
 
@@ -40,12 +44,20 @@ RECOVERED_EPOCH_GAP: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A decision of the Controller about a group, which is written to the journal before anything else is done."""
+    """A decision of the Controller about a group, which is written to the journal before anything else is done.
+
+    `elected_from`: the set, member to id of its directory, from which the master was elected; it holds until the master
+    leads. `incarnation`: of the master's directory when it was elected, 0 if that is unknown. `loss`: the acknowledged
+    messages that the master lacked when it was elected, "" if it lacked none.
+    """
 
     group: str
     epoch: int
     master: int | None
     sync_state_set: SyncStateSet
+    elected_from: Mapping[int, str] = field(default_factory=dict)
+    incarnation: int = 0
+    loss: str = ""
 
 
 Action = Record | Lead | Renew | Follow | Drain
@@ -56,12 +68,15 @@ class ControlRules:
     """Times in s. `dead_after_s`: silence after which a replica counts as dead. `lease_s`: the length of a lease,
     counted from the account that it answers: so however long messages take, it ends for the replica no later than for
     the Controller. `lease_margin_s`: the most that the rates of two clocks differ in that time. `drain_timeout_s`: the
-    longest wait of a master for its successor. `fixed_master`: with fixed roles, the only replica that may lead."""
+    longest wait of a master for its successor. `grace_s`: the longest wait for replicas that do not answer when a
+    master is due and no replica is sure to have every acknowledged message. `fixed_master`: with fixed roles, the only
+    replica that may lead."""
 
     dead_after_s: float = 1.0
     lease_s: float = MASTER_LEASE_S
     lease_margin_s: float = 0.5
     drain_timeout_s: float = 5.0
+    grace_s: float = 10.0
     unclean: bool = False
     fixed_master: int | None = None
 
@@ -72,6 +87,7 @@ class MasterView(Enum):
     NOBODY = "the group has no master"
     AWAY = "it does not answer, has not the directory that it led with, or may not lead any more"
     NOT_ORDERED = "it was elected and does not know it yet"
+    ANNULLED = "its process was started again before it led"
     RESTARTED = "its process was started again: the one that led is gone, and its lease with it"
     FAILED = "its disk has failed, and it has given up its lease"
     NOT_LEADING = "it answers, and does not lead in its epoch"
@@ -94,6 +110,8 @@ MASTER_STEPS: Final[Mapping[tuple[MasterView, bool], MasterStep]] = {
     (MasterView.AWAY, True): MasterStep.ELECT,
     (MasterView.NOT_ORDERED, False): MasterStep.ORDER,
     (MasterView.NOT_ORDERED, True): MasterStep.ORDER,
+    (MasterView.ANNULLED, False): MasterStep.ELECT,
+    (MasterView.ANNULLED, True): MasterStep.ELECT,
     (MasterView.RESTARTED, False): MasterStep.ELECT,
     (MasterView.RESTARTED, True): MasterStep.ELECT,
     (MasterView.FAILED, False): MasterStep.ELECT,
@@ -108,9 +126,10 @@ MASTER_STEPS: Final[Mapping[tuple[MasterView, bool], MasterStep]] = {
 
 @dataclass(slots=True)
 class _Account:
-    """A replica's newest account, and when it came."""
+    """A replica's newest account, and when it was asked for and came, by the Controller's clock."""
 
     state: ReplicaState
+    asked_s: float
     at_s: float
 
 
@@ -135,6 +154,8 @@ class GroupControl:
     """The end of the last lease that was granted, with the margin, by the Controller's clock."""
     _led_incarnation: int = -1
     """The incarnation of the master's directory in which it has led the record's epoch; -1 before it has."""
+    _due_since_s: float | None = None
+    """The time since when a master is due and a replica that may lead answers; None while there is a master."""
     _designated: int | None = None
     """The replica that is to lead as soon as that is safe."""
     _designated_until_s: float = 0.0
@@ -151,11 +172,14 @@ class GroupControl:
         self.record = record
         self._lease_until_s = now_s + self.rules.lease_s + self.rules.lease_margin_s
 
-    def note_account(self, state: ReplicaState, now_s: float) -> None:
-        """Note a replica's account of itself. One that comes after a younger one of the same directory is ignored."""
+    def note_account(self, state: ReplicaState, now_s: float, asked_s: float | None = None) -> None:
+        """Note a replica's account of itself, which was asked for at `asked_s`, by default now.
+
+        An account that comes after a younger one of the same directory is ignored.
+        """
         known = self._accounts.get(state.replica)
         if known is None or known.state.store_id != state.store_id or state.age > known.state.age:
-            self._accounts[state.replica] = _Account(state, now_s)
+            self._accounts[state.replica] = _Account(state, now_s if asked_s is None else asked_s, now_s)
 
     def designate(self, replica: int, now_s: float) -> None:
         """Have `replica` lead as soon as that is safe (`raymq balance`). Dropped after `drain_timeout_s`, which
@@ -182,7 +206,7 @@ class GroupControl:
             return [self.record, *self.tick(now_s)]
         actions = self._serve_master(alive, now_s)
         if actions is None:
-            actions = self._elect(alive)
+            actions = [*self._annul(alive), *self._elect(alive, now_s)]
         return [*actions, *self._followers(alive)]
 
     def _serve_master(self, alive: dict[int, ReplicaState], now_s: float) -> list[Action] | None:
@@ -201,7 +225,7 @@ class GroupControl:
         assert state is not None
         if step is MasterStep.ORDER:
             return [self._lead(state, record)]
-        self._led_incarnation, self.reason = state.incarnation, ""
+        self._led_incarnation, self._due_since_s, self.reason = state.incarnation, None, ""
         moving = self._hand_over(state, alive, now_s)
         if moving:
             return moving
@@ -221,7 +245,8 @@ class GroupControl:
         if state.role is ReplicaRole.MASTER and state.epoch == record.epoch:
             return MasterView.LEADING
         if self._led_incarnation < 0 and state.epoch < record.epoch:
-            return MasterView.NOT_ORDERED
+            again = record.incarnation and state.incarnation > record.incarnation
+            return MasterView.ANNULLED if again else MasterView.NOT_ORDERED
         if state.role is ReplicaRole.FENCED and state.incarnation > self._led_incarnation:
             return MasterView.RESTARTED
         return MasterView.NOT_LEADING
@@ -236,7 +261,7 @@ class GroupControl:
         if asked is None or (asked.epoch, asked.version) != now.order or state.replica not in asked.stores:
             return []
         stores = {name: store for name, store in asked.stores.items() if name in self.replicas - self.learners}
-        self.record = Record(self.group, record.epoch, record.master, SyncStateSet(now.epoch, now.version + 1, stores))
+        self.record = replace(record, sync_state_set=SyncStateSet(now.epoch, now.version + 1, stores))
         return [self.record]
 
     def _hand_over(self, state: ReplicaState, alive: dict[int, ReplicaState], now_s: float) -> list[Action]:
@@ -249,31 +274,57 @@ class GroupControl:
         other = alive.get(to)
         if to not in record.sync_state_set.members or other is None or other.failed:
             return []
+        if not (other.complete and other.caught_up):
+            return []
         if state.draining and other.log_epoch == state.log_epoch and other.end_offset == state.end_offset:
             self._designated = None
             return self._begin(other, record)
         return [self._renew(state, record, alive), Drain(self.group, state.replica, record.epoch, to)]
 
-    def _elect(self, alive: dict[int, ReplicaState]) -> list[Action]:
+    def _annul(self, alive: dict[int, ReplicaState]) -> list[Action]:
+        """The record without an election whose master ended before it led; empty if there is no such election.
+
+        The process that was elected is gone, and no other carries the order out. So nothing was acknowledged in the
+        epoch, and any member of the former set may be elected.
+        """
         record = self.record
         assert record is not None
-        if self.rules.fixed_master is not None:
-            self.reason = self._against_fixed_master(self.rules.fixed_master, alive, record)
-            return [] if self.reason else self._begin(alive[self.rules.fixed_master], record)
-        stores = record.sync_state_set.stores
-        able = {replica: state for replica, state in alive.items() if replica in self.able and not state.failed}
-        candidates = {replica: state for replica, state in able.items() if stores.get(replica) == state.store_id}
-        if not candidates and self.rules.unclean:
-            candidates = able
-        if not candidates:
-            failed = "".join(f"; replica {one.replica}: {one.failed}" for one in alive.values() if one.failed)
-            self.reason = (
-                f"none of the replicas that have every acknowledged message answers ({_names(stores)}); "
-                f"{_names(able) or 'nobody'} answers{failed}: bring one of the former back, or allow losing messages "
-                "with enable_elect_unclean_master"
-            )
+        state = None if record.master is None else alive.get(record.master)
+        if self._view_master(record, state) is not MasterView.ANNULLED:
             return []
-        return self._begin(min(candidates.values(), key=self._order), record)
+        before = SyncStateSet(record.epoch, record.sync_state_set.version + 1, record.elected_from)
+        self.record = Record(self.group, record.epoch, None, before)
+        return [self.record]
+
+    def _elect(self, alive: dict[int, ReplicaState], now_s: float) -> list[Action]:
+        record = self.record
+        assert record is not None
+        working = {replica: state for replica, state in alive.items() if not state.failed}
+        if self._due_since_s is None and self.able & working.keys():
+            self._due_since_s = now_s
+        since_s = now_s if self._due_since_s is None else self._due_since_s
+        graced = now_s - since_s >= self.rules.grace_s
+        # No message is confirmed while a master is due: an account that was asked for later shows what is left.
+        fresh = frozenset(replica for replica in working if self._accounts[replica].asked_s >= since_s)
+        if self.rules.fixed_master is None:
+            stores, unclean = record.sync_state_set.stores, self.rules.unclean
+            choice = Electorate(
+                self.replicas, self.able, stores, working, fresh, self.priorities, graced=graced, unclean=unclean
+            ).choose()
+        else:
+            choice = self._choose_fixed(self.rules.fixed_master, alive, record, fresh, graced=graced)
+        if choice.elected is None:
+            failed = "".join(f"; replica {one.replica}: {one.failed}" for one in alive.values() if one.failed)
+            self.reason = choice.reason if self.rules.fixed_master is not None else choice.reason + failed
+            return []
+        return self._begin(choice.elected, record, choice.loss)
+
+    def _choose_fixed(
+        self, fixed: int, alive: dict[int, ReplicaState], record: Record, fresh: frozenset[int], *, graced: bool
+    ) -> Choice:
+        reason = self._against_fixed_master(fixed, alive, record)
+        reason = reason or against_fixed_master(alive[fixed], self.replicas - fresh, graced=graced)
+        return Choice(None, reason) if reason else Choice(alive[fixed], loss=describe_lack(alive[fixed]))
 
     def _against_fixed_master(self, fixed: int, alive: dict[int, ReplicaState], record: Record) -> str:
         """The reason why the only replica that may lead must not lead now; empty if it may."""
@@ -291,22 +342,26 @@ class GroupControl:
         # If another led before, a member of the set has every acknowledged message: a longer log has others.
         if longer and record.master in (None, fixed):
             return (
-                f"replica {fixed} must lead (broker_role), but replica {_names(longer)} has more than it: its disk has "
+                f"replica {fixed} must lead (broker_role), but replica {names(longer)} has more than it: its disk has "
                 "lost messages, see docs/cluster.md"
             )
         return ""
 
-    def _begin(self, state: ReplicaState, record: Record) -> list[Action]:
+    def _begin(self, state: ReplicaState, record: Record, loss: str = "") -> list[Action]:
         replica = state.replica
         epoch = max([record.epoch, *(account.state.epoch for account in self._accounts.values())]) + 1
         first = SyncStateSet(epoch, record.sync_state_set.version + 1, {replica: state.store_id})
-        self.record = Record(self.group, epoch, replica, first)
-        self._led_incarnation, self.reason = -1, f"replica {replica} was elected and has not answered yet"
+        self.record = Record(
+            self.group, epoch, replica, first, record.sync_state_set.stores, state.incarnation, loss=loss
+        )
+        self._led_incarnation, self._due_since_s = -1, None
+        self.reason = f"replica {replica} was elected and has not answered yet"
         return [self.record, self._lead(state, self.record)]
 
     def _lead(self, state: ReplicaState, record: Record) -> Lead:
         self._note_lease(state)
-        return Lead(self.group, state.replica, record.sync_state_set, state.clock_s)
+        incarnation = record.incarnation or state.incarnation
+        return Lead(self.group, state.replica, record.sync_state_set, state.clock_s, incarnation)
 
     def _renew(self, state: ReplicaState, record: Record, alive: dict[int, ReplicaState]) -> Renew:
         self._note_lease(state)
@@ -333,7 +388,7 @@ class GroupControl:
         """Make the record from the replicas' accounts, once all of them have come."""
         missing = self.replicas - alive.keys()
         if missing:
-            self.reason = f"the journal knows nothing of this group, and replica {_names(missing)} does not answer"
+            self.reason = f"the journal knows nothing of this group, and replica {names(missing)} does not answer"
             return
         sets = [state.sync_state_set for state in alive.values() if state.sync_state_set is not None]
         # An order of the last decision in the lost journal may still be on its way.
@@ -342,11 +397,3 @@ class GroupControl:
         everybody = {replica: state.store_id for replica, state in alive.items() if replica not in self.learners}
         stores, version = (everybody, 0) if newest is None else (newest.stores, newest.version)
         self.record = Record(self.group, epoch, None, SyncStateSet(epoch, version, stores))
-
-    def _order(self, state: ReplicaState) -> tuple[int, int, int, int]:
-        epoch, end_offset = state.rank
-        return -epoch, -end_offset, self.priorities.get(state.replica, 2**31 - 1), state.replica
-
-
-def _names(replicas: Iterable[int]) -> str:
-    return ", ".join(str(replica) for replica in sorted(replicas))

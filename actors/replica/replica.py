@@ -22,9 +22,12 @@ Consumers see messages up to the confirm offset, which every member of the sync-
 (actors.core.replica.sync_state). Between a start and the first order, the replica is fenced: it neither appends nor
 shows messages.
 
-These survive a crash, on disk beside the store: the epochs (storage.replication.epoch_file), the directory's id and the
-newest sync-state set that it knows (storage.replication.replica_files). An epoch is on disk before its master accepts
-the first append.
+These survive a crash, on disk beside the store: the epochs and the highest confirm offset
+(storage.replication.epoch_file), the directory's id and the newest sync-state set that it knows
+(storage.replication.replica_files). An epoch is on disk before its master accepts the first append, and a confirm
+offset before an account reports it. A log that ends before that offset lacks acknowledged messages: this replica says
+so in its account and is elected only if no other has them. In turn it refuses to be cut below that offset by a master
+that lacks acknowledged messages: it keeps its bytes, does not follow, and its account has the reason.
 """
 
 from __future__ import annotations
@@ -76,8 +79,16 @@ from storage.files.config_files import ConfigFiles
 from storage.files.disk_usage import is_want_of_space
 from storage.message_store import MessageStore
 from storage.read.long_polls import LongPolls
-from storage.replication.epoch_file import EpochFile
-from storage.replication.epochs import EpochEntry, EpochHistory, LogChunk, SyncStateSet, common_end
+from storage.replication.epoch_file import ConfirmFile, EpochFile
+from storage.replication.epochs import (
+    ConfirmFloor,
+    EpochEntry,
+    EpochHistory,
+    LogChunk,
+    SyncStateSet,
+    common_end,
+    first_lost_offset,
+)
 from storage.replication.log_chunks import truncate_log
 from storage.replication.replica_files import ReplicaFiles
 from storage.running_flags import RunningFlag
@@ -132,9 +143,18 @@ class Replica:
         try:
             self._epochs = EpochFile(settings.store_path_root_dir)
             self._files = ReplicaFiles(ConfigFiles(settings.store_path_root_dir))
+            self._confirm_file = ConfirmFile(settings.store_path_root_dir)
         except BaseException:
             self._store.close()  # else nobody could open the directory again
             raise
+        self._confirm_turn = threading.Lock()
+        """Held around a write of the confirm file, during which `_changed` is free."""
+        self._confirmed = ConfirmFloor(0, 0)
+        """The highest confirm offset that this process has learned while it led or followed, and the epoch then."""
+        self._caught_up = False
+        """True once this process has led, or has had everything that its master had confirmed."""
+        self._refusal = ""
+        """The reason why this replica does not follow its master; empty if there is none."""
         self._role = ReplicaRoleState(broker_name, replica, self._last_epoch())
         self._sync: MasterSyncState | None = None
         self._shown_from = self._store.stored_offset
@@ -237,7 +257,8 @@ class Replica:
                 raise NotMasterError(self._broker_name, self._role.epoch)
 
     def account(self) -> ReplicaState:
-        """This replica's account of itself, for the Controller."""
+        """This replica's account of itself, for the Controller. The confirm offset in it is on disk on return."""
+        self._remember_confirmed()
         with self._changed:
             end = self._store.stored_offset
             return ReplicaState(
@@ -250,14 +271,40 @@ class Replica:
                 master=self._role.master,
                 log_epoch=self._epoch_at(end),
                 end_offset=end,
-                confirm_offset=self._confirm_offset(),
+                confirm_offset=min(self._confirm_offset(), self._confirm_file.floor.offset),
                 sync_state_set=self._files.sync_state_set,
                 draining=self._role.draining,
                 proposal=self._proposal(),
                 lags={} if self._sync is None else self._sync.lags(self._clock_s()),
                 in_sync=frozenset() if self._sync is None else self._sync.in_sync(self._clock_s()),
                 failed=self._store.failure,
+                confirm_floor=self._confirm_file.floor.offset,
+                caught_up=self._caught_up,
+                refusal=self._refusal,
             )
+
+    def _remember_confirmed(self) -> None:
+        """Write the highest confirm offset to disk, if it has moved. If the disk fails, the account says so and has the
+        offset before."""
+        with self._confirm_turn:
+            with self._changed:
+                confirmed = self._confirmed
+            try:
+                self._confirm_file.raise_to(*confirmed)
+            except OSError as error:
+                self._store.fail(error)
+
+    def _give_up_confirmed(self, epoch: int, physical_offset: int) -> None:
+        """Forget that messages from an offset on were confirmed: in `epoch` the group goes on without them. OSError."""
+        with self._confirm_turn:
+            with self._changed:
+                self._confirmed = ConfirmFloor(epoch, physical_offset)
+            self._confirm_file.reset(self._confirmed)
+
+    def _note_confirmed(self, physical_offset: int) -> None:
+        """Note the confirm offset of the epoch in which this replica leads or follows."""
+        if physical_offset > self._confirmed.offset:
+            self._confirmed = ConfirmFloor(self._role.epoch, physical_offset)
 
     def _proposal(self) -> SyncStateSet | None:
         if self._sync is None or not self._may_acknowledge:
@@ -317,8 +364,18 @@ class Replica:
     def _lead(self, order: Lead) -> None:
         """Become master. On return the epoch is on disk, and appends are accepted."""
         first = order.sync_state_set
+        if order.incarnation != self._files.incarnation:
+            raise NotMasterError(self._broker_name, self._role.epoch)
         if first.epoch > self._role.epoch:
             end = self._store.flush_all()
+            floor = self._confirm_file.floor.offset
+            if end < floor:
+                logger.error(
+                    "%s replica %d leads in epoch %d without the acknowledged messages from %d to %d, which no replica "
+                    "that answered has",
+                    *(self._broker_name, self._replica, first.epoch, end, floor),
+                )
+                self._give_up_confirmed(first.epoch, end)
             self._epochs.truncate_from(end)
             self._begin_epoch(first.epoch, end)
         with self._changed:
@@ -326,6 +383,8 @@ class Replica:
             if not self._role.lead(first.epoch, order.clock_s + self._rules.lease_s):
                 return
             end = self._store.stored_offset
+            self._caught_up, self._refusal = True, ""
+            self._note_confirmed(end)
             self._sync = self._rules.begin(self._replica, first, end, self._clock_s())
             self._store.show(end)
             self._notified_offset = -1
@@ -339,7 +398,7 @@ class Replica:
         with self._changed:
             if not self._role.follow(order.epoch, order.master):
                 return
-            self._sync, self._aligned, self._last_chunk_s = None, False, -math.inf
+            self._sync, self._aligned, self._last_chunk_s, self._refusal = None, False, -math.inf, ""
             self._wake_all()
         logger.warning(
             "%s replica %d follows %d in epoch %d", self._broker_name, self._replica, order.master, order.epoch
@@ -496,6 +555,7 @@ class Replica:
         if self._sync is None:
             return
         if self._may_acknowledge:
+            self._note_confirmed(self._sync.confirm_offset)
             self._store.show(self._sync.confirm_offset)
         if not self._rules.all_ack_in_sync_state_set or self._sync.confirm_offset > self._notified_offset:
             self._notified_offset = self._sync.confirm_offset
@@ -522,7 +582,8 @@ class Replica:
     def align(self, epoch: int, master: EpochHistory) -> int:
         """Cut the end that differs from the master's log; returns the next offset to read.
 
-        NotMasterError unless this replica follows in `epoch`.
+        NotMasterError unless this replica follows in `epoch`. StoreCorruptError, and nothing is changed, if the master
+        lacks acknowledged messages that would be cut here.
 
         Where the two have nothing in common, this store is emptied and begins where the master's log does.
         """
@@ -531,6 +592,7 @@ class Replica:
             if not self._aligned:
                 end = self._store.flush_all()
                 common = common_end(self._epochs.entries, end, master.entries, master.end_offset)
+                self._check_confirmed(epoch, end, common or 0, master)
                 if common is None and (end or master.min_offset):
                     self._refill_from(master.min_offset)
                 elif common is not None and common < end:
@@ -539,8 +601,34 @@ class Replica:
                     # An epoch that this replica began, and wrote nothing in, is not in the master's history.
                     self._epochs.truncate_from(end)
                 with self._changed:
-                    self._aligned, self._shown_from = True, self._store.stored_offset
+                    self._aligned, self._shown_from, self._refusal = True, self._store.stored_offset, ""
             return self._store.stored_offset
+
+    def _check_confirmed(self, epoch: int, end: int, common: int, master: EpochHistory) -> None:
+        """Refuse to cut this log, which ends at `end`, to the `common` part if the master lacks confirmed messages.
+
+        If this log lacks them, too, or the settings allow losing them, they are given up: the group goes on without.
+        """
+        floor = self._confirm_file.floor
+        lost_from = first_lost_offset(floor, master.entries, master.end_offset)
+        if lost_from is None:
+            return
+        kept = min(end, floor.offset)
+        if common < kept and not self._rules.may_lose_confirmed:
+            self._refusal = (
+                f"replica {self._replica} of {self._broker_name} does not follow replica {self._role.master}, which "
+                f"lacks acknowledged messages: everything before {floor.offset} was confirmed, and its log goes on "
+                f"from {lost_from} without them. Nothing was cut here. See docs/cluster.md, 'Messages that only one "
+                "replica has'"
+            )
+            logger.error("%s", self._refusal)
+            raise StoreCorruptError(self._refusal)
+        logger.error(
+            "%s replica %d gives up the acknowledged messages from %d to %d, which its master lacks; %d bytes of them "
+            "were here",
+            *(self._broker_name, self._replica, lost_from, floor.offset, max(kept - common, 0)),
+        )
+        self._give_up_confirmed(epoch, lost_from)
 
     def _cut(self, physical_offset: int) -> None:
         cut_bytes = truncate_log(self._settings, physical_offset)
@@ -655,6 +743,9 @@ class Replica:
             self._last_chunk_s = self._clock_s()
             if chunk.confirm_offset >= self._shown_from:
                 self._shown_from = -1
+            stored = self._store.stored_offset
+            self._note_confirmed(min(chunk.confirm_offset, stored))
+            self._caught_up = self._caught_up or stored >= chunk.confirm_offset
             self._store.show(chunk.confirm_offset)
 
     def delete_topics_before(self, existing: Collection[str], position: int) -> None:
@@ -677,6 +768,7 @@ class Replica:
         with self._changed:
             self._closed = True
             self._wake_all()
+        self._remember_confirmed()
         with self._order_lock:
             self._store.close()
 
@@ -712,6 +804,7 @@ class Replica:
             "in_sync": sorted(in_sync),
             "end_offset": account.end_offset,
             "confirm_offset": account.confirm_offset,
+            "refusal": account.refusal,
             "lag_bytes": {follower: lag.lag_bytes for follower, lag in account.lags.items()},
             "lag_s": {follower: lag.lag_s for follower, lag in account.lags.items()},
         }

@@ -246,6 +246,7 @@ class Storage:
             options.slave_read_enable,
             options.broker_role is not None,
             options.ha_max_gap_not_in_sync_bytes,
+            options.enable_elect_unclean_master,
         )
         config = ConfigFiles(self._settings.store_path_root_dir)
         if config.read(HOLDS_FILE) is None:

@@ -1,4 +1,7 @@
-"""The file of a replica's epochs: the offset at which each began, to compare with its master's (spec §11.2).
+"""The files in which a replica remembers its epochs and its highest confirm offset (spec §11.2).
+
+The epoch file has the offset at which each epoch began, to compare with the master's. The confirm file has the highest
+confirm offset that the replica reported: a log that ends before that offset lacks acknowledged messages.
 
 On disk
     epochFileCheckpoint         2                   the number of lines of epochs
@@ -6,26 +9,37 @@ On disk
                                 1-0                 epoch 1 began at physical offset 0
                                 2-1073741824
     epochFileCheckpoint.bak     the text before
+    confirmOffset               two slots of 512 bytes, zeros behind the fields, big-endian:
+                                CRC-32 of the next 24 bytes (4 bytes), number of the write, epoch, offset (8 bytes each)
 
-A new text is written beside the file and renamed: a crash leaves the new one, or the one before as `.bak`.
+A new text of epochs is written beside the file and renamed: a crash leaves the new one, or the one before as `.bak`.
+The confirm file is written three times a second while messages come, so its two slots are overwritten in turn, in
+place: a crash damages one slot at most, and the other one has the floor before.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import struct
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 from raymq.errors import InvalidArgumentError, StoreCorruptError
 from raymq.record.crc import body_crc
 from storage.files import disk
-from storage.replication.epochs import EpochEntry
+from storage.replication.epochs import ConfirmFloor, EpochEntry
 
 logger = logging.getLogger(__name__)
 
 EPOCH_FILE: Final = "epochFileCheckpoint"
+CONFIRM_FILE: Final = "confirmOffset"
+CONFIRM_SLOT_BYTES: Final = 512
+"""The size of a sector, which a power cut leaves old or new."""
+_FIELDS: Final = struct.Struct(">QQQ")
 
 
 def encode_epochs(entries: Sequence[EpochEntry]) -> bytes:
@@ -97,3 +111,51 @@ class EpochFile:
         disk.rename(new, self._path)
         disk.sync_directory(self._path.parent)
         self.entries = entries
+
+
+class ConfirmFile:
+    """The highest confirm offset of one store directory. For one thread at a time; each change is on disk on return."""
+
+    def __init__(self, root: Path) -> None:
+        """Read the file, or make it. The floor is 0 if it is new, or if both of its slots are damaged. OSError."""
+        self._path = root / CONFIRM_FILE
+        if not self._path.exists():
+            # Made in time: raising the floor must need no space on the disk.
+            disk.replace_file(self._path, bytes(2 * CONFIRM_SLOT_BYTES))
+        self._write_number, self.floor = self._read()
+
+    def raise_to(self, epoch: int, offset: int) -> None:
+        """Note that messages are confirmed up to `offset`, unless a higher floor is on disk already. OSError."""
+        if offset > self.floor.offset:
+            self.reset(ConfirmFloor(epoch, offset))
+
+    def reset(self, floor: ConfirmFloor) -> None:
+        """Replace the floor, by a lower one too: messages before the old floor are lost or given up. OSError."""
+        fields = _FIELDS.pack(self._write_number + 1, *floor)
+        slot = struct.pack(">I", crc32(fields)) + fields
+        descriptor = disk.open_file(self._path, os.O_RDWR)
+        try:
+            disk.pwrite_all(descriptor, (self._write_number + 1) % 2 * CONFIRM_SLOT_BYTES, slot)
+            disk.flush(descriptor)
+        finally:
+            os.close(descriptor)
+        self._write_number, self.floor = self._write_number + 1, floor
+
+    def _read(self) -> tuple[int, ConfirmFloor]:
+        data = self._path.read_bytes()
+        slots = [data[start : start + _FIELDS.size + 4] for start in (0, CONFIRM_SLOT_BYTES)]
+        good = [
+            _FIELDS.unpack(slot[4:])
+            for slot in slots
+            if len(slot) == _FIELDS.size + 4 and int.from_bytes(slot[:4]) == crc32(slot[4:])
+        ]
+        if good:
+            number, epoch, offset = max(good)
+            return number, ConfirmFloor(epoch, offset)
+        if data.strip(b"\0"):
+            logger.error(
+                "%s is damaged: the highest confirm offset of this replica is unknown, so a log that has lost its end "
+                "is not recognised until the replica has followed or led again",
+                self._path,
+            )
+        return 0, ConfirmFloor(0, 0)

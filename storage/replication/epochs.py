@@ -27,6 +27,16 @@ class EpochEntry(NamedTuple):
     start_offset: int
 
 
+class ConfirmFloor(NamedTuple):
+    """The highest confirm offset that a replica remembers, a physical offset, and the epoch in which it was confirmed.
+
+    A log that ends before `offset` lacks acknowledged messages.
+    """
+
+    epoch: int
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class SyncStateSet:
     """The replicas that may lead next. Of two sets, the one with the larger (`epoch`, `version`) is newer.
@@ -94,3 +104,14 @@ def common_end(mine: Sequence[EpochEntry], my_end: int, theirs: Sequence[EpochEn
 def with_ends(entries: Sequence[EpochEntry], end_offset: int) -> list[tuple[EpochEntry, int]]:
     """Each epoch with its end offset: the start of the next one, or the log's end."""
     return list(zip(entries, [*(entry.start_offset for entry in entries[1:]), end_offset], strict=False))
+
+
+def first_lost_offset(floor: ConfirmFloor, theirs: Sequence[EpochEntry], their_end: int) -> int | None:
+    """The offset before `floor.offset` from which another log lacks confirmed messages; None if it has all of them.
+
+    A replica that has every confirmed message begins its epoch at `floor.offset` or later. So an epoch that is newer
+    than the floor's and began before `floor.offset` was begun without some of them.
+    """
+    starts = [entry.start_offset for entry in theirs if entry.epoch > floor.epoch]
+    lost_from = min([*starts, their_end])
+    return lost_from if lost_from < floor.offset else None

@@ -53,6 +53,11 @@ class ReplicaState:
     of a master's followers that have read its log. `in_sync`: the replicas in sync with a master, itself included.
     `failed`: the failure of the replica's disk, empty while the disk works. A failed replica acknowledges nothing from
     this account on, whatever its lease says, until its process has been started again.
+
+    `confirm_floor`: the highest confirm offset that is on its disk; a log that ends before lacks acknowledged messages.
+    `hole_bytes`: the bytes of its log that are damaged. `caught_up`: this process has led, or has had everything that
+    its master had confirmed; since then it has missed nothing acknowledged while it was in the sync-state set.
+    `refusal`: the reason why it does not follow its master, "" if there is none.
     """
 
     replica: int
@@ -71,6 +76,15 @@ class ReplicaState:
     lags: Mapping[int, FollowerLag] = field(default_factory=dict)
     in_sync: frozenset[int] = frozenset()
     failed: str = ""
+    confirm_floor: int = 0
+    hole_bytes: int = 0
+    caught_up: bool = False
+    refusal: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """True unless the log is known to lack acknowledged messages."""
+        return self.end_offset >= self.confirm_floor and not self.hole_bytes
 
     @property
     def age(self) -> tuple[int, float]:
@@ -86,12 +100,17 @@ class ReplicaState:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Have `replica` lead in the set's epoch, with a lease that counts from `clock_s` on its own clock."""
+    """Have `replica` lead in the set's epoch, with a lease that counts from `clock_s` on its own clock.
+
+    Only the process that gave the account may carry it out, as its directory's `incarnation` shows: the log of a later
+    process may have lost its end.
+    """
 
     group: str
     replica: int
     sync_state_set: SyncStateSet
     clock_s: float
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)

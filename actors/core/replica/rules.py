@@ -16,6 +16,7 @@ class ReplicaRules:
     """The conditions of a master's acknowledgement (RocketMQ's settings, spec/storage.md §11.1), times in s.
 
     `fixed_roles`: no other replica ever leads; then a replica that lacks less than `max_gap_bytes` is in sync.
+    `may_lose_confirmed`: a slave gives up acknowledged messages that its master lacks (enable_elect_unclean_master).
     """
 
     lease_s: float
@@ -27,6 +28,7 @@ class ReplicaRules:
     slave_read_enable: bool = False
     fixed_roles: bool = False
     max_gap_bytes: int = 256 << 20
+    may_lose_confirmed: bool = False
 
     @property
     def required_in_sync(self) -> int:

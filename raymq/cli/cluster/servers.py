@@ -302,12 +302,18 @@ def _print_refusals(report: dict[str, Any]) -> None:
         table(["refused as busy", "requests", "too many", "too late", "most", "longest ms"], refused)
 
 
+def _led(group: dict[str, Any]) -> str:
+    """The state of a broker group: led, and what its master lacked when it was elected; or why nobody leads."""
+    lost = group.get("loss", "")
+    return group["reason"] or (f"led; elected although {lost}" if lost else "led")
+
+
 def _print_replication(controller: dict[str, Any]) -> None:
     """Print the master of each broker group of several replicas, and the state of each replica."""
     groups = controller["groups"]
     table(
         ["broker", "master", "epoch", "in sync", "state"],
-        [[g["broker"], g["master"], g["epoch"], " ".join(map(str, g["in_sync"])), g["reason"] or "led"] for g in groups]
+        [[g["broker"], g["master"], g["epoch"], " ".join(map(str, g["in_sync"])), _led(g)] for g in groups]
         + ([["controller", None, None, "-", controller["error"]]] if controller["error"] else []),
     )
     table(

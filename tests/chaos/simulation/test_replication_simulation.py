@@ -71,3 +71,34 @@ def test_with_fixed_roles_a_planted_bug_is_found():
 def test_a_planted_bug_is_found(bug):
     bugs = Bugs(**{bug: True})
     assert any(run_seed(seed, bugs=bugs).checks.faults for seed in range(200))  # the rarest in 1 of 100
+
+
+SHORT_LOGS = ("shorten all", "accounts", "kill")
+BELOW_THE_FLOOR = ("shorten all below the floor", "accounts", "kill")
+
+
+@pytest.mark.parametrize(
+    ("only", "options"),
+    [(SHORT_LOGS, {}), (BELOW_THE_FLOOR, {"grace_s": 0.0})],
+    ids=["any loss, with a grace", "loss below the floor, without a grace"],
+)
+def test_logs_that_lose_their_end_and_late_accounts_lose_or_undo_nothing(only, options):
+    acknowledged = 0
+    for seed in range(SEEDS // 10):
+        world = run_seed(seed, min_in_sync=1 + seed % 2, only=only, **options)
+        assert world.checks.faults == [], f"seed {seed}: {world.checks.faults[:3]}"
+        acknowledged += len(world.checks.acknowledged)
+    assert acknowledged > SEEDS // 10 * 100
+
+
+@pytest.mark.parametrize(
+    ("bugs", "only", "options"),
+    [
+        (Bugs(ignore_floor=True), BELOW_THE_FLOOR, {"grace_s": 0.0}),
+        (Bugs(), SHORT_LOGS, {"grace_s": 0.0}),
+        (Bugs(lead_as_any_process=True), SHORT_LOGS, {}),
+    ],
+    ids=["the floor is ignored", "nobody is waited for", "an order is carried out by a later process"],
+)
+def test_an_election_of_a_log_that_lost_its_end_is_found(bugs, only, options):
+    assert any(run_seed(seed, bugs=bugs, only=only, **options).checks.faults for seed in range(200))

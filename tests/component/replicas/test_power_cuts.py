@@ -16,6 +16,7 @@ from raymq.errors import ServiceNotAvailableError
 from raymq.message import SendStatus
 from raymq.protocol.store import AppendResult
 from storage.append.durability import StartedAppend
+from storage.replication.epoch_file import CONFIRM_FILE
 from storage.replication.log_chunks import truncate_log
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
@@ -87,15 +88,19 @@ def cut_power(group: LocalReplicas, disk: Disk) -> None:
     """End the master's process, and cut its log to what was on its disk."""
     end = group.replicas[MASTER].account().end_offset
     settings = group.settings(MASTER)
+    confirm_file = group.directory(MASTER) / CONFIRM_FILE
+    floor = confirm_file.read_bytes()
     disk.works.set()
     group.close(MASTER)
     truncate_log(settings, end)
+    confirm_file.write_bytes(floor)
 
 
 def elect(group: LocalReplicas, away: int | None = None) -> None:
     group.control_state._lease_until_s = 0.0
     if away is not None:
         group.control_state._accounts.pop(away)
+        group.control_state._due_since_s = -group.control_state.rules.grace_s  # it was waited for
     group.control(6)
 
 

@@ -97,7 +97,7 @@ class LocalReplicas:
     def control(self, rounds: int = 4) -> None:
         """Ping everybody and carry out what the Controller decides, some times."""
         orders: dict[int, Any] = {}
-        for _ in range(rounds):
+        for _ in range(rounds + 1):  # the first account after a master is due may be older than that
             for name, replica in list(self.replicas.items()):
                 record = self.control_state.record
                 newest = None if record is None else record.sync_state_set

@@ -39,6 +39,10 @@ class Checks:
             self.faults.append(f"a consumer saw {known[:5]} at {start}, now there is {messages[:5]}")
         self.seen += messages[len(known) :] if start + len(known) == len(self.seen) else []
 
+    def refuse(self, replica: int, epoch: int) -> None:
+        """A replica refuses to be cut, because its master lacks acknowledged messages: the election was wrong."""
+        self.faults.append(f"replica {replica} refuses to follow the master of epoch {epoch}")
+
     def check_end(self, world: World) -> None:
         """After healing, all acknowledged messages must be stored, each once, and the replicas must agree."""
         masters = [node for node in world.nodes.values() if node.leads()]

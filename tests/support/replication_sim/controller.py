@@ -6,6 +6,7 @@ How the Controller asks replicas for their state, carries out its decisions and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from actors.core.replica.orders import Drain, Follow, Lead, Renew, ReplicaState
@@ -39,7 +40,11 @@ class Controller:
             return
         self.alive = True
         self._life += 1
-        control = LeadsWithAnyDirectory if self.world.bugs.lead_anew else GroupControl
+        control = GroupControl
+        if self.world.bugs.lead_anew:
+            control = LeadsWithAnyDirectory
+        elif self.world.bugs.ignore_floor:
+            control = IgnoresFloors
         self.control = control(GROUP, frozenset(self.world.nodes), self.world.rules)
         if self.records:
             self.control.resume(self.records[-1], self.world.now)
@@ -59,17 +64,19 @@ class Controller:
 
     def _ping(self, node: Node, life: int) -> None:
         newest = self.control.record.sync_state_set if self.control.record is not None else None
+        asked_s = self.world.now
 
         def answer() -> None:
             node.note(newest)
             state = node.state()
-            self.world.send(node.name, CONTROLLER, lambda: self._heard(state, life))
+            late_s = self.world.account_delay_s(node.name)
+            self.world.send(node.name, CONTROLLER, lambda: self._heard(state, life, asked_s), late_s=late_s)
 
         self.world.send(CONTROLLER, node.name, lambda: node.deliver(answer))
 
-    def _heard(self, state: ReplicaState, life: int) -> None:
+    def _heard(self, state: ReplicaState, life: int, asked_s: float) -> None:
         if self.alive and self._life == life:
-            self.control.note_account(state, self.world.now)
+            self.control.note_account(state, self.world.now, asked_s)
             self._carry_out(self.control.tick(self.world.now))
 
     def _keep(self, record: Record) -> None:
@@ -96,6 +103,13 @@ class Controller:
 class LeadsWithAnyDirectory(GroupControl):
     """A planted bug: replica 0 leads with whatever directory it has, where roles are fixed."""
 
-    def _elect(self, alive: dict[int, ReplicaState]) -> list[Any]:
+    def _elect(self, alive: dict[int, ReplicaState], now_s: float) -> list[Any]:
         assert self.record is not None
         return self._begin(alive[FIXED_MASTER], self.record) if FIXED_MASTER in alive else []
+
+
+class IgnoresFloors(GroupControl):
+    """A planted bug: a log that ends before its confirm floor counts as complete."""
+
+    def note_account(self, state: ReplicaState, now_s: float, asked_s: float | None = None) -> None:
+        super().note_account(replace(state, confirm_floor=0), now_s, asked_s)

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from storage.replication.epochs import EpochEntry, SyncStateSet
+from storage.replication.epochs import ConfirmFloor, EpochEntry, SyncStateSet
+
+NO_FLOOR = ConfirmFloor(0, 0)
 
 
 @dataclass
@@ -16,7 +18,8 @@ class Disk:
     """A replica's directory. Records before `flushed` survive a power cut.
 
     `store_id` changes when the disk is replaced; `log` has (epoch, message) per record; `incarnation` counts the
-    processes that opened the directory; `_offsets` has each message's first offset in the log.
+    processes that opened the directory; `floor` is the highest confirm offset on disk; `_offsets` has each message's
+    first offset in the log.
     """
 
     store_id: str
@@ -25,6 +28,7 @@ class Disk:
     epochs: list[EpochEntry] = field(default_factory=list)
     sync_state_set: SyncStateSet | None = None
     incarnation: int = 0
+    floor: ConfirmFloor = NO_FLOOR
     _offsets: dict[int, int] = field(default_factory=dict)
 
     def append(self, records: Iterable[tuple[int, int]]) -> None:

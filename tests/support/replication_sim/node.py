@@ -13,7 +13,7 @@ from actors.core.replica.orders import Drain, Follow, Lead, Renew, ReplicaRole, 
 from actors.core.replica.role import ReplicaRoleState
 from actors.core.replica.sync_state import FixedSyncState, MasterSyncState
 from raymq.errors import NotMasterError
-from storage.replication.epochs import EpochEntry, SyncStateSet, common_end
+from storage.replication.epochs import ConfirmFloor, EpochEntry, SyncStateSet, common_end, first_lost_offset
 from tests.support.replication_sim.disk import Disk
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class Node:
         self.sync: MasterSyncState | None = None
         self.pending: list[tuple[int, int, int]] = []
         self.visible = 0
-        self.handshaken = False
+        self.confirmed = ConfirmFloor(0, 0)
+        self.handshaken = self.caught_up = False
         self._asked_s = -1.0
         incarnation = self.disk.incarnation
         self.world.say(f"{self.name} starts as {incarnation} with {len(self.disk.log)}")
@@ -66,6 +67,13 @@ class Node:
         """End the process and replace its disk by an empty one."""
         self.kill(power=False)
         self.disk = Disk(f"{self.disk.store_id}'")
+
+    def shorten(self, end: int) -> None:
+        """End the process; the directory stays, and its disk loses the records at `end` and behind it."""
+        self.kill(power=False)
+        self.world.say(f"{self.name} loses {len(self.disk.log) - end} records from {end}, floor {self.disk.floor}")
+        self.disk.truncate(end)
+        self.disk.flushed = end
 
     def pause(self) -> None:
         self.paused = self.alive
@@ -90,6 +98,8 @@ class Node:
     # The Controller's questions and orders
 
     def state(self) -> ReplicaState:
+        if self.confirmed.offset > self.disk.floor.offset:
+            self.disk.floor = self.confirmed
         return ReplicaState(
             self.name,
             self.disk.store_id,
@@ -104,6 +114,8 @@ class Node:
             self.disk.sync_state_set,
             self.role.draining,
             self.sync.propose(self.world.now) if self.sync is not None and self.leads() else None,
+            confirm_floor=self.disk.floor.offset,
+            caught_up=self.caught_up,
         )
 
     def leads(self) -> bool:
@@ -114,6 +126,8 @@ class Node:
 
     def lead(self, order: Lead) -> None:
         first, until_s = order.sync_state_set, order.clock_s + self.world.rules.lease_s
+        if order.incarnation != self.disk.incarnation and not self.world.bugs.lead_as_any_process:
+            raise NotMasterError(GROUP, self.role.epoch)
         if not self.role.lead(first.epoch, until_s):
             return
         self.disk.flushed = len(self.disk.log)
@@ -126,6 +140,10 @@ class Node:
             if self.world.fixed
             else MasterSyncState(*start, not_catchup_s=2.0)
         )
+        if len(self.disk.log) < self.disk.floor.offset:
+            self._give_up_confirmed(first.epoch, len(self.disk.log))
+        self.caught_up = True
+        self._note_confirmed(len(self.disk.log))
         self.pending.clear()
         self.world.say(f"{self.name} leads {first.epoch} from {len(self.disk.log)}")
         self._settle()
@@ -192,6 +210,7 @@ class Node:
             return
         limit = self.disk.flushed if self.world.bugs.acknowledge_early else self.sync.confirm_offset
         self.visible = max(self.visible, limit)
+        self._note_confirmed(self.sync.confirm_offset)
         settled = [entry for entry in self.pending if self._has_copies(entry[0], limit)]
         for _, message, epoch in settled:
             self.world.checks.acknowledge(epoch, self.name, message)
@@ -214,7 +233,17 @@ class Node:
         epochs, end = list(self.disk.epochs), self.given_end
         if self.world.bugs.align_to_flushed:
             end = self.disk.flushed
-        self.world.send(self.name, asker.name, lambda: asker.deliver(lambda: asker.take_epochs(epoch, epochs, end)))
+        self._answer(asker, lambda: asker.take_epochs(epoch, epochs, end))
+
+    def _answer(self, asker: Node, answer: Callable[[], None]) -> None:
+        """Send an answer to the process that asked: a connection ends with its process."""
+        incarnation = asker.disk.incarnation
+
+        def deliver() -> None:
+            if asker.disk.incarnation == incarnation:
+                asker.deliver(answer)
+
+        self.world.send(self.name, asker.name, deliver)
 
     def take_ack(self, follower: int, store_id: str, epoch: int, acked: int) -> None:
         self._unless_unfenced(lambda: self.role.check_asked(epoch))
@@ -230,9 +259,14 @@ class Node:
         records = [record for record in records if record[0] == records[0][0]]
         entry = next((e for e in self.disk.epochs if records and e.epoch == records[0][0]), None)
         confirm = self.sync.confirm_offset
-        self.world.send(
-            self.name, asker.name, lambda: asker.deliver(lambda: asker.take_log(epoch, start, records, entry, confirm))
-        )
+        self._answer(asker, lambda: asker.take_log(epoch, start, records, entry, confirm))
+
+    def _note_confirmed(self, offset: int) -> None:
+        if offset > self.confirmed.offset:
+            self.confirmed = ConfirmFloor(self.role.epoch, offset)
+
+    def _give_up_confirmed(self, epoch: int, offset: int) -> None:
+        self.confirmed = self.disk.floor = ConfirmFloor(epoch, offset)
 
     # The follower's side
 
@@ -262,7 +296,14 @@ class Node:
         self._unless_unfenced(lambda: self.role.check_chunk(epoch))
         if self.handshaken:
             return
-        common = common_end(self.disk.epochs, len(self.disk.log), epochs, end) or 0
+        my_end = len(self.disk.log)
+        common = min(common_end(self.disk.epochs, my_end, epochs, end) or 0, my_end)
+        lost_from = first_lost_offset(self.disk.floor, epochs, end)
+        if lost_from is not None:
+            if common < min(my_end, self.disk.floor.offset) and not self.world.rules.unclean:
+                self.world.checks.refuse(self.name, epoch)
+                return
+            self._give_up_confirmed(epoch, lost_from)
         if not self.world.bugs.skip_truncation:
             self.disk.truncate(common)
             self.disk.epochs = [entry for entry in self.disk.epochs if entry.start_offset < common]
@@ -281,6 +322,8 @@ class Node:
             self.disk.epochs.append(entry)
         self.disk.append(records)
         self.visible = max(self.visible, min(confirm, start, self.disk.flushed))
+        self._note_confirmed(min(confirm, self.disk.flushed))
+        self.caught_up = self.caught_up or self.disk.flushed >= confirm
         if records:
             incarnation, end = self.disk.incarnation, len(self.disk.log)
             delay_s = 0.0 if self.world.async_flush else self.world.rng.uniform(0.0005, 0.02)

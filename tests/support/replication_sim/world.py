@@ -22,6 +22,10 @@ from tests.support.replication_sim.client import CLIENT, Client
 from tests.support.replication_sim.controller import CONTROLLER, Controller
 from tests.support.replication_sim.node import Node
 
+GRACE_S = 20.0
+"""Longer than the longest restart and the latest account together."""
+ACCOUNT_DELAY_MAX_S = 10.0
+
 
 @dataclass(frozen=True)
 class Bugs:
@@ -33,6 +37,8 @@ class Bugs:
     elect_outside: bool = False
     lead_anew: bool = False
     align_to_flushed: bool = False
+    ignore_floor: bool = False
+    lead_as_any_process: bool = False
 
 
 class World:
@@ -41,7 +47,7 @@ class World:
     `trace` has a line for each thing that happened, `checks.faults` one for each rule broken; `cut` has the pairs
     (sender, receiver) between which nothing passes, and `loss` is the share of messages that are lost. Without
     `all_ack` an append waits for the copies of all replicas, and not for the confirm offset; with `async_flush` what is
-    written counts as stored, and no power is cut.
+    written counts as stored, and no power is cut. `grace_s`: as of ControlRules.
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class World:
         fixed: bool = False,
         all_ack: bool = True,
         async_flush: bool = False,
+        grace_s: float = GRACE_S,
     ) -> None:
         self.rng = random.Random(seed)
         self.bugs, self.fixed, self.all_ack, self.async_flush = bugs, fixed, all_ack, async_flush
@@ -65,7 +72,12 @@ class World:
         self._count = 0
         self.cut: set[tuple[int, int]] = set()
         self.loss = self.rng.choice([0.0, 0.01, 0.1])
-        self.rules = ControlRules(unclean=bugs.elect_outside, fixed_master=FIXED_MASTER if fixed else None)
+        self._late_accounts_until_s: dict[int, float] = {}
+        self.rules = ControlRules(
+            unclean=bugs.elect_outside,
+            fixed_master=FIXED_MASTER if fixed else None,
+            grace_s=0.0 if bugs.elect_outside else grace_s,
+        )
         self.nodes = {name: Node(self, name) for name in range(replicas)}
         self.controller = Controller(self)
         self.client = Client(self)
@@ -77,13 +89,22 @@ class World:
         self._count += 1
         heapq.heappush(self._events, (self.now + delay_s, self._count, action))
 
-    def send(self, sender: int, receiver: int, deliver: Callable[[], None]) -> None:
+    def delay_accounts(self, replica: int, for_s: float) -> None:
+        """Have a replica's accounts of itself come late for a while."""
+        self._late_accounts_until_s[replica] = self.now + for_s
+
+    def account_delay_s(self, replica: int) -> float:
+        """The time by which an account that a replica gives now comes late."""
+        late = self.now < self._late_accounts_until_s.get(replica, 0.0)
+        return self.rng.uniform(0.0, ACCOUNT_DELAY_MAX_S) if late else 0.0
+
+    def send(self, sender: int, receiver: int, deliver: Callable[[], None], *, late_s: float = 0.0) -> None:
         """Deliver later, perhaps much later, perhaps never; two messages may overtake each other."""
         if self.rng.random() < self.loss or (sender, receiver) in self.cut:
             return
         slow = self.rng.random() < 0.02
         delay_s = self.rng.uniform(0.1, 3.0) if slow else self.rng.uniform(0.0005, 0.02)
-        self.at(delay_s, lambda: None if (sender, receiver) in self.cut else deliver())
+        self.at(delay_s + late_s, lambda: None if (sender, receiver) in self.cut else deliver())
 
     def run(self, until_s: float) -> None:
         while self._events and self._events[0][0] <= until_s:
@@ -95,6 +116,7 @@ class World:
         """End all faults: every process runs, and the network loses nothing."""
         self.cut.clear()
         self.loss = 0.0
+        self._late_accounts_until_s.clear()
         for node in self.nodes.values():
             node.resume()
             node.start()
@@ -124,7 +146,7 @@ def run_seed(
 
 def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
     node = rng.choice(list(world.nodes.values()))
-    rare = rng.choice(["wipe", "journal", "blackout"])
+    rare = rng.choice(["wipe", "journal", "blackout", "shorten", "shorten all", "accounts"])
     kind = rng.choice([*"kill kill power master pause cut oneway controller heal balance".split(), rare])
     if only:
         kind = rng.choice(sorted(only))
@@ -156,6 +178,11 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
         if len(members) > 1 or (members and node.name not in members) or world.fixed:
             node.wipe()
             world.at(rng.uniform(0.3, 4.0), node.start)
+    elif kind in ("shorten", "shorten all", "shorten all below the floor"):
+        _shorten(world, rng, node, everybody=kind != "shorten", below_floor=kind.endswith("floor"))
+    elif kind == "accounts":
+        for one in rng.sample(list(world.nodes.values()), rng.randint(1, len(world.nodes))):
+            world.delay_accounts(one.name, rng.uniform(1.0, 10.0))
     elif kind == "journal":
         world.controller.kill()
         world.controller.records.clear()
@@ -164,3 +191,36 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
         world.controller.control.designate(node.name, world.now)
     elif kind == "heal":
         world.cut.clear()
+
+
+def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, below_floor: bool) -> None:
+    """Have one replica lose the end of its log, half of the times the master, unless it has the last whole copy.
+
+    With `everybody` all processes end at that time; with `below_floor` the loss shows in the floor on its disk.
+    """
+    if rng.random() < 0.5:
+        node = next((one for one in world.nodes.values() if one.leads()), node)
+    if not node.disk.flushed or not _have_everything(world) - {node.name}:
+        return
+    for one in world.nodes.values() if everybody else (node,):
+        one.kill(power=False)
+        world.at(rng.uniform(0.3, 4.0), one.start)
+    # Half of the times what was confirmed in the last moments, which the floor on the disk does not have yet.
+    floor = min(node.disk.floor.offset, node.disk.flushed)
+    first, last = (0, max(floor - 1, 0)) if below_floor else (rng.choice([0, floor]), node.disk.flushed)
+    node.shorten(rng.randint(first, last))
+
+
+def _have_everything(world: World) -> frozenset[int]:
+    """The members of the sync state set whose disks have everything that was acknowledged or seen."""
+    if not world.controller.records:
+        return frozenset()
+    stores = world.controller.records[-1].sync_state_set.stores
+    wanted, seen = set(world.checks.acknowledged), len(world.checks.seen)
+    return frozenset(
+        name
+        for name, node in world.nodes.items()
+        if stores.get(name) == node.disk.store_id
+        and node.disk.flushed >= seen
+        and wanted <= {message for _, message in node.disk.log[: node.disk.flushed]}
+    )

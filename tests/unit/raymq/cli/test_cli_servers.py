@@ -57,6 +57,14 @@ def test_status_fails_and_says_why_when_nobody_leads(run, monkeypatch):
     assert result.exit_code == 1
 
 
+def test_status_says_what_the_master_lacked_when_it_was_elected(run, monkeypatch):
+    lost = "replica 1 lacks acknowledged messages: its log ends at 80, and everything before 100 was confirmed"
+    monkeypatch.setattr(local_server, "status", lambda address: report(loss=lost))
+    result = run("status")
+    assert "led; elected although replica 1 lacks acknowledged messages" in result.output
+    assert result.exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "exit_code"),
     [

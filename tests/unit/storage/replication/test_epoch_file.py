@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 
 from raymq.errors import InvalidArgumentError, StoreCorruptError
-from storage.replication.epoch_file import EPOCH_FILE, EpochFile, decode_epochs, encode_epochs
-from storage.replication.epochs import EpochEntry, common_end
+from storage.replication.epoch_file import (
+    CONFIRM_FILE,
+    CONFIRM_SLOT_BYTES,
+    EPOCH_FILE,
+    ConfirmFile,
+    EpochFile,
+    decode_epochs,
+    encode_epochs,
+)
+from storage.replication.epochs import ConfirmFloor, EpochEntry, common_end, first_lost_offset
 
 GIB = 1 << 30
 
@@ -78,3 +86,62 @@ def test_epochs_leave_with_the_log(tmp_path):
 def test_where_two_logs_part(mine, my_end, theirs, their_end, common):
     entries = [EpochEntry(*entry) for entry in mine], [EpochEntry(*entry) for entry in theirs]
     assert common_end(entries[0], my_end, entries[1], their_end) == common
+
+
+def test_a_confirm_offset_is_read_back_and_only_rises(tmp_path):
+    confirm = ConfirmFile(tmp_path)
+    assert confirm.floor == (0, 0)
+    for epoch, offset in [(5, 1000), (6, 900), (6, 2000)]:
+        confirm.raise_to(epoch, offset)
+    assert ConfirmFile(tmp_path).floor == confirm.floor == ConfirmFloor(6, 2000)
+    confirm.reset(ConfirmFloor(7, 500))
+    assert ConfirmFile(tmp_path).floor == ConfirmFloor(7, 500)
+    assert (tmp_path / CONFIRM_FILE).stat().st_size == 2 * CONFIRM_SLOT_BYTES
+
+
+@pytest.mark.parametrize("byte", [0, 4, 12, 27, 512, 515, 524, 539])
+def test_a_damaged_byte_costs_at_most_the_newest_confirm_offset(tmp_path, byte):
+    confirm = ConfirmFile(tmp_path)
+    confirm.raise_to(5, 1000)
+    confirm.raise_to(5, 2000)
+    data = bytearray((tmp_path / CONFIRM_FILE).read_bytes())
+    data[byte] ^= 1
+    (tmp_path / CONFIRM_FILE).write_bytes(data)
+    assert ConfirmFile(tmp_path).floor in [(5, 1000), (5, 2000)]
+    assert (ConfirmFile(tmp_path).floor == (5, 2000)) == (byte >= CONFIRM_SLOT_BYTES)
+
+
+@pytest.mark.parametrize("cut", range(29))
+def test_a_torn_write_leaves_the_confirm_offset_before_or_after(tmp_path, cut):
+    confirm = ConfirmFile(tmp_path)
+    for offset in (1000, 2000):
+        confirm.raise_to(5, offset)
+    before = (tmp_path / CONFIRM_FILE).read_bytes()
+    confirm.raise_to(6, 3000)
+    after = (tmp_path / CONFIRM_FILE).read_bytes()
+    [start] = [slot for slot in (0, CONFIRM_SLOT_BYTES) if before[slot : slot + 28] != after[slot : slot + 28]]
+    torn = before[:start] + after[start : start + cut] + before[start + cut :]
+    (tmp_path / CONFIRM_FILE).write_bytes(torn)
+    assert ConfirmFile(tmp_path).floor in [(5, 2000), (6, 3000)]
+
+
+def test_two_damaged_slots_are_logged_as_an_error(tmp_path, caplog):
+    (tmp_path / CONFIRM_FILE).write_bytes(b"x" * 2 * CONFIRM_SLOT_BYTES)
+    assert ConfirmFile(tmp_path).floor == (0, 0)
+    assert "is damaged" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("theirs", "their_end", "lost_from"),
+    [
+        ([EpochEntry(6, 0)], 1200, None),  # the same epoch
+        ([EpochEntry(6, 0)], 900, 900),
+        ([EpochEntry(6, 0), EpochEntry(7, 1000)], 1000, None),
+        ([EpochEntry(6, 0), EpochEntry(7, 800)], 2000, 800),
+        ([EpochEntry(6, 0), EpochEntry(7, 800), EpochEntry(9, 1500)], 2000, 800),
+        ([EpochEntry(5, 0), EpochEntry(7, 0)], 2000, 0),  # a log begun anew
+        ([EpochEntry(9, 4800)], 5000, None),  # what was before is deleted by retention
+    ],
+)
+def test_a_newer_epoch_that_began_before_the_confirm_offset_lacks_confirmed_messages(theirs, their_end, lost_from):
+    assert first_lost_offset(ConfirmFloor(6, 1000), theirs, their_end) == lost_from

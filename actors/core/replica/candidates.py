@@ -1,0 +1,138 @@
+"""The choice of a broker group's next master from the accounts of its replicas.
+
+A change of which replica may lead, and of how long the Controller waits for the others, belongs here; when another
+master is due at all is decided in placement.election.
+
+The sync-state set names the replicas that had every acknowledged message. A disk can lose some since then: a damaged
+record at the log's end is cut like a torn one, and a damaged record in its middle leaves a hole. So a member is
+
+    incomplete   if its log ends before the highest confirm offset that it remembers, or has holes
+    proven       if it is complete, and its process has had everything confirmed: a running process loses nothing
+    complete     otherwise: its log may have lost what was confirmed after the offset on its disk was written
+
+The choice, in this order: the best proven member, at once; the best complete member, once all members answer or the
+grace is over; the best of all replicas, once all members answer and none is complete. That last one loses messages, and
+the choice says which. "Best" is the longest log, by epoch first, then by offset; then the fewest damaged bytes; then
+the priority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from actors.core.replica.orders import ReplicaState
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The account of the replica to elect, None for nobody. `reason`: why nobody is elected; `loss`: the acknowledged
+    messages that the elected replica lacks. Each is "" if there is none."""
+
+    elected: ReplicaState | None
+    reason: str = ""
+    loss: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Electorate:
+    """The replicas of a group when its master is chosen.
+
+    `stores`: the members of the sync-state set, each with the id of its directory. `accounts`: of the replicas that
+    answer; `fresh`: the replicas among them that were asked after a master was due: an older account may be that
+    of a process that has ended since. `able`: the replicas that may lead at all. `graced`: the replicas that do not
+    answer had time enough.
+    `unclean`: messages may be lost although a member does not answer.
+    """
+
+    replicas: frozenset[int]
+    able: frozenset[int]
+    stores: Mapping[int, str]
+    accounts: Mapping[int, ReplicaState]
+    fresh: frozenset[int]
+    priorities: Mapping[int, int]
+    graced: bool
+    unclean: bool
+
+    def choose(self) -> Choice:
+        """The replica to elect, or the reason why nobody may be elected now."""
+        able = [state for replica, state in self.accounts.items() if replica in self.able]
+        members = [state for state in able if self.stores.get(state.replica) == state.store_id]
+        complete = [state for state in members if state.complete]
+        proven = [state for state in complete if state.caught_up]
+        if proven:
+            return Choice(self._best(proven))
+        if not able or not (members or self.unclean):
+            return Choice(None, self._nobody_answers())
+        absent = self.stores.keys() - self.fresh
+        if absent and not self.graced:
+            return Choice(None, _waiting(absent, members))
+        if complete:
+            return Choice(self._best(complete))
+        unknown = self.stores.keys() - {state.replica for state in members}
+        if unknown and not self.unclean:
+            return Choice(None, _undecided(members, unknown))
+        others = self.replicas - self.fresh
+        if others and not self.graced:
+            return Choice(None, _waiting(others, members))
+        best = self._best(able)
+        return Choice(best, loss=describe_lack(best))
+
+    def _best(self, states: Iterable[ReplicaState]) -> ReplicaState:
+        return min(states, key=self._order)
+
+    def _order(self, state: ReplicaState) -> tuple[int, int, int, int, int]:
+        epoch, end_offset = state.rank
+        return -epoch, -end_offset, state.hole_bytes, self.priorities.get(state.replica, 2**31 - 1), state.replica
+
+    def _nobody_answers(self) -> str:
+        return (
+            f"none of the replicas that have every acknowledged message answers ({names(self.stores)}); "
+            f"{names(self.accounts) or 'nobody'} answers: bring one of the former back, or allow losing messages with "
+            "enable_elect_unclean_master"
+        )
+
+
+def against_fixed_master(state: ReplicaState, absent: frozenset[int], *, graced: bool) -> str:
+    """The reason why the only replica that may lead must not lead while others are `absent`; empty if it may."""
+    if absent and not state.caught_up and not graced:
+        return _waiting(absent, [state])
+    absent -= {state.replica}
+    return _undecided([state], absent) if absent and not state.complete else ""
+
+
+def describe_lack(state: ReplicaState) -> str:
+    """A sentence about the acknowledged messages that a replica is known to lack; empty if there are none."""
+    if state.end_offset < state.confirm_floor:
+        return (
+            f"replica {state.replica} lacks acknowledged messages: its log ends at {state.end_offset}, and "
+            f"everything before {state.confirm_floor} was confirmed"
+        )
+    if state.hole_bytes:
+        return f"replica {state.replica} has {state.hole_bytes} damaged bytes in its log"
+    return ""
+
+
+def names(replicas: Iterable[int]) -> str:
+    """The numbers of replicas, for a sentence."""
+    return ", ".join(str(replica) for replica in sorted(replicas))
+
+
+def _waiting(absent: Collection[int], members: Iterable[ReplicaState]) -> str:
+    answering = [state.replica for state in members]
+    return (
+        f"replica {names(absent)} does not answer yet and may have messages that {_or_nobody(answering)} lacks: it is "
+        "waited for a few seconds before a master is elected"
+    )
+
+
+def _or_nobody(replicas: Collection[int]) -> str:
+    return f"replica {names(replicas)}" if replicas else "another replica"
+
+
+def _undecided(members: Iterable[ReplicaState], unknown: Collection[int]) -> str:
+    lacks = "; ".join(filter(None, map(describe_lack, members)))
+    return (
+        f"{lacks}; replica {names(unknown)} may have all messages and does not answer with its directory: nobody is "
+        "elected until it does. Bring it back, or allow losing messages with enable_elect_unclean_master"
+    )

@@ -1,0 +1,187 @@
+"""A replica remembers its highest confirm offset: a log that ends before it neither leads nor cuts whole ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.core.replica.orders import Lead, ReplicaRole
+from raymq.errors import StoreCorruptError
+from raymq.message import SendStatus
+from raymq.protocol.store import AppendResult
+from storage.append.durability import StartedAppend
+from storage.replication.epoch_file import CONFIRM_FILE, ConfirmFile
+from storage.replication.epochs import SyncStateSet
+from storage.replication.log_chunks import truncate_log
+from tests.support.history.waiting import eventually
+from tests.support.replicas.local_replicas import PATIENT, LocalReplicas
+from tests.support.stores.stores import bodies_of, make_batch
+
+pytestmark = pytest.mark.usefixtures("no_flushes")
+
+BODIES = [b"%06d" % number for number in range(100)]
+Make = Callable[..., LocalReplicas]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes a group in which all replicas have BODIES, acknowledged."""
+    groups: list[LocalReplicas] = []
+
+    def build(*arguments: Any, **options: Any) -> LocalReplicas:
+        group = LocalReplicas(tmp_path, *arguments, mapped_file_size_commit_log_bytes=1 << 20, **options)
+        groups.append(group)
+        group.settle()
+        append(group, BODIES)
+        return group
+
+    yield build
+    for group in groups:
+        group.end()
+
+
+def append(group: LocalReplicas, bodies: list[bytes]) -> None:
+    """Append each body as a record, acknowledged by all replicas, and have every account given once more."""
+    for body in bodies:
+        started = group.master.start_append([make_batch([body])])
+        [result] = eventually(lambda started=started: settled(group, started), "copies")
+        assert result.status is SendStatus.SEND_OK
+    group.settle()
+
+
+def settled(group: LocalReplicas, started: StartedAppend) -> list[AppendResult] | None:
+    for name in sorted(group.replicas):
+        group.copy(name)
+    return started.settle(time.monotonic())
+
+
+def record_ends(group: LocalReplicas, name: int) -> list[int]:
+    """The end of each record in a replica's log, which fits into its first file."""
+    end = group.replicas[name].account().end_offset
+    path = min((group.directory(name) / "commitlog").iterdir())
+    data, ends, position = path.read_bytes(), [], 0
+    while position < end:
+        position += int.from_bytes(data[position : position + 4])
+        ends.append(position)
+    return ends
+
+
+def restart(group: LocalReplicas, kept: dict[int, int]) -> dict[int, int]:
+    """End every process and cut some logs to a number of records; returns the end of each log before."""
+    ends = {name: record_ends(group, name) for name in sorted(group.names)}
+    for name in sorted(group.names):
+        group.close(name)
+    for name, count in kept.items():
+        truncate_log(group.settings(name), ends[name][count - 1])
+    group.control_state._accounts.clear()
+    return {name: one[-1] for name, one in ends.items()}
+
+
+def test_the_confirm_offset_is_on_disk_before_an_account_reports_it(make):
+    group = make()
+    for name, replica in group.replicas.items():
+        account = replica.account()
+        assert account.confirm_offset == account.end_offset == account.confirm_floor > 0
+        assert ConfirmFile(group.directory(name)).floor.offset == account.confirm_offset
+        assert account.caught_up
+
+
+def test_a_replica_that_lost_the_end_of_its_log_says_so_follows_and_gets_it_back(make):
+    group = make()
+    first = group.control_state.record.master
+    ends = restart(group, {first: 40})
+    replica = group.open(first)
+    group.control(6)
+    account = replica.account()
+    assert (account.complete, account.caught_up, account.role) == (False, False, ReplicaRole.FENCED)
+    for name in group.names - {first}:
+        group.open(name)
+    group.control(6)
+    assert group.control_state.record.master != first
+    group.settle()
+    assert {one.account().end_offset for one in group.replicas.values()} == set(ends.values())
+    assert all(bodies_of(one.store) == BODIES for one in group.replicas.values())
+    assert replica.account().complete
+    assert replica.account().caught_up
+
+
+def elect_alone(group: LocalReplicas, name: int) -> None:
+    """Have a replica led that has lost its log and its confirm offset, as if the others were away for long."""
+    (group.directory(name) / CONFIRM_FILE).unlink()
+    group.open(name)
+    group.control_state._due_since_s = -group.control_state.rules.grace_s
+    group.control_state._lease_until_s = 0.0
+    group.control(6)
+    assert group.master is group.replicas[name]
+
+
+@pytest.mark.parametrize("more", [0, 80])
+def test_a_replica_is_not_cut_below_its_confirm_offset_by_a_master_that_lacks_acknowledged_messages(make, more, caplog):
+    group = make(2)
+    first = group.control_state.record.master
+    ends = restart(group, {first: 40})
+    elect_alone(group, first)
+    append(group, [b"new %d" % number for number in range(more)])
+    other = next(iter(group.names - {first}))
+    slave = group.open(other)
+    group.control(4)
+    for _ in range(2):
+        with pytest.raises(StoreCorruptError, match="lacks acknowledged messages"):
+            group.copy(other)
+    account = slave.account()
+    assert account.end_offset == ends[other]
+    assert "Nothing was cut here" in account.refusal
+    assert "Nothing was cut here" in slave.status()["refusal"]
+    assert "lacks acknowledged messages" in caplog.text
+    group.control(4)
+    assert group.control_state.record.sync_state_set.members == {first}
+
+
+def test_where_losing_messages_is_allowed_the_replica_is_cut(make):
+    group = make(2, replace(PATIENT, may_lose_confirmed=True))
+    first = group.control_state.record.master
+    restart(group, {first: 40})
+    elect_alone(group, first)
+    group.open(next(iter(group.names - {first})))
+    group.settle()
+    append(group, [b"new"])
+    assert all(bodies_of(one.store) == [*BODIES[:40], b"new"] for one in group.replicas.values())
+    assert group.control_state.record.sync_state_set.members == group.names
+
+
+def test_what_every_replica_lost_is_given_up_and_the_group_goes_on(make, caplog):
+    group = make()
+    first = group.control_state.record.master
+    restart(group, {0: 40, 1: 60, 2: 50})
+    for name in group.names:
+        group.open(name)
+    group.settle()
+    assert group.control_state.record.master == 1
+    assert "lacks acknowledged messages" in group.control_state.record.loss
+    assert "without the acknowledged messages" in caplog.text
+    assert all(bodies_of(one.store) == BODIES[:60] for one in group.replicas.values())
+    assert all(one.account().complete for one in group.replicas.values())
+    append(group, [b"new"])
+    restart(group, {})
+    for name in group.names:
+        group.open(name)
+    group.settle()
+    assert all(bodies_of(one.store) == [*BODIES[:60], b"new"] for one in group.replicas.values())
+    assert group.control_state.record.loss == ""
+    assert first in group.names
+
+
+def test_an_order_to_lead_that_was_meant_for_another_process_is_not_carried_out(make):
+    group = make(2)
+    account = group.replicas[1].account()
+    first = SyncStateSet(account.epoch + 1, 9, {1: account.store_id})
+    for incarnation in (account.incarnation - 1, account.incarnation + 1):
+        order = Lead("broker-a", 1, first, account.clock_s, incarnation)
+        assert group.replicas[1].obey(order, None).role is ReplicaRole.SLAVE
+    order = Lead("broker-a", 1, first, account.clock_s, account.incarnation)
+    assert group.replicas[1].obey(order, None).role is ReplicaRole.MASTER
