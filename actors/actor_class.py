@@ -10,16 +10,15 @@ function that runs as a Ray task.
 A stand-in is also the door of its server, where access is on. Each method has a twin, `signed_` and its name, which
 takes a signature and the pickled arguments, and asks the server's gate (actors.access.door) before these are unpickled.
 The plain methods refuse then. Both are of the same concurrency group. A server is told by the keyword `access` of its
-constructor, which the real class does not see, that access is on.
+constructor, which the real class does not see, that access is on. raymq.access.stand_in makes the methods.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
-from raymq.identity import SIGNED
+from raymq.access.stand_in import server_class_body
 
 
 def actor_class(real: type) -> type:
@@ -44,30 +43,7 @@ def actor_class(real: type) -> type:
 
     # In __new__ and not in __init__: Ray makes the object before it unpickles the arguments, whose classes may be of
     # the floors. A process that only gets a handle of the actor makes none.
-    namespace: dict[str, Any] = {"__doc__": real.__doc__, "__module__": module_name, "__new__": put_floors_first}
-    namespace["__init__"] = construct
-    construct.__doc__ = real.__init__.__doc__  # type: ignore[misc]  # it is read only
-    construct.__signature__ = _with_access(inspect.signature(real.__init__))  # type: ignore[attr-defined,misc]  # as below
-    for name, function in inspect.getmembers(real, inspect.isfunction):
-        if name.startswith("_"):
-            continue
-        plain, signed = _forward(name), _forward_signed(name)
-        plain.__doc__ = function.__doc__
-        plain.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # typeshed lacks it
-        for method in (plain, signed):
-            method.__dict__.update(_marks_of_ray(function))
-            namespace[method.__name__] = method
-    return type(class_name, (), namespace)
-
-
-def _with_access(signature: inspect.Signature) -> inspect.Signature:
-    """The signature of a constructor that takes `access`, too."""
-    parameters = list(signature.parameters.values())
-    if any(one.name == "access" for one in parameters):
-        raise TypeError("a server's constructor has no argument called access: that is its stand-in's")
-    at = next((index for index, one in enumerate(parameters) if one.kind is one.VAR_KEYWORD), len(parameters))
-    parameters.insert(at, inspect.Parameter("access", inspect.Parameter.KEYWORD_ONLY, default=None))
-    return signature.replace(parameters=parameters)
+    return type(class_name, (), {**server_class_body(real, construct), "__new__": put_floors_first})
 
 
 def remote_function(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,34 +60,3 @@ def remote_function(real: Callable[..., Any]) -> Callable[..., Any]:
 
     run.__name__ = function_name
     return run
-
-
-def _forward(name: str) -> Callable[..., Any]:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._door is not None:
-            self._door.refuse_unsigned(name)
-        return getattr(self._real, name)(*args, **kwargs)
-
-    method.__name__ = name
-    return method
-
-
-def _forward_signed(name: str) -> Callable[..., Any]:
-    """The twin of a method. Where access is off nobody looks at the signature: a client may sign all its calls."""
-
-    def method(self: Any, signature: Any, payload: bytes) -> Any:
-        if self._door is not None:
-            return self._door.enter(name, signature, payload, getattr(self._real, name))
-        import pickle
-
-        args, kwargs = pickle.loads(payload)
-        return getattr(self._real, name)(*args, **kwargs)
-
-    method.__name__ = SIGNED + name
-    method.__doc__ = f"`{name}`, with a signature and the pickled arguments."
-    return method
-
-
-def _marks_of_ray(function: Callable[..., Any]) -> dict[str, Any]:
-    """The attributes that `ray.method` has set on a method, for example its concurrency group."""
-    return {name: value for name, value in vars(function).items() if name.startswith("__ray_")}

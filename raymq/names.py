@@ -227,15 +227,20 @@ class PullName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class PredicateName:
-    """`predicate-STORAGE-3f9a2c…-GROUP-0a1b…`: runs one predicate of a group beside a storage actor, on that node."""
+    """`predicate-STORAGE-3f9a2c…-GROUP-0a1b…`: runs one predicate of a group beside a storage actor, on that node.
+
+    `user`: as whom it reads, at the end of the name; empty where nobody is named.
+    """
 
     storage: str
     node_id: str
     group: str
     key: str
+    user: str = ""
 
     def __str__(self) -> str:
-        return f"predicate-{self.storage}-{self.node_id[:NODE_ID_SHOWN]}-{self.group}-{self.key}"
+        name = f"predicate-{self.storage}-{self.node_id[:NODE_ID_SHOWN]}-{self.group}-{self.key}"
+        return f"{name}-{self.user}" if self.user else name
 
 
 @dataclass(frozen=True, slots=True, order=True)

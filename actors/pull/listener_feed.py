@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from ray.exceptions import ActorDiedError, RayActorError
@@ -41,7 +41,7 @@ from raymq.errors import RaymqError, ServiceNotAvailableError
 from raymq.metrics.client_figures import CLIENT_FIGURES
 from raymq.protocol.consume_result import ConsumeReport
 from raymq.protocol.listener_tasks import HandOver, LogPlaces, ShippedTask, StoreLog
-from raymq.remoting.actor_ref import resolve
+from raymq.remoting.actor_ref import HandleRef
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import ControlCalls, encode_result
 from raymq.remoting.lane.connection import LaneRequest
@@ -214,8 +214,8 @@ class ListenerFeed:
         self._wake = wake
         self._epoch = time.time_ns()
         """The number of this life of the instance at a Pull actor, larger than that of any life before."""
-        self._listener: Any = None
-        """The Listener's handle; None before it has called."""
+        self._listener: HandleRef | None = None
+        """The Listener; None before it has called."""
         self._life = ""
         """The Listener's process, by what it calls itself."""
         self._heard_s = time.monotonic()
@@ -274,7 +274,7 @@ class ListenerFeed:
         else:
             self.take_turn()
 
-    def heard(self, listener: Any, life: str, broken: str, kept: PauseState | None) -> PauseState | None:
+    def heard(self, listener: HandleRef, life: str, broken: str, kept: PauseState | None) -> PauseState | None:
         """The Listener has called: its handle, its process, the traceback if the listener cannot be loaded there, and
         the state that the process keeps. Returns the state that it is to keep if that is another one."""
         with self._lock:
@@ -351,14 +351,16 @@ class ListenerFeed:
             if self._listener is None or self._asking:
                 return
             self._asking = True
-            self._listener.ready.remote().future().add_done_callback(partial(self._looked, self._life))
+            self._listener.start("ready").future().add_done_callback(partial(self._looked, self._life))
 
     def keep(self, state: PauseState) -> None:
         """Have the listener's process remember the state for the next life of the instance at a Pull actor. It does on
         return; a process that is away is told when it calls."""
-        self._kept = state
+        self._kept, listener = state, self._listener
+        if listener is None:
+            return  # it is told when it calls
         try:
-            resolve(self._listener.keep.remote(state), "the listener", KEEP_TIMEOUT_S)
+            listener.call("keep", state, what="the listener", timeout_s=KEEP_TIMEOUT_S)
         except RaymqError as error:
             logger.info("%s: its listener cannot note now what is suspended or paused: %s", self.name, error)
 

@@ -26,6 +26,7 @@ from actors.pull.listener_feed import ListenerFeed
 from actors.pull.local_offsets import LocalFileOffsetStore
 from actors.pull.running import DIRECT_TIMEOUT_S, STACKS_TIMEOUT_S, call_listener, running_info
 from actors.pull.services import InstanceQueue, PullServices
+from raymq.access.users import INTERNAL_USER
 from raymq.consumer.assignment.group_member import GroupMember
 from raymq.consumer.assignment.offset_committer import OffsetCommitter, OffsetStore, RemoteBrokerOffsetStore
 from raymq.consumer.group_offsets import GroupOffsets
@@ -33,6 +34,7 @@ from raymq.consumer.push.hosting import HostAnswer, Hosting
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.ready_messages import with_ready
 from raymq.errors import DataLossError, InvalidArgumentError, PredicateFailedError, RaymqError
+from raymq.identity import Identity
 from raymq.members.questions import DirectConsumption, RunningInfo
 from raymq.message import MessageQueue, PullStatus
 from raymq.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
@@ -42,6 +44,7 @@ from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.decode import decode_record
 from raymq.record.layout import RecordError
 from raymq.record.memory_records import MemoryRecords
+from raymq.remoting.actor_ref import HandleRef
 from raymq.remoting.storage_client import FoundInPlace
 
 FINISH_TIMEOUT_S: Final = 30.0
@@ -67,8 +70,8 @@ class PushInstance:
         self._finish_until_s = float("inf")
         self._ending = False
         self._keys: dict[MessageQueue, InstanceQueue] = {}
-        self._listener: Any = None
-        """The handle of the Listener actor, once it has called."""
+        self._listener: HandleRef | None = None
+        """The Listener actor, once it has called."""
         offsets = GroupOffsets(settings.group)
         store: OffsetStore = LocalFileOffsetStore(name, settings, offsets)
         if settings.clustering:
@@ -121,8 +124,11 @@ class PushInstance:
 
     def hosted(self, call: Hosting) -> HostAnswer:
         """Note that the Listener has called."""
-        keep = self._feed.heard(call.listener, call.life, call.broken, call.kept)  # type: ignore[arg-type]  # what `keep` was given
-        self._listener = call.listener
+        key = call.instance.call_key
+        # Never with the internal key: a user's process would have a signature of raymq's own for a name of its choice.
+        listener = HandleRef(self.name, call.listener, Identity(INTERNAL_USER, key) if key else None)
+        keep = self._feed.heard(listener, call.life, call.broken, call.kept)  # type: ignore[arg-type]  # what `keep` was given
+        self._listener = listener
         return HostAnswer(True, keep, CLIENT_FIGURES.options)
 
     # Questions of administrators

@@ -12,6 +12,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from raymq.consumer.push.settings import PushSettings
 from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.members.questions import RunningInfo, RunningQueue
+from raymq.remoting.actor_ref import HandleRef
 
 STACKS_TIMEOUT_S: Final = 3.0
 DIRECT_TIMEOUT_S: Final = 25.0
@@ -41,11 +42,13 @@ def _running_queue(status: Mapping[str, Any]) -> RunningQueue:  # as above
     return RunningQueue(**status)
 
 
-def call_listener(listener: Any, method: str, *args: Any, timeout_s: float) -> Any:  # a Ray handle; any result
+def call_listener(listener: HandleRef | None, method: str, *args: Any, timeout_s: float) -> Any:  # any result
     """Call a method of an instance's Listener actor. RequestTimeoutError, ServiceNotAvailableError, and what the method
     raised, if that is raymq's."""
+    if listener is None:
+        raise ServiceNotAvailableError("the listener's process has not called yet")
     try:
-        return ray.get(getattr(listener, method).remote(*args), timeout=timeout_s)
+        return ray.get(listener.start(method, *args), timeout=timeout_s)
     except GetTimeoutError:
         raise RequestTimeoutError("the listener's process", timeout_s) from None
     except RayTaskError as error:

@@ -7,7 +7,8 @@
 
 It is made by the first consumer that needs it, in the predicate's `runtime_env`, and ends by itself RUNNER_IDLE_S after
 the last fetch: that is its consumers' lease. Nothing survives it, and a fetch is safe to repeat. The user's function is
-in a child process, so that it can be ended in the middle of a call and can harm nothing here.
+in a child process, so that it can be ended in the middle of a call and can harm nothing here. Where access is on, each
+user has a runner of its own, which serves that user's signed calls only (raymq.access.stand_in).
 
 May wait for: Storage. Consumers (and Pull actors for theirs) wait for it.
 """
@@ -24,6 +25,7 @@ from typing import Any, Final
 import ray
 
 from raymq import identity
+from raymq.access.stand_in import owned_actor
 from raymq.identity import Identity
 from raymq.predicates.evaluation import Evaluated
 from raymq.predicates.predicate import Predicate
@@ -113,4 +115,4 @@ RUNNER_OPTIONS: Final[dict[str, Any]] = {
     "lifetime": "detached",  # it serves all members of the group
     "max_concurrency": FETCHES_MAX,
 }
-PredicateRunnerActor = ray.remote(**RUNNER_OPTIONS)(PredicateRunner)
+PredicateRunnerActor = ray.remote(**RUNNER_OPTIONS)(owned_actor(PredicateRunner))

@@ -16,6 +16,7 @@ from ray.exceptions import RuntimeEnvSetupError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raymq import identity
+from raymq.access.stand_in import ActorOwner
 from raymq.errors import PredicateFailedError
 from raymq.message import MessageQueue, PullStatus
 from raymq.names import INSTANCES, PredicateName
@@ -27,7 +28,7 @@ from raymq.predicates.scan import SCAN_S, FetchFailed, PredicateScan
 from raymq.protocol.listener_tasks import StoreLog
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.memory_records import LocatedRecords
-from raymq.remoting.actor_ref import ActorGoneError, resolve
+from raymq.remoting.actor_ref import ActorGoneError, HandleRef
 from raymq.remoting.storage_client import StorageClient
 
 ACTOR_START_TIMEOUT_S: Final = 30.0
@@ -55,8 +56,8 @@ class PredicateStorage:
         self._group, self._predicate = group_predicate.group, group_predicate.predicate
         self._lock = threading.Lock()
         """Guards what follows."""
-        self._runner: tuple[str, Any] | None = None
-        """The id of the node that the runner is on, and its handle."""
+        self._runner: tuple[str, HandleRef] | None = None
+        """The id of the node that the runner is on, and the runner."""
         self._here: PredicateScan | None = None
 
     def fetch(
@@ -71,8 +72,9 @@ class PredicateStorage:
         if started:
             timeout_s += ACTOR_START_TIMEOUT_S
         try:
-            reference = runner.fetch.remote(list(requests), max_bytes, wait_s)
-            results: list[FetchResult] = resolve(reference, f"{self._predicate}.fetch", timeout_s)
+            results: list[FetchResult] = runner.call(
+                "fetch", list(requests), max_bytes, wait_s, what=f"{self._predicate}.fetch", timeout_s=timeout_s
+            )
             return results
         except RuntimeEnvSetupError as error:
             self._forget(runner)
@@ -97,26 +99,34 @@ class PredicateStorage:
                 )
             return self._here
 
-    def _find_runner(self) -> tuple[Any, bool]:
-        """The handle of the runner beside the storage actor, and True if it may be a new one."""
-        node_id = self._storage.describe().node_id
+    def _find_runner(self) -> tuple[HandleRef, bool]:
+        """The runner beside the storage actor that acts as this process's user, and True if it may be a new one."""
+        node_id, user = self._storage.describe().node_id, identity.present()
         with self._lock:
             if self._runner is not None and self._runner[0] == node_id:
                 return self._runner[1], False
             options: dict[str, Any] = {}
             if self._predicate.runtime_env is not None:
                 options["runtime_env"] = self._predicate.runtime_env
-            runner = PredicateRunnerActor.options(
-                name=str(PredicateName(self._storage.name, node_id, self._group, self._predicate.key)),
+            names = (self._storage.name, node_id, self._group, self._predicate.key)
+            name = str(PredicateName(*names, "" if user is None else user.user))
+            handle = PredicateRunnerActor.options(
+                name=name,
                 namespace=INSTANCES,
                 get_if_exists=True,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
                 **options,
-            ).remote(self._storage.name, self._predicate, user=identity.present())
+            ).remote(
+                self._storage.name,
+                self._predicate,
+                user=user,
+                access=None if user is None else ActorOwner(name, user),
+            )
+            runner = HandleRef(name, handle, user)
             self._runner = (node_id, runner)
             return runner, True
 
-    def _forget(self, runner: Any) -> None:
+    def _forget(self, runner: HandleRef) -> None:
         with self._lock:
             if self._runner is not None and self._runner[1] is runner:
                 self._runner = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import ray
@@ -33,6 +34,8 @@ NAME_SERVERS_MAX: Final = 3
 """The most NameServers that a cluster has."""
 DEFAULT_TIMEOUT_S = 10.0
 """Bounds an actor call whose caller gives no timeout."""
+SIGN_AGAIN_S: Final = 0.05
+"""The pause before a call is signed anew that was signed before its actor started."""
 
 
 def running_nameservers() -> list[NameServerName]:
@@ -83,14 +86,8 @@ class ActorRef:
         Raises what the method raised if that is a RaymqError; RequestTimeoutError when there was no answer in time;
         ServiceNotAvailableError when the actor is dead, restarting or unreachable (the call may have run).
         """
-        what = f"{self.name}.{method}"
-        until_s = time.monotonic() + timeout_s
         try:
-            try:
-                return resolve(self.start(method, *args, **kwargs), what, timeout_s)
-            except SignedTooEarlyError:  # the server had not started when it was signed, and has not carried it out
-                left_s = max(0.0, until_s - time.monotonic())
-                return resolve(self.start(method, *args, **kwargs), what, left_s)
+            return _call(lambda: self.start(method, *args, **kwargs), f"{self.name}.{method}", timeout_s)
         except ActorGoneError:
             self.drop_handle()
             raise
@@ -98,12 +95,51 @@ class ActorRef:
     def start(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method without waiting: returns Ray's reference of the result. Signed if this process acts as a user.
         ServiceNotAvailableError when no actor has this name."""
-        handle = self.handle()
-        who = identity.present()
-        if who is None:
-            return getattr(handle, method).remote(*args, **kwargs)
-        signature, payload = _signed(who, self.name, method, args, kwargs)
-        return getattr(handle, identity.SIGNED + method).remote(signature, payload)
+        return _start(self.handle(), self.name, identity.present(), method, args, kwargs)
+
+
+class HandleRef:
+    """An actor that is called by its handle, because its name is in another namespace: a Listener, a PredicateRunner.
+
+    `name` is the actor's name, which signatures name. Calls are signed as `who`, and not signed if that is None. Safe
+    to share between threads.
+    """
+
+    def __init__(self, name: str, handle: Any, who: Identity | None) -> None:
+        self.name, self.handle, self._who = name, handle, who
+
+    def call(self, method: str, *args: Any, what: str = "", timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+        """Call a method and wait for its result. Raises as `ActorRef.call`; texts name the call as `what`."""
+        return _call(lambda: self.start(method, *args), what or f"{self.name}.{method}", timeout_s)
+
+    def start(self, method: str, *args: Any) -> Any:
+        """Call a method without waiting: returns Ray's reference of the result."""
+        return _start(self.handle, self.name, self._who, method, args, {})
+
+
+def _start(
+    handle: Any, actor: str, who: Identity | None, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Start a call of an actor's method, or of the method's signed twin if `who` signs the call."""
+    if who is None:
+        return getattr(handle, method).remote(*args, **kwargs)
+    signature, payload = _signed(who, actor, method, args, kwargs)
+    return getattr(handle, identity.SIGNED + method).remote(signature, payload)
+
+
+def _call(start: Callable[[], Any], what: str, timeout_s: float) -> Any:
+    """Start a call and wait for its result. A call that was signed before its actor's process started was not carried
+    out: it is signed anew, again and again where the clock of this machine is behind the actor's."""
+    until_s = time.monotonic() + timeout_s
+    left_s = timeout_s
+    while True:
+        try:
+            return resolve(start(), what, left_s)
+        except SignedTooEarlyError:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise
+            time.sleep(min(SIGN_AGAIN_S, left_s))
 
 
 def _signed(

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final, TypedDict
 
 from raymq import identity
+from raymq.access.stand_in import ActorOwner
 from raymq.closing import OfProcess
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.push.answers import Replier
@@ -43,6 +44,7 @@ from raymq.trace.deliveries import DeliveryTrace
 CONSUMER_START_TIMEOUT_S: Final = 60.0
 INSTANCES_MAX: Final = 256
 BATCH_MAX: Final = 512
+CALL_KEY_BYTES: Final = 32
 
 
 class PushOptions(TypedDict, total=False):
@@ -187,9 +189,11 @@ class PushConsumer(OfProcess):
         self, settings: PushSettings, options: Mapping[str, Any], brokers: tuple[str, ...]
     ) -> RunningInstance:
         """Start the Listener of an instance, under the first free name."""
+        user = identity.present()
+        call_key = b"" if user is None else secrets.token_bytes(CALL_KEY_BYTES)
         for index in itertools.count():
             name = str(InstanceName(settings.group, index))
-            instance = Instance(name, secrets.token_hex(8), brokers)
+            instance = Instance(name, secrets.token_hex(8), brokers, call_key)
             try:
                 listener = ListenerActor.options(**options, name=name).remote(
                     self._listener,
@@ -197,8 +201,9 @@ class PushConsumer(OfProcess):
                     tuple(self._hooks),
                     instance,
                     self._make_replier,
-                    identity.present(),
+                    user,
                     self._make_trace,
+                    access=None if user is None else ActorOwner(name, user, call_key),
                 )
             except ValueError:  # the name is taken
                 continue

@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from raymq.consumer.push.settings import PushSettings
@@ -35,11 +35,12 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Instance:
     """One push-consumer instance: its name, a key that no other one has, and the brokers that can start a Pull
-    actor."""
+    actor. `call_key`: the key with which the Pull actor signs its calls of the Listener; empty if there is no user."""
 
     name: str
     key: str
     brokers: tuple[str, ...]
+    call_key: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ The Pull actor of its node hosts its instance (raymq.consumer.push.hosting). The
 reports which of their messages are finished (raymq.consumer.push.task_feed). The listener is called in threads of a
 ConsumePool, so that a call that blocks holds up neither the reports nor other calls.
 
+Where access is on, it serves the signed calls of its user's program and of its Pull actor (raymq.access.stand_in).
+
 Nothing survives its death. Ray starts it again with the same listener; the Pull actor delivers the messages it was
 working on again. A listener is therefore called at least once per message.
 """
@@ -25,6 +27,7 @@ import cloudpickle
 import ray
 
 from raymq import identity
+from raymq.access.stand_in import owned_actor
 from raymq.consumer.push.answers import Replier, check_listener
 from raymq.consumer.push.feed_client import FeedClient
 from raymq.consumer.push.hook import ConsumeHook
@@ -208,4 +211,4 @@ class Listener:
 LISTENER_OPTIONS: Final[dict[str, Any]] = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 0}
 CONCURRENCY: Final = 8
 """Threads for the actor's methods. Only `hosted_by` waits in one; the listener is called in others."""
-ListenerActor = ray.remote(**LISTENER_OPTIONS)(Listener)
+ListenerActor = ray.remote(**LISTENER_OPTIONS)(owned_actor(Listener))

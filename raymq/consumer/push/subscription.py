@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import ray
 
+from raymq import identity
 from raymq.closing import OfProcess
 from raymq.consumer.push.hosting import Instance
 from raymq.errors import ListenerError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
@@ -17,7 +18,7 @@ from raymq.message import MessageQueue
 from raymq.namespaces import NO_NAMESPACE, Namespace
 from raymq.parallel import map_parallel
 from raymq.protocol.request_reply import ReplyStatistics
-from raymq.remoting.actor_ref import DEFAULT_TIMEOUT_S, ActorRef, resolve
+from raymq.remoting.actor_ref import DEFAULT_TIMEOUT_S, ActorRef, HandleRef
 from raymq.retry import persist_until
 
 CONSUMER_STOP_TIMEOUT_S: Final = 40.0
@@ -79,6 +80,7 @@ class RunningInstance:
 
     def __init__(self, instance: Instance, listener: Any, *, traced: bool = False) -> None:
         self.listener = listener
+        self._calls = HandleRef(instance.name, listener, identity.present())
         self._traced = traced
         self._instance = instance
         self._pull: ActorRef | None = None
@@ -113,6 +115,10 @@ class RunningInstance:
 
         return persist_until(time.monotonic() + timeout_s, attempt)
 
+    def ask_listener(self, method: str, *args: Any, timeout_s: float = LISTENER_TIMEOUT_S) -> Any:
+        """Call a method of the instance's Listener. RequestTimeoutError, ServiceNotAvailableError."""
+        return self._calls.call(method, *args, what=f"the listener of {self.name}", timeout_s=timeout_s)
+
     def stop(self, timeout_s: float) -> str:
         """End the instance; returns why it could not finish, empty if it did."""
         deadline_s = time.monotonic() + timeout_s
@@ -123,7 +129,7 @@ class RunningInstance:
                 if time.monotonic() > deadline_s:
                     return f"{self.name} did not finish within {timeout_s:g} s"
             if self._traced:
-                resolve(self.listener.close_trace.remote(), f"the trace of {self.name}", LISTENER_TIMEOUT_S)
+                self.ask_listener("close_trace")
         except RaymqError as error:
             return str(error)
         finally:
@@ -131,7 +137,7 @@ class RunningInstance:
         return ""
 
     def _look(self) -> ActorRef | None:
-        name = resolve(self.listener.hosted_by.remote(LOOK_WAIT_S), f"the listener of {self.name}", LISTENER_TIMEOUT_S)
+        name = self.ask_listener("hosted_by", LOOK_WAIT_S)
         self._pull = ActorRef(name) if name else None
         return self._pull
 
@@ -153,9 +159,7 @@ class PushSubscription(OfProcess):
         """Wait for the listeners' processes; ListenerError with the traceback when one cannot load its listener."""
         deadline_s = time.monotonic() + timeout_s
         for instance in self.instances:
-            failure = resolve(
-                instance.listener.ready.remote(), f"listener {name}", max(0.1, deadline_s - time.monotonic())
-            )
+            failure = instance.ask_listener("ready", timeout_s=max(0.1, deadline_s - time.monotonic()))
             if failure:
                 raise ListenerError(f"listener {name} cannot be loaded in its actor:\n{failure}")
 
@@ -171,10 +175,7 @@ class PushSubscription(OfProcess):
 
     def reply_statistics(self) -> ReplyStatistics:
         """The replies that the listeners of all instances returned, since their processes began."""
-        replies = [
-            resolve(instance.listener.reply_statistics.remote(), f"the listener of {instance.name}", LISTENER_TIMEOUT_S)
-            for instance in self.instances
-        ]
+        replies = [instance.ask_listener("reply_statistics") for instance in self.instances]
         return ReplyStatistics(*(sum(counts) for counts in zip(*map(astuple, replies), strict=True)))
 
     def queues(self) -> list[MessageQueue]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 import secrets
 import threading
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,19 +15,12 @@ import pytest
 from actors.access import door as module
 from actors.access.door import Door, ServerAccess
 from actors.actor_class import actor_class
-from actors.broker.actor import Broker
 from actors.core.access.gate import Gate
-from actors.nameserver import NameServer
-from actors.pull.actor import Pull
-from actors.rebalance import Rebalance
-from actors.replica.replicator_actor import Replicator
-from actors.replica.storage_actor import Storage
-from placement.console.actor import ConsoleService
-from placement.controller import Controller
 from raymq import identity
 from raymq.access.policies import make_entry
 from raymq.access.requests import rules_of
 from raymq.access.signatures import NONCE_BYTES, Signature, sign
+from raymq.access.stand_in import ActorOwner, OwnerDoor, owned_actor
 from raymq.access.state import NO_USERS, AuthState
 from raymq.access.users import INTERNAL_USER, User, UserType, make_user
 from raymq.errors import (
@@ -33,6 +29,7 @@ from raymq.errors import (
     InvalidArgumentError,
     QuotaExceededError,
     ServiceNotAvailableError,
+    SignedTooEarlyError,
 )
 from raymq.identity import Identity
 from raymq.message import PullStatus
@@ -44,7 +41,46 @@ ALICE, BOB, ADMIN = (Identity(name, name[:1].encode() * 32) for name in ("alice"
 INTERNAL = Identity(INTERNAL_USER, b"i" * 32)
 SERVER = "server-a"
 NOW_MS = 1_000_000
-SERVERS = (Broker, NameServer, Pull, Rebalance, Storage, Controller, Replicator, ConsoleService)
+ROOT = Path(__file__).parents[4]
+FLOORS = ("raymq", "storage", "actors", "placement", "raydp_jobs")
+NO_NAMED_ACTOR = {
+    "look_from_node": "a task",
+    "_probe_by_value()": "a task",
+    "remote_function(install_board)": "a task",
+    "remote_function(internal_key)": "a task",
+    "remote_function(_list_stores)": "a task",
+    "DelayTotals": "an actor without a name, which no other program can look up",
+    "type(base.__name__, (base,), body)": "RayDP's own master, see docs/access.md",
+}
+"""What the code gives to `ray.remote` beside raymq's named actors, each with its reason."""
+
+
+def given_to_ray() -> list[tuple[str, ast.expr]]:
+    """Each expression that the code gives to `ray.remote`, with its module. No module uses it as a decorator."""
+    found = []
+    for path in sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            for decorator in getattr(node, "decorator_list", ()):
+                assert not ast.unparse(decorator).startswith("ray.remote"), f"{module}: {ast.unparse(decorator)}"
+            if isinstance(node, ast.Call):
+                options = node.func.func if isinstance(node.func, ast.Call) else node.func
+                if ast.unparse(options) == "ray.remote" and node.args:
+                    found.append((module, node.args[0]))
+    return found
+
+
+def named_actors(maker: str) -> list[type]:
+    """The real classes of which the code makes actors with `maker`."""
+    return [
+        getattr(import_module(module), ast.unparse(given.args[0]))
+        for module, given in given_to_ray()
+        if isinstance(given, ast.Call) and ast.unparse(given.func) == maker
+    ]
+
+
+SERVERS = named_actors("actor_class")
+OWNED = named_actors("owned_actor")
 
 
 def users(**quotas: int) -> AuthState:
@@ -209,7 +245,7 @@ class Batch:
 
 
 def test_a_frame_is_guarded_by_the_same_table():
-    guard = opened(Storage, None)._door.guard
+    guard = opened(StorageDouble, None)._door.guard
     guard(Frame("alice"), "append", ([Batch("orders")],))
     guard(Frame(INTERNAL_USER), "append_log", ())
     for user, method, arguments in (
@@ -285,6 +321,59 @@ def test_a_process_with_a_door_acts_as_the_internal_user_and_its_lanes_ask(monke
         assert repr(INTERNAL.key) not in repr(started)
     finally:
         identity.give_back(INTERNAL)
+
+
+def test_every_actor_class_of_the_code_is_behind_a_door():
+    assert {real.__name__ for real in SERVERS} >= {"Broker", "NameServer", "Pull", "Storage", "ConsoleService"}
+    assert {real.__name__ for real in OWNED} == {"Listener", "PredicateRunner"}
+    others = {ast.unparse(given) for _, given in given_to_ray()}
+    others -= {f"actor_class({real.__name__})" for real in SERVERS}
+    others -= {f"owned_actor({real.__name__})" for real in OWNED}
+    assert others == set(NO_NAMED_ACTOR)
+
+
+@pytest.mark.parametrize("real", OWNED)
+def test_every_method_of_an_actor_with_users_code_serves_its_owner_and_its_pull_actor_only(real):
+    made: Any = object.__new__(type("Made", (owned_actor(real),), {}))
+    key = b"k" * 32
+    made._real, made._door = Unreachable(), OwnerDoor(ActorOwner(SERVER, ALICE, key), lambda: NOW_MS)
+    names = [name for name in vars(owned_actor(real)) if f"signed_{name}" in vars(owned_actor(real))]
+    assert set(names) == {name for name in vars(real) if not name.startswith("_")}
+    for name in names:
+        with pytest.raises(AuthenticationError):
+            getattr(made, name)()
+        heard = signed(ALICE, "other")
+        for who in (BOB, ADMIN, INTERNAL, Identity("alice", b"wrong"), Identity("nobody", key)):
+            with pytest.raises(AuthenticationError):
+                call(made, who, name)
+        for signature, payload in ((None, b""), heard):
+            with pytest.raises(AuthenticationError):
+                getattr(made, f"signed_{name}")(signature, payload)
+        for who in (ALICE, Identity(INTERNAL_USER, key)):
+            with pytest.raises(InvalidArgumentError, match=f"{name} was reached"):
+                call(made, who, name)
+        again = signed(ALICE, name)
+        for error in (InvalidArgumentError, AuthenticationError):
+            with pytest.raises(error):
+                getattr(made, f"signed_{name}")(*again)
+
+
+def test_an_actor_that_pull_actors_started_serves_them_only():
+    door = OwnerDoor(ActorOwner(SERVER, INTERNAL), lambda: NOW_MS)
+    assert door.enter("pids", *signed(INTERNAL, "pids"), lambda: 7) == 7
+    for who in (ALICE, Identity(INTERNAL_USER, b"x" * 32)):
+        with pytest.raises(AuthenticationError):
+            door.enter("pids", *signed(who, "pids"), lambda: 7)
+
+
+def test_a_call_of_an_actor_with_users_code_from_before_its_start_is_to_be_signed_anew():
+    door = OwnerDoor(ActorOwner(SERVER, ALICE), lambda: NOW_MS + 90_000)
+    with pytest.raises(SignedTooEarlyError):
+        door.enter("pids", *signed(ALICE, "pids"), lambda: 7)
+
+
+def test_no_key_of_an_actor_with_users_code_is_shown():
+    assert "kkkk" not in repr(ActorOwner(SERVER, Identity("alice", b"k" * 32), b"k" * 32))
 
 
 @pytest.mark.parametrize("server", SERVERS)

@@ -27,6 +27,8 @@ from raymq.protocol.group import QueueOffset
 from raymq.protocol.listener_tasks import HandOver
 from raymq.record.encode import encode_batch
 from raymq.record.memory_records import MemoryRecords
+from raymq.remoting import actor_ref
+from raymq.remoting.actor_ref import HandleRef
 from raymq.remoting.lane.calls import encode_call
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane.frames import Kind
@@ -155,7 +157,9 @@ class Scene:
     def call(self, feed: ListenerFeed | None = None) -> None:
         """The Listener's own call, which comes every few seconds."""
         feed, process = feed or self.feed, self.handle.process
-        keep = feed.heard(self.handle, process.life, self.handle.loaded, process.kept)
+        keep = feed.heard(
+            HandleRef("pull-billing-0", self.handle, None), process.life, self.handle.loaded, process.kept
+        )
         if keep is not None:
             process.kept = keep
         process.feed = feed
@@ -194,7 +198,7 @@ def real_run(first: int, count: int) -> MemoryRecords:
 
 @pytest.fixture
 def scenes(monkeypatch):
-    monkeypatch.setattr(pull_feed, "resolve", lambda reference, what, timeout_s: reference.future().result(timeout_s))
+    monkeypatch.setattr(actor_ref, "resolve", lambda reference, what, timeout_s: reference.future().result(timeout_s))
     made: list[Scene] = []
 
     def make(handle, **settings) -> Scene:
@@ -468,7 +472,7 @@ def test_a_listener_asks_and_reports_over_a_lane_or_by_actor_calls(scenes, monke
     pull = PullRef(scene.thread)
     pull.refused = refused
     monkeypatch.setattr(feed_client, "ActorRef", lambda name: pull)
-    scene.feed.heard(scene.handle, "over there", "", None)
+    scene.feed.heard(HandleRef("pull-billing-0", scene.handle, None), "over there", "", None)
     tasks = TaskFeed(lambda message: heard.append(int(message.body)), scene.instance.settings, takes_batch=False)
     tasks.start(FeedClient("pull-here", scene.instance.name, "over there"), lambda wait_s: True)
     scene.fetch(100)
@@ -482,7 +486,7 @@ def test_a_lane_that_breaks_has_its_listener_looked_for(scenes, monkeypatch):
     scene = scenes(lambda message: None)
     looked = threading.Event()
     monkeypatch.setattr(Method, "remote", lambda self: looked.set() or Reference(failed(ActorDiedError())))
-    scene.feed.heard(scene.handle, "over there", "", None)
+    scene.feed.heard(HandleRef("pull-billing-0", scene.handle, None), "over there", "", None)
     lane = Lane(scene.thread.address)
     lane.send(Kind.CALL, (encode_call("next_tasks", (scene.instance.name, "over there", 0, 0)),), time.monotonic() + 5)
     eventually(lambda: scene.feed._question is not None, "the question", WAIT_S)

@@ -10,6 +10,7 @@ from raymq.consumer.push import subscription as module
 from raymq.consumer.push.hosting import Instance
 from raymq.consumer.push.subscription import RunningInstance
 from raymq.errors import RequestTimeoutError, ServiceNotAvailableError
+from raymq.remoting import actor_ref
 
 
 class Cluster:
@@ -48,7 +49,7 @@ class Cluster:
 def cluster(monkeypatch):
     cluster = Cluster()
     monkeypatch.setattr(module, "ActorRef", cluster.ref)
-    monkeypatch.setattr(module, "resolve", lambda answer, what, timeout_s: answer)
+    monkeypatch.setattr(actor_ref, "resolve", lambda answer, what, timeout_s: answer)
     monkeypatch.setattr(module.ray, "kill", cluster.kill)
     return cluster
 
