@@ -24,7 +24,14 @@ from placement.inventory import head_node_id, running
 from raymq.client import Client, connect
 from raymq.config.console import ConsoleOptions
 from raymq.console.app import create_app
-from raymq.console.security.tokens import ray_token_check, read_token
+from raymq.console.security.tokens import (
+    LONG_TOKEN_CHARACTERS,
+    GuardedCheck,
+    ray_token_check,
+    read_token,
+    same_token,
+)
+from raymq.console.security.users import Role
 from raymq.console.server import ConsoleServer
 from raymq.console.settings import ConsoleSettings
 from raymq.errors import ConfigError, RaymqError
@@ -110,12 +117,21 @@ def application_settings(options: ConsoleOptions) -> ConsoleSettings:
     viewers = options.viewer_token_file
     is_rays = ray_token_check(Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser())
 
+    viewer_token = None if viewers is None else read_token(viewers.expanduser())
+    short = viewer_token if viewer_token is not None and len(viewer_token) < LONG_TOKEN_CHARACTERS else None
+
     def is_admin(token: str) -> bool:
-        return (cluster_has_tokens() and is_rays(token)) or (door is not None and door.is_owners_secret(token))
+        return cluster_has_tokens() and is_rays(token)
+
+    def role_of_secret(secret: str) -> str:
+        if short is not None and same_token(secret, short):
+            return Role.VIEWER
+        return Role.ADMIN if door is not None and door.is_owners_secret(secret) else ""
 
     return ConsoleSettings(
         is_admin=is_admin,
-        viewer_token=None if viewers is None else read_token(viewers.expanduser()),
+        viewer_token=viewer_token if short is None else None,
+        guarded=GuardedCheck(role_of_secret),
         open_to_all=open_to_all,
         base_path=options.base_path,
         secure=options.tls_cert is not None,

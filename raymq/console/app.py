@@ -60,7 +60,7 @@ def create_app(backend: Backend, settings: ConsoleSettings) -> ASGIApp:
             sampling.cancel()
             console.close()
 
-    gate = Middleware(Gate, settings=settings, sessions=console.sessions, pause=console.pause)
+    gate = Middleware(Gate, settings=settings, sessions=console.sessions)
     app = Starlette(
         routes=console_routes(settings.base_path),
         middleware=[gate],

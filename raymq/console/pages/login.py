@@ -14,6 +14,7 @@ from raymq.console.security.tokens import role_of_token
 from raymq.console.web.answers import page, redirect, set_session_cookie
 from raymq.console.web.console import console_of, session_of
 from raymq.console.web.forms import form_of
+from raymq.errors import SystemBusyError
 
 USER_NAME_MAX: Final = 60
 LOGIN_FIELDS_MAX: Final = 10
@@ -33,14 +34,13 @@ async def log_in(request: Request) -> Response:
     console, address, now_s = console_of(request), address_of(request), time.monotonic()
     form = await form_of(request, fields_max=LOGIN_FIELDS_MAX, field_max_bytes=LOGIN_FIELD_MAX_BYTES)
     then = _own_path(form.text("next", "/"))
-    if left_s := console.pause.left_s(address, now_s):
-        text = f"Too many wrong tokens: wait {left_s:.0f} s."
-        return page(request, "login.html", {"error": text, "next": then}, status=429)
-    role = role_of_token(form.text("token"), console.settings.is_admin, console.settings.viewer_token)
+    settings = console.settings
+    try:
+        role = role_of_token(form.text("token"), settings.is_admin, settings.viewer_token, settings.guarded)
+    except SystemBusyError as error:
+        return page(request, "login.html", {"error": str(error), "next": then}, status=429)
     if role is None:
-        console.pause.failed(address, now_s)
         return page(request, "login.html", {"error": "This token is wrong.", "next": then}, status=403)
-    console.pause.succeeded(address)
     session = console.sessions.begin(form.text("name", role)[:USER_NAME_MAX], role, address, now_s)
     response = redirect(request, then)
     set_session_cookie(request, response, session)

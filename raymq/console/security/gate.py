@@ -19,10 +19,11 @@ from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from raymq.console.security.sessions import LoginPause, Sessions
+from raymq.console.security.sessions import Sessions
 from raymq.console.security.tokens import role_of_token
 from raymq.console.security.users import Role, User
 from raymq.console.settings import ConsoleSettings
+from raymq.errors import SystemBusyError
 
 SESSION_COOKIE: Final = "raymq_session"
 OPEN_PATHS: Final = ("/login", "/healthz", "/favicon.ico")
@@ -41,13 +42,11 @@ class Gate:
         *,
         settings: ConsoleSettings,
         sessions: Sessions,
-        pause: LoginPause,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
         self._settings = settings
         self._sessions = sessions
-        self._pause = pause
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,11 +98,12 @@ class Gate:
         address, now_s = address_of(connection), self._clock()
         kind, _, token = connection.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
-            if self._pause.left_s(address, now_s):
-                return None, _refused("Too many wrong tokens; wait half a minute.", 429)
-            role = role_of_token(token.strip(), self._settings.is_admin, self._settings.viewer_token)
+            settings = self._settings
+            try:
+                role = role_of_token(token.strip(), settings.is_admin, settings.viewer_token, settings.guarded)
+            except SystemBusyError as error:
+                return None, _refused(str(error), 429)
             if role is None:
-                self._pause.failed(address, now_s)
                 return None, _refused("This token is wrong.", 403)
             return User("script", role, address), None
         session = self._sessions.find(connection.cookies.get(SESSION_COOKIE, ""), now_s)

@@ -1,4 +1,4 @@
-"""Sessions, and the pause after wrong tokens; in memory, so that a restart of the console asks everybody to log in.
+"""Sessions; in memory, so that a restart of the console asks everybody to log in.
 
 Pure: the time comes in. Called from the application's one event loop.
 """
@@ -16,9 +16,6 @@ SESSION_LIFE_S: Final = 12 * 3600.0
 SESSIONS_MAX: Final = 1_000
 """The oldest session ends when there would be more."""
 NOTICES_MAX: Final = 5
-LOGIN_FAILURES_MAX: Final = 5
-LOGIN_PAUSE_S: Final = 30.0
-LOGIN_ADDRESSES_MAX: Final = 10_000
 
 
 @dataclass(slots=True)
@@ -64,27 +61,3 @@ class Sessions:
     def end(self, session_id: str) -> None:
         """End a session, if it is there."""
         self._sessions.pop(session_id, None)
-
-
-class LoginPause:
-    """Wrong tokens by address: after LOGIN_FAILURES_MAX in a row no token is looked at for LOGIN_PAUSE_S."""
-
-    def __init__(self) -> None:
-        self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()
-
-    def left_s(self, address: str, now_s: float) -> float:
-        """Seconds for which this address has to wait; 0 if it may try."""
-        count, last_s = self._failures.get(address, (0, 0.0))
-        return max(last_s + LOGIN_PAUSE_S - now_s, 0.0) if count >= LOGIN_FAILURES_MAX else 0.0
-
-    def failed(self, address: str, now_s: float) -> None:
-        """A wrong token came from this address."""
-        count, last_s = self._failures.pop(address, (0, 0.0))
-        over = count >= LOGIN_FAILURES_MAX and now_s >= last_s + LOGIN_PAUSE_S
-        self._failures[address] = (1 if over else count + 1, now_s)
-        while len(self._failures) > LOGIN_ADDRESSES_MAX:
-            self._failures.popitem(last=False)
-
-    def succeeded(self, address: str) -> None:
-        """A right token came from this address."""
-        self._failures.pop(address, None)

@@ -17,7 +17,7 @@ from raymq.console.backend.protocol import Backend
 from raymq.console.backend.topics import TopicRow
 from raymq.console.messages.replays import Replays
 from raymq.console.messages.tail import Positions, Tails
-from raymq.console.security.sessions import NOTICES_MAX, LoginPause, Notice, Session, Sessions
+from raymq.console.security.sessions import NOTICES_MAX, Notice, Session, Sessions
 from raymq.console.security.users import User
 from raymq.console.settings import ConsoleSettings
 from raymq.console.web.calls import LIST_TIMEOUT_S, PAGE_QUERY_TIMEOUT_S, BackendCalls
@@ -45,7 +45,6 @@ class Console:
         self._sparklines: dict[str, str] = {}
         """Those that were drawn since the last sample, by topic."""
         self.sessions = Sessions()
-        self.pause = LoginPause()
         self.tails = Tails(self._read_tail, rate=settings.tail_rate, max_viewers=settings.max_viewers)
         self.replays = Replays()
 

@@ -14,6 +14,7 @@ from placement.console.cluster_view import problems_of, settings_of, topics_to_l
 from placement.launch import _stop_rank
 from raymq.config.cluster import ClusterSettings, load_settings
 from raymq.config.console import ConsoleOptions
+from raymq.console.security.tokens import LONG_TOKEN_CHARACTERS
 from raymq.errors import ConfigError
 from raymq.protocol.route import PERM_ALL, PERM_READ, BrokerData, QueueData, TopicRoute
 
@@ -126,11 +127,8 @@ def test_with_access_on_the_super_users_secret_is_an_admins(monkeypatch: pytest.
     monkeypatch.setattr(actor, "door_here", lambda: door)
     settings = application_settings(ConsoleOptions(host="0.0.0.0"))
     assert not settings.open_to_all
-    assert [settings.is_admin(given) for given in ("the secret of root", "the secret of team", "")] == [
-        True,
-        False,
-        False,
-    ]
+    assert [settings.guarded(given) for given in ("the secret of root", "the secret of team", "")] == ["admin", "", ""]
+    assert not settings.is_admin("the secret of root"), "it can be guessed, so guesses are bounded"
 
 
 def test_the_viewers_token_is_read_on_the_node(tmp_path: Path) -> None:
@@ -138,7 +136,11 @@ def test_the_viewers_token_is_read_on_the_node(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         application_settings(ConsoleOptions(viewer_token_file=token))
     token.write_text("look\n")
-    assert application_settings(ConsoleOptions(viewer_token_file=token)).viewer_token == "look"
+    short = application_settings(ConsoleOptions(viewer_token_file=token))
+    assert (short.viewer_token, short.guarded("look"), short.guarded("wrong")) == (None, "viewer", "")
+    token.write_text("a" * LONG_TOKEN_CHARACTERS)
+    long = application_settings(ConsoleOptions(viewer_token_file=token))
+    assert (long.viewer_token, long.guarded("a" * LONG_TOKEN_CHARACTERS)) == ("a" * LONG_TOKEN_CHARACTERS, "")
 
 
 @pytest.mark.parametrize(

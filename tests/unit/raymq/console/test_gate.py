@@ -12,8 +12,10 @@ from raymq.console.app import console_routes
 from raymq.console.pages.login import LOGIN_FIELD_MAX_BYTES, LOGIN_FIELDS_MAX
 from raymq.console.security.gate import OWN_SESSION_PATHS, SESSION_COOKIE
 from raymq.console.security.headers import SECURITY_HEADERS
-from raymq.console.security.sessions import LOGIN_FAILURES_MAX, LOGIN_PAUSE_S, SESSION_LIFE_S, LoginPause, Sessions
+from raymq.console.security.sessions import SESSION_LIFE_S, Sessions
+from raymq.console.security.tokens import WRONG_SECRETS_MAX, WRONG_SECRETS_S, GuardedCheck
 from raymq.console.security.users import Role
+from raymq.errors import SystemBusyError
 from tests.support.console.asgi_client import AsgiClient
 from tests.support.console.fake_backend import FakeBackend
 from tests.support.console.logged_in import ADMIN_TOKEN, VIEWER_TOKEN, console_app, logged_in
@@ -182,16 +184,28 @@ def test_a_script_sends_its_token_with_each_request(stranger: AsgiClient, backen
     assert stranger.get("/api/v1/topics", {"authorization": "Bearer wrong"}).status == 403
 
 
-def test_five_wrong_tokens_make_a_pause_for_their_address_only(app: Any, stranger: AsgiClient):
-    for _ in range(LOGIN_FAILURES_MAX):
+def test_wrong_tokens_lock_nobody_out_behind_the_same_address(app: Any, stranger: AsgiClient):
+    for _ in range(WRONG_SECRETS_MAX + 5):
         assert stranger.post("/login", {"token": "wrong"}).status == 403
-    paused = stranger.post("/login", {"token": ADMIN_TOKEN})
-    assert paused.status == 429
-    assert "Too many wrong tokens" in paused.text
-    assert stranger.get("/api/v1/topics", {"authorization": f"Bearer {ADMIN_TOKEN}"}).status == 429
-    other = AsgiClient(app, address="10.0.0.2")
-    assert other.post("/login", {"token": ADMIN_TOKEN}).status == 303
-    other.close()
+        assert stranger.get("/api/v1/topics", {"authorization": "Bearer wrong"}).status == 403
+    assert stranger.get("/api/v1/topics", {"authorization": f"Bearer {VIEWER_TOKEN}"}).status == 200
+    assert stranger.get("/api/v1/topics", {"authorization": f"Bearer {ADMIN_TOKEN}"}).status == 200
+    assert stranger.post("/login", {"token": ADMIN_TOKEN}).status == 303
+
+
+def test_guesses_at_a_secret_are_bounded_and_the_tokens_and_a_known_secret_get_in(backend: FakeBackend):
+    guarded = GuardedCheck(lambda secret: Role.ADMIN if secret in ("known", "other") else "")
+    client = AsgiClient(console_app(backend, guarded=guarded))
+
+    def status(token: str) -> int:
+        return client.get("/api/v1/topics", {"authorization": f"Bearer {token}"}).status
+
+    assert status("known") == 200
+    assert [status(f"wrong-{number}") for number in range(WRONG_SECRETS_MAX)] == [403] * WRONG_SECRETS_MAX
+    assert [status(token) for token in ("wrong", "other")] == [429, 429]
+    assert "Too many wrong secrets" in client.post("/login", {"token": "wrong"}).text
+    assert [status(token) for token in ("known", ADMIN_TOKEN, VIEWER_TOKEN)] == [200, 200, 200]
+    client.close()
 
 
 def test_a_stranger_cannot_fill_the_consoles_memory(stranger: AsgiClient):
@@ -199,18 +213,19 @@ def test_a_stranger_cannot_fill_the_consoles_memory(stranger: AsgiClient):
     assert stranger.post("/login", {f"field{n}": "" for n in range(LOGIN_FIELDS_MAX + 1)}).status == 400
 
 
-def test_the_pause_ends():
-    pause = LoginPause()
-    for second in range(LOGIN_FAILURES_MAX):
-        assert pause.left_s("a", float(second)) == 0.0
-        pause.failed("a", float(second))
-    last_s = float(LOGIN_FAILURES_MAX - 1)
-    assert pause.left_s("a", last_s) == LOGIN_PAUSE_S
-    assert pause.left_s("a", last_s + LOGIN_PAUSE_S) == 0.0
-    pause.failed("a", last_s + LOGIN_PAUSE_S)
-    assert pause.left_s("a", last_s + LOGIN_PAUSE_S) == 0.0
-    pause.succeeded("a")
-    assert pause.left_s("a", last_s + LOGIN_PAUSE_S) == 0.0
+def test_guesses_go_on_when_the_oldest_wrong_ones_are_past():
+    now_s, asked = [100.0], []
+    guarded = GuardedCheck(lambda secret: asked.append(secret) or "", lambda: now_s[0])
+    for number in range(WRONG_SECRETS_MAX):
+        assert guarded(f"wrong-{number}") == ""
+        now_s[0] += 0.5
+    with pytest.raises(SystemBusyError, match="wait 20 s"):
+        guarded("next")
+    now_s[0] = 100.0 + WRONG_SECRETS_S
+    assert guarded("next") == ""
+    with pytest.raises(SystemBusyError):
+        guarded("one more")
+    assert len(asked) == WRONG_SECRETS_MAX + 1
 
 
 def test_a_session_ends_after_twelve_hours():
