@@ -15,7 +15,7 @@ from raymq.config.cluster import data_dir_here
 from raymq.config.store import COMMIT_LOG_DIR
 from raymq.names import NAMESPACE
 from raymq.remoting.actor_ref import resolve
-from storage.files.lock import LOCK_FILE
+from storage.files.lock import stores_below
 
 INVENTORY_TIMEOUT_S: Final = 60.0
 ZONE_LABEL: Final = "ray.io/availability-zone"
@@ -66,15 +66,10 @@ def _start_listing(node_id: str, data_dir: Path) -> Any:
 
 
 def _list_stores(data_dir: str) -> dict[str, int]:
-    """The store directories on this node, by name, with the bytes of the logs that are in them.
-
-    A log may be elsewhere (store_path_commit_log); the lock is always there, but not in every copy of a store.
-    """
-    root = data_dir_here(Path(data_dir))
-    marked = {path.parent for name in (COMMIT_LOG_DIR, LOCK_FILE) for path in root.glob(f"*/{name}")}
+    """The store directories on this node, by name, with the bytes of the logs that are in them."""
     return {
         store.name: sum(file.stat().st_blocks * 512 for file in (store / COMMIT_LOG_DIR).glob("*"))
-        for store in sorted(marked)
+        for store in stores_below(data_dir_here(Path(data_dir)))
     }
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.access.door import access_for
@@ -25,7 +26,7 @@ from placement.inventory import head_node_id, running
 from placement.plan import Plan
 from placement.specs import ControllerSettings
 from raymq.cluster.launcher import ProgressCallback
-from raymq.errors import RequestTimeoutError, ServiceNotAvailableError
+from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.names import CONSOLE, CONTROLLER
 from raymq.remoting.actor_ref import ActorRef
 
@@ -105,6 +106,20 @@ def _start(plan: Plan, progress: ProgressCallback, deadline_s: float, log_bytes:
                     f"registration of {', '.join(sorted(missing))} at {nameserver.name}", SERVERS_READY_TIMEOUT_S
                 )
             time.sleep(0.05)
+
+
+def store_roots_here() -> dict[str, str]:
+    """The directories of the stores that run on this process's node, by actor. A store that does not answer is left
+    out."""
+    here, roots = ray.get_runtime_context().get_node_id(), {}
+    for name in (name for name in running() if name.startswith("storage-")):
+        try:
+            described = ActorRef(name).call("describe", timeout_s=LAUNCH_CALL_TIMEOUT_S)
+        except RaymqError:
+            continue  # `raymq status` says that it does not answer
+        if described.node_id == here:
+            roots[name] = described.root
+    return roots
 
 
 def _recovery(log_bytes: int) -> str:

@@ -23,7 +23,7 @@ from placement.access import launching as access
 from placement.board import install_on_head, try_to_install
 from placement.console.actor import start_console, stop_console
 from placement.inventory import inventory, running
-from placement.plan import Plan, make_plan
+from placement.plan import Plan, differences, make_plan, with_found_stores
 from placement.replica_nodes import Node
 from placement.status import cluster_status
 from raymq.config.cluster import ClusterSettings
@@ -56,14 +56,18 @@ def _carry_out(request: dict[str, Any]) -> Any:
         access.prepare(settings.access, settings.data_dir)
         known, draining = operations.placed_replicas()
         nodes = inventory(settings.data_dir, draining, node_label=settings.placement.node_label)
+        settings, notes = with_found_stores(settings, request.get("given", ()), nodes)
+        before = running()
         plan = make_plan(settings, nodes, known)
         launch.start(plan, _progress, log_bytes=_log_bytes(plan, nodes))
+        if before:
+            notes += _changes(plan, before)
         if request.get("board") and settings.metrics.enable:
             try_to_install(_progress)
         if settings.console.enable:
             _progress("starting the console")
             start_console(settings.console, settings.cluster_name)
-        return running()
+        return {"actors": running(), "notes": notes}
     access.act_as_owner(request["settings"])
     if action == "console":
         settings = ClusterSettings(**request["settings"])
@@ -83,6 +87,19 @@ def _carry_out(request: dict[str, Any]) -> Any:
     if action == "board":
         return install_on_head(request["output"])
     return cluster_status()
+
+
+def _changes(plan: Plan, before: Sequence[str]) -> list[str]:
+    """Sentences that say what a start changed of a raymq that ran with the actors `before`, and what it did not."""
+    began = sorted(set(running()) - set(before))
+    notes = [f"raymq ran already: started {', '.join(began)}" if began else "raymq ran already: nothing was started"]
+    unlike = differences(plan, before, launch.store_roots_here())
+    notes += unlike
+    notes.append(
+        ("to change that" if unlike else "to apply changes of raymq.yaml")
+        + ": raymq down, then raymq up; `raymq config set` changes live settings at once"
+    )
+    return notes
 
 
 def _log_bytes(plan: Plan, nodes: Sequence[Node]) -> dict[str, int]:

@@ -6,17 +6,18 @@ chosen in `placement.replica_nodes`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from placement.election import FIXED_MASTER, ControlRules
-from placement.replica_nodes import Node, choose_nodes, store_directory
+from placement.replica_nodes import STORE_NAME, Node, choose_nodes, store_directory
 from placement.specs import ControllerSettings, StoragePlan
-from raymq.config.cluster import BrokerSettings, ClusterSettings
+from raymq.config.cluster import BrokerSettings, ClusterSettings, data_dir_here
 from raymq.config.metrics import MetricsSettings
 from raymq.config.store import StoreOptions, StoreSettings
+from raymq.errors import ConfigError
 from raymq.names import CONTROLLER, NameServerName, StorageName
 
 FIRST_PORT = 10911
@@ -93,6 +94,90 @@ def store_options(settings: ClusterSettings) -> StoreOptions:
     if store.check_compressed_body is not None:
         return store
     return store.model_copy(update={"check_compressed_body": settings.access.enable})
+
+
+def with_found_stores(
+    settings: ClusterSettings, given: Collection[str], nodes: Sequence[Node]
+) -> tuple[ClusterSettings, list[str]]:
+    """The settings that start every store on the nodes' disks, and what was changed for that, in sentences.
+
+    `given`: the settings that a person has chosen. Where `broker_groups` is not one of them, it grows to what is found.
+    ConfigError if a store would stay stopped that `leave_out` does not name: its messages would be missing without a
+    word. Only nodes that have joined are seen: `raymq up --wait-nodes` waits for the others.
+    """
+    found, left_out = _found_stores(nodes), set(settings.leave_out)
+    kept = {name for name in found if not {name.broker_name, store_directory(name)} & left_out}
+    notes = []
+    groups = max([settings.broker_groups, *(ord(name.broker_name[-1]) - ord("a") + 1 for name in kept)])
+    if groups > settings.broker_groups and "broker_groups" not in given:
+        settings = settings.model_copy(update={"broker_groups": groups})
+        notes.append(f"starting {groups} broker groups: the data directory holds their stores")
+    both = sorted(left_out & set(settings.broker_names))
+    if both:
+        raise ConfigError(f"leave_out names {both[0]}, and the {settings.broker_groups} broker groups include it")
+    _refuse_missed(settings, groups, kept, found)
+    left = sorted(set(found) - kept)
+    if left:
+        notes.append(f"leaving out {_listed(left, found)}: leave_out names it")
+    return settings, notes
+
+
+def _refuse_missed(
+    settings: ClusterSettings, groups: int, kept: Collection[StorageName], found: Mapping[StorageName, Node]
+) -> None:
+    """Raise ConfigError if one of the `kept` stores would stay stopped. They need so many broker `groups`."""
+    missed = [name for name in sorted(kept) if name.broker_name not in settings.broker_names]
+    if missed:
+        group = missed[0].broker_name
+        raise ConfigError(
+            f"broker_groups: {settings.broker_groups} leaves out {_listed(missed, found)}, whose messages could not be "
+            f"read then. Start it with --broker-groups {groups} (in raymq.yaml: `broker_groups: {groups}`), or leave "
+            f"it out on purpose with --leave-out {group} (in raymq.yaml: `leave_out: [{group}]`)"
+        )
+    extra = [name for name in sorted(kept) if name.replica >= settings.replication.replicas]
+    if extra:
+        replicas, directory = max(name.replica for name in extra) + 1, store_directory(extra[0])
+        raise ConfigError(
+            f"replication.replicas: {settings.replication.replicas} leaves out {_listed(extra, found)}, which may have "
+            f"messages that other replicas lack. Start it with `replication: {{replicas: {replicas}}}` in raymq.yaml, "
+            f"or leave it out on purpose with --leave-out {directory} (in raymq.yaml: `leave_out: [{directory}]`)"
+        )
+
+
+def _found_stores(nodes: Sequence[Node]) -> dict[StorageName, Node]:
+    """The stores in the nodes' data directories, each with a node that has its directory."""
+    found = {}
+    for node in nodes:
+        for directory in node.stores:
+            match = STORE_NAME.fullmatch(directory)
+            if match is not None:
+                found[StorageName(match[1], int(match[2]))] = node
+    return found
+
+
+def _listed(names: Sequence[StorageName], found: Mapping[StorageName, Node]) -> str:
+    """Stores with the nodes that have them."""
+    return ", ".join(f"{store_directory(name)} (on {found[name].ip})" for name in names)
+
+
+def differences(plan: Plan, running: Collection[str], roots: Mapping[str, str]) -> list[str]:
+    """The differences between a raymq that runs and the plan, in sentences. Starting the plan does not change it.
+
+    `running`: names of actors. `roots`: the directories of the running stores on this node, by actor.
+    """
+    notes = []
+    planned = {str(storage.name): storage for storage in plan.storages}
+    for name in sorted(name for name in running if name.startswith("storage-") and name not in planned):
+        notes.append(f"{name} runs, too, and goes on")
+    for kind, count in (("nameserver-", len(plan.nameservers)), ("rebalance-", plan.rebalance_servers)):
+        there = sum(name.startswith(kind) for name in running)
+        if there > count:
+            notes.append(f"{there} actors {kind}N run, not {count}, and go on")
+    for name, root in sorted(roots.items()):
+        asked = planned[name].settings.store_path_root_dir if name in planned else None
+        if asked is not None and data_dir_here(asked.parent) / asked.name != Path(root):
+            notes.append(f"{name} keeps its store in {root}, and not in {asked}")
+    return notes
 
 
 def _metrics(settings: ClusterSettings) -> MetricsSettings:

@@ -13,12 +13,17 @@ before is never moved for the sake of balance; it stays too if the rule it was p
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from raymq.errors import ConfigError
 from raymq.names import StorageName
+
+STORE_NAME: Final = re.compile(r"(broker-[a-z])-([0-9]+)")
+"""The name of a store directory: the broker group and the replica."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import ray
 
 from placement.inventory import running
+from placement.replica_nodes import STORE_NAME
 from raymq.errors import RaymqError
 from raymq.message import MessageQueue
 from raymq.names import CONSOLE, CONTROLLER
@@ -53,7 +55,26 @@ def cluster_status() -> dict[str, Any]:
         "instances": instances,
         "replication": controller,
         "consoles": consoles,
+        "stopped_stores": _stopped_stores(stores),
     }
+
+
+def _stopped_stores(stores: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The stores on disk that do not run anywhere, each with the broker group and the directory that has it.
+
+    A store's own account names the stores in its data directory, so nodes without a store that runs are not seen.
+    """
+    run = {str(store["actor"]).removeprefix("storage-") for store in stores}
+    found = {
+        str(Path(store["root"]).parent / name): name
+        for store in stores
+        for name in store.get("beside", ())
+        if name not in run and STORE_NAME.fullmatch(name)
+    }
+    return [
+        {"store": name, "broker": name.rpartition("-")[0], "directory": directory}
+        for directory, name in sorted(found.items())
+    ]
 
 
 def _replication(name: str) -> dict[str, Any]:

@@ -69,6 +69,7 @@ from raymq.remoting.lane.frames import PAYLOAD_MAX
 from raymq.remoting.lane.server import Handler, allow_descriptors
 from raymq.remoting.storage_client import StorageDescription
 from storage.files.config_files import ConfigFiles
+from storage.files.lock import stores_below
 from storage.message_store import MessageStore
 from storage.queue.topic_attributes import TOPICS_FILE
 from storage.replication.epochs import EpochHistory, LogChunk, SyncStateSet
@@ -466,6 +467,7 @@ class Storage:
             **asdict(store.status()),
             "requests": [one._asdict() for one in self._requests()],
             "transactions": asdict(store.transactions.figures()),
+            "beside": [path.name for path in stores_below(self._settings.store_path_root_dir.parent)],
         }
         return report if self._replica is None else {**report, **self._replica.status()}
 

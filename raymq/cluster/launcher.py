@@ -42,7 +42,8 @@ def launch(
 ) -> Any:
     """Have `action` ("start", "stop", "status", "drain", "balance", "close" or "board") done on the Ray cluster at
     `address` (its GCS, host:port). `arguments`: "drain" takes `node` and `undo` (placement.operations), "start" takes
-    `board`, True to install Grafana's board at the end unless metrics are off, and "board" takes `output`
+    `board`, True to install Grafana's board at the end unless metrics are off, and returns `actors`, the names of all
+    that run, and `notes`, sentences about what was found and changed; "board" takes `output`
     (placement.board).
 
     Returns the action's result. Raises the RaymqError of the launch process, RequestTimeoutError after
@@ -53,6 +54,7 @@ def launch(
         "action": action,
         "address": address,
         "settings": None if settings is None else settings.model_dump(mode="json"),
+        "given": [] if settings is None else sorted(settings.model_fields_set),
         **arguments,
     }
     command = [sys.executable, "-P", "-m", "raymq.cluster.server_path", "placement.launcher_main"]

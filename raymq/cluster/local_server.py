@@ -11,6 +11,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +35,14 @@ WAIT_NODES_TIMEOUT_S: Final = 1800.0
 """Bounds the wait for nodes to join: on the first `ray up`, each installs everything before it joins."""
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The result of `up`: the names of all actors, and sentences about what was found on disk and what was changed."""
+
+    actors: list[str]
+    notes: list[str]
+
+
 def up(
     config: Path | None,
     data_dir: Path | None,
@@ -42,15 +52,17 @@ def up(
     *,
     wait_nodes: int | None = None,
     wait_timeout_s: float = WAIT_NODES_TIMEOUT_S,
-) -> list[str]:
-    """Start raymq; returns the names of all its actors. Repeating it changes nothing.
+    leave_out: Sequence[str] = (),
+) -> Started:
+    """Start raymq with all stores that the data directories hold, but those of `leave_out`. Repeating it changes
+    nothing, and says so.
 
     With `wait_nodes`, first wait until the Ray cluster has so many nodes, or so many that may hold stores where
     `placement.node_label` says which; then no Ray is started here, since it would
     have one node only. Raises ConfigError before anything is started; when the servers do not start, a Ray that was
     started here is stopped again.
     """
-    settings = load_settings(config, data_dir=data_dir, broker_groups=broker_groups)
+    settings = load_settings(config, data_dir=data_dir, broker_groups=broker_groups, leave_out=tuple(leave_out) or None)
     head = None
     if address is None and wait_nodes is None and not ray.is_initialized() and find_address() is None:
         progress("starting Ray on this machine")
@@ -60,14 +72,14 @@ def up(
         if wait_nodes is not None:
             label = settings.placement.node_label
             await_nodes(wait_nodes, wait_timeout_s, progress, lambda: alive_nodes(label))
-        actors: list[str] = launch("start", ray.get_runtime_context().gcs_address, settings, progress, board=True)
+        result = launch("start", ray.get_runtime_context().gcs_address, settings, progress, board=True)
     except BaseException:
         ray.shutdown()
         if head is not None:
             head.stop()
         raise
     ray.shutdown()
-    return actors
+    return Started(result["actors"], result["notes"])
 
 
 def down(address: str | None, progress: ProgressCallback) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -196,7 +197,8 @@ class BrokerSettings:
 class ClusterSettings(BaseModel):
     """A whole raymq, as `raymq.yaml` describes it. Every key is optional; the defaults run on one machine.
 
-    `broker_groups` are named broker-a, broker-b … in order. Each replica keeps its store in a directory of its own
+    `broker_groups` are named broker-a, broker-b … in order; if the setting is left out, and the data directories hold
+    more, those start, too (placement.plan.with_found_stores). Each replica keeps its store in a directory of its own
     below `data_dir`, named after its storage actor's broker group and replica number.
     """
 
@@ -213,6 +215,12 @@ class ClusterSettings(BaseModel):
         int, Field(ge=1, le=REBALANCE_SLOTS, description="How many Rebalance actors share the consumer groups.")
     ] = 2
     broker_groups: Annotated[int, Field(ge=1, le=26, description="How many broker groups share the queues.")] = 1
+    leave_out: Annotated[
+        tuple[str, ...],
+        Field(
+            max_length=260, description="Broker groups and replicas on disk that stay stopped: broker-b, broker-a-2."
+        ),
+    ] = ()
     broker: Annotated[BrokerOptions, Field(description="How the brokers behave, the same for all.")] = BrokerOptions()
     store: Annotated[StoreOptions, Field(description="How the stores are kept, the same for all.")] = StoreOptions()
     replication: Annotated[ReplicationOptions, Field(description="Copies of the stores on other nodes.")] = (
@@ -227,6 +235,14 @@ class ClusterSettings(BaseModel):
     @classmethod
     def _expanded(cls, path: Path) -> Path:
         return absolute_path(path)
+
+    @field_validator("leave_out")
+    @classmethod
+    def _names_fit(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not re.fullmatch(r"broker-[a-z](-[0-9]+)?", name):
+                raise ValueError(f"{name!r} names no broker group (broker-b) and no replica (broker-a-2)")
+        return names
 
     @property
     def broker_names(self) -> list[str]:

@@ -16,10 +16,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from raymq.config.store import COMMIT_LOG_DIR
 from raymq.errors import StoreLockedError
 from storage.files import disk
 
 LOCK_FILE: Final = "lock"
+
+
+def stores_below(data_dir: Path) -> list[Path]:
+    """The store directories directly below a data directory, sorted.
+
+    A log may be elsewhere (store_path_commit_log); the lock is always there, but not in every copy of a store.
+    """
+    return sorted({path.parent for name in (COMMIT_LOG_DIR, LOCK_FILE) for path in data_dir.glob(f"*/{name}")})
 
 
 class DirectoryLock:

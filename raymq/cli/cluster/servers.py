@@ -28,6 +28,12 @@ from raymq.cli.terminal.progress import steps
 @click.option("--config", type=click.Path(path_type=Path), help="Settings; default: raymq.yaml here, if there is one.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where the stores are kept.")
 @click.option("--broker-groups", type=int, help="How many broker groups share the queues.")
+@click.option(
+    "--leave-out",
+    multiple=True,
+    metavar="NAME",
+    help="Do not start this broker group (broker-b) or replica (broker-a-2) that is on disk. Repeatable.",
+)
 @click.option("--wait-nodes", type=click.IntRange(1), help="First wait until Ray has so many nodes, the head included.")
 @click.option("--wait-s", type=click.FloatRange(0), help="How long; then nothing is started. Default: half an hour.")
 @address_option
@@ -37,19 +43,22 @@ def up(
     config: Path | None,
     data_dir: Path | None,
     broker_groups: int | None,
+    leave_out: tuple[str, ...],
     wait_nodes: int | None,
     wait_s: float | None,
     address: str | None,
     as_json: bool,
 ) -> None:
-    """Start raymq. Starts Ray on this machine first when none runs. Running it again changes nothing.
+    """Start raymq with the stores on disk. Starts Ray on this machine first when none runs.
 
+    Running it again changes nothing and says so. Refuses options that leave out a store on disk, unless --leave-out
+    names it.
     Example: raymq up --data-dir /var/lib/raymq --broker-groups 2
     """
     from raymq.cluster.local_server import WAIT_NODES_TIMEOUT_S, up as start
 
     with steps() as progress:
-        actors = start(
+        started = start(
             config,
             data_dir,
             broker_groups,
@@ -57,8 +66,15 @@ def up(
             progress,
             wait_nodes=wait_nodes,
             wait_timeout_s=WAIT_NODES_TIMEOUT_S if wait_s is None else wait_s,
+            leave_out=leave_out,
         )
-    print_value(as_json, {"actors": actors}, lambda: say(f"raymq is up: {', '.join(actors)}"))
+
+    def show() -> None:
+        say(f"raymq is up: {', '.join(started.actors)}")
+        for note in started.notes:
+            say(note)
+
+    print_value(as_json, {"actors": started.actors, "notes": started.notes}, show)
 
 
 @click.command(cls=Command)
@@ -215,6 +231,11 @@ def _print_status(report: dict[str, Any]) -> None:
             for s in report["stores"]
         ],
     )
+    if report.get("stopped_stores"):
+        table(
+            ["store on disk that does not run", "broker", "directory"],
+            [[one["store"], one["broker"], one["directory"]] for one in report["stopped_stores"]],
+        )
     for controller in report["replication"]:
         _print_replication(controller)
     _print_transactions(report)

@@ -45,6 +45,16 @@ def brokers_ready(snapshot: Snapshot) -> list[Finding]:
     return waiting or [ok(f"{len(entries)} brokers are ready")]
 
 
+def stores_on_disk(snapshot: Snapshot) -> list[Finding]:
+    """Every store on the disks of the running stores' nodes runs."""
+    do = "`raymq down` and `raymq up` without broker_groups start it; move its directory away if it is not needed"
+    stopped = [
+        warn(f"{one['directory']} holds a store that does not run", do, one["broker"])
+        for one in _cluster(snapshot).status.get("stopped_stores", ())
+    ]
+    return stopped or [ok("every store on disk runs")]
+
+
 def _groups(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
     """The broker groups that have several replicas."""
     for controller in _cluster(snapshot).status.get("replication", []):
@@ -248,6 +258,7 @@ CLUSTER_CHECKS: Final = (
     Check("brokers ready", "cluster", brokers_ready),
     Check("masters", "cluster", masters),
     Check("stores take messages", "cluster", stores_writable),
+    Check("stores on disk", "cluster", stores_on_disk),
     Check("replicas apart", "cluster", places),
     Check("copies", "cluster", copies),
     Check("a replica to spare", "cluster", spare_replicas),

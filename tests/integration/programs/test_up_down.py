@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,7 +54,10 @@ def test_up_starts_everything_once_down_ends_it_and_up_again_has_the_messages(bo
     assert (box.home / ".ray/auth_token").stat().st_mode & 0o777 == 0o600
     assert [path for path, one in stats_below(box.data).items() if one.st_mode & 0o077] == []
     [sent] = raymq(box, "send", "orders", "hello", "--tags", "paid")["sent"]
-    assert raymq(box, "up", "--data-dir", str(box.data))["actors"] == started
+    again = raymq(box, "up", "--data-dir", str(box.data))
+    assert again["actors"] == started
+    assert "nothing was started" in again["notes"][0]
+    assert "--broker-groups 2" in raymq(box, "up", "--data-dir", str(box.data), "--broker-groups", "1", code=1)
     report = raymq(box, "status")
     assert [store["writable"] for store in report["stores"]] == [True, True]
     board_is_there_and_can_be_installed_again(box)
@@ -61,7 +65,16 @@ def test_up_starts_everything_once_down_ends_it_and_up_again_has_the_messages(bo
     assert_gone(family)
     assert "no Ray cluster runs on this machine" in raymq(box, "down", code=1)
 
-    raymq(box, "up", "--data-dir", str(box.data))
+    one_group = ("up", "--data-dir", str(box.data), "--broker-groups", "1", "--leave-out", "broker-b")
+    assert "broker-b" not in raymq(box, *one_group)["actors"]
+    [stopped] = raymq(box, "status")["stopped_stores"]
+    assert stopped == {"store": "broker-b-0", "broker": "broker-b", "directory": str(box.data / "broker-b-0")}
+    whole = (box.work / "raymq.yaml").read_text()
+    (box.work / "no-number.yaml").write_text(re.sub(r"broker_groups: \d+\n", "", whole))
+    grown = raymq(box, "up", "--config", "no-number.yaml", "--data-dir", str(box.data))
+    assert grown["actors"] == started
+    assert "raymq ran already: started broker-b, storage-broker-b-0" in grown["notes"]
+    assert raymq(box, "status")["stopped_stores"] == []
     broker_and_queue = sent["queue"].partition("@")[2]
     message = raymq(box, "query", "orders", "--offset", f"{broker_and_queue}:{sent['offset']}")
     assert (message["body"], message["message_id"]) == ("hello", sent["message_id"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from placement.plan import make_plan
+from placement.plan import differences, make_plan, with_found_stores
 from placement.replica_nodes import Node, store_directory
 from raymq.config.cluster import ClusterSettings
 from raymq.config.store import FlushDiskType, StoreOptions
@@ -103,3 +103,71 @@ def test_without_a_node_there_is_no_plan():
 
 def test_a_directory_is_named_after_the_replica():
     assert store_directory(StorageName("broker-a", 2)) == "broker-a-2"
+
+
+TWO_GROUPS = [Node("n1", "10.0.0.1", {"broker-a-0": 9, "lost+found": 1}), Node("n2", "10.0.0.2", {"broker-b-0": 9})]
+
+
+def test_every_broker_group_on_disk_starts_if_nobody_has_chosen_their_number():
+    settings, notes = with_found_stores(ClusterSettings(), ["data_dir"], TWO_GROUPS)
+    assert settings.broker_groups == 2
+    assert notes == ["starting 2 broker groups: the data directory holds their stores"]
+    assert with_found_stores(ClusterSettings(), [], [Node("n1", "10.0.0.1")]) == (ClusterSettings(), [])
+
+
+@pytest.mark.parametrize("groups", [2, 5])
+def test_as_many_broker_groups_start_as_were_chosen(groups):
+    chosen = ClusterSettings(broker_groups=groups)
+    assert with_found_stores(chosen, ["broker_groups"], TWO_GROUPS) == (chosen, [])
+
+
+def test_a_chosen_number_that_leaves_out_a_store_is_refused_with_the_way_out():
+    with pytest.raises(ConfigError) as caught:
+        with_found_stores(ClusterSettings(broker_groups=1), ["broker_groups"], TWO_GROUPS)
+    for part in ("broker-b-0 (on 10.0.0.2)", "--broker-groups 2", "--leave-out broker-b"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [[], ["broker_groups"]])
+def test_a_store_may_be_left_out_on_purpose(given):
+    settings, notes = with_found_stores(ClusterSettings(leave_out=("broker-b",)), given, TWO_GROUPS)
+    assert settings.broker_groups == 1
+    assert notes == ["leaving out broker-b-0 (on 10.0.0.2): leave_out names it"]
+
+
+def test_a_broker_group_is_not_both_chosen_and_left_out():
+    with pytest.raises(ConfigError, match="leave_out names broker-b"):
+        with_found_stores(ClusterSettings(broker_groups=2, leave_out=("broker-b",)), ["broker_groups"], TWO_GROUPS)
+    third = [*TWO_GROUPS, Node("n3", "10.0.0.3", {"broker-c-0": 9})]
+    with pytest.raises(ConfigError, match="leave_out names broker-b"):
+        with_found_stores(ClusterSettings(leave_out=("broker-b",)), [], third)
+
+
+def test_replicas_on_disk_are_not_left_out_without_a_word():
+    nodes = [Node("n1", "10.0.0.1", {f"broker-a-{replica}": 9 for replica in range(3)})]
+    for given in ([], ["replication"]):
+        with pytest.raises(ConfigError, match=r"broker-a-1 .*replicas: 3.*--leave-out broker-a-1"):
+            with_found_stores(ClusterSettings(), given, nodes)
+    left_out = ClusterSettings(leave_out=("broker-a-1", "broker-a-2"))
+    _, notes = with_found_stores(left_out, [], nodes)
+    assert "broker-a-2" in notes[0]
+    three = ClusterSettings(replication={"replicas": 3})
+    assert with_found_stores(three, ["replication"], nodes) == (three, [])
+
+
+def test_a_name_that_no_store_has_cannot_be_left_out():
+    with pytest.raises(ValueError, match="'broker-1' names no broker group"):
+        ClusterSettings(leave_out=("broker-1",))
+
+
+def test_a_raymq_that_runs_is_compared_with_the_plan(monkeypatch):
+    monkeypatch.delenv("RAYMQ_DATA_DIR", raising=False)
+    plan = make_plan(ClusterSettings(data_dir=Path("/data")), [Node("n1", "10.0.0.1")])
+    here = {"storage-broker-a-0": "/data/broker-a-0"}
+    assert differences(plan, ["broker-a", "nameserver-0", "rebalance-0", "storage-broker-a-0"], here) == []
+    there = ["nameserver-0", "nameserver-1", "storage-broker-a-0", "storage-broker-b-0"]
+    assert differences(plan, there, {"storage-broker-a-0": "/other/broker-a-0"}) == [
+        "storage-broker-b-0 runs, too, and goes on",
+        "2 actors nameserver-N run, not 1, and go on",
+        "storage-broker-a-0 keeps its store in /other/broker-a-0, and not in /data/broker-a-0",
+    ]

@@ -88,6 +88,7 @@ def test_a_cluster_in_order_passes_every_check():
 REPLICATED = ("replication", 0, "groups", 0)
 ONE_NODE = [dict(replica, node="10.0.0.9") for replica in REPLICAS]
 TAKEN = [{"group": "billing", "topic": "orders", "messages": 5}]
+STOPPED = [{"store": "broker-b-0", "broker": "broker-b", "directory": "/data/broker-b-0"}]
 ILL = [
     ("servers answer", status("stores", 0, error="no answer"), State.FAIL, "no answer"),
     ("brokers ready", status("brokers", 0, ready=False, waiting_for="its store"), State.FAIL, "its store"),
@@ -99,6 +100,7 @@ ILL = [
         State.FAIL,
         "EIO",
     ),
+    ("stores on disk", status(stopped_stores=STOPPED), State.WARN, "/data/broker-b-0"),
     ("replicas apart", status(*REPLICATED, replicas=ONE_NODE), State.WARN, "10.0.0.9"),
     ("copies", status(replication=[]), State.WARN, "broker-a"),
     ("a replica to spare", status(*REPLICATED, min_in_sync_replicas=3), State.WARN, "3"),
