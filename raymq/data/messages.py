@@ -79,6 +79,11 @@ def _bodies(rows: pa.Table, chosen: MessageFields) -> pa.Array | pa.ChunkedArray
     if chosen.body is None:
         return _json(rows.to_pylist(), "the row")
     column = rows[chosen.body]
+    if column.null_count:  # of any type: a block that holds nulls alone has Arrow's type null, whatever the others have
+        raise MessageIllegalError(
+            f"field {chosen.body!r} is null in {column.null_count} of {len(column)} rows, and a message has a body: "
+            "filter these rows out, or fill the field"
+        )
     if _is_text(column.type) or _is_binary(column.type):
         return column
     if chosen.value_serializer == "json":

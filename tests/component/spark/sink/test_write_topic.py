@@ -119,6 +119,14 @@ def test_columns_that_do_not_fit_are_an_error_before_any_job(spark, store, colum
     assert store.appends == 0
 
 
+@pytest.mark.parametrize("nulls", ["id = 77", "id >= 50", "true"], ids=["one row", "a whole partition", "all rows"])
+def test_null_bodies_are_refused_whatever_else_their_partition_holds(spark, store, nulls):
+    rows = spark.range(0, 100, 1, 2).selectExpr(f"IF({nulls}, NULL, 'ok') AS body")
+    with pytest.raises(MessageIllegalError, match="the body is null"):
+        write_topic(rows, "orders", check_first=True)
+    assert store.appends == 0
+
+
 def test_an_unknown_topic_is_an_error_before_any_job(spark, store):
     with pytest.raises(TopicNotExistError):
         write_topic(frame(spark, 3), "nowhere")

@@ -144,3 +144,25 @@ def test_values_that_cannot_be_are_refused() -> None:
         messages({"at": ["soon"], "x": ["1"]}, body="x", deliver_at="at")
     with pytest.raises(MessageIllegalError, match="the row cannot be written as JSON"):
         messages({"x": ArrowPythonObjectArray.from_objects([object()])})
+
+
+TEXTS = pa.array(["x", None])
+
+
+@pytest.mark.parametrize("serializer", ["json", "string", "bytes"])
+@pytest.mark.parametrize(
+    "column",
+    [TEXTS, TEXTS.cast(pa.binary()), pa.array([7, None]), pa.array([{"a": 1}, None]), pa.nulls(2)],
+    ids=["text", "binary", "number", "struct", "nulls only"],
+)
+def test_a_null_body_is_refused_whatever_else_its_block_holds(column: pa.Array, serializer: str) -> None:
+    with pytest.raises(MessageIllegalError, match="field 'body' is null in"):
+        messages({"body": column}, body="body", value_serializer=serializer)
+
+
+def test_an_optional_field_that_is_null_throughout_a_block_is_left_out() -> None:
+    rows = {"body": ["x", "y"], "part": pa.nulls(2)}
+    parts = {"tags": "part", "keys": "part", "properties": "part", "sharding_key": "part", "key": "part"}
+    for serializer in ("json", "string"):
+        found = messages(rows, body="body", key_serializer=serializer, **parts)
+        assert {name: values for name, values in found.items() if any(values)} == {"body": ["x", "y"]}

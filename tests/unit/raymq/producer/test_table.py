@@ -252,3 +252,12 @@ def test_large_tables_are_handed_over_in_parts_of_bounded_size(make, monkeypatch
     bodies = [bytes([n]) * size for n, size in enumerate([10, 990, 1, 5000, 999, 1, 1])]
     assert producer.send_table("orders", pa.table({"body": bodies})).count == 7
     assert sorted(store.everything()) == bodies
+
+
+@pytest.mark.parametrize("table", [pa.table({"body": pa.nulls(2)}), pa.table({"body": ["x", None]})])
+def test_null_bodies_are_refused_whatever_else_the_table_holds(make, table):
+    with pytest.raises(MessageIllegalError, match="the body is null"):
+        make(store := FakeStore()).send_table("orders", table)
+    with pytest.raises(MessageIllegalError, match="the body is null"):
+        make(store).send_table("orders", pa.Table.from_pandas(table.to_pandas(), preserve_index=False))
+    assert store.attempts == []
