@@ -39,7 +39,7 @@ class OwnRoutes:
         config = self._state().require_topic(topic)
         name = self._settings.broker_name
         data = BrokerData(self._settings.cluster, name, {MASTER_ID: self._store.storage.name})
-        queues = QueueData(name, config.read_queue_nums, config.write_queue_nums, config.perm)
+        queues = QueueData(name, config.read_queue_nums, config.write_queue_nums, config.perm, config.creation_id)
         attributes = TopicAttributes.parse(config.attributes)
         return TopicRoute(topic, {name: data}, (queues,), attributes=attributes).require_writable()
 

@@ -129,6 +129,15 @@ class TopicCluster(StreamCluster):
             found |= self._answer(broker_name, answer, all_of_them)
         return {queue: found[queue] for queue in queues if queue in found}
 
+    def creations(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+        with self._lock:
+            source = self._connected().queues
+        try:
+            return source.creations(topics)
+        except RaymqError as error:
+            logger.warning("%s: not known now if a topic was created anew: %s", self._choice, error)
+            return {}
+
     def starts(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
         source = self._source()
         edge = streaming_edge(self._starting, self._choice.now(source))

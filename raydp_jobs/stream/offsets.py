@@ -2,14 +2,17 @@
 
 On disk
     CHECKPOINT/offsets/17       Spark writes it before batch 17 runs, and never changes it. One line per source; ours:
-    {"offsets":{"orders":{"broker-a":{"0":1200,"1":980}}},"partitions":4,"starts":{},"tags":"paid","version":1}
+    {"creations":{"orders":{"broker-a":"9f…"}},"offsets":{"orders":{"broker-a":{"0":1200,"1":980}}},"partitions":4,
+     "starts":{},"tags":"paid","version":1}, in one line
     CHECKPOINT/commits/17       Spark writes it when batch 17 is done
 
 Batch 17 has the messages of each queue from its offset in file 16 up to, not including, its offset in file 17. `starts`
 names the queues whose part begins elsewhere: all of them in batch 0, later the queues that are new and those that have
 lost messages. `partitions` and `tags` are those of the plan, so batch 17 is the same rows in the same Spark partitions
-for ever, whatever the options of a restarted query say. Two numbers per queue: nothing grows with the messages, and
-Spark deletes old files (spark.sql.streaming.minBatchesToRetain).
+for ever, whatever the options of a restarted query say. `creations` tells a topic from a later one of the same name,
+whose offsets mean other messages; files of older versions have none, and go on as they did. Two numbers per queue and a
+text per topic and broker group: nothing grows with the messages, and Spark deletes old files
+(spark.sql.streaming.minBatchesToRetain).
 
 After a crash
     before offsets/17 is there      the batch was never planned: it is planned anew, with the bounds of that moment
@@ -22,7 +25,7 @@ Of two drivers on one checkpoint one creates the file, whole or not at all; Spar
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -38,7 +41,9 @@ class StreamOffsets:
 
     `offsets`: the offset of each queue at which the next batch begins. `starts`: the offsets at which this batch begins
     in queues where that is not the end of the batch before. `partitions`: the number of Spark partitions that the batch
-    is cut for. `tags`: the subscription's expression; `sql`: the filter expression, empty for none.
+    is cut for. `tags`: the subscription's expression; `sql`: the filter expression, empty for none. `creations`: by
+    topic and broker group, the creation id of the topic that the offsets are of; "" for a topic that has none, and no
+    entry where the id is not known.
     """
 
     offsets: Mapping[MessageQueue, int]
@@ -46,6 +51,7 @@ class StreamOffsets:
     partitions: int = 1
     tags: str = "*"
     sql: str = ""
+    creations: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The offsets as text: equal offsets give equal texts."""
@@ -56,6 +62,7 @@ class StreamOffsets:
             "partitions": self.partitions,
             "tags": self.tags,
             **({"sql": self.sql} if self.sql else {}),
+            **({"creations": self.creations} if self.creations else {}),
         }
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
@@ -72,6 +79,7 @@ class StreamOffsets:
                     int(fields["partitions"]),
                     str(fields["tags"]),
                     str(fields.get("sql", "")),
+                    {topic: dict(ids) for topic, ids in fields.get("creations", {}).items()},
                 )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidArgumentError(
@@ -82,6 +90,27 @@ class StreamOffsets:
             f"the checkpoint's offsets have version {version!r} and this raymq reads version {FORMAT_VERSION}; run the "
             "query with the raymq that wrote them, or a later one"
         )
+
+
+def is_created_anew(
+    queue: MessageQueue, before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]
+) -> bool:
+    """True if a queue's topic in its broker group is another one `now` than `before`: both are creation ids."""
+    known, present = (ids.get(queue.topic, {}).get(queue.broker_name) for ids in (before, now))
+    return known is not None and bool(present) and known != present
+
+
+def creations_of(
+    queues: Iterable[MessageQueue], before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]
+) -> dict[str, dict[str, str]]:
+    """The creation ids of the queues' topics, those of `now` over those of `before`."""
+    merged: dict[str, dict[str, str]] = {}
+    for queue in queues:
+        known, present = (ids.get(queue.topic, {}).get(queue.broker_name) for ids in (before, now))
+        creation_id = present or known if known is not None else present
+        if creation_id is not None:
+            merged.setdefault(queue.topic, {})[queue.broker_name] = creation_id
+    return merged
 
 
 def nested(values: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:

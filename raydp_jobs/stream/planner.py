@@ -7,9 +7,10 @@ and a batch's parts depend on nothing but the StreamOffsets of two neighbours.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
-from raydp_jobs.stream.offsets import StreamOffsets
+from raydp_jobs.stream.offsets import StreamOffsets, creations_of, is_created_anew
 from raymq.consumer.subscription import ALL
 from raymq.errors import DataLossError
 from raymq.message import MessageQueue
@@ -18,6 +19,7 @@ from raymq.scan.offsets import EARLIEST, LATEST
 from raymq.scan.partitions import ScanPartition, plan_partitions
 from raymq.scan.ranges import OffsetRange, bounded_range, check_count, limit_ranges
 
+NO_CREATIONS: Final[Mapping[str, Mapping[str, str]]] = {}
 TASK_MIN_MESSAGES = 2_000
 """Fewer messages than this are not worth a Spark task of their own."""
 
@@ -47,13 +49,19 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class LostOffsets:
-    """Offsets of a queue that the query should have read and never will: [`start_offset`, `end_offset`)."""
+    """Offsets of a queue that the query should have read and never will: [`start_offset`, `end_offset`).
+
+    `anew`: the queue's topic was deleted and created anew, so the offsets from `start_offset` on were another topic's.
+    """
 
     queue: MessageQueue
     start_offset: int
     end_offset: int
+    anew: bool = False
 
     def __str__(self) -> str:
+        if self.anew:
+            return f"{self.queue}: its topic was deleted and created anew, after offset {self.start_offset} was reached"
         return f"{self.queue}: offsets {self.start_offset} to {self.end_offset - 1} are gone"
 
 
@@ -73,23 +81,29 @@ def plan_batch(
     starts: Mapping[MessageQueue, int] | None = None,
     until: Mapping[MessageQueue, int] | None = None,
     patient: bool = False,
+    creations: Mapping[str, Mapping[str, str]] = NO_CREATIONS,
 ) -> BatchPlan:
     """The batch after `previous` (None: the query's first one, which there always is) in the queues of `bounds`.
 
     A queue that `previous` does not know begins at its offset in `starts`, which may be EARLIEST or LATEST, else at its
     first message. One that `bounds` does not know, because its broker group does not answer or its topic was deleted,
     stays where it is. `until`: nothing is read from these offsets on, nor from other queues. `patient`: fewer messages
-    than `limits.min_offsets` are left for later.
+    than `limits.min_offsets` are left for later. `creations`: the creation ids of the topics, read after `bounds`.
 
-    With `limits.fail_on_data_loss`, DataLossError for offsets that are gone and OffsetOutOfRangeError for a start
+    With `limits.fail_on_data_loss`, DataLossError for offsets that are gone and for a topic that was created anew since
+    `previous`, whose offsets would mean other messages, and OffsetOutOfRangeError for a start
     beyond a queue's end. Without, such a queue goes on as RocketMQ's consumers do: at the first offset that it holds
-    where older ones were deleted or it began anew at 0, else at its end.
+    where older ones were deleted or it began anew at 0, else at its end. A topic that was created anew is read from its
+    beginning.
     """
     known = previous.offsets if previous is not None else {}
     begins: dict[MessageQueue, int] = {}
     lost: list[LostOffsets] = []
     for queue in sorted(bounds):
-        if queue in known:
+        if queue in known and previous is not None and is_created_anew(queue, previous.creations, creations):
+            begins[queue] = bounds[queue].min_offset
+            lost.append(LostOffsets(queue, known[queue], known[queue], anew=True))
+        elif queue in known:
             loss = _loss(queue, known[queue], bounds[queue])
             begins[queue] = known[queue] if loss is None else _go_on(known[queue], bounds[queue])
             lost += [loss] if loss is not None else []
@@ -99,7 +113,7 @@ def plan_batch(
     if lost and limits.fail_on_data_loss:
         raise DataLossError(
             f"{'; '.join(map(str, lost))}. The query has not read them; pass fail_on_data_loss=False to go on with "
-            "what is left"
+            "what is left, and with a new topic at its beginning"
         )
     available = [
         OffsetRange(*_names(queue), begin, end)
@@ -109,13 +123,15 @@ def plan_batch(
     total = sum(one.size for one in available)
     if previous is not None and not lost and (not total or (patient and total < (limits.min_offsets or 0))):
         return BatchPlan(None)
-    return BatchPlan(_offsets_after(previous, begins, limit_ranges(available, limits.max_offsets), limits), tuple(lost))
+    after = _offsets_after(previous, begins, limit_ranges(available, limits.max_offsets), limits)
+    before = previous.creations if previous is not None else NO_CREATIONS
+    return BatchPlan(replace(after, creations=creations_of(after.offsets, before, creations)), tuple(lost))
 
 
 def forget_queues(previous: StreamOffsets, queues: Sequence[MessageQueue]) -> StreamOffsets:
     """`previous` without queues whose topic does not exist any more."""
     kept = {queue: offset for queue, offset in previous.offsets.items() if queue not in queues}
-    return StreamOffsets(kept, {}, previous.partitions, previous.tags, previous.sql)
+    return replace(previous, offsets=kept, starts={}, creations=creations_of(kept, previous.creations, NO_CREATIONS))
 
 
 def batch_ranges(previous: StreamOffsets | None, end: StreamOffsets) -> list[OffsetRange]:

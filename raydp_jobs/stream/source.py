@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from raydp_jobs.stream.offsets import StreamOffsets
+from raydp_jobs.stream.offsets import StreamOffsets, is_created_anew
 from raydp_jobs.stream.planner import BatchLimits, BatchPlan, batch_partitions, forget_queues, plan_batch
 from raydp_jobs.stream.progress import lag_metrics
 from raymq.errors import DataLossError
@@ -37,6 +37,10 @@ class StreamCluster(Protocol):
 
     def bounds(self, queues: Sequence[MessageQueue], *, all_of_them: bool) -> Mapping[MessageQueue, QueueBounds]:
         """The bounds of queues now. A broker group that does not answer is left out, or an error if `all_of_them`."""
+        ...
+
+    def creations(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+        """The creation ids of topics now, by topic and broker group; nothing where nobody can tell now."""
         ...
 
     def starts(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
@@ -131,7 +135,7 @@ class TopicSource:
     def batch(self, start: str | None, end: str) -> tuple[list[tuple[ScanPartition, Sequence[str]]], str, str]:
         """The parts of the batch between two offsets, each with the hosts to read it on, its tags, and its filter
         expression."""
-        after = StreamOffsets.from_json(end)
+        after = self._without_created_anew(StreamOffsets.from_json(end))
         parts = batch_partitions(StreamOffsets.from_json(start) if start is not None else None, after)
         hosts = self._cluster.hosts(parts) if parts else []
         return list(zip(parts, hosts, strict=True)), after.tags, after.sql
@@ -165,7 +169,26 @@ class TopicSource:
         query.polled_s = self._clock()
         query.latest |= {queue: one.max_offset for queue, one in bounds.items()}
         patient = query.until is None and query.polled_s < query.batch_s + self._max_trigger_delay_s
-        return plan_batch(previous, bounds, limits, starts=starts, until=query.until, patient=patient)
+        # After the bounds, so that a topic that is the same one now was the same one then; not while nothing is new.
+        known = previous.offsets if previous is not None else {}
+        moved = previous is None or any(known.get(queue) != one.max_offset for queue, one in bounds.items())
+        creations = self._cluster.creations(_topics_of(bounds)) if moved else {}
+        return plan_batch(
+            previous, bounds, limits, starts=starts, until=query.until, patient=patient, creations=creations
+        )
+
+    def _without_created_anew(self, end: StreamOffsets) -> StreamOffsets:
+        """The end of a batch that is about to be read, without queues whose topic was created anew since it was
+        planned: their offsets would mean other messages. DataLossError if that is not to be left out."""
+        now = self._cluster.creations(_topics_of(end.offsets)) if end.creations else {}
+        anew = [queue for queue in sorted(end.offsets) if is_created_anew(queue, end.creations, now)]
+        if not anew:
+            return end
+        said = f"{', '.join(_topics_of(anew))}: deleted and created anew since this batch was planned"
+        if self._limits.fail_on_data_loss:
+            raise DataLossError(f"{said}. Pass fail_on_data_loss=False to leave out what was deleted")
+        logger.warning("%s; the batch is read without it, as fail_on_data_loss=False says", said)
+        return replace(end, offsets={queue: at for queue, at in end.offsets.items() if queue not in anew})
 
     def _without_deleted(self, previous: StreamOffsets, queues: Sequence[MessageQueue]) -> StreamOffsets:
         missing = sorted(previous.offsets.keys() - set(queues))
@@ -180,3 +203,8 @@ class TopicSource:
             )
         logger.warning("%s: deleted, or not among the query's topics any more; reading on without it", topics)
         return forget_queues(previous, deleted)
+
+
+def _topics_of(queues: Iterable[MessageQueue]) -> list[str]:
+    """The topics of queues, each once, in order."""
+    return sorted({queue.topic for queue in queues})

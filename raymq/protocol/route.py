@@ -102,7 +102,8 @@ class TopicConfig:
     says the queues of an order topic in all groups (parse_order_config), each group the same; empty for others.
     `layout` says, in the same form, the queues that the topic has in all groups: each group keeps it in its log, so
     whoever answers for the topic knows all of its queues. It is empty where nobody has told it. `attributes` are
-    RocketMQ's (raymq.protocol.attributes)."""
+    RocketMQ's (raymq.protocol.attributes). `creation_id`: random text that the broker group made when it created the
+    topic, so a topic that is deleted and created anew has another one; empty for topics of older versions."""
 
     topic: str
     read_queue_nums: int
@@ -112,6 +113,7 @@ class TopicConfig:
     order_config: str = ""
     layout: str = ""
     attributes: Mapping[str, str] = field(default_factory=dict)
+    creation_id: str = ""
 
 
 class NewTopic(NamedTuple):
@@ -167,12 +169,14 @@ class BrokerData:
 
 @dataclass(frozen=True, slots=True)
 class QueueData:
-    """The number of a topic's queues in a broker group, and the permission on them (PERM_READ, PERM_WRITE)."""
+    """The number of a topic's queues in a broker group, the permission on them (PERM_READ, PERM_WRITE), and the
+    topic's `creation_id` there (TopicConfig)."""
 
     broker_name: str
     read_queue_nums: int
     write_queue_nums: int
     perm: int
+    creation_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

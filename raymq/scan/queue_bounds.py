@@ -49,6 +49,15 @@ class ClusterQueues(ScanSource):
         self._routes.invalidate(stored)  # queues may have been added a moment ago
         return self._names.shown_queues(self._routes.wait(stored, BOUNDS_TIMEOUT_S).subscribe_queues)
 
+    def creations(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+        """The creation ids of topics (raymq.protocol.route.TopicConfig) by topic and broker group, as one NameServer
+        answers now. A topic that it does not know is left out. ServiceNotAvailableError, RequestTimeoutError."""
+        stored = {self._names.wrap(topic): topic for topic in topics}
+        return {
+            stored[name]: {data.broker_name: data.creation_id for data in route.queues}
+            for name, route in self._routes.read(list(stored)).items()
+        }
+
     def bounds(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, QueueBounds]:
         def ask(storage: StorageClient, some: list[MessageQueue], timeout_s: float) -> list[QueueBounds]:
             return storage.bounds_of_queues([(self._names.wrap(one.topic), one.queue_id) for one in some], timeout_s)

@@ -38,8 +38,8 @@ POSITION_FILE: Final = "brokerStatePosition.json"
 """{"queueOffset": n}: the first state record that the file does not contain; of the other three too, where they do not
 say it (0.1.0). Beside it the fields that RocketMQ's files do not have: "resetVersions" {"topic@group": {"0": 2}},
 "firstResetVersions" {"topic": 1}, "orderConfigs" {"topic": "broker-a:4"}, "layouts" {"topic": "broker-a:4;broker-b:4"},
-"leases" (actors.core.pop.leases), "settings" {"store.delete_when": "04"} and "access" (raymq.access.state), which is
-absent while users are as raymq was started with them."""
+"creationIds" {"topic": "0a1b…"}, "leases" (actors.core.pop.leases), "settings" {"store.delete_when": "04"} and "access"
+(raymq.access.state), which is absent while users are as raymq was started with them."""
 
 _TOPIC_KEYS: Final = {
     "read_queue_nums": "readQueueNums",
@@ -50,7 +50,7 @@ _TOPIC_KEYS: Final = {
 }
 """TopicConfig's fields and their names in topics.json."""
 
-_OWN_TOPIC_KEYS: Final = {"order_config": "orderConfigs", "layout": "layouts"}
+_OWN_TOPIC_KEYS: Final = {"order_config": "orderConfigs", "layout": "layouts", "creation_id": "creationIds"}
 """TopicConfig's fields that RocketMQ's file does not have, and their names in POSITION_FILE."""
 
 _GROUP_KEYS: Final = {

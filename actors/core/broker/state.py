@@ -30,6 +30,7 @@ After a crash every change that was acknowledged is in the log, and so in the st
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
@@ -75,6 +76,7 @@ Change = dict[str, Any]
 
 MARK: Final[Change] = {"kind": "mark"}
 
+CREATION_ID_BYTES: Final = 8
 _TOPIC_FIELDS: Final = tuple(one.name for one in fields(TopicConfig) if one.name != "topic")
 _GROUP_FIELDS: Final = tuple(one.name for one in fields(GroupConfig) if one.name != "group")
 """The fields of a record besides its kind and its name. A record of an older raymq may lack some: the defaults hold."""
@@ -139,7 +141,7 @@ class BrokerState:
                 if known.attributes.get(name, "") != text:
                     raise TopicExistsError(topic, f"with {name} {known.attributes.get(name) or 'as by default'}")
             return _layout_change(known, layout)
-        return _topic_change(
+        return _creation(
             TopicConfig(topic, read_queue_nums, write_queue_nums, layout=merge_layouts(layout), attributes=wanted)
         )
 
@@ -194,7 +196,7 @@ class BrokerState:
         if is_internal_topic(topic):
             raise TopicNotExistError(topic)
         queues = max(1, min(queue_nums, queue_nums_max))
-        return [_topic_change(TopicConfig(topic, queues, queues, layout=merge_layouts(layout)))]
+        return [_creation(TopicConfig(topic, queues, queues, layout=merge_layouts(layout)))]
 
     def decide_topic_delete(self, topic: str) -> Change:
         """Remove a topic and the offsets committed in it. IllegalNameError (a system topic), TopicNotExistError."""
@@ -249,7 +251,7 @@ class BrokerState:
         """Make sure that a topic which the server writes to (retries, dead letters) has so many queues."""
         known = self.topics.get(topic)
         if known is None:
-            return [_topic_change(TopicConfig(topic, queue_nums, queue_nums))]
+            return [_creation(TopicConfig(topic, queue_nums, queue_nums))]
         if known.read_queue_nums >= queue_nums and known.write_queue_nums >= queue_nums:
             return []
         read_queue_nums = max(known.read_queue_nums, queue_nums)
@@ -510,6 +512,11 @@ def _check_group_config(config: GroupConfig) -> None:
     for name in ("consume_enable", "consume_broadcast_enable"):
         if not isinstance(getattr(config, name), bool):
             raise InvalidArgumentError(f"{name} of group {config.group!r} is a bool, not {getattr(config, name)!r}")
+
+
+def _creation(config: TopicConfig) -> Change:
+    """The record of a topic that did not exist before. Its random id tells it from another one of the same name."""
+    return _topic_change(replace(config, creation_id=secrets.token_hex(CREATION_ID_BYTES)))
 
 
 def _topic_change(config: TopicConfig) -> Change:

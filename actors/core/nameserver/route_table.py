@@ -211,4 +211,4 @@ def _broker_data(broker: _LiveBroker) -> BrokerData:
 
 
 def _queue_data(broker_name: str, config: TopicConfig) -> QueueData:
-    return QueueData(broker_name, config.read_queue_nums, config.write_queue_nums, config.perm)
+    return QueueData(broker_name, config.read_queue_nums, config.write_queue_nums, config.perm, config.creation_id)

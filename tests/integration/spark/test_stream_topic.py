@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import raymq
@@ -60,3 +62,15 @@ def test_a_query_reads_what_comes_goes_on_from_its_checkpoint_and_a_group_shows_
     assert again.awaitTermination(60)
     assert sink.counts == bodies(range(900))
     assert mq.admin.group_summary("stream-billing").lag == 0
+
+    mq.admin.delete_topic("stream-orders")
+    mq.admin.create_topic("stream-orders", queues=4)
+    send(mq, "stream-orders", range(2000))  # more than the checkpoint's offsets in each queue
+    sink.counts.clear()
+    with pytest.raises(StreamingQueryException, match="deleted and created anew"):
+        writer.trigger(availableNow=True).start().awaitTermination(60)
+    assert not sink.counts
+    lenient = stream_topic(spark, "stream-orders", fail_on_data_loss=False, client=mq, tags="paid").writeStream
+    from_the_beginning = lenient.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    assert from_the_beginning.trigger(availableNow=True).start().awaitTermination(60)
+    assert sink.counts == bodies(range(2000))

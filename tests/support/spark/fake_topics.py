@@ -43,6 +43,7 @@ class FakeTopics(StreamCluster):
         self.held, self.start = dict(held), start
         self.silent: set[str] = set()
         self.gone: set[MessageQueue] = set()
+        self.ids: dict[str, dict[str, str]] = {}
         self.near: dict[str, Sequence[str]] = {}
         self.committed: list[dict[MessageQueue, int]] = []
         self.commits_fail = False
@@ -60,6 +61,9 @@ class FakeTopics(StreamCluster):
         if all_of_them and self.silent:
             raise ServiceNotAvailableError(f"{sorted(self.silent)} do not answer")
         return {queue: QueueBounds(*self.held[queue], 0) for queue in queues if queue.broker_name not in self.silent}
+
+    def creations(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+        return {topic: dict(self.ids[topic]) for topic in topics if topic in self.ids}
 
     def starts(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
         return dict.fromkeys(queues, self.start)

@@ -131,6 +131,77 @@ def test_a_topic_that_is_deleted_is_an_error_or_is_left_out() -> None:
         strict.batch()
 
 
+def made_anew(topics: FakeTopics, count: int) -> None:
+    """Delete the topic `orders` in broker group a, and create it anew with `count` messages."""
+    topics.held[A0] = (0, count)
+    topics.ids = {"orders": {"a": f"{topics.ids['orders']['a']}+", "b": "1"}}
+
+
+@pytest.mark.parametrize("count", [3, 5, 206])
+def test_a_topic_that_was_created_anew_is_an_error_or_is_read_from_its_beginning(count: int) -> None:
+    topics = FakeTopics({A0: (0, 5), B0: (0, 5)})
+    topics.ids = {"orders": {"a": "1", "b": "1"}}
+    query, strict = Query(topics, fail_on_data_loss=False), Query(topics)
+    for one in (query, strict):
+        assert one.batch() == {A0: range(5), B0: range(5)}
+    made_anew(topics, count)
+    topics.append(B0, 1)
+    with pytest.raises(DataLossError, match="its topic was deleted and created anew"):
+        strict.batch()
+    assert query.batch() == {A0: range(count), B0: range(5, 6)}
+    assert query.batch() is None
+    assert StreamOffsets.from_json(query.position or "").creations == {"orders": {"a": "1+", "b": "1"}}
+    topics.append(A0, 1)
+    assert query.batch() == {A0: range(count, count + 1)}
+
+
+def test_a_planned_batch_is_not_read_from_a_topic_that_was_created_anew_since() -> None:
+    topics = FakeTopics({A0: (0, 5), B0: (0, 5)})
+    topics.ids = {"orders": {"a": "1", "b": "1"}}
+    query, strict = Query(topics, fail_on_data_loss=False), Query(topics)
+    end = query.source.latest_offset("q", None, unlimited=False) or ""
+    made_anew(topics, 206)
+    with pytest.raises(DataLossError, match="orders: deleted and created anew since this batch was planned"):
+        strict.source.batch(None, end)
+    parts, _, _ = query.source.batch(None, end)
+    assert [one.queue for part, _ in parts for one in part.ranges] == [B0]
+    query.position = end
+    assert query.batch() == {A0: range(206)}
+
+
+OF_AN_OLDER_VERSION = (
+    '{"offsets":{"orders":{"a":{"0":5}}},"partitions":1,"starts":{"orders":{"a":{"0":0}}},"tags":"*","version":1}'
+)
+
+
+def test_a_checkpoint_of_an_older_version_goes_on_and_knows_its_topic_from_then_on() -> None:
+    assert StreamOffsets.from_json(OF_AN_OLDER_VERSION).to_json() == OF_AN_OLDER_VERSION
+    topics = FakeTopics({A0: (0, 7)})
+    topics.ids = {"orders": {"a": "1"}}
+    query = Query(topics)
+    query.position = OF_AN_OLDER_VERSION
+    assert query.batch() == {A0: range(5, 7)}
+    made_anew(topics, 206)
+    with pytest.raises(DataLossError, match="created anew"):
+        query.batch()
+
+
+def test_a_topic_without_an_id_is_another_one_once_it_has_one_but_an_unknown_id_says_nothing() -> None:
+    topics = FakeTopics({A0: (0, 5)})
+    topics.ids = {"orders": {"a": ""}}
+    query = Query(topics)
+    query.batch()
+    for ids in ({}, {"orders": {}}, {"orders": {"a": ""}}):
+        topics.ids = ids
+        topics.append(A0, 1)
+        assert query.batch() is not None
+        assert StreamOffsets.from_json(query.position or "").creations == {"orders": {"a": ""}}
+    topics.ids = {"orders": {"a": "2"}}
+    topics.append(A0, 1)
+    with pytest.raises(DataLossError, match="created anew"):
+        query.batch()
+
+
 def test_the_cluster_is_closed_with_the_last_query() -> None:
     topics = FakeTopics({A0: (0, 5)})
     query = Query(topics)
