@@ -11,7 +11,7 @@ import ray
 
 from placement.inventory import running
 from placement.replica_nodes import STORE_NAME
-from raymq.errors import RaymqError
+from raymq.errors import AccessDeniedError, AuthenticationError, RaymqError
 from raymq.message import MessageQueue
 from raymq.names import CONSOLE, CONTROLLER
 from raymq.remoting.actor_ref import ActorRef
@@ -23,6 +23,8 @@ def cluster_status() -> dict[str, Any]:
     """Broker groups with their stores and replicas, consumer groups with their members; plain data for tables and JSON.
 
     An actor that does not answer appears with its error, so the call succeeds also on a cluster with dead actors.
+    Actors that refuse the user of this process are in `refused`, and nowhere else. AuthenticationError if this process
+    names no user, or a wrong secret, where access is on.
     """
     names = running()
     brokers, stores, rebalances, pulls, groups, instances, controller = [], [], [], [], [], [], []
@@ -45,6 +47,10 @@ def cluster_status() -> dict[str, Any]:
             consoles.append(_ask(name, "status"))
         elif name == CONTROLLER:
             controller.append(_replication(name))
+    refused = []
+    for entries in (brokers, stores, rebalances, pulls, consoles, controller):
+        refused += [entry["actor"] for entry in entries if entry.get("refused")]
+        entries[:] = [entry for entry in entries if not entry.get("refused")]
     return {
         "actors": names,
         "brokers": brokers,
@@ -56,6 +62,7 @@ def cluster_status() -> dict[str, Any]:
         "replication": controller,
         "consoles": consoles,
         "stopped_stores": _stopped_stores(stores),
+        "refused": refused,
     }
 
 
@@ -90,6 +97,10 @@ def _replication(name: str) -> dict[str, Any]:
 def _ask(name: str, method: str) -> dict[str, Any]:
     try:
         answer = dict(ActorRef(name).call(method, timeout_s=STATUS_CALL_TIMEOUT_S))
+    except AuthenticationError:
+        raise
+    except AccessDeniedError as error:
+        return {"actor": name, "error": str(error), "refused": True}
     except RaymqError as error:
         return {"actor": name, "error": str(error)}
     return {"actor": name, "error": "", **_plain(answer)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import secrets
 import threading
@@ -23,7 +24,7 @@ from raymq.cluster.launcher import ProgressCallback
 from raymq.config.cluster import ClusterSettings, load_settings
 from raymq.consumer.assignment.offset_committer import CommitThreads
 from raymq.consumer.rebalance_client import RebalanceClient
-from raymq.errors import ClientStateError, ClusterNotFoundError
+from raymq.errors import AuthenticationError, ClientStateError, ClusterNotFoundError, RaymqError
 from raymq.identity import Identity
 from raymq.message import ConsumeFromWhere, MessageQueue
 from raymq.names import TRACE_TOPIC, check_topic
@@ -69,6 +70,8 @@ QUEUES_TIMEOUT_S: Final = 20.0
 """The time to wait for a topic's queues, over a restart of the NameServers."""
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 _inherited_ray: list[object] = []
 """In a forked child, the parent's connection to Ray as it was copied. It serves the parent alone."""
@@ -162,7 +165,7 @@ def _connect(
             raise ClientStateError(
                 "config, data_dir and broker_groups start a raymq: pass embedded=True, or leave them out"
             )
-        return Client(_attach(address), names)
+        return _checked(Client(_attach(address), names))
     if address is not None:
         raise ClientStateError("embedded=True starts raymq on this machine; leave address out, or leave embedded out")
     settings: ClusterSettings = load_settings(config, data_dir=data_dir, broker_groups=broker_groups)
@@ -173,10 +176,28 @@ def _connect(
     cluster = EmbeddedCluster(settings)
     cluster.start(progress)
     try:
-        return Client(cluster.stop, names)
+        client = Client(cluster.stop, names)
     except BaseException:
         cluster.stop()
         raise
+    return _checked(client)
+
+
+def _checked(client: Client) -> Client:
+    """A client that was just made, once a NameServer has taken a call of this process's user. AuthenticationError,
+    after the client was closed, for one that it refuses. NameServers that are away say nothing: clients start without
+    them, and their first call is refused then."""
+    try:
+        client.routes.clusters()
+    except AuthenticationError:
+        client.close()
+        raise
+    except RaymqError as error:
+        logger.info("no NameServer says now if this process's user is known: %s", error)
+    except BaseException:
+        client.close()
+        raise
+    return client
 
 
 def _traced(client: Client, trace: bool | str) -> Client:

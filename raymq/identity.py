@@ -59,9 +59,11 @@ def take(identity: Identity) -> None:
     with _holder.lock:
         known = _holder.identity
         if known is not None and not _same(known, identity):
+            other = f"acts as {identity.user!r}" if identity.user != known.user else "uses the other secret"
+            has = "" if identity.user != known.user else " with another secret"
             raise ClientStateError(
-                f"this process acts as user {known.user!r}: close its clients before it acts as {identity.user!r}, "
-                "or use another process"
+                f"this process acts as user {known.user!r}{has}: close its clients before it {other}, or use another "
+                "process"
             )
         _holder.identity = identity
         _holder.count += 1

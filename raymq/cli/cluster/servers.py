@@ -101,7 +101,7 @@ def status(address: str | None, as_json: bool) -> None:
     """Show broker groups, their replicas and stores, and the consumer groups that are connected.
 
     Exit code 1 when something that should run does not answer, a broker group has no master, or a store that leads
-    takes no messages.
+    takes no messages. Where access is on, an ordinary user sees brokers and services; stores are for super users.
     Example: raymq status --json
     """
     from raymq.cluster.local_server import status as ask
@@ -197,6 +197,8 @@ def _note_names(brokers: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_status(report: dict[str, Any]) -> None:
+    if report.get("refused"):
+        out.print(f"super users see more: {', '.join(report['refused'])} do not show this user how they are")
     table(
         ["broker", "state", "topics", "groups"],
         [

@@ -31,6 +31,9 @@ def servers(snapshot: Snapshot) -> list[Finding]:
         for entry in entries
         if entry["error"]
     ]
+    hidden = _cluster(snapshot).status.get("refused", ())
+    if hidden:
+        silent.append(warn(f"not shown to this user: {', '.join(hidden)}", "run it as a super user (RAYMQ_USER)"))
     return silent or [ok(f"{len(entries)} servers answer")]
 
 

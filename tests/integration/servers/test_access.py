@@ -547,7 +547,16 @@ def test_the_state_of_the_cluster_shows_what_its_user_may_see(mq: raymq.Client) 
     assert "bills" in str(told)
     assert [console["error"] for console in told["consoles"]] == [""]
     part = command(TEAM, "status", "--json")
-    assert part.returncode == 1, "stores tell super users only how they are, and the command says so"
+    assert part.returncode == 0, part.stderr
+    assert json.loads(part.stdout)["stores"] == []
+    assert {"storage-broker-a-0", "storage-broker-a-1"} <= set(json.loads(part.stdout)["refused"])
+    shown = command(TEAM, "status")
+    assert "super users see more: " in shown.stdout
+    assert "AccessDenied" not in shown.stdout
+    assert "needs" not in shown.stdout
+    nobody = command(None, "status")
+    assert nobody.returncode == 1
+    assert "RAYMQ_USER" in nobody.stderr
     assert "orders" in part.stdout
     assert "bills" not in part.stdout
 
@@ -564,6 +573,21 @@ def test_the_console_opens_to_the_super_users_secret_and_to_no_other(mq: raymq.C
             return error.code
 
     assert [status(secret) for secret in (ADMIN.secret, TEAM.secret, None)] == [200, 403, 401]
+
+
+def test_a_wrong_secret_and_no_user_are_refused_at_the_connection(mq: raymq.Client) -> None:
+    for credentials in (raymq.Credentials(TEAM.user, "a wrong secret"), None):
+        with pytest.raises(AuthenticationError):
+            as_user(credentials, lambda client: "connected")
+
+    def work(client: raymq.Client) -> str:
+        try:
+            raymq.connect(credentials=raymq.Credentials(TEAM.user, "a wrong secret"))
+        except raymq.ClientStateError as error:
+            return str(error)
+        return "connected"
+
+    assert "acts as user 'orders-team' with another secret" in as_user(TEAM, work)
 
 
 NEW = raymq.Credentials("new-team", "the secret of new-team")

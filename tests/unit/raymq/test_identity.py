@@ -31,6 +31,10 @@ def test_no_other_user_may_act_meanwhile(other):
     with acting_as(ALICE):
         with pytest.raises(ClientStateError, match="acts as user 'alice'"):
             identity.take(other)
+        with pytest.raises(ClientStateError) as refused:
+            identity.take(other)
+        wanted = "acts as 'bob'" if other is BOB else "with another secret: close its clients before it uses"
+        assert wanted in str(refused.value)
         identity.give_back(other)  # which changes nothing
         assert identity.present() == ALICE
     with acting_as(other):

@@ -149,3 +149,17 @@ def test_status_reports_transactions_that_wait_at_the_store_that_leads(run, monk
     monkeypatch.setattr(local_server, "status", lambda address: whole)
     lines = [line.replace("│", " ").split()[:4] for line in run("status").output.splitlines()]
     assert (["storage-broker-a-0", "orders", "shop", "12"] in lines) == writable
+
+
+def test_status_names_what_only_super_users_see_in_one_line(run, monkeypatch):
+    whole = {**report(), "refused": ["storage-broker-a-0", "rebalance-0"]}
+    monkeypatch.setattr(local_server, "status", lambda address: whole)
+    result = run("status")
+    assert "super users see more: storage-broker-a-0, rebalance-0" in result.output
+    assert result.exit_code == 0
+
+
+def test_status_names_stores_on_disk_that_do_not_run(run, monkeypatch):
+    stopped = {"store": "broker-b-0", "broker": "broker-b", "directory": "/data/broker-b-0"}
+    monkeypatch.setattr(local_server, "status", lambda address: {**report(), "stopped_stores": [stopped]})
+    assert "/data/broker-b-0" in run("status").output

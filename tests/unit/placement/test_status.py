@@ -1,0 +1,56 @@
+"""The status of a cluster, as its servers tell it to the user who asks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from placement import status as module
+from placement.status import cluster_status
+from raymq.errors import AccessDeniedError, AuthenticationError, RaymqError, ServiceNotAvailableError
+
+STORE = {"root": "/data/broker-a-0", "beside": ["broker-a-0", "broker-b-0", "lost+found"], "writable": True}
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The answers of servers by name: a mapping, or the error that is raised."""
+    known: dict[str, Any] = {"broker-a": {"ready": True}, "rebalance-0": {"groups": []}, "storage-broker-a-0": STORE}
+
+    def call(name: str) -> Any:
+        if isinstance(known[name], RaymqError):
+            raise known[name]
+        return known[name]
+
+    monkeypatch.setattr(module, "running", lambda: sorted(known))
+    monkeypatch.setattr(
+        module, "ActorRef", lambda name: SimpleNamespace(call=lambda method, timeout_s: dict(call(name)))
+    )
+    return known
+
+
+def test_stores_on_disk_that_do_not_run_are_named(answers: dict[str, Any]) -> None:
+    [stopped] = cluster_status()["stopped_stores"]
+    assert stopped == {"store": "broker-b-0", "broker": "broker-b", "directory": "/data/broker-b-0"}
+    answers["storage-broker-b-0"] = {**STORE, "root": "/data/broker-b-0"}
+    assert cluster_status()["stopped_stores"] == []
+
+
+def test_a_server_that_does_not_answer_has_its_error_and_one_that_refuses_is_named_once(
+    answers: dict[str, Any],
+) -> None:
+    for name in ("storage-broker-a-0", "rebalance-0"):
+        answers[name] = AccessDeniedError("team", f"All on Server:{name}.status", "")
+    answers["broker-b"] = ServiceNotAvailableError("it is away")
+    told = cluster_status()
+    assert (told["stores"], told["rebalances"]) == ([], [])
+    assert told["refused"] == ["storage-broker-a-0", "rebalance-0"]
+    assert [broker["error"] for broker in told["brokers"]] == ["", "it is away"]
+
+
+def test_a_wrong_secret_is_an_error(answers: dict[str, Any]) -> None:
+    answers["broker-a"] = AuthenticationError("the secret is another one")
+    with pytest.raises(AuthenticationError):
+        cluster_status()
