@@ -13,18 +13,18 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from raymq.errors import InvalidArgumentError
+from raymq.kernels.messages import read_messages
 from raymq.message import MessageExt
-from raymq.record.decode import decode_records
+from raymq.record.check import find_starts
 from raymq.record.inner_batch import split_inner_batch
 from raymq.record.inner_batch_encode import is_inner_batch
-from raymq.record.layout import MIN_RECORD_SIZE, RecordError
+from raymq.record.layout import RecordError
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 
 class HookedBatch:
@@ -46,8 +46,8 @@ class HookedBatch:
 
     @cached_property
     def messages(self) -> list[MessageExt]:
-        """The messages, in order, their bodies decompressed. RecordError when a record is damaged."""
-        decoded = decode_records(self._records, broker_name=self.broker_name)
+        """The messages, in order. One that cannot be read is among them, with its `body_error`."""
+        decoded = read_messages(self._records, self._starts, broker_name=self.broker_name)
         return [self._as_sent(message) for message in decoded]
 
     def columns(self, names: Sequence[str] | None = None) -> pa.RecordBatch:
@@ -68,20 +68,19 @@ class HookedBatch:
 
     @cached_property
     def _records(self) -> bytes:
-        """A record for each message: an inner batch, which is sent alone, is one record of many."""
-        return b"".join(split_inner_batch(self._given)) if is_inner_batch(self._given) else self._given
+        """A record for each message: an inner batch, which is sent alone, is one record of many. A damaged inner batch
+        counts as one message."""
+        if not is_inner_batch(self._given):
+            return self._given
+        try:
+            return b"".join(split_inner_batch(self._given))
+        except RecordError:
+            return self._given
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
         """The position of each message's record."""
-        starts, position, data = [], 0, self._records
-        while position < len(data):
-            starts.append(position)
-            size = int.from_bytes(data[position : position + 4], "big")
-            if size < MIN_RECORD_SIZE:
-                raise RecordError(f"a record of {size} bytes is none, at byte {position}")
-            position += size
-        return np.array(starts, np.int64)
+        return find_starts(self._records)
 
     def _as_sent(self, message: MessageExt) -> MessageExt:
         if message.topic == self.topic and message.queue_id == self.queue_id:

@@ -54,16 +54,18 @@ PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS
 PROPERTY_PRODUCER_ID: Final = "RMQ_PID"
 PROPERTY_PRODUCER_EPOCH: Final = "RMQ_EPOCH"
 PROPERTY_SEQUENCE: Final = "RMQ_SEQ"
+PROPERTY_DLQ_ORIGIN_ERROR: Final = "DLQ_ORIGIN_ERROR"
+"""Of a dead letter: the reason why its group could not read the message."""
 
 RESERVED_PROPERTIES: Final = frozenset(
     """KEYS TAGS WAIT DELAY REAL_TOPIC REAL_QID RETRY_TOPIC UNIQ_KEY TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET
     ORIGIN_MESSAGE_ID RECONSUME_TIME MAX_RECONSUME_TIMES MSG_REGION TRACE_ON CONSUME_START_TIME INNER_NUM INNER_BASE
     INNER_MULTI_DISPATCH INNER_MULTI_QUEUE_OFFSET CHECK_IMMUNITY_TIME_IN_SECONDS TRAN_PREPARED_QUEUE_OFFSET
     TRANSACTION_CHECK_TIMES CORRELATION_ID REPLY_TO_CLIENT TTL CLUSTER MSG_TYPE POP_CK 1ST_POP_TIME __SHARDINGKEY
-    DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID TIMER_DELAY_SEC TIMER_DELAY_MS TIMER_DELIVER_MS TIMER_OUT_MS
+    DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID DLQ_ORIGIN_ERROR TIMER_DELAY_SEC TIMER_DELAY_MS TIMER_DELIVER_MS TIMER_OUT_MS
     TIMER_DEL_UNIQKEY TIMER_ROLL_TIMES __transactionId__ __CRC32# RMQ_PID RMQ_EPOCH RMQ_SEQ""".split()
 )
-"""Property names a user may not set (spec/storage.md §1, spec/messaging.md §3.6, and raymq's own three)."""
+"""Property names a user may not set (spec/storage.md §1, spec/messaging.md §3.6, and raymq's own four)."""
 
 MAX_MESSAGE_SIZE_BYTES: Final = 4 * 1024 * 1024
 MAX_PROPERTIES_BYTES: Final = 32767
@@ -278,6 +280,9 @@ class MessageSource(Protocol):
     def body_error(self, index: int) -> BodyUnreadableError | None:
         """The error that `body` raises for message `index`; None if the body can be read."""
 
+    def body_prefix(self, index: int, max_bytes: int) -> bytes:
+        """The first `max_bytes` bytes of the body of message `index`. BodyUnreadableError if they cannot be read."""
+
     def queue_offset(self, index: int) -> int:
         """The queue offset of message `index`."""
 
@@ -408,6 +413,14 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
         """True if the record itself is damaged: nothing of the message is known but its place. Reads no body."""
         return not self.offset_message_id
 
+    def _body_prefix(self, max_bytes: int) -> bytes:
+        """The first `max_bytes` bytes of `body`, without decompressing the rest; for rooms of raymq that show a part.
+
+        BodyUnreadableError if these bytes cannot be read. Damage in the compressed bytes behind them is not noticed.
+        """
+        prefix: bytes = self._source.body_prefix(self._index, max_bytes)
+        return prefix
+
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in zip(_FIELDS, self._values(), strict=True))
         return f"{type(self).__qualname__}({fields})"
@@ -482,6 +495,9 @@ class _DecodedMessage:
         if isinstance(body, BodyUnreadableError):
             raise BodyUnreadableError(*body.args)
         return body
+
+    def body_prefix(self, index: int, max_bytes: int) -> bytes:
+        return self.body(index)[:max_bytes]
 
     def body_error(self, index: int) -> BodyUnreadableError | None:
         body = self._values[_BODY]

@@ -339,20 +339,20 @@ class GroupMethods(ABC):
         return MessageQueue(topic, self._settings.broker_name, queue_id)
 
     def send_back(
-        self, group: str, records: bytes, *, delay_level: int = 0, max_reconsume_times: int = -1
+        self, group: str, records: bytes, *, delay_level: int = 0, max_reconsume_times: int = -1, reason: str = ""
     ) -> SendBackAnswer:
         """Take back messages that the group could not consume: whole records as consumed, back to back.
 
         Each is delivered again from `%RETRY%group` after `delay_level`, or with 0 the later the more often it was given
         back. After `max_reconsume_times` returns (negative: the group's retry_max_times), and with a negative
-        `delay_level`, it goes to `%DLQ%group` instead (spec/messaging.md §5.9).
+        `delay_level`, it goes to `%DLQ%group` instead (spec/messaging.md §5.9), and `reason` with it, if one is given.
 
         Durable on return; a call that is repeated may do it twice. GroupNotExistError, InvalidArgumentError (damaged
         records), MessageIllegalError (properties too long).
         """
         config = self._log.ready().require_group(group)
         returned, answer = read_returned(
-            records, config, delay_level=delay_level, max_reconsume_times=max_reconsume_times
+            records, config, delay_level=delay_level, max_reconsume_times=max_reconsume_times, reason=reason
         )
         topics = ([retry_topic(group)] if answer.retried else []) + ([dlq_topic(group)] if answer.dead else [])
         for topic in topics:

@@ -14,6 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
+
 from actors.broker.state_log import StateLog
 from actors.core.broker.state import BrokerState
 from actors.core.broker.stats import (
@@ -25,19 +27,21 @@ from actors.core.broker.stats import (
     BrokerStats,
 )
 from raymq.config.cluster import BrokerOptions
-from raymq.message import MessageExt, MessageQueue
+from raymq.kernels.messages import read_messages
+from raymq.message import MessageExt
 from raymq.metrics.histogram import Histogram, HistogramFigures
 from raymq.protocol.group import GroupConfig
 from raymq.protocol.stats import GroupStats, TopicStats
 from raymq.protocol.store import DeletedRange, FetchRequest, StoreStatistics
-from raymq.record.decode import read_record
-from raymq.record.places import RecordPlace
 from raymq.remoting.storage_client import StorageClient
 from raymq.retry import persist_until
 
 TOPIC_CREATION: Final = "raymq_topic_create_execution_time_milliseconds"
 GROUP_CREATION: Final = "raymq_consumer_group_create_execution_time_milliseconds"
 READ_TIMEOUT_S: Final = 20.0
+DAMAGED_MAX: Final = 8
+"""So many damaged messages in a row are passed over to find one with a time."""
+_FIRST: Final = np.zeros(1, np.int64)
 
 logger = logging.getLogger(__name__)
 
@@ -215,14 +219,16 @@ class BrokerMonitor:
         return behind
 
     def message_at(self, topic: str, queue_id: int, offset: int) -> MessageExt | None:
-        """The message at an offset, or the first one held if that was deleted; None if there is none, or if its
-        record is damaged. Its body may be unreadable."""
-        for _ in range(2):
+        """The message at an offset, or the first one held behind it if that was deleted or is damaged; None if there is
+        none, and after DAMAGED_MAX damaged ones. The body is not looked at."""
+        for _ in range(DAMAGED_MAX + 1):
             read = partial(self._storage().fetch, [FetchRequest(topic, queue_id, offset, 1)], 1, 0.0)
             [result] = persist_until(time.monotonic() + READ_TIMEOUT_S, read)
             if result.count:
-                place = RecordPlace(MessageQueue(topic, "", queue_id))
-                message = read_record(result.records, 0, place, check_crc=False)
-                return None if message.record_damaged else message
+                [message] = read_messages(result.records, _FIRST, broker_name="", check_crc=False, keeps_bodies=False)
+                if message.offset_message_id:
+                    return message
+            if result.next_offset == offset:
+                break
             offset = result.next_offset
         return None

@@ -62,7 +62,7 @@ STARTING: Final = "the listener's process is starting"
 
 logger = logging.getLogger(__name__)
 
-SendBackCall = Callable[[str, bytes, int, int], None]
+SendBackCall = Callable[[str, bytes, int, int, str], None]
 """Called with broker name, records, delay level and max reconsume times; RaymqError when the broker did not take the
 records."""
 
@@ -465,7 +465,9 @@ class ListenerFeed:
         failed = False
         try:
             for chunk in _chunks(sent):
-                self._send_back_call(sent.task.queue.broker_name, chunk, sent.delay_level, sent.max_reconsume_times)
+                self._send_back_call(
+                    sent.task.queue.broker_name, chunk, sent.delay_level, sent.max_reconsume_times, sent.unreadable
+                )
         except RaymqError as error:
             failed = True
             logger.warning("%s could not send back messages of %s: %s", self.name, sent.task.queue, error)

@@ -172,6 +172,8 @@ class PushInstance:
                 "consumed": feed.consumed,
                 "failures": feed.failures,
                 "last_error": troubles[0] if troubles else feed.broken,
+                "skipped": sum(process_queue.skipped for process_queue in queues),
+                "last_skipped": next((one.last_skipped for one in queues if one.last_skipped), ""),
                 "suspended": state.core.suspended,
                 "listener_deaths": feed.deaths,
                 "listener_away": feed.away_because,
@@ -263,13 +265,16 @@ class PushInstance:
         with self._state.lock:
             self._state.core.unreadable(queue, offset, error)
 
-    def _send_back(self, broker_name: str, records: bytes, delay_level: int, max_reconsume_times: int) -> None:
+    def _send_back(
+        self, broker_name: str, records: bytes, delay_level: int, max_reconsume_times: int, reason: str
+    ) -> None:
         self._services.broker(broker_name).call(
             "send_back",
             self._settings.group,
             records,
             delay_level=delay_level,
             max_reconsume_times=max_reconsume_times,
+            reason=reason,
             timeout_s=SEND_BACK_TIMEOUT_S,
         )
 

@@ -55,6 +55,7 @@ class LiveMessages:
             max_scanned=query.max_scanned,
             max_ms=query.max_ms,
             cursor=query.cursor,
+            whole_bodies=False,
         )
         return MessagePage(page.messages, page.cursor, page.scanned, page.truncated)
 

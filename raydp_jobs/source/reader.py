@@ -34,9 +34,9 @@ from raydp_jobs.worker_client import ClusterAddress, address_of_cluster, worker_
 from raymq.client import Client, connect
 from raymq.consumer.subscription import ALL, Subscription
 from raymq.filters.sql import SqlFilter
-from raymq.kernels.columns import schema_with
+from raymq.kernels.columns import Unreadable, schema_with
 from raymq.remoting.namespaced_routes import NamespacedRoutes
-from raymq.scan.batches import OnLoss, open_ranges
+from raymq.scan.batches import OnLoss, check_unreadable, open_ranges
 from raymq.scan.expression import text_of
 from raymq.scan.partitions import plan_partitions
 from raymq.scan.queue_bounds import ClusterQueues
@@ -60,7 +60,11 @@ SPARK_SCHEMA: Final = StructType(
 )
 """The columns of `read_topic`. A queue is `broker_name` and `queue_id` together."""
 MORE_SPARK_COLUMNS: Final = StructType(
-    [StructField("reconsume_times", IntegerType()), StructField("body_size", IntegerType())]
+    [
+        StructField("reconsume_times", IntegerType()),
+        StructField("body_size", IntegerType()),
+        StructField("error", _TEXT),
+    ]
 )
 """The columns that `read_topic` has only when they are asked for by name, as raymq.kernels.columns has them."""
 _FIELDS: Final = {field.name: field for field in (*SPARK_SCHEMA, *MORE_SPARK_COLUMNS)}
@@ -78,6 +82,7 @@ def read_topic(
     columns: Sequence[str] | None = None,
     tags: str = ALL,
     expression: SqlFilter | None = None,
+    unreadable: Unreadable = "null",
     min_partitions: int | None = None,
     partition_bytes: int | None = None,
     client: Client | None = None,
@@ -90,9 +95,10 @@ def read_topic(
     ``{"broker-a": {"0": 12, "1": -2}}`` or the same as JSON, with -2 for earliest and -1 for latest. ``"latest"`` is
     the end at the moment of this call. `tags` filters like a subscription, ``"paid || refunded"``, and
     `expression` by properties, ``raymq.sql("price > 5")``, both before a body is read. A query without
-    `body` is several times faster with `columns` that leave it out. Partitions have about `partition_bytes` bytes of
-    records, and are `min_partitions` at least. `client`: what `raymq.connect()` gave, else a connection is made for the
-    plan.
+    `body` is several times faster with `columns` that leave it out. A message that cannot be read has a null `body`,
+    and the column `error` says why; with `unreadable` "raise", the job fails with BodyUnreadableError instead.
+    Partitions have about `partition_bytes` bytes of records, and are `min_partitions` at least. `client`: what
+    `raymq.connect()` gave, else a connection is made for the plan.
 
     Order holds within a queue and partition. Raises as `plan_ranges`, `plan_partitions` and `Subscription.parse` do,
     before any Spark job. With `fail_on_data_loss` a job fails when messages of the plan have been deleted meanwhile;
@@ -101,6 +107,7 @@ def read_topic(
     wanted = Subscription.parse("any", tags).tags
     sql = text_of(expression)
     schema = spark_schema(columns)
+    check_unreadable(unreadable)
     fail_on_data_loss = options.get("fail_on_data_loss", True)
     with nullcontext(client) if client is not None else connect() as connection:
         source = ClusterQueues(connection.routes, connection.storages, connection.names)
@@ -122,7 +129,14 @@ def read_topic(
     def read(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         chosen = (one for batch in rows for index in batch.column(0).to_pylist() for one in partitions[index].ranges)
         return read_ranges(
-            chosen, address, wanted, fail_on_data_loss, schema.names, lambda lost: losses.add([lost]), sql=sql
+            chosen,
+            address,
+            wanted,
+            fail_on_data_loss,
+            schema.names,
+            lambda lost: losses.add([lost]),
+            sql=sql,
+            unreadable=unreadable,
         )
 
     return numbered_partitions(spark, hosts).mapInArrow(read, schema)
@@ -143,6 +157,7 @@ def read_ranges(
     on_loss: OnLoss = lambda lost: None,
     *,
     sql: str | None = None,
+    unreadable: Unreadable = "null",
 ) -> Iterator[pa.RecordBatch]:
     """In a Spark worker: the messages of some ranges, as Spark takes them. `tags` empty means all, and so
     does no `sql`. `on_loss` is told what was left out."""
@@ -158,6 +173,7 @@ def read_ranges(
         sql=sql,
         on_loss=on_loss,
         names=client.names,
+        unreadable=unreadable,
     )
     for batch in batches:
         yield batch.cast(schema)

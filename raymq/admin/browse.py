@@ -7,6 +7,9 @@
 
 So a page is cut at any record and goes on exactly there, and what it has looked at is bounded. Records are fetched for
 all queues of a broker group in one call, so a topic of many queues costs few calls.
+
+A damaged message has its place on the page, with its `body_error`. A page holds its messages as they are stored: a body
+is decompressed each time it is read.
 """
 
 from __future__ import annotations
@@ -18,15 +21,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from raymq.admin.messages import MessageAdmin
+from raymq.consumer.pull_once import FetchedRecord, has_text, is_wanted, read_fetched, stored_times
 from raymq.consumer.subscription import Subscription
-from raymq.errors import InvalidArgumentError
+from raymq.errors import BodyUnreadableError, InvalidArgumentError
 from raymq.message import MessageExt, MessageQueue, PullStatus
 from raymq.names import check_topic
 from raymq.protocol.store import FetchRequest, FetchResult, QueueBounds
-from raymq.record.decode import decode_records
+from raymq.record.layout import SYS_FLAG_COMPRESSED
 from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import call_master
 
@@ -36,6 +40,8 @@ BROWSE_CALL_TIMEOUT_S: Final = 5.0
 BROWSE_MAX_MESSAGES: Final = 1000
 BROWSE_MAX_SCANNED: Final = 1_000_000
 BROWSE_FETCH_BYTES: Final = 4 * 1024 * 1024
+BROWSE_PAGE_BYTES: Final = 64 * 1024 * 1024
+"""The most bytes of bodies, decompressed, on a page; it ends behind the message with which it exceeds them."""
 _AHEAD: Final = 32
 """The most records that one fetch reads of a queue."""
 
@@ -46,7 +52,7 @@ Fetch = Callable[[Sequence[tuple[MessageQueue, int, int]]], Sequence[FetchResult
 @dataclass(frozen=True, slots=True)
 class Page:
     """Messages, and how they were found: `scanned` records were looked at. `cursor` goes on behind them, None at the
-    end; `truncated`: a bound of records or time ended the search before the page was full."""
+    end; `truncated`: a bound of records, bytes or time ended the search before the page was full."""
 
     messages: tuple[MessageExt, ...]
     cursor: str | None = None
@@ -63,6 +69,18 @@ class Span:
     end: int
 
 
+class _Held(NamedTuple):
+    """A message that was read, and its time, in ms since 1970, for the merge of queues."""
+
+    fetched: FetchedRecord
+    stored_ms: int
+
+    @property
+    def queue_offset(self) -> int:
+        """The message's offset."""
+        return self.fetched.message.queue_offset
+
+
 class _Stream:
     """One queue's records in one direction, a few of them held."""
 
@@ -71,9 +89,9 @@ class _Stream:
         self._begin, self._end = span.begin, span.end
         """The offsets neither taken nor held; held messages lie behind `_end` (newest first) or before `_begin`."""
         self._newest_first = newest_first
-        self._held: list[MessageExt] = []
+        self._held: list[_Held] = []
         """The next one last."""
-        self._part: list[MessageExt] = []
+        self._part: list[_Held] = []
         self._window = self._read_from = -1
         """Newest first: the window that is read begins and goes on there; -1 between windows."""
 
@@ -111,18 +129,20 @@ class _Stream:
             self._end = max(self._window, self._begin)
             self._window = self._read_from = -1
 
-    def _decode(self, result: FetchResult, start: int) -> list[MessageExt]:
-        messages = decode_records(result.records, broker_name=self.queue.broker_name)
-        return [message for message in messages if start <= message.queue_offset < self._end]
+    def _decode(self, result: FetchResult, start: int) -> list[_Held]:
+        found = read_fetched(result.records, self.queue, start, result.next_offset)
+        times = stored_times([one.message for one in found])
+        held = [_Held(*pair) for pair in zip(found, times, strict=True)]
+        return [one for one in held if start <= one.queue_offset < self._end]
 
     @property
-    def first(self) -> MessageExt | None:
+    def first(self) -> _Held | None:
         """The next message, if one is held."""
         return self._held[-1] if self._held else None
 
-    def pop(self) -> MessageExt:
+    def pop(self) -> FetchedRecord:
         """Take the next message."""
-        return self._held.pop()
+        return self._held.pop().fetched
 
     def rest(self) -> Span:
         """The offsets that were not taken, held or not."""
@@ -142,19 +162,22 @@ def read_page(
     limit: int,
     max_scanned: int,
     in_time: Callable[[], bool],
+    whole_bodies: bool = True,
 ) -> Page:
     """The first `limit` wanted messages of several spans, merged by the times at which they were stored.
 
-    Ends at `max_scanned` records, or when `in_time` says so; then the page is truncated, and its cursor goes on.
+    Ends at `max_scanned` records, at BROWSE_PAGE_BYTES, or when `in_time` says so; then the page is truncated, and its
+    cursor goes on. Without `whole_bodies`, a body counts with its stored bytes.
     """
     streams = [_Stream(span, newest_first=newest_first) for span in spans]
     ahead = max(1, min(_AHEAD, max_scanned, -(-2 * limit // max(len(streams), 1))))
     found: list[MessageExt] = []
-    scanned = 0
+    scanned = size = 0
     truncated = False
     while len(found) < limit:
         dry = [stream for stream in streams if stream.wants]
-        if (dry or any(stream.first for stream in streams)) and (scanned >= max_scanned or not in_time()):
+        is_over = scanned >= max_scanned or size >= BROWSE_PAGE_BYTES or not in_time()
+        if is_over and (dry or any(stream.first for stream in streams)):
             truncated = True
             break
         if dry:
@@ -164,12 +187,23 @@ def read_page(
         following = _next(streams, newest_first=newest_first)
         if following is None:
             break
-        message = following.pop()
+        one = following.pop()
         scanned += 1
-        if wanted(message):
-            found.append(message)
+        if wanted(one.message):
+            found.append(one.alone())
+            size += _cost(one, whole_bodies=whole_bodies)
     left = [span for span in (stream.rest() for stream in streams) if span.begin < span.end]
     return Page(tuple(found), write_cursor(left, newest_first=newest_first) if left else None, scanned, truncated)
+
+
+def _cost(one: FetchedRecord, *, whole_bodies: bool) -> int:
+    """The bytes that a message counts for on a page."""
+    if not whole_bodies or one.message.record_damaged or not one.message.sys_flag & SYS_FLAG_COMPRESSED:
+        return len(one.record)
+    try:
+        return len(one.message.body)
+    except BodyUnreadableError:
+        return len(one.record)
 
 
 def _next(streams: Iterable[_Stream], *, newest_first: bool) -> _Stream | None:
@@ -178,7 +212,7 @@ def _next(streams: Iterable[_Stream], *, newest_first: bool) -> _Stream | None:
     if not firsts:
         return None
     choose = max if newest_first else min
-    return choose(firsts, key=lambda pair: (pair[0].store_timestamp_ms, pair[0].queue))[1]
+    return choose(firsts, key=lambda pair: (pair[0].stored_ms, pair[1].queue))[1]
 
 
 def write_cursor(spans: Iterable[Span], *, newest_first: bool) -> str:
@@ -217,14 +251,17 @@ class BrowseAdmin(MessageAdmin):
         max_scanned: int = 10_000,
         max_ms: int = 5_000,
         cursor: str | None = None,
+        whole_bodies: bool = True,
     ) -> Page:
         """Messages of a topic in the order in which they were stored, newest first or oldest first, of all queues or of
         one; no group is joined, and nothing changes.
 
         Those stored from `begin_ms` on and before `end_ms` (ms since 1970), or from `begin_offset` on in one `queue`,
-        with one of the `tags` (``"a || b"``) and with the text `contains` in their body. At most `limit` messages come,
-        after at most `max_scanned` records or about `max_ms`. `cursor`, of an earlier page of the same question, goes
-        on behind it. Several queues are merged by the times of their messages.
+        with one of the `tags` (``"a || b"``) and with the text `contains` in their body. A damaged message counts as
+        one that is wanted. At most `limit` messages come, after at most `max_scanned` records, about `max_ms`, or
+        64 MiB of bodies. Without `whole_bodies`, which is for callers that read only their beginnings, compressed
+        bodies count with their stored bytes. `cursor`, of an earlier page of the same question, goes on behind it.
+        Several queues are merged by the times of their messages.
 
         What is stored meanwhile is not in later pages of the same question. TopicNotExistError, InvalidArgumentError;
         RequestTimeoutError or ServiceNotAvailableError while a broker is away.
@@ -239,11 +276,12 @@ class BrowseAdmin(MessageAdmin):
         return read_page(
             spans,
             self._fetch_queues,
-            lambda message: subscription.matches(message.tags) and text in message.body,
+            lambda message: is_wanted(message, subscription) and has_text(message, text),
             newest_first=newest_first,
             limit=limit,
             max_scanned=max_scanned,
             in_time=lambda: time.monotonic() < deadline_s,
+            whole_bodies=whole_bodies,
         )
 
     def _spans(

@@ -13,18 +13,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 from raymq.closing import OfProcess
 from raymq.consumer.group_offsets import GroupOffsets
+from raymq.consumer.pull_once import FetchedRecord, read_fetched
 from raymq.errors import InvalidArgumentError, RaymqError
 from raymq.message import PROPERTY_RETRY_TOPIC, ConsumeFromWhere, MessageExt, MessageQueue, PullStatus
 from raymq.names import check_group, dlq_topic, retry_topic
 from raymq.protocol.group import OffsetCommit, StartOffsetQuery
 from raymq.protocol.store import FetchRequest, FetchResult
-from raymq.record.check import record_starts
-from raymq.record.decode import decode_record, decode_records
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_client import StorageClient
@@ -121,8 +120,9 @@ class DeadLetters(OfProcess):
         """Bring dead letters back, one after another, at most `rate` per second; yields the result of each.
 
         All that were not brought back yet: ends at the first that cannot be, its error says why, and the next replay
-        begins with it. Or the chosen `letters`, in their order: one that cannot be brought back, or was before, has its
-        error, and the others follow. InvalidArgumentError, before any is brought back, for a place without a letter.
+        begins with it. A damaged letter has its error, and the others follow. Or the chosen `letters`, in their order:
+        one that cannot be brought back, or was before, has its error, and the others follow. InvalidArgumentError,
+        before any is brought back, for a place without a letter.
         """
         if rate is not None and not rate > 0:
             raise InvalidArgumentError(f"rate must be more than 0 per second, not {rate}")
@@ -135,7 +135,7 @@ class DeadLetters(OfProcess):
             return
         for result in islice(self._replay_all(pace), max_messages):
             yield result
-            if result.error:
+            if result.error and result.letter.message.body_error is None:
                 return
 
     def _replay_all(self, pace: _Pace) -> Iterator[Replayed]:
@@ -173,7 +173,7 @@ class DeadLetters(OfProcess):
 
     def _marked(self, queue: MessageQueue, letter: DeadLetter) -> DeadLetter:
         """The letter; `replayed` also if a copy of it in the retry topic says so."""
-        if letter.replayed:
+        if letter.replayed or letter.message.record_damaged:
             return letter
         message_id = letter.message.message_id
         result = self._call_storage(
@@ -181,7 +181,7 @@ class DeadLetters(OfProcess):
             lambda storage, left_s: storage.query_by_unique_id(retry_topic(self._group), message_id, left_s),
         )
         died_ms = letter.message.store_timestamp_ms
-        copies = decode_records(result.records, broker_name=queue.broker_name) if result.count else []
+        copies = [one.message for one in read_fetched(result.records, MessageQueue("", queue.broker_name, -1))]
         replayed = any(copy.reconsume_times == 0 and copy.store_timestamp_ms >= died_ms for copy in copies)
         return replace(letter, replayed=replayed)
 
@@ -219,9 +219,8 @@ class DeadLetters(OfProcess):
                 if result.next_offset <= offset:
                     return
             else:
-                starts = [*record_starts(result.records).tolist(), len(result.records)]
-                for start, end in pairwise(starts):
-                    yield _found(result.records[start:end], queue, done)
+                for one in read_fetched(result.records, queue, offset, result.next_offset):
+                    yield _found(one, queue, done)
             offset = result.next_offset
 
     def _fetch(self, queue: MessageQueue, offset: int) -> FetchResult:
@@ -255,7 +254,7 @@ class _Pace:
         self._next_s = max(self._next_s, time.monotonic() - 1.0) + self._pause_s
 
 
-def _found(record: bytes, queue: MessageQueue, done: int) -> _Found:
-    message = decode_record(record, broker_name=queue.broker_name)
+def _found(one: FetchedRecord, queue: MessageQueue, done: int) -> _Found:
+    message = one.alone()
     topic = message.system_properties.get(PROPERTY_RETRY_TOPIC, message.topic)
-    return _Found(DeadLetter(message, topic, message.queue_offset < done), bytes(record))
+    return _Found(DeadLetter(message, topic, message.queue_offset < done), bytes(one.record))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from raymq.admin.base import ADMIN_SHORT_CALL_TIMEOUT_S, AdminBase
+from raymq.consumer.pull_once import read_alone
 from raymq.errors import InvalidArgumentError
 from raymq.java_text import parse_number
-from raymq.message import PROPERTY_DELAY, PROPERTY_REAL_TOPIC, MessageExt
+from raymq.message import PROPERTY_DELAY, PROPERTY_REAL_TOPIC, MessageExt, MessageQueue
 from raymq.names import SCHEDULE_TOPIC
 from raymq.protocol.delayed import DelayedInStore
 from raymq.protocol.route import MASTER_ID
-from raymq.record.decode import decode_records
 
 DELAYED_LIST_MAX: Final = 1000
 END_OF_TIME_MS: Final = 2**63 - 1
@@ -21,7 +22,7 @@ END_OF_TIME_MS: Final = 2**63 - 1
 @dataclass(frozen=True, slots=True)
 class DelayedMessage:
     """A message that waits: due at `due_ms` (ms since 1970), in `topic` then. `level` is 0 for a time of its own.
-    `message` is as it is stored where it waits."""
+    `message` is as it is stored where it waits; of one whose record is damaged, `topic` is empty."""
 
     topic: str
     due_ms: int
@@ -70,7 +71,9 @@ class DelayedAdmin(AdminBase):
                 levels[name] = levels.get(name, 0) + count
             hours = [sum(pair) for pair in zip(hours, part.hours, strict=True)]
             late_ms, truncated = max(late_ms, part.late_ms), truncated or not part.complete
-            messages = decode_records(part.records, broker_name=broker_name) if part.records else []
+            queue, ends = MessageQueue("", broker_name, -1), accumulate(part.sizes)
+            records = [part.records[end - size : end] for size, end in zip(part.sizes, ends, strict=True)]
+            messages = [read_alone(record, queue) for record in records]
             found += [_delayed(due_ms, message) for due_ms, message in zip(part.due_ms, messages, strict=True)]
         found.sort(key=lambda one: (one.due_ms, one.message.queue, one.message.queue_offset))
         return Delayed(levels, tuple(hours), late_ms, tuple(found[:limit]), truncated or len(found) > limit)

@@ -11,6 +11,7 @@ import msgspec
 from raymq.admin.base import ADMIN_TIMEOUT_S
 from raymq.admin.groups import GroupAdmin
 from raymq.errors import (
+    BodyUnreadableError,
     ClientStateError,
     InvalidArgumentError,
     RaymqError,
@@ -25,6 +26,7 @@ from raymq.protocol.clients import ConsumerConnection
 from raymq.record.decode import decode_record
 from raymq.record.inner_batch import split_inner_batch
 from raymq.record.inner_batch_encode import is_inner_batch
+from raymq.record.layout import RecordError
 from raymq.remoting.broker_client import broker_client
 from raymq.remoting.storage_clients import call_master
 from raymq.retry import Backoff
@@ -117,7 +119,12 @@ class MemberAdmin(GroupAdmin):
         )
         if not is_inner_batch(record):
             return record
-        for one in split_inner_batch(record):
+        try:
+            parts = split_inner_batch(record)
+        except RecordError as error:
+            place = message.queue_offset, message.physical_offset
+            raise BodyUnreadableError(str(message.queue), *place, error.reason, True) from None
+        for one in parts:
             if decode_record(one, broker_name=message.broker_name).queue_offset == message.queue_offset:
                 return bytes(one)
         raise InvalidArgumentError(f"no message of the batch at {message.physical_offset} is {message.message_id}")

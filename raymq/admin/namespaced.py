@@ -37,7 +37,7 @@ OTHER_PARAMETERS: Final = frozenset(
     contains cursor dead_letters decision dry_run enabled end_ms ids internal is_super key limit max_messages
     max_scanned member message_id message_type max_ms name namespace newest_first offset parts
     perm progress queue_type rate replayed reserve_time_s resource secret sources stacks tags timeout_s timestamp_ms
-    to trace_topic user value wait_s with_pairs writable""".split()
+    to trace_topic user value wait_s whole_bodies with_pairs writable""".split()
 )
 """Those that do not."""
 NAME_FIELDS: Final = frozenset("topic topics group groups target subscriptions forbidden producer_group".split())

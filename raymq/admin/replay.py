@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ from typing import Final
 from zlib import crc32
 
 from raymq.admin.messages import MessageAdmin
+from raymq.consumer.pull_once import stored_times
 from raymq.errors import GroupNotExistError, InvalidArgumentError, OffsetOutOfRangeError, TopicNotExistError
 from raymq.message import (
     PROPERTY_ORIGIN_MESSAGE_ID,
@@ -51,6 +53,8 @@ _PAGE: Final = 64
 _READ: Final = 512
 _END_OF_TIME_MS: Final = 2**63 - 1
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayChoice:
@@ -73,13 +77,15 @@ class ReplayChoice:
 @dataclass(frozen=True, slots=True)
 class Replay:
     """The result of a replay to `target`, a topic: of the `chosen` messages `sent` were sent now, and `sent_before` by
-    an earlier run; a dry run sends none. `complete` is false if there are more than the replay's bound."""
+    an earlier run; a dry run sends none. `complete` is false if there are more than the replay's bound. `unreadable`
+    chosen messages are left out: their bodies cannot be read."""
 
     target: str
     chosen: int
     sent: int
     sent_before: int
     complete: bool
+    unreadable: int = 0
 
 
 class ReplayAdmin(MessageAdmin):
@@ -107,7 +113,8 @@ class ReplayAdmin(MessageAdmin):
         Choose by `key`, by `ids`, or by the time at which they were stored, from `begin_ms` on and before `end_ms`.
         At most `max_messages` are sent now, `rate` a second; `progress` is called with each number of messages that are
         done. Run again, with the same choice, target and `name`, a replay sends what it has not sent yet, and nothing
-        twice; another `name` makes another replay of it. `dry_run`: only count.
+        twice; another `name` makes another replay of it. `dry_run`: only count. Messages that cannot be read are left
+        out, counted and logged.
 
         On success all chosen messages, up to the bound, are stored in the target, as durably as the cluster's settings
         say; after a failure, some are, and the replay can be run again. TopicNotExistError, GroupNotExistError,
@@ -159,7 +166,8 @@ class ReplayAdmin(MessageAdmin):
                     choice.topic, choice.key or "", max_messages=_PAGE, end_ms=end_ms, broker_name=broker_name
                 )
                 before = len(found)
-                found |= {(message.queue, message.queue_offset): message for message in page}
+                # A damaged message has its place in the log only.
+                found |= {(message.queue, _number(message)): message for message in page}
                 if len(page) < _PAGE:
                     break
                 if len(found) == before:
@@ -167,7 +175,7 @@ class ReplayAdmin(MessageAdmin):
                         f"{broker_name} has {_PAGE} messages or more with key {choice.key!r} of one second, as many as "
                         "a query returns: replay them by their times"
                     )
-                end_ms = min(message.store_timestamp_ms for message in page)
+                end_ms = min(stored_times(page))
         return list(found.values())
 
     def _by_time(self, choice: ReplayChoice) -> Iterator[tuple[MessageQueue, list[MessageExt]]]:
@@ -214,14 +222,17 @@ class _Run:
         text = json.dumps([asdict(choice), target, name])
         self._identity = hashlib.sha256(text.encode()).hexdigest()[:24]
         self._next_s = time.monotonic()
+        self._unreadable = 0
         self._behind: dict[MessageQueue, int] = {}
         """By queue of the source, the offset behind the last message that was sent."""
 
     def send(self, chosen: Iterator[tuple[MessageQueue, list[MessageExt]]], most: int) -> Replay:
         """Send at most so many messages."""
         count = sent = 0
-        for source, found in chosen:
-            behind = 0 if self._dry_run else self._sent_before(source)
+        for source, chosen_here in chosen:
+            found = [message for message in chosen_here if message.body_error is None]
+            self._note_unreadable(chosen_here, len(chosen_here) - len(found))
+            behind = 0 if self._dry_run or not found else self._sent_before(source)
             new = [message for message in found if message.queue_offset >= behind]
             count += len(found)
             self._progress(len(found) - len(new))
@@ -238,7 +249,19 @@ class _Run:
         return self._result(count, sent, complete=True)
 
     def _result(self, count: int, sent: int, *, complete: bool) -> Replay:
-        return Replay(self._target, count, 0 if self._dry_run else sent, count - sent, complete)
+        chosen = count + self._unreadable
+        return Replay(
+            self._target, chosen, 0 if self._dry_run else sent, count - sent, complete, unreadable=self._unreadable
+        )
+
+    def _note_unreadable(self, messages: Sequence[MessageExt], count: int) -> None:
+        """Count messages of which `count` cannot be read, and log the first one."""
+        if not count:
+            return
+        self._unreadable += count
+        self._progress(count)
+        error = next(message.body_error for message in messages if message.body_error is not None)
+        logger.warning("a replay to %s leaves out %d messages: %s", self._target, count, error)
 
     def _place(self, source: MessageQueue) -> tuple[str, MessageQueue]:
         """The producer id of the copies of a queue's messages, and their queue."""
@@ -315,9 +338,14 @@ def _by_queue(found: Sequence[MessageExt]) -> Iterator[tuple[MessageQueue, list[
     """Messages by their queues, each in the order of the offsets, each once."""
     by_queue: dict[MessageQueue, dict[int, MessageExt]] = {}
     for message in found:
-        by_queue.setdefault(message.queue, {})[message.queue_offset] = message
+        by_queue.setdefault(message.queue, {})[_number(message)] = message
     for queue in sorted(by_queue):
         yield queue, [message for _, message in sorted(by_queue[queue].items())]
+
+
+def _number(message: MessageExt) -> int:
+    """A number that only this message of its queue has: its offset, or a negative one of a damaged message."""
+    return message.queue_offset if message.queue_offset >= 0 else -message.physical_offset - 1
 
 
 def _is_copy(message: MessageExt) -> bool:

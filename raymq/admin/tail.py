@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 from raymq.admin.base import AdminBase
+from raymq.consumer.pull_once import read_fetched, stored_times
 from raymq.errors import InvalidArgumentError, RaymqError
 from raymq.message import MessageExt, MessageQueue
 from raymq.names import check_topic
 from raymq.parallel import map_parallel
 from raymq.protocol.store import FetchRequest, FetchResult
-from raymq.record.decode import decode_records
 from raymq.remoting.storage_clients import call_master
 
 TAIL_TIMEOUT_S: Final = 3.0
@@ -62,7 +63,7 @@ class TailAdmin(AdminBase):
         if failures and (positions is None or len(failures) == len(answers)):
             raise failures[0]
         following = dict(positions or {})
-        found: list[MessageExt] = []
+        found: list[tuple[int, MessageExt]] = []
         skipped = 0
         for own, answer in zip(queues.values(), answers, strict=True):
             if isinstance(answer, RaymqError):
@@ -71,9 +72,11 @@ class TailAdmin(AdminBase):
                 following[queue] = result.max_offset
                 if positions is not None:
                     skipped += result.max_offset - result.next_offset
-                    found += decode_records(result.records, broker_name=queue.broker_name)
-        found.sort(key=lambda message: message.store_timestamp_ms)
-        newest = tuple(found[-max_messages:])
+                    bounds = positions.get(queue, -1), result.next_offset
+                    arrived = [one.message for one in read_fetched(result.records, queue, *bounds)]
+                    found += zip(stored_times(arrived), arrived, strict=True)
+        found.sort(key=itemgetter(0))
+        newest = tuple(message for _, message in found[-max_messages:])
         return Arrived(newest, following, skipped + len(found) - len(newest))
 
     def _read_behind(

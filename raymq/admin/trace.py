@@ -9,6 +9,7 @@ Without a trace, the stores alone tell the second and the third.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from raymq.trace.records import ContextCode, TracedType, decode_records
 
 TRACE_MESSAGES_MAX: Final = 64
 """The most trace messages of one message that are read from a broker group."""
+
+logger = logging.getLogger(__name__)
 _KINDS: Final = {TracedType.HALF: "half message sent", TracedType.DELAY: "delayed message sent"}
 _ENDS: Final = {
     ContextCode.SUCCESS: "consumed",
@@ -113,5 +116,8 @@ class TraceAdmin(TrackAdmin):
 
     def _life(self, message_id: str, trace_topic: str) -> MessageLife:
         found = self.query_by_key(trace_topic, message_id, max_messages=TRACE_MESSAGES_MAX)
-        texts = [message.body.decode(errors="replace") for message in found]
+        unreadable = [message.body_error for message in found if message.body_error is not None]
+        if unreadable:
+            logger.warning("%d records of a trace are left out: %s", len(unreadable), unreadable[0])
+        texts = [message.body.decode(errors="replace") for message in found if message.body_error is None]
         return life_of(message_id, [record for text in texts for record in decode_records(text).records])

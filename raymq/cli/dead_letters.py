@@ -19,6 +19,7 @@ from raymq.cli.terminal.output import (
     print_value,
     quiet_option,
     say,
+    shown_body,
     table,
 )
 from raymq.cli.terminal.progress import counting
@@ -41,7 +42,8 @@ def dlq_list(group_name: str, limit: int, everything: bool, address: str | None,
         letters = client.admin.dead_letters(group_name).letters(max_messages=limit, replayed=everything)
     rows = [_row(letter) for letter in letters]
     names = ["topic", "message_id", "stored", "attempts", "replayed", "tags", "keys", "body"]
-    text = [[" ".join(row[name]) if name == "keys" else row[name] for name in names] for row in rows]
+    shown = [{**row, "keys": " ".join(row["keys"]), "body": shown_body(row)} for row in rows]
+    text = [[row[name] for name in names] for row in shown]
     print_value(as_json, {"dead_letters": rows}, lambda: table(names, text))
 
 

@@ -24,6 +24,7 @@ from raymq.cli.terminal.output import (
     print_value,
     quiet_option,
     say,
+    shown_body,
     table,
 )
 from raymq.cli.terminal.progress import counting, steps
@@ -241,7 +242,8 @@ def _message_at(client: Any, queue: Any, offset: int, position: str) -> Any:
 def _print_messages(found: list[dict[str, Any]]) -> None:
     names = ["queue", "queue_offset", "tags", "keys", "stored", "message_id", "body"]
     if found:
-        table(names, [[" ".join(m[name]) if name == "keys" else m[name] for name in names] for m in found])
+        shown = [{**fields, "keys": " ".join(fields["keys"]), "body": shown_body(fields)} for fields in found]
+        table(names, [[fields[name] for name in names] for fields in shown])
 
 
 def _property(text: str) -> tuple[str, str]:

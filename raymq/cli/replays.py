@@ -82,5 +82,6 @@ def replay(
             progress=counter.advance,
         )
     more = "" if done.complete else "; there are more: run it again"
-    text = f"{done.chosen} chosen, {done.sent} sent to {done.target}, {done.sent_before} sent before{more}"
+    unreadable = f", {done.unreadable} cannot be read" if done.unreadable else ""
+    text = f"{done.chosen} chosen, {done.sent} sent to {done.target}, {done.sent_before} sent before{unreadable}{more}"
     print_value(as_json, {**asdict(done), "dry_run": dry_run}, lambda: say(text))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from raymq.errors import BodyUnreadableError
 from raymq.kernels.fields import FieldOffsets, find_intact
 from raymq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, MessageExt, MessageQueue
-from raymq.record.compression import decompress
+from raymq.record.compression import decompress, decompress_prefix
 from raymq.record.crc import body_crcs
 from raymq.record.decode import CRC_WRONG, read_record, split_keys, split_properties, store_host_of, topic_text
 from raymq.record.layout import (
@@ -56,6 +56,7 @@ def read_messages(
     check_crc: bool = True,
     places: RecordPlaces | None = None,
     on_unreadable: OnUnreadable = ignore,
+    keeps_bodies: bool = True,
 ) -> list[MessageExt]:
     """The messages whose records start at `starts` (in any order) of `buffer`, which they keep alive and which must not
     change.
@@ -64,9 +65,11 @@ def read_messages(
     or the whole record is unreadable (`raymq.record.decode`). `places` are the places of the records, with the same
     indices as `starts`: a record that does not agree with its place counts as damaged. `on_unreadable` is called once
     for each unreadable message, as soon as the damage is known: of a compressed body when it is read.
+
+    Without `keeps_bodies`, the messages never hold a decompressed body: for programs that hold messages of many reads.
     """
     known = RecordPlaces.unknown(broker_name) if places is None else places
-    if len(starts) <= FEW_RECORDS:
+    if len(starts) <= FEW_RECORDS and (keeps_bodies or not len(starts)):
         few = [
             read_record(buffer, start, known.place(row), check_crc=check_crc)
             for row, start in enumerate(starts.tolist())
@@ -82,7 +85,9 @@ def read_messages(
     compressed = np.flatnonzero(fields.sys_flag & SYS_FLAG_COMPRESSED)
     if len(compressed) or len(wrong):
         reasons = dict.fromkeys(wrong, CRC_WRONG)
-        doubtful = DoubtfulMessages(view, fields, body_ends, known.queue, compressed, reasons, on_unreadable)
+        doubtful = DoubtfulMessages(
+            view, fields, body_ends, known.queue, compressed, reasons, on_unreadable, keeps_bodies
+        )
         for index in wrong:
             doubtful.note(index)
         source: StoredMessages = doubtful
@@ -141,6 +146,10 @@ class StoredMessages:
 
     def body_error(self, index: int) -> BodyUnreadableError | None:
         return None
+
+    def body_prefix(self, index: int, max_bytes: int) -> bytes:
+        start = self._body_at[index]
+        return self._view[start : min(self._body_ends[index], start + max_bytes)].tobytes()
 
     def queue_offset(self, index: int) -> int:
         return int(self._queue_offsets[index])
@@ -218,7 +227,15 @@ class DoubtfulMessages(StoredMessages):
     """The source of messages of which some have compressed bodies (`compressed` are their indices), or bodies that are
     known to be unreadable (`reasons`, by index). Thread-safe."""
 
-    __slots__ = ("_bodies", "_cached_bytes", "_compressed", "_on_unreadable", "_queue", "_reasons")
+    __slots__ = (
+        "_bodies",
+        "_cached_bytes",
+        "_compressed",
+        "_keeps_bodies",
+        "_on_unreadable",
+        "_queue",
+        "_reasons",
+    )
 
     def __init__(
         self,
@@ -229,12 +246,14 @@ class DoubtfulMessages(StoredMessages):
         compressed: NDArray[np.int64],
         reasons: dict[int, str],
         on_unreadable: OnUnreadable,
+        keeps_bodies: bool,
     ) -> None:
         super().__init__(view, fields, body_ends, queue.broker_name)
         self._queue = queue
         self._compressed = frozenset(compressed.tolist())
         self._reasons = reasons
         self._on_unreadable = on_unreadable
+        self._keeps_bodies = keeps_bodies
         self._bodies: dict[int, bytes] = {}
         """Bodies that were decompressed lately, of CACHED_BYTES in all or one larger body."""
         self._cached_bytes = 0
@@ -253,6 +272,17 @@ class DoubtfulMessages(StoredMessages):
         body = self._read(index)
         return self._error(index, body) if isinstance(body, str) else None
 
+    def body_prefix(self, index: int, max_bytes: int) -> bytes:
+        reason = self._reasons.get(index)
+        if reason is None and index not in self._compressed:
+            return super().body_prefix(index, max_bytes)
+        if reason is None:
+            try:
+                return decompress_prefix(super().body(index), self.sys_flag(index), max_bytes=max_bytes)
+            except RecordError as error:
+                reason = self._reasons[index] = error.reason
+        raise self._error(index, reason)
+
     def _read(self, index: int) -> bytes | str:
         """The body of a message, or the reason why it cannot be read."""
         reason = self._reasons.get(index)
@@ -268,6 +298,8 @@ class DoubtfulMessages(StoredMessages):
                 if self._reasons.setdefault(index, error.reason) is error.reason:
                     self.note(index)
                 return error.reason
+            if not self._keeps_bodies:
+                return body
             with _CACHE_LOCK:
                 if self._cached_bytes + len(body) > CACHED_BYTES:
                     self._bodies, self._cached_bytes = {}, 0

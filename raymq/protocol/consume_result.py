@@ -35,7 +35,10 @@ class ConsumeLater:
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Messages `first` to `first + count - 1` of a task were not consumed. `error` says why. `raised`: the listener
-    raised it. `unknown`: the listener returned something that is no answer."""
+    raised it. `unknown`: the listener returned something that is no answer. `unreadable`: the reason why a message
+    cannot be read, which no other attempt can change; empty for a message that can be. `record_damaged`: the record
+    itself is damaged, so it cannot be sent back either.
+    """
 
     first: int
     count: int
@@ -45,6 +48,8 @@ class Failure:
     timed_out: bool = False
     raised: bool = False
     unknown: bool = False
+    unreadable: str = ""
+    record_damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ class DelayedInStore:
     `hours`: how many become due in each of the next 24 hours, those of the roll queue not counted.
 
     `due_ms` and `records` are the first ones that are due in the time asked for, in the order of their times; the
-    records lie back to back. `complete`: there are no more of them, and no queue was too long to be looked at.
+    records lie back to back, and `sizes` are their lengths. `complete`: there are no more of them, and no queue was too
+    long to be looked at.
     """
 
     levels: dict[str, int]
@@ -20,3 +21,4 @@ class DelayedInStore:
     due_ms: tuple[int, ...]
     records: bytes
     complete: bool
+    sizes: tuple[int, ...] = ()

@@ -123,11 +123,14 @@ class QueryResult:
     """Messages found by a key: `count` whole records back to back, in the order they were stored.
 
     `complete` is False if the index had not come to the end of the log in time: the newest messages may be missing.
+    `damaged` are the physical offsets of records that the index names and that cannot be told from their bytes.
+    A record whose body alone is damaged is among `records`.
     """
 
     records: bytes
     count: int
     complete: bool
+    damaged: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

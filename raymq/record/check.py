@@ -126,3 +126,44 @@ def record_starts(buffer: Buffer) -> NDArray[np.int64]:
     if position != limit:
         raise RecordError(f"the records end at byte {position} of {limit}")
     return starts
+
+
+def find_starts(buffer: Buffer) -> NDArray[np.int64]:
+    """The positions of the records that fill `buffer`, whatever damage there is; the first record starts at 0.
+
+    As `record_starts` if the sizes add up. Otherwise the search goes on at the next record whose fields fit: several
+    damaged records side by side count as one.
+    """
+    try:
+        return record_starts(buffer)
+    except RecordError:
+        data = bytes(buffer)
+    starts, position = [], 0
+    while position < len(data):
+        starts.append(position)
+        position = _end_of(data, position) or _next_start(data, position)
+    return np.array(starts, np.int64)
+
+
+def _end_of(data: bytes, position: int) -> int:
+    """The end of the record at `position` if its fields fit, else 0."""
+    size, good = check_record(data, position, check_crc=False)
+    return position + size if good and size > 0 else 0
+
+
+def _next_start(data: bytes, position: int) -> int:
+    """The start of the record behind the damaged one at `position`: where its size says, if a record fits there, else
+    the next place where one fits; the end of the data if there is none."""
+    if position + MIN_RECORD_SIZE <= len(data):
+        size: int = INT.unpack_from(data, position)[0]
+        if size >= MIN_RECORD_SIZE and (position + size == len(data) or _end_of(data, position + size)):
+            return position + size
+    found = [len(data)]
+    for magic in (MAGIC_V1, MAGIC_V2):
+        at = data.find(INT.pack(magic), position + 5)
+        while 0 <= at < found[-1] + 4:
+            if _end_of(data, at - 4):
+                found.append(min(found[-1], at - 4))
+                break
+            at = data.find(INT.pack(magic), at + 1)
+    return found[-1]

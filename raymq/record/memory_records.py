@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.record.check import record_starts
-from raymq.record.layout import QUEUE_OFFSET_OFFSET, header_size_at, windows
+from raymq.record.layout import MIN_RECORD_SIZE, QUEUE_OFFSET_OFFSET, header_size_at, windows
 
 _RECONSUME_TIMES_FROM_END_OF_HEADER: Final = 16
 """The reconsume times (4 bytes), the prepared transaction's offset (8) and the body's size (4) end a header."""
@@ -113,18 +113,22 @@ class MemoryRecords:
     def reconsume_times(self, index: int) -> int:
         """The number of times a consumer gave record `index` back, as its header says."""
         position = self._reconsume_times_at(index)
-        return int.from_bytes(self.data[position : position + 4])
+        return 0 if position is None else int.from_bytes(self.data[position : position + 4])
 
     def failed_once_more(self, indices: Iterable[int]) -> MemoryRecords:
         """The same records, with the reconsume times of those at `indices` one higher."""
         data = bytearray(self.data)
         for index in indices:
             position = self._reconsume_times_at(index)
-            data[position : position + 4] = (self.reconsume_times(index) + 1).to_bytes(4)
+            if position is not None:
+                data[position : position + 4] = (self.reconsume_times(index) + 1).to_bytes(4)
         return MemoryRecords(bytes(data), self.starts, self.offsets)
 
-    def _reconsume_times_at(self, index: int) -> int:
+    def _reconsume_times_at(self, index: int) -> int | None:
+        """The position of the field; None for a damaged record, which is too short."""
         start = self.starts[index]
+        if self.starts[index + 1] - start < MIN_RECORD_SIZE:
+            return None
         return start + header_size_at(self.data, start) - _RECONSUME_TIMES_FROM_END_OF_HEADER
 
 

@@ -2,6 +2,8 @@
 
 A Spark task, a Ray Data task and a job of the command line all read their ranges here: from mapped files on the store's
 node, over a lane elsewhere (raymq.scan.range_reader). A batch holds copies, so it outlives the files it came from.
+
+A message that cannot be read is a row, too, with a null body (`raymq.kernels.columns`): all others are read beside it.
 """
 
 from __future__ import annotations
@@ -9,17 +11,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from raymq.errors import DataLossError
+from raymq.errors import DataLossError, InvalidArgumentError
 from raymq.kernels.byte_column import text_array
 from raymq.kernels.column_bodies import BodyType
-from raymq.kernels.columns import decode_columns, schema_with, shown_batch
+from raymq.kernels.columns import Unreadable, decode_columns, schema_with, shown_batch
 from raymq.namespaces import NO_NAMESPACE, Namespace
 from raymq.record.hashing import java_hash
 from raymq.remoting.master_locator import RouteSource
@@ -33,10 +34,19 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 BATCH_BYTES_WITHOUT_BODY: Final = 32 * 1024 * 1024
 """Likewise, of a batch that holds only the small parts of its records."""
 
+BATCH_DECOMPRESSED_BYTES: Final = 16 * 1024 * 1024
+"""The most bytes of decompressed bodies in one Arrow batch."""
+
 OnLoss = Callable[[OffsetRange], None]
 """Is told each range of offsets that a read has left out because they are gone."""
 
 logger = logging.getLogger(__name__)
+
+
+def check_unreadable(unreadable: str) -> None:
+    """InvalidArgumentError for what is no Unreadable."""
+    if unreadable not in get_args(Unreadable):
+        raise InvalidArgumentError(f"unreadable={unreadable!r} must be one of {', '.join(get_args(Unreadable))}")
 
 
 def open_ranges(
@@ -51,6 +61,7 @@ def open_ranges(
     body_type: BodyType = "binary",
     on_loss: OnLoss = lambda lost: None,
     names: Namespace = NO_NAMESPACE,
+    unreadable: Unreadable = "null",
 ) -> Iterator[pa.RecordBatch]:
     """The messages of several ranges, one after another, as `open_range` gives them."""
     for queue_range in ranges:
@@ -65,6 +76,7 @@ def open_ranges(
             body_type=body_type,
             on_loss=on_loss,
             names=names,
+            unreadable=unreadable,
         )
 
 
@@ -80,6 +92,7 @@ def open_range(
     body_type: BodyType = "binary",
     on_loss: OnLoss = lambda lost: None,
     names: Namespace = NO_NAMESPACE,
+    unreadable: Unreadable = "null",
 ) -> Iterator[pa.RecordBatch]:
     """The messages of one range, in order, with the columns of `raymq.kernels.columns.SCHEMA`, or these `columns` of
     them, and copied bodies. Without `body` among the columns no body is read or copied. `tags`: only messages with one
@@ -89,9 +102,14 @@ def open_range(
     DataLossError when some of the range is gone; without `fail_on_data_loss` the rest of it is read instead, a warning
     says what was left out, and `on_loss` is told. InvalidArgumentError for columns that there are not. The range's
     topic, and that of the messages, are names in the namespace `names`.
+
+    A message that cannot be read has a null body, and a warning is logged; its tags and properties are unknown if its
+    record is damaged, and then it counts as one that is wanted. With `unreadable` "raise", it raises
+    BodyUnreadableError. Bodies are checked if `body` or `error` is among the columns, or with "raise".
     """
     wanted = schema_with(body_type, columns).names
-    read = [*wanted, "tags"] if tags and "tags" not in wanted else wanted
+    read = list(dict.fromkeys([*wanted, "tags", "born_timestamp"])) if tags else wanted
+    checked = unreadable == "raise" or not {"body", "error"}.isdisjoint(wanted)
     tag_codes = frozenset(map(java_hash, tags)) if tags else None
     chosen = text_array(sorted(tags))
     stored = replace(queue_range, topic=names.wrap(queue_range.topic))
@@ -99,15 +117,42 @@ def open_range(
     def lost(some: OffsetRange) -> None:
         on_loss(replace(some, topic=names.unwrap(some.topic)))
 
+    def decode(chunk: RecordsChunk, rows: slice) -> pa.RecordBatch:
+        return decode_columns(
+            chunk.data,
+            chunk.starts[rows],
+            broker_name=queue_range.broker_name,
+            body_type=body_type,
+            check_crc=checked,
+            columns=read,
+            places=chunk.places(stored.queue).pick(rows),
+            unreadable=unreadable,
+            max_decompressed_bytes=BATCH_DECOMPRESSED_BYTES,
+        )
+
     for chunk in _open_chunks(routes, storages, stored, tag_codes, sql, fail_on_data_loss, lost):
-        for starts in _slices(chunk, BATCH_BYTES if "body" in wanted else BATCH_BYTES_WITHOUT_BODY):
-            batch = decode_columns(
-                chunk.data, starts, broker_name=queue_range.broker_name, body_type=body_type, columns=read
-            )
-            if tags:  # two tags may have one code
-                batch = batch.filter(pc.is_in(batch.column("tags"), value_set=chosen)).select(wanted)
-            if batch.num_rows:
-                yield shown_batch(batch, names)
+        for rows in _slices(chunk, BATCH_BYTES if "body" in wanted else BATCH_BYTES_WITHOUT_BODY):
+            first = rows.start
+            while first < rows.stop:
+                batch = decode(chunk, slice(first, rows.stop))
+                first += batch.num_rows
+                _log_unreadable(queue_range, batch)
+                if tags:  # two tags may have one code; of a damaged record the tags are unknown
+                    right = pc.is_in(batch.column("tags"), value_set=chosen)
+                    batch = batch.filter(pc.or_(right, batch.column("born_timestamp").is_null())).select(wanted)
+                if batch.num_rows:
+                    yield shown_batch(batch, names)
+
+
+def _log_unreadable(queue_range: OffsetRange, batch: pa.RecordBatch) -> None:
+    """Log how many rows of a batch cannot be read, if the batch has a column that says so."""
+    names, count = batch.schema.names, 0
+    if "body" in names:
+        count = batch.column("body").null_count
+    elif "error" in names:
+        count = batch.num_rows - batch.column("error").null_count
+    if count:
+        logger.warning("%d messages of %s cannot be read: their bodies are null", count, queue_range)
 
 
 def _open_chunks(
@@ -137,13 +182,13 @@ def _open_chunks(
             position = kept
 
 
-def _slices(chunk: RecordsChunk, max_bytes: int) -> Iterator[NDArray[np.int64]]:
-    """The starts of neighbouring records, `max_bytes` of them at a time but one at least: a chunk may be large, and
+def _slices(chunk: RecordsChunk, max_bytes: int) -> Iterator[slice]:
+    """The rows of neighbouring records, `max_bytes` of them at a time but one at least: a chunk may be large, and
     Spark copies."""
     ends = np.cumsum(chunk.sizes)
     first = 0
     while first < len(ends):
         before = int(ends[first - 1]) if first else 0
         last = max(first + 1, int(np.searchsorted(ends, before + max_bytes, side="right")))
-        yield chunk.starts[first:last]
+        yield slice(first, last)
         first = last

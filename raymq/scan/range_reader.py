@@ -19,8 +19,9 @@ from raymq.errors import DataLossError
 from raymq.logfiles.log_reader import LogReader
 from raymq.message import MessageQueue, PullStatus
 from raymq.protocol.store import FetchRequest, FetchResult
-from raymq.record.check import record_starts
-from raymq.record.layout import QUEUE_OFFSET_OFFSET
+from raymq.record.check import find_starts
+from raymq.record.layout import MIN_RECORD_SIZE, QUEUE_OFFSET_OFFSET, windows
+from raymq.record.places import RecordPlaces
 from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients, call_master
@@ -37,12 +38,20 @@ logger = logging.getLogger(__name__)
 
 class RecordsChunk(NamedTuple):
     """Records of a range: their bytes, among others, the position in them of each record, shape (records,), the bytes
-    of each record, and the queue offset at which the range goes on behind them."""
+    of each record, and the queue offset at which the range goes on behind them. `offsets` are the records' queue
+    offsets, None if they are unknown; `position` is the physical offset of `data`, -1 if the records are copies."""
 
     data: memoryview | bytes
     starts: NDArray[np.int64]
     sizes: NDArray[np.int64]
     next_offset: int
+    offsets: NDArray[np.int64] | None = None
+    position: int = -1
+
+    def places(self, queue: MessageQueue) -> RecordPlaces:
+        """The places of the records, which are of `queue`: a record that is damaged has its name from them."""
+        physical = None if self.position < 0 else self.starts + self.position
+        return RecordPlaces(queue, self.offsets, physical, self.sizes)
 
 
 class RangeReader:
@@ -87,9 +96,9 @@ class RangeReader:
                     f"{queue}: offsets {start} to {end - 1} are gone; it holds {result.min_offset} to "
                     f"{result.max_offset}"
                 )
-            start = result.next_offset
+            first, start = start, result.next_offset
             if result.count:
-                yield _wanted_part(result, end)
+                yield _wanted_part(result, first, end)
 
     def _fetch_patiently(
         self, queue: MessageQueue, start: int, max_messages: int, tag_codes: frozenset[int] | None, sql: str | None
@@ -134,21 +143,29 @@ def _map(
         )
         parts, next_offset = reader.find(request, end, RANGE_CHUNK_BYTES)
         for part in parts:
-            yield RecordsChunk(part.data, part.starts, part.sizes, int(part.offsets[-1]) + 1)
+            behind = int(part.offsets[-1]) + 1
+            yield RecordsChunk(part.data, part.starts, part.sizes, behind, part.offsets, part.position)
         start = next_offset
 
 
-def _wanted_part(result: FetchResult, end: int) -> RecordsChunk:
-    """The records of a fetch before offset `end`. Offsets that hold no record (spec/storage.md §2) make a fetch of so
-    many records go past the end."""
-    starts = record_starts(result.records)
+def _wanted_part(result: FetchResult, start: int, end: int) -> RecordsChunk:
+    """The records of a fetch from `start` on that are before offset `end`. Offsets that hold no record
+    (spec/storage.md §2) make a fetch of so many records go past the end."""
+    starts = find_starts(result.records)
     sizes = np.diff(starts, append=len(result.records))
-    if result.next_offset > end:
-        wanted = np.array([_queue_offset(result.records, position) < end for position in starts.tolist()], bool)
-        starts, sizes = starts[wanted], sizes[wanted]
-    return RecordsChunk(result.records, starts, sizes, min(result.next_offset, end))
+    offsets = _offsets_of(result, starts, start)
+    if result.next_offset > end and offsets is not None:
+        wanted = offsets < end
+        starts, sizes, offsets = starts[wanted], sizes[wanted], offsets[wanted]
+    return RecordsChunk(result.records, starts, sizes, min(result.next_offset, end), offsets)
 
 
-def _queue_offset(records: bytes, position: int) -> int:
-    start = position + QUEUE_OFFSET_OFFSET
-    return int.from_bytes(records[start : start + 8], "big")
+def _offsets_of(result: FetchResult, starts: NDArray[np.int64], start: int) -> NDArray[np.int64] | None:
+    """The queue offsets of the records of a fetch from `start` on; None if damage leaves them unknown."""
+    if len(starts) == result.count == result.next_offset - start:
+        return np.arange(start, result.next_offset)
+    if int(starts[-1]) + MIN_RECORD_SIZE > len(result.records):
+        return None
+    offsets = windows(result.records, 8)[starts + QUEUE_OFFSET_OFFSET].view(">i8").astype(np.int64)
+    in_order = len(starts) == result.count and start <= offsets[0] and offsets[-1] < result.next_offset
+    return offsets if in_order and (np.diff(offsets) > 0).all() else None

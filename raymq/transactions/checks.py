@@ -7,7 +7,6 @@ round of checks, here or at another producer of the group.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -15,10 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from raymq.errors import RaymqError
-from raymq.message import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, MessageExt
+from raymq.message import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, MessageExt, MessageQueue
+from raymq.names import HALF_TOPIC
 from raymq.protocol.transactions import EndTransaction, LocalTransactionState, TransactionCheck
-from raymq.record.decode import decode_record
-from raymq.record.layout import RecordError
+from raymq.record.decode import read_record
+from raymq.record.places import RecordPlace
 from raymq.remoting.broker_client import broker_client
 
 CHECK_POLL_INTERVAL_S: Final = 1.0
@@ -34,14 +34,19 @@ Check = Callable[[MessageExt], LocalTransactionState | None]
 
 
 def checked_message(check: TransactionCheck, broker_name: str) -> MessageExt:
-    """The message that a check asks about, in its real queue. RecordError if the record is damaged."""
-    half = decode_record(check.record, broker_name=broker_name)
+    """The message that a check asks about, in its real queue. If its body cannot be read, its `body_error` says so.
+
+    BodyUnreadableError if its real queue cannot be read, either.
+    """
+    queue = MessageQueue(HALF_TOPIC, broker_name, -1)
+    half = read_record(check.record, 0, RecordPlace(queue))
     properties = half.system_properties
     try:
         topic, queue_id = properties[PROPERTY_REAL_TOPIC], int(properties[PROPERTY_REAL_QUEUE_ID])
     except (KeyError, ValueError):
-        raise RecordError("the record is no half message") from None
-    return dataclasses.replace(half, topic=topic, queue_id=queue_id)
+        reason = "it is no half message" if half.body_error is None else half.body_error.reason
+        raise RecordPlace(queue, check.queue_offset, check.physical_offset).error(reason) from None
+    return half._in_queue(topic, queue_id)
 
 
 class CheckListener:

@@ -20,7 +20,7 @@ from raymq.kernels.check import BatchFacts, split_record, validate_batch
 from raymq.kernels.fields import Ints
 from raymq.kernels.stamp import begins_of, is_sealed, stamp_alike, stamp_many, stamp_mixed, stamp_one
 from raymq.message import SendStatus
-from raymq.names import HALF_TOPIC, TRANSACTION_TOPICS
+from raymq.names import DLQ_PREFIX, HALF_TOPIC, TRANSACTION_TOPICS
 from raymq.protocol.store import AppendResult
 from raymq.record.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PREFIX
 from raymq.record.dispatch import DispatchView, dispatch_view
@@ -164,7 +164,8 @@ class Appender:
         ends = record_ends(batch.sizes)
         facts = self._check_facts(batch, ends)
         inner = count_inner(facts)
-        if facts.sys_flags & self._checked_flag:
+        # A dead letter is a copy that the broker writes of a message whose body may be the reason why it is dead.
+        if facts.sys_flags & self._checked_flag and not batch.topic.startswith(DLQ_PREFIX):
             refused = self._refuse_bodies(batch.records, (ends - batch.sizes).tolist(), inner)
             if refused is not None:
                 raise refused.error

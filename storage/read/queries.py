@@ -1,6 +1,8 @@
 """Finding messages other than by queue and offset: by key, by unique id, by position in the log, by time.
 
 Queries change nothing in the store. A record that the index names is read from the log and compared with the key.
+Damage hides nothing: a record whose body fails its CRC is returned as it is, for the reader to say so. For a record
+that cannot be taken apart, its physical offset is returned.
 """
 
 from __future__ import annotations
@@ -9,24 +11,35 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from raymq.errors import DataLossError, InvalidArgumentError
+from raymq.errors import BodyUnreadableError, DataLossError, InvalidArgumentError
 from raymq.logfiles.log_reader import LogReader
 from raymq.names import check_topic
 from raymq.protocol.store import Boundary, QueryResult
-from raymq.record.check import check_record
+from raymq.record.check import check_record, find_starts
 from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.inner_batch import split_inner_batch
-from raymq.record.layout import MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH, RecordError
+from raymq.record.layout import (
+    BLANK_MAGIC,
+    MAGIC_V1,
+    MAGIC_V2,
+    MIN_RECORD_SIZE,
+    SYS_FLAG_INNER_BATCH,
+    RecordError,
+    read_header,
+)
 from storage.index.index_service import IndexService
 from storage.log.commit_log import CommitLog
 from storage.queue.batch_consume_queue import BatchConsumeQueue
+from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.queue_table import AnyQueue
 
 UNIQUE_ID_MAX_NUM: Final = 32
 """The most messages that a query by unique id returns (spec/storage.md §3)."""
+_DAMAGED_MAX: Final = 1000
+"""So many damaged records in a row are passed over by a query by time."""
+_SEARCH_BYTES: Final = 1 << 20
+"""So far behind a damaged record the next one is searched."""
+_DAMAGED: Final = "its length fields or its header are damaged"
 
 
 class StoreQueries:
@@ -67,8 +80,10 @@ class StoreQueries:
         )
 
     def by_physical_offset(self, physical_offset: int) -> bytes:
-        """The record that starts at a physical offset. InvalidArgumentError when none does, DataLossError when it was
-        there and was deleted."""
+        """The record that starts at a physical offset; its body's CRC is not checked.
+
+        InvalidArgumentError when none does, DataLossError when it was there and was deleted, BodyUnreadableError when
+        it is damaged."""
         end = self._visible()
         if physical_offset < 0 or physical_offset > end - MIN_RECORD_SIZE:
             raise InvalidArgumentError(f"no message is at physical offset {physical_offset}; the log ends at {end}")
@@ -77,9 +92,11 @@ class StoreQueries:
                 f"what was at physical offset {physical_offset} was deleted; the log starts at {self._log.min_offset}"
             )
         view = self._record_at(physical_offset, end)
-        if view is None:
-            raise InvalidArgumentError(f"no message starts at physical offset {physical_offset}")
-        return bytes(self._reader.log_bytes(physical_offset, physical_offset + view.size))
+        if view is not None:
+            return bytes(self._reader.log_bytes(physical_offset, physical_offset + view.size))
+        if self._is_damaged(physical_offset, end):
+            raise BodyUnreadableError("an unknown queue", -1, physical_offset, _DAMAGED, True)
+        raise InvalidArgumentError(f"no message starts at physical offset {physical_offset}")
 
     def offset_by_time(self, queue: AnyQueue, timestamp_ms: int, boundary: Boundary) -> int:
         """LOWER: the first queue offset stored at or after `timestamp_ms`, else the end. UPPER: the last one stored at
@@ -89,8 +106,8 @@ class StoreQueries:
         low, high = first, end = queue.min_offset, queue.visible_offset
         while low < high:
             middle = (low + high) // 2
-            # For an offset whose record is lost, the time of the next record counts.
-            stored_ms = self._store_timestamp_ms(queue.next_unit(middle, high))
+            # For an offset whose record is lost or damaged, the time of the next record counts.
+            stored_ms = self._stored_ms_from(queue, middle, high)
             if stored_ms < timestamp_ms or (stored_ms == timestamp_ms and boundary is Boundary.UPPER):
                 low = middle + 1
             else:
@@ -105,14 +122,14 @@ class StoreQueries:
         if isinstance(queue, BatchConsumeQueue):
             holder = queue.holder_of(start)
             return 0 if holder is None else holder.store_timestamp_ms
-        stored_ms = self._store_timestamp_ms(queue.next_unit(start, end))
+        stored_ms = self._stored_ms_from(queue, start, end)
         return 0 if stored_ms == math.inf else int(stored_ms)
 
     def earliest_store_time_ms(self) -> int:
-        """The store time of the first record that is still there; -1 for an empty log."""
+        """The store time of the first intact record that is still there; -1 for an empty log."""
         start, end = self._log.min_offset, self._visible()
         while start < end:
-            view = self._record_at(start, end)
+            view = self._record_at(start, end) or self._record_behind(start, end)
             if view is not None:
                 return view.store_timestamp_ms
             start += self._log.file_size  # a file that holds a BLANK only
@@ -138,45 +155,94 @@ class StoreQueries:
         visible = self._visible()
         complete = self._index.wait_for(visible, self._wait_s)
         found: dict[int, list[bytes]] = {}
+        damaged: set[int] = set()
         for physical_offset in self._index.find(topic, key, begin_ms, end_ms):
-            if physical_offset not in found:
+            if physical_offset not in found and physical_offset not in damaged:
                 view = self._record_at(physical_offset, visible)
-                records = [] if view is None or view.topic != topic else self._accepted(view, accept)
+                try:
+                    records = [] if view is None or view.topic != topic else self._accepted(view, accept)
+                except RecordError:
+                    records, view = [], None
                 if records:
                     found[physical_offset] = records
-                    if len(found) == max_num:
-                        break
+                elif view is None and self._is_damaged(physical_offset, visible):
+                    damaged.add(physical_offset)
+                if len(found) + len(damaged) == max_num:
+                    break
         records = [record for offset in sorted(found) for record in found[offset]]
-        return QueryResult(b"".join(records), len(records), complete)
+        return QueryResult(b"".join(records), len(records), complete, tuple(sorted(damaged)))
 
     def _accepted(self, view: DispatchView, accept: Callable[[DispatchView], bool]) -> list[bytes]:
         """The record of `view` if it is accepted. Of an inner batch the records of the messages that are accepted, or
-        of all of them where only the batch itself has the key; none if it is damaged."""
+        of all of them where only the batch itself has the key. RecordError if the inner batch is damaged."""
         if not view.sys_flag & SYS_FLAG_INNER_BATCH:
             return [self._bytes_of(view)] if accept(view) else []
-        try:
-            messages = split_inner_batch(self._bytes_of(view))
-        except RecordError:
-            return []
+        messages = split_inner_batch(self._bytes_of(view))
         return [record for record in messages if accept(dispatch_view(record))] or (messages if accept(view) else [])
 
     def _bytes_of(self, view: DispatchView) -> bytes:
         return bytes(self._reader.log_bytes(view.physical_offset, view.physical_offset + view.size))
 
     def _record_at(self, physical_offset: int, end: int) -> DispatchView | None:
-        """The good record at `physical_offset` that names this offset itself; None for anything else, and if it was
-        deleted."""
-        file_end = physical_offset - physical_offset % self._log.file_size + self._log.file_size
+        """`_held_record`; None if it was deleted, too."""
         try:
-            data = self._reader.log_bytes(physical_offset, min(file_end, end))
-            size, good = check_record(data)
-            if not good or size <= 0:
-                return None
+            return self._held_record(physical_offset, end)
+        except DataLossError:
+            return None
+
+    def _held_record(self, physical_offset: int, end: int) -> DispatchView | None:
+        """The record at `physical_offset` that names this offset itself and whose fields fit; its CRC is not checked.
+        None for anything else. DataLossError if it was deleted."""
+        data = self._log_from(physical_offset, end)
+        size, good = check_record(data, check_crc=False)
+        if not good or size <= 0:
+            return None
+        try:
             view = dispatch_view(data)
-        except (DataLossError, RecordError):
+        except RecordError:
             return None
         return view if view.physical_offset == physical_offset else None
 
-    def _store_timestamp_ms(self, units: NDArray[np.void]) -> float:
-        """The store time of a unit's record; infinity without a unit."""
-        return dispatch_view(self._reader.views(units)[0]).store_timestamp_ms if len(units) else math.inf
+    def _record_behind(self, physical_offset: int, end: int) -> DispatchView | None:
+        """The next record behind a damaged one at `physical_offset`, within _SEARCH_BYTES; None if there is none."""
+        if not self._is_damaged(physical_offset, end):
+            return None
+        try:
+            starts = find_starts(self._log_from(physical_offset, end)[:_SEARCH_BYTES]).tolist()
+        except DataLossError:
+            return None
+        return self._record_at(physical_offset + starts[1], end) if len(starts) > 1 else None
+
+    def _is_damaged(self, physical_offset: int, end: int) -> bool:
+        """True if a record begins at `physical_offset` by the record's own name for that place, or by the record that
+        follows it. False within a record, at the blank end of a file, and where the log is deleted."""
+        try:
+            data = self._log_from(physical_offset, end)
+            header = read_header(data)
+        except (DataLossError, RecordError):
+            return False
+        if header.magic == BLANK_MAGIC:
+            return False
+        if header.magic in (MAGIC_V1, MAGIC_V2) and header.physical_offset == physical_offset:
+            return True
+        following = physical_offset + header.total_size
+        if not MIN_RECORD_SIZE <= header.total_size <= len(data):
+            return False
+        return following == end or header.total_size == len(data) or self._record_at(following, end) is not None
+
+    def _log_from(self, physical_offset: int, end: int) -> memoryview:
+        """The log from `physical_offset` to the end of that file, or to `end`. DataLossError if it was deleted."""
+        file_end = physical_offset - physical_offset % self._log.file_size + self._log.file_size
+        return self._reader.log_bytes(physical_offset, min(file_end, end))
+
+    def _stored_ms_from(self, queue: ConsumeQueue, start: int, end: int) -> float:
+        """The store time of the first record from queue offset `start` on, before `end`, whose fields fit; infinity if
+        there is none among the next _DAMAGED_MAX. DataLossError if one was deleted."""
+        for offset in range(start, min(end, start + _DAMAGED_MAX)):
+            units = queue.next_unit(offset, end)
+            if not len(units):
+                break
+            view = self._held_record(int(units[0]["physical_offset"]), self._visible())
+            if view is not None:
+                return view.store_timestamp_ms
+        return math.inf

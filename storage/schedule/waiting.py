@@ -71,7 +71,8 @@ def waiting(queues: DelayQueues, begin_ms: int, end_ms: int, limit: int) -> Dela
     listed.sort()
     due, records, all_read = _read(queues, listed[:limit])
     complete = complete and all_read and len(listed) <= limit
-    return DelayedInStore(levels, tuple(hours.tolist()), max(late_ms, 0), due, records, complete)
+    sizes = tuple(map(len, records))
+    return DelayedInStore(levels, tuple(hours.tolist()), max(late_ms, 0), due, b"".join(records), complete, sizes)
 
 
 def _undelivered(queues: DelayQueues, source: Source, held: Bounds) -> tuple[Ints, Ints, bool]:
@@ -96,7 +97,7 @@ def _undelivered(queues: DelayQueues, source: Source, held: Bounds) -> tuple[Int
     return times, offsets, end == held.end
 
 
-def _read(queues: DelayQueues, listed: list[tuple[int, Source, int]]) -> tuple[tuple[int, ...], bytes, bool]:
+def _read(queues: DelayQueues, listed: list[tuple[int, Source, int]]) -> tuple[tuple[int, ...], list[bytes], bool]:
     """The times and records of listed messages; False if the bytes were too many."""
     by_source: dict[Source, list[int]] = {}
     for _, source, at in listed:
@@ -114,8 +115,8 @@ def _read(queues: DelayQueues, listed: list[tuple[int, Source, int]]) -> tuple[t
         if record is None:
             continue  # lost, which is logged; or a recall took its place
         if size >= WAITING_RECORD_BYTES:
-            return tuple(due), b"".join(records), False
+            return tuple(due), records, False
         due.append(time)
         records.append(bytes(record))
         size += len(record)
-    return tuple(due), b"".join(records), True
+    return tuple(due), records, True

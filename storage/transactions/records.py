@@ -18,19 +18,23 @@ from raymq.message import (
 from raymq.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from raymq.record.encode import encode_batch
 from raymq.record.hashing import tags_code
-from raymq.record.layout import SYS_FLAG_TRANSACTION_COMMIT, decode_properties
+from raymq.record.layout import SYS_FLAG_TRANSACTION_COMMIT, RecordError, decode_properties
 from raymq.record.rewrite import RecordParts, build_record, split_record
 from storage.dispatch.delivery_progress import Delivery
 from storage.dispatch.half_messages import HALF_QUEUE_ID, OP_TAG, HalfMessage, op_body
 
 
 class HalfRecord:
-    """The record of a half message, taken apart. RecordError when its fields do not add up."""
+    """The record of a half message, taken apart. RecordError when its fields do not add up, or name no real queue."""
 
     def __init__(self, half: HalfMessage, record: bytes | memoryview, *, store_host_ipv6: bool) -> None:
         self._half = half
         self._parts: RecordParts = split_record(record)
         self._properties = decode_properties(self._parts.properties)
+        if not {PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID} <= self._properties.keys():
+            raise RecordError("the record does not name its real queue")
+        if not self._properties[PROPERTY_REAL_QUEUE_ID].isdecimal():
+            raise RecordError("the record's real queue id is no number")
         self._store_host_ipv6 = store_host_ipv6
 
     def final_message(self) -> Delivery:

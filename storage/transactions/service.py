@@ -8,6 +8,7 @@ Only a master may do any of this; the write gate refuses it on others.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from raymq.errors import DataLossError, MessageIllegalError
+from raymq.errors import BodyUnreadableError, DataLossError, MessageIllegalError
 from raymq.logfiles.log_reader import LogReader
 from raymq.message import (
     PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
@@ -41,7 +42,7 @@ from storage.append.appender import Appender
 from storage.append.durability import ReplicaAcks, SettledAppend, StartedAppend, waits_for
 from storage.append.write_gate import WriteGate
 from storage.dispatch.delivery_progress import Delivery
-from storage.dispatch.half_messages import EndedTransaction, HalfMessage, Outcome, transaction_id
+from storage.dispatch.half_messages import HALF_QUEUE_ID, EndedTransaction, HalfMessage, Outcome, transaction_id
 from storage.parts import StoreParts
 from storage.stats import PutKind, StoreStats
 from storage.transactions.records import HalfRecord, op_record
@@ -60,6 +61,8 @@ CHECKS_AT_ONCE_MAX: Final = 256
 LATENCY_TOPICS_MAX: Final = 1000
 """The most topics whose transactions are timed apart, for metrics; further ones are timed together."""
 _HOUR_MS: Final = 3_600_000
+
+logger = logging.getLogger(__name__)
 
 
 class _Durable(Struct, frozen=True):
@@ -268,6 +271,9 @@ class TransactionService:
             except DataLossError:
                 self._halves.drop(half.transaction_id)
                 continue
+            except BodyUnreadableError as error:  # the others are asked about; its bytes stay
+                logger.error("transaction %s cannot be checked: %s", half.transaction_id, error)
+                continue
             if decision is CheckDecision.ASK:
                 asked.append((half, record.checked_copy()))
             else:
@@ -282,10 +288,14 @@ class TransactionService:
         return TransactionCheck(half.producer_group, half.transaction_id, *offsets, half.check_times, record)
 
     def _read(self, half: HalfMessage) -> HalfRecord:
-        """The newest record of a half message. DataLossError if it is gone."""
+        """The newest record of a half message. DataLossError if it is gone, BodyUnreadableError if it is damaged."""
         self._appender.commit()
         record = self._reader.log_bytes(half.physical_offset, half.physical_offset + half.size)
-        return HalfRecord(half, record, store_host_ipv6=self._ipv6)
+        try:
+            return HalfRecord(half, record, store_host_ipv6=self._ipv6)
+        except RecordError as error:
+            place = half.queue_offset, half.physical_offset
+            raise BodyUnreadableError(f"queue {HALF_QUEUE_ID} of {HALF_TOPIC}", *place, error.reason, True) from None
 
     def _op(self, first: list[int]) -> Delivery:
         """An op record for these offsets, and for as many as fit of those that have none yet."""

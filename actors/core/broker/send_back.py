@@ -8,13 +8,18 @@ A change of when and where such a message is delivered again belongs here.
 
 Body, flags, born host and time, tags, keys and the message id stay as they are, also over several returns; RETRY_TOPIC
 names the topic that the message was sent to, ORIGIN_MESSAGE_ID its first position in a log. `reconsume_times` grows by
-one.
+one. No body is decompressed.
+
+A message that cannot be read is a dead letter at once: no other attempt can change that. DLQ_ORIGIN_ERROR says why. If
+the CRC of its body is wrong, the copy in the dead letters has the same bytes with their own CRC, so that the log stays
+whole, and the flag of a compression that nobody knows, so that no reader takes the body for the one that was sent.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
@@ -24,6 +29,7 @@ from raymq.delay import DELAY_LEVELS_MAX
 from raymq.errors import InvalidArgumentError
 from raymq.message import (
     PROPERTY_DELAY,
+    PROPERTY_DLQ_ORIGIN_ERROR,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
@@ -36,13 +42,25 @@ from raymq.message import (
 from raymq.names import SCHEDULE_TOPIC, dlq_topic, retry_topic
 from raymq.protocol.group import GroupConfig, SendBackAnswer
 from raymq.record.check import check_record, record_starts
+from raymq.record.crc import body_crc
+from raymq.record.decode import CRC_WRONG
 from raymq.record.encode import EncodedBatch, ProducerSequence
 from raymq.record.hashing import tags_code
-from raymq.record.layout import RecordError, decode_properties
+from raymq.record.layout import (
+    SYS_FLAG_COMPRESSED,
+    SYS_FLAG_COMPRESSION_TYPE_MASK,
+    RecordError,
+    decode_properties,
+)
 from raymq.record.rewrite import RecordParts, build_record, split_record
 
 FIRST_RETRY_LEVEL: Final = 3
 """A message waits at this level the first time, then one level more each time (golden fact 13)."""
+
+DLQ_ORIGIN_ERROR_MAX: Final = 500
+"""The most characters of a reason in a dead letter."""
+_UNFIT: Final = re.compile("[\x01\x02]")
+"""Characters that no property may have."""
 
 TopicQueue = tuple[str, int]
 """A topic and a queue id."""
@@ -51,29 +69,33 @@ TopicQueue = tuple[str, int]
 @dataclass(frozen=True, slots=True)
 class Returned:
     """A record and where it goes: to the retry topic after the delay of `level`, at once for 0, and to the dead-letter
-    topic for None."""
+    topic for None. `reason`: why a dead letter cannot be read."""
 
     parts: RecordParts
     level: int | None
     reconsume_times: int
+    reason: str = ""
 
 
 def read_returned(
-    records: bytes, config: GroupConfig, *, delay_level: int, max_reconsume_times: int
+    records: bytes, config: GroupConfig, *, delay_level: int, max_reconsume_times: int, reason: str = ""
 ) -> tuple[list[Returned], SendBackAnswer]:
     """Decide where each of several whole records goes; InvalidArgumentError if they are damaged.
 
     A message that was given back `max_reconsume_times` times before (negative: the group's retry_max_times) is dead,
-    and each one is with a negative `delay_level`. `delay_level` 0 lets the message wait longer each time.
+    and each one is with a negative `delay_level` or a body whose CRC is wrong. `delay_level` 0 lets the message wait
+    longer each time. `reason`: why none of them can be read.
     """
     most = config.retry_max_times if max_reconsume_times < 0 else max_reconsume_times
     returned = []
     for record in _split(records):
-        parts = split_record(record)
+        parts, why = split_record(record), reason
+        if not check_record(record).ok:
+            parts, why = _sealed(parts), reason or CRC_WRONG
         times = parts.header.reconsume_times
         level = delay_level or FIRST_RETRY_LEVEL + times
-        dead = delay_level < 0 or times >= most
-        returned.append(Returned(parts, None if dead else min(level, DELAY_LEVELS_MAX), times + 1))
+        dead = delay_level < 0 or times >= most or bool(why)
+        returned.append(Returned(parts, None if dead else min(level, DELAY_LEVELS_MAX), times + 1, why))
     dead_count = sum(item.level is None for item in returned)
     return returned, SendBackAnswer(len(returned) - dead_count, dead_count)
 
@@ -87,11 +109,17 @@ def _split(records: bytes) -> list[bytes]:
     try:
         ends = [*record_starts(records).tolist(), len(records)]
         parts = [records[start:end] for start, end in pairwise(ends)]
-        if not all(check_record(part).ok for part in parts):
+        if not all(check_record(part, check_crc=False).ok for part in parts):
             raise RecordError("a record is damaged")
     except RecordError as error:
         raise InvalidArgumentError(f"what is given back are not whole records as consumed: {error}") from None
     return parts
+
+
+def _sealed(parts: RecordParts) -> RecordParts:
+    """A record with a damaged body, as one that the log can hold and whose body no reader takes for intact."""
+    flag = parts.header.sys_flag | SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE_MASK
+    return replace(parts, header=parts.header._replace(sys_flag=flag, body_crc=body_crc(parts.body)))
 
 
 @dataclass(slots=True)
@@ -162,6 +190,7 @@ def _exchanged(item: Returned, properties: dict[str, str], target: TopicQueue | 
         PROPERTY_DELAY: str(item.level) if target else "",
         PROPERTY_REAL_TOPIC: target[0] if target else "",
         PROPERTY_REAL_QUEUE_ID: str(target[1]) if target else "",
+        PROPERTY_DLQ_ORIGIN_ERROR: _UNFIT.sub(" ", item.reason)[:DLQ_ORIGIN_ERROR_MAX] if item.level is None else "",
     }
 
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from actors.core.consume.consume_service import (
+    DEAD_LETTER,
     SEND_BACK_RETRY_S,
     TASKS_MAX,
     ConsumeService,
@@ -34,8 +35,6 @@ SUSPECT_DEATHS: Final = 2
 """Deaths of the listener's process after which the messages of a task are suspects."""
 TRIALS_MAX: Final = 2
 """Deaths over one and the same suspect after which it is sent back."""
-DEAD_LETTER: Final = -1
-"""The delay level that sends a message to the dead-letter topic."""
 
 
 class ConsumeConcurrently(ConsumeService):
@@ -79,28 +78,32 @@ class ConsumeConcurrently(ConsumeService):
         if process_queue.dropped:
             return Reaction()
         failed: set[int] = set()
-        by_level: dict[int, set[int]] = defaultdict(set)
+        # By delay level, and by the reason of messages that cannot be read: these are dead at once.
+        by_way: dict[tuple[int, str], set[int]] = defaultdict(set)
         for failure in report.failures:
             indices = ended & set(range(failure.first, failure.first + failure.count))
             failed |= indices
-            by_level[failure.delay_level] |= indices
             process_queue.trouble = failure.error
+            if failure.record_damaged:
+                self._skip_damaged(task, failure, indices)
+            else:
+                by_way[DEAD_LETTER if failure.unreadable else failure.delay_level, failure.unreadable] |= indices
         process_queue.finish(task, ended - failed)
         if len(ended) > len(failed) and not failed:
             process_queue.trouble = ""
         if report.ended:
             self._deliver_again(process_queue, task, sorted_tuple(task.unfinished - task.sending - failed), now_s)
-        if not by_level:
+        if not failed:
             return Reaction(len(ended))
         if not self.clustering:
-            process_queue.finish(task, failed)  # logged, and lost (spec/messaging.md §5.8)
+            process_queue.finish(task, failed & task.unfinished)  # logged, and lost (spec/messaging.md §5.8)
             return Reaction(len(ended) - len(failed), len(failed))
         return Reaction(
             len(ended) - len(failed),
             len(failed),
             [
-                self._send_back(task, indices, level, process_queue.trouble)
-                for level, indices in by_level.items()
+                self._send_back(task, indices, level, process_queue.trouble, unreadable)
+                for (level, unreadable), indices in by_way.items()
                 if indices
             ],
         )
@@ -172,6 +175,8 @@ class ConsumeConcurrently(ConsumeService):
                 Task(process_queue, messages, deaths=task.deaths, trials=task.trials, ready_at_s=now_s)
             )
 
-    def _send_back(self, task: Task, indices: set[int], delay_level: int, reason: str) -> SendBack:
+    def _send_back(
+        self, task: Task, indices: set[int], delay_level: int, reason: str, unreadable: str = ""
+    ) -> SendBack:
         limit = self.settings.max_reconsume_times
-        return self._sending(SendBack(task, sorted_tuple(indices), delay_level, limit, reason))
+        return self._sending(SendBack(task, sorted_tuple(indices), delay_level, limit, reason, unreadable))

@@ -3,7 +3,7 @@
 One task of a queue is at the listener at a time. It stops at the first message that fails: the messages before are
 finished, the others are delivered again, the failed one first, after the queue's pause. A message that has failed
 `max_reconsume_times` times is sent back, to the retry topic or the dead letters, and the queue goes on; by default
-there is no such limit.
+there is no such limit. A message that cannot be read goes to the dead letters at once.
 
 The finished messages that are not yet committed, together with those in flight, are at most one full task, so that no
 more is delivered again when this process dies.
@@ -14,7 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from actors.core.consume.consume_service import TASKS_MAX, ConsumeService, Reaction, SendBack, sorted_tuple
+from actors.core.consume.consume_service import (
+    DEAD_LETTER,
+    TASKS_MAX,
+    ConsumeService,
+    Reaction,
+    SendBack,
+    sorted_tuple,
+)
 from actors.core.consume.process_queue import ProcessQueue, Task
 from raymq.consumer.push.settings import PushSettings
 from raymq.protocol.consume_result import ConsumeReport, Failure
@@ -105,17 +112,27 @@ class ConsumeOrderly(ConsumeService):
         process_queue.trouble = failure.error
         process_queue.flying.discard(task)
         self._flying.discard(task)
-        exhausted = {i for i in failed if limit >= 0 and task.messages.reconsume_times(i) >= limit}
+        if failure.record_damaged:
+            self._skip_damaged(task, failure, failed)
+            exhausted: set[int] = set()
+        elif failure.unreadable:
+            exhausted = failed
+        else:
+            exhausted = {i for i in failed if limit >= 0 and task.messages.reconsume_times(i) >= limit}
+        again = set() if failure.record_damaged else failed - exhausted
         send_backs = []
         if exhausted and not self.clustering:
             process_queue.finish(task, exhausted)
         elif exhausted:
             dead = Task(process_queue, task.messages.pick(exhausted))
-            send_backs = [self._sending(SendBack(dead, sorted_tuple(dead.unfinished), 0, limit, failure.error))]
+            level = DEAD_LETTER if failure.unreadable else 0
+            places = (sorted_tuple(dead.unfinished), level, limit, failure.error, failure.unreadable)
+            send_backs = [self._sending(SendBack(dead, *places))]
         left = task.unfinished - exhausted
         if left:
-            messages = task.messages.failed_once_more(failed - exhausted).pick(left)
-            pause_s = self._suspend_s(failure.suspend_ms) if failed - exhausted else 0.0
+            messages = task.messages.failed_once_more(again) if again else task.messages
+            messages = messages.pick(left)
+            pause_s = self._suspend_s(failure.suspend_ms) if again else 0.0
             self._put_back(process_queue, [Task(process_queue, messages, ready_at_s=now_s + pause_s)])
         return Reaction(ok, len(failed), send_backs)
 

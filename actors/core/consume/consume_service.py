@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from actors.core.consume.process_queue import ProcessQueue, Task
 from actors.core.consume.records_in_place import TaskRecords
 from raymq.consumer.push.settings import PushSettings
-from raymq.protocol.consume_result import ConsumeReport
+from raymq.protocol.consume_result import ConsumeReport, Failure
 
 TASKS_MAX: Final = 64
 """Tasks at one listener at a time."""
@@ -20,8 +21,12 @@ TASK_FIRST: Final = 32
 """Messages in a task before it is known how long one takes."""
 SEND_BACK_RETRY_S: Final = 5.0
 """After this time a message that could not be sent back is delivered again here (spec/messaging.md §5.8)."""
+DEAD_LETTER: Final = -1
+"""The delay level that sends a message to the dead-letter topic."""
 _PACE_WEIGHT: Final = 0.2
 """The weight of the last task in the moving average of the time per message."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +34,7 @@ class SendBack:
     """Messages for the retry topic, or, with `delay_level` -1 or too many reconsumptions, for the dead-letter topic.
 
     They are the messages at `indices` of `task`. `max_reconsume_times` -1 means the group's setting at the broker;
-    `reason` says why they failed.
+    `reason` says why they failed; `unreadable`, why they cannot be read, if that is so: it goes into the dead letters.
     """
 
     task: Task
@@ -37,6 +42,7 @@ class SendBack:
     delay_level: int
     max_reconsume_times: int
     reason: str
+    unreadable: str = ""
 
     @property
     def messages(self) -> TaskRecords:
@@ -92,6 +98,15 @@ class ConsumeService(ABC):
         process_queue = sent.task.process_queue
         process_queue.finish(sent.task, sent.indices)
         self._sending_ended(sent)
+
+    def _skip_damaged(self, task: Task, failure: Failure, indices: Collection[int]) -> None:
+        """Finish messages whose records are damaged: nobody can deliver or copy them."""
+        process_queue = task.process_queue
+        process_queue.finish(task, indices)
+        process_queue.skipped += len(indices)
+        if indices:
+            process_queue.last_skipped = failure.error
+            logger.error("%d message(s) of %s are skipped: %s", len(indices), task.queue, failure.error)
 
     def next_time_s(self, process_queue: ProcessQueue) -> float | None:
         """The time at which the earliest pause of this queue ends; None if it has none."""

@@ -80,6 +80,10 @@ class ProcessQueue(AssignedQueue):
     """The `finished_count` at the time of `asked`."""
     trouble: str = ""
     """The reason why the last message that failed did; empty after a success."""
+    skipped: int = 0
+    """Messages that were left out because their records are damaged."""
+    last_skipped: str = ""
+    """The error of the last of those."""
 
     @property
     def idle(self) -> bool:

@@ -141,8 +141,10 @@ def _cell(value: Any) -> Text:
 
 
 def message_dict(message: Any) -> dict[str, Any]:
-    """A message's fields as commands show them."""
-    return {
+    """A message's fields as commands show them. `body` is None for a message that cannot be read, and only such a
+    message has an `error`, which says why."""
+    error = message.body_error
+    fields = {
         "topic": message.topic,
         "queue": f"{message.broker_name}:{message.queue_id}",
         "queue_offset": message.queue_offset,
@@ -153,8 +155,9 @@ def message_dict(message: Any) -> dict[str, Any]:
         "offset_message_id": message.offset_message_id,
         "born": iso(message.born_timestamp_ms),
         "stored": iso(message.store_timestamp_ms),
-        "body": message.body.decode(errors="replace"),
+        "body": None if error is not None else message.body.decode(errors="replace"),
     }
+    return fields if error is None else {**fields, "error": str(error)}
 
 
 def message_line(message: Any, as_json: bool) -> str:
@@ -162,7 +165,12 @@ def message_line(message: Any, as_json: bool) -> str:
     fields = message_dict(message)
     if as_json:
         return json_text(fields)
-    return printable(f"{fields['queue']}:{fields['queue_offset']}  {fields['tags'] or '-'}  {fields['body']}")
+    return printable(f"{fields['queue']}:{fields['queue_offset']}  {fields['tags'] or '-'}  {shown_body(fields)}")
+
+
+def shown_body(fields: dict[str, Any]) -> str:
+    """The body of a message's fields (`message_dict`), or why it cannot be read."""
+    return f"! {fields['error']}" if "error" in fields else str(fields["body"])
 
 
 def print_stats(as_json: bool, counters: Iterable[tuple[str, Any]]) -> None:

@@ -2,7 +2,7 @@
 
 A body may hold anything: markup, characters that turn the direction of writing, four million bytes of JSON brackets.
 These functions give text of bounded length without control characters; a template that escapes markup shows it as it
-is. The body is decompressed before it comes here (raymq.record.decode), and the download has all of it.
+is. The download has all of the body.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from raymq.errors import BodyUnreadableError
+from raymq.message import MessageExt
+
 BODY_SHOWN_MAX_BYTES: Final = 64 * 1024
 """The most of a body that is shown."""
 JSON_BODY_MAX_BYTES: Final = 1024 * 1024
@@ -23,6 +26,10 @@ JSON_BODY_MAX_BYTES: Final = 1024 * 1024
 JSON_INDENT_MAX: Final = 40
 """Deeper levels are indented like this one: else a short body of brackets would fill megabytes with spaces."""
 HEX_ROW_BYTES: Final = 16
+PREVIEW_CHARACTERS: Final = 160
+"""The length of a body's beginning in a list."""
+UNREADABLE: Final = "cannot be read"
+"""Begins what a list says of a body that cannot be read."""
 
 _UNSAFE_CATEGORIES: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 _HARMLESS: Final = frozenset("\n\t\u200c\u200d")
@@ -66,8 +73,20 @@ def view_body(body: bytes, form: BodyForm | None = None) -> BodyView:
     return BodyView(form, text, len(part), len(body), len(part) < len(body))
 
 
-def preview(body: bytes, length: int = 160) -> str:
-    """The beginning of a body in one line of at most `length` characters; hex digits for bytes that are no text."""
+def preview_of(message: MessageExt, length: int = PREVIEW_CHARACTERS) -> str:
+    """The beginning of a message's body (`preview`), for which no more of it is decompressed; or why it cannot be read.
+
+    A long body that is damaged behind its beginning looks like any other: the message's own page reads all of it.
+    """
+    try:
+        return preview(message._body_prefix(4 * length + 1), length)
+    except BodyUnreadableError as error:
+        return f"{UNREADABLE}: {visible(error.reason)}"
+
+
+def preview(body: bytes, length: int = PREVIEW_CHARACTERS) -> str:
+    """The beginning of a body in one line of at most `length` characters; hex digits for bytes that are no text. Of a
+    longer body, 4 * `length` + 1 bytes are enough."""
     part = body[: 4 * length]
     if not is_text(part, whole=len(part) == len(body)):
         text = part[: length // 3].hex(" ")

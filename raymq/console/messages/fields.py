@@ -6,20 +6,23 @@ The place of a message, BROKER:QUEUE:OFFSET, names one record for as long as it 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from raymq.console.messages.body import is_text, preview, visible
+from raymq.console.messages.body import is_text, preview_of, visible
+from raymq.errors import BodyUnreadableError
 from raymq.message import MessageExt
 
 HIDDEN_BODY: Final = "hidden from viewers"
 MESSAGE_COLUMNS: Final = (
     *("topic", "queue", "queue_offset", "stored_ms", "born_ms", "tags", "keys", "properties"),
-    *("message_id", "offset_message_id", "reconsume_times", "body", "body_base64"),
+    *("message_id", "offset_message_id", "reconsume_times", "body", "body_base64", "error"),
 )
 """The columns of a message in a file."""
+FILE_BODIES_MAX_BYTES: Final = 16 * 1024 * 1024
+"""The most bytes of bodies in a file, which is made in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +54,44 @@ def row_of(message: MessageExt, *, with_body: bool) -> MessageRow:
         visible(place_of(message)),
         visible(message.tags or ""),
         visible(" ".join(message.keys)),
-        preview(message.body) if with_body else HIDDEN_BODY,
+        preview_of(message) if with_body else HIDDEN_BODY,
         urlencode({"topic": message.topic, "offset": place_of(message)}),
     )
 
 
-def file_row(message: MessageExt, *, with_body: bool) -> dict[str, Any]:
-    """A message in a file, by MESSAGE_COLUMNS: a body that is no text is in base64; both are empty if it is hidden."""
-    readable = is_text(message.body)
+def file_rows(messages: Iterable[MessageExt], *, with_body: bool) -> list[dict[str, Any]]:
+    """Messages in a file, each as `file_row`. The file has bodies of FILE_BODIES_MAX_BYTES in all; each further body is
+    left out, and its row's `error` says so."""
+    rows, left_bytes = [], FILE_BODIES_MAX_BYTES
+    for message in messages:
+        row = file_row(message, with_body=with_body, max_body_bytes=left_bytes)
+        left_bytes -= len(row["body"]) + len(row["body_base64"])
+        rows.append(row)
+    return rows
+
+
+def file_row(message: MessageExt, *, with_body: bool, max_body_bytes: int = FILE_BODIES_MAX_BYTES) -> dict[str, Any]:
+    """A message in a file, by MESSAGE_COLUMNS: a body that is no text is in base64; both are empty if it is hidden.
+
+    They are empty, too, for a body that is longer than `max_body_bytes` or cannot be read: then `error` says why.
+    """
+    body, error = b"", None
+    if with_body:
+        try:
+            body = message.body
+        except BodyUnreadableError as problem:
+            error = str(problem)
+    if len(body) > max_body_bytes:
+        size, body = len(body), b""
+        error = f"the body of {size} bytes is left out: the file has no space for it, download the message itself"
+    readable = is_text(body)
     values = (
         *(message.topic, f"{message.broker_name}:{message.queue_id}", message.queue_offset),
         *(message.store_timestamp_ms, message.born_timestamp_ms, message.tags, list(message.keys)),
         *(dict(message.properties), message.message_id, message.offset_message_id, message.reconsume_times),
-        message.body.decode() if with_body and readable else "",
-        base64.b64encode(message.body).decode() if with_body and not readable else "",
+        body.decode() if readable else "",
+        "" if readable else base64.b64encode(body).decode(),
+        error,
     )
     return dict(zip(MESSAGE_COLUMNS, values, strict=True))
 

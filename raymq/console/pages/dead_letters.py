@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from raymq.console.backend.messages import DeadLetterPage, DeadLetterView, LetterPlace, LetterReplayed
 from raymq.console.backend.protocol import Backend
-from raymq.console.messages.fields import MESSAGE_COLUMNS, file_row, row_of
+from raymq.console.messages.fields import MESSAGE_COLUMNS, file_rows, row_of
 from raymq.console.messages.replays import REPLAY_RATE_MAX, Replay
 from raymq.console.messages.rights import bodies_shown
 from raymq.console.messages.search import parse_place
@@ -56,14 +56,14 @@ async def show(request: Request) -> Response:
 async def export(request: Request) -> Response:
     """The letters as a file, at most LETTERS_EXPORTED from where the page begins."""
     found, with_body = await _letters(request, LETTERS_EXPORTED), _with_body(request)
-    rows = [_file_row(letter, with_body=with_body) for letter in found.letters]
+    rows = _file_rows(found.letters, with_body=with_body)
     return rows_as_file(request, f"dead-letters-{request.path_params['group']}", LETTER_COLUMNS, rows)
 
 
 async def as_json(request: Request) -> Response:
     """The letters, for scripts."""
     found, with_body = await _letters(request, LETTERS_SHOWN), _with_body(request)
-    letters = [_file_row(letter, with_body=with_body) for letter in found.letters]
+    letters = _file_rows(found.letters, with_body=with_body)
     return JSONResponse({"dead_letters": letters, "cursor": found.cursor})
 
 
@@ -154,11 +154,14 @@ async def _letters(request: Request, limit: int) -> DeadLetterPage:
     )
 
 
-def _file_row(letter: DeadLetterView, *, with_body: bool) -> dict[str, Any]:
-    message = letter.message
-    values = (message.store_timestamp_ms, message.reconsume_times, letter.replayed)
-    fields = file_row(message, with_body=with_body) | {"topic": letter.topic}
-    return dict(zip(LETTER_COLUMNS[: len(values)], values, strict=True)) | fields
+def _file_rows(letters: Sequence[DeadLetterView], *, with_body: bool) -> list[dict[str, Any]]:
+    rows = file_rows([letter.message for letter in letters], with_body=with_body)
+    return [_of_letter(letter) | row | {"topic": letter.topic} for letter, row in zip(letters, rows, strict=True)]
+
+
+def _of_letter(letter: DeadLetterView) -> dict[str, Any]:
+    values = (letter.message.store_timestamp_ms, letter.message.reconsume_times, letter.replayed)
+    return dict(zip(LETTER_COLUMNS[: len(values)], values, strict=True))
 
 
 def _with_body(request: Request) -> bool:

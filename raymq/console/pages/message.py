@@ -11,9 +11,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from raymq.console.backend.messages import MessageTrack
-from raymq.console.messages.body import BODY_SHOWN_MAX_BYTES, BodyForm, is_text, view_body
+from raymq.console.messages.body import BODY_SHOWN_MAX_BYTES, BodyForm, is_text, view_body, visible
 from raymq.console.messages.commands import query_command, send_command
-from raymq.console.messages.fields import file_row, row_of, visible_map
+from raymq.console.messages.fields import file_rows, row_of, visible_map
 from raymq.console.messages.rights import bodies_shown
 from raymq.console.messages.search import parse_place
 from raymq.console.pages.files import saved
@@ -48,7 +48,7 @@ async def as_json(request: Request) -> Response:
     """The messages found, for scripts."""
     with_body = _with_body(request)
     found = await _found(request, query_of(request))
-    return JSONResponse({"messages": [file_row(message, with_body=with_body) for message in found]})
+    return JSONResponse({"messages": file_rows(found, with_body=with_body)})
 
 
 async def track(request: Request) -> Response:
@@ -105,18 +105,21 @@ def _show(request: Request, message: MessageExt) -> Response:
     """The page of one message."""
     with_body = _with_body(request)
     wanted = request.query_params.get("as", "")
-    view = view_body(message.body, BodyForm(wanted) if wanted in set(BodyForm) else None) if with_body else None
-    editable = with_body and is_text(message.body) and len(message.body) <= BODY_SHOWN_MAX_BYTES
+    error = message.body_error if with_body else None
+    body = message.body if with_body and error is None else None
+    view = None if body is None else view_body(body, BodyForm(wanted) if wanted in set(BodyForm) else None)
+    editable = body is not None and len(body) <= BODY_SHOWN_MAX_BYTES and is_text(body)
     values: dict[str, Any] = {
         "message": message,
         "row": row_of(message, with_body=False),
         "view": view,
+        "error": None if error is None else visible(str(error)),
         "forms": list(BodyForm),
         "properties": visible_map(message.properties),
         "system": visible_map(message.system_properties),
-        "body_text": message.body.decode() if editable else None,
+        "body_text": body.decode() if editable and body is not None else None,
         "query_command": query_command(message),
-        "send_command": send_command(message) if with_body else None,
+        "send_command": None if body is None else send_command(message),
     }
     return page(request, "message.html", values)
 

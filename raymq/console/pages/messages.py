@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from raymq.console.backend.messages import MessagePage
-from raymq.console.messages.fields import MESSAGE_COLUMNS, file_row, row_of
+from raymq.console.messages.fields import MESSAGE_COLUMNS, file_rows, row_of
 from raymq.console.messages.rights import bodies_shown, check_text_search
 from raymq.console.messages.search import SEARCH_LIMITS, SEARCH_STARTS, SearchForm
 from raymq.console.pages.files import rows_as_file
@@ -47,7 +47,7 @@ async def export(request: Request) -> Response:
     """The messages that the page shows, as a file."""
     topic, form = request.path_params["topic"], SearchForm.of(request.query_params)
     found, with_body = await _search(request, topic, form), _with_body(request)
-    rows = [file_row(message, with_body=with_body) for message in found.messages]
+    rows = file_rows(found.messages, with_body=with_body)
     return rows_as_file(request, f"messages-{topic}", MESSAGE_COLUMNS, rows)
 
 
@@ -57,7 +57,7 @@ async def as_json(request: Request) -> Response:
     found, with_body = await _search(request, topic, form), _with_body(request)
     return JSONResponse(
         {
-            "messages": [file_row(message, with_body=with_body) for message in found.messages],
+            "messages": file_rows(found.messages, with_body=with_body),
             "scanned": found.scanned,
             "truncated": found.truncated,
             "cursor": found.cursor,

@@ -16,6 +16,7 @@ from raymq.console.messages.tail import TailEvent, TooManyViewersError, Wants
 from raymq.console.web.answers import page
 from raymq.console.web.console import console_of, session_of, user_of
 from raymq.console.web.forms import query_of
+from raymq.consumer.pull_once import has_text, is_wanted
 from raymq.consumer.subscription import Subscription
 from raymq.errors import RaymqError
 from raymq.message import MessageExt
@@ -80,7 +81,7 @@ def wants_of(topic: str, tags: str, contains: str, *, with_body: bool) -> Wants:
     text = contains[:TAIL_FILTER_MAX].encode(errors="replace")
 
     def wants(message: MessageExt) -> bool:
-        return subscription.matches(message.tags) and text in message.body
+        return is_wanted(message, subscription) and has_text(message, text)
 
     return wants
 

@@ -32,6 +32,7 @@ from typing import Any, Final
 from raymq.consumer.push.answers import Replier, judge
 from raymq.consumer.push.async_calls import AsyncCall, AsyncCalls
 from raymq.consumer.push.hook import ConsumeContext, ConsumeHook, call_hooks
+from raymq.errors import BodyUnreadableError
 from raymq.message import ConsumeStatus, MessageExt
 from raymq.metrics.client_figures import CLIENT_FIGURES, PROCESS_BOUNDS_MS
 from raymq.protocol.consume_result import TIMEOUT_DELAY_LEVEL, ConsumeReport, Failure
@@ -404,6 +405,9 @@ class ConsumePool:
         """Make a call that has hooks, or fail one that stands for a damaged message."""
         call = request.calls[index]
         if isinstance(call, Exception):
+            if isinstance(call, BodyUnreadableError):
+                how = {"unreadable": call.reason, "record_damaged": call.record_damaged}
+                return request.failure(index, str(call), **how)
             return request.failure(index, f"the message cannot be decoded: {call}")
         context = ConsumeContext(self._shown_group, call if isinstance(call, list) else [call])
         call_hooks(self._hooks, "before", context)

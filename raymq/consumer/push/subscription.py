@@ -52,7 +52,9 @@ class InstanceStatus:
     """One instance: its name, the queues it holds, and the state of its listener.
 
     `consumed` and `failures` count messages since the instance came to its Pull actor's process. `last_error` is
-    the traceback or the reason of a failure after which no message has succeeded. `listener_away` is the reason why
+    the traceback or the reason of a failure after which no message has succeeded. `skipped` messages of the queues
+    that it holds were left out because their records are damaged; `last_skipped` is the error of one of them.
+    `listener_away` is the reason why
     nothing is delivered now, and empty otherwise; `listener_silent_s` is how long the listener's process has not
     reported about its messages, which should not be more than a second. `stuck_threads` are listener calls that
     outlived `consume_timeout_s`: when they are as many as there are threads and as many again, nothing is consumed
@@ -66,6 +68,8 @@ class InstanceStatus:
     consumed: int
     failures: int
     last_error: str
+    skipped: int
+    last_skipped: str
     suspended: bool
     listener_deaths: int
     listener_away: str

@@ -23,6 +23,7 @@ from raymq.consumer.simple.receipt import Receipt, parse_handle
 from raymq.consumer.simple.received_message import ReceivedMessage, received
 from raymq.consumer.simple.settings import SimpleSettings
 from raymq.consumer.subscription import Subscription
+from raymq.consumer.unreadable import UnreadableLog
 from raymq.errors import ClientStateError, GroupNotExistError, InvalidArgumentError, RaymqError
 from raymq.filters.sql import SqlFilter
 from raymq.members.questions import DirectConsumption, RunningInfo
@@ -68,6 +69,7 @@ class SimpleEngine:
         self.settings, self.names = settings, names
         self._routes, self._announce, self._on_close = routes, announce, on_close
         self._reader = LeaseReader(routes, storages)
+        self._unreadable = UnreadableLog(settings.group)
         self._lock = threading.Lock()
         self._subscriptions: dict[str, Subscription] = {}
         self._brokers: dict[str, BrokerClient] = {}
@@ -274,21 +276,37 @@ class SimpleEngine:
                 gone = set(dead)
                 result = [message for index, message in enumerate(result) if index not in gone]
         if len(messages) < handed_out:
+            self._settle_unreadable(name, given, found, retry_max_times)
             self._settle_excluded(name, given, found)
         return result
 
+    def _settle_unreadable(self, name: str, given: LeasedRange, found: LeasedMessages, retry_max_times: int) -> None:
+        """Send messages that cannot be read to the dead letters, once they were tried often enough; then, and if their
+        records are damaged, they are left out from `found.unreadable`, so that they are acknowledged."""
+        for offset, (message, error, record) in list(found.unreadable.items()):
+            self._unreadable.note(error)
+            if error.record_damaged:
+                logger.error("group %s skips a message: %s", self.settings.group, error)
+                del found.unreadable[offset]
+            elif message.reconsume_times + given.attempts > retry_max_times:
+                self._give_up(name, record, error.reason)
+                del found.unreadable[offset]
+
     def _settle_excluded(self, name: str, given: LeasedRange, found: LeasedMessages) -> None:
         """Acknowledge what the subscription excludes, and what retention has deleted."""
-        kept = sum([1 << message.queue_offset - given.start for message in found.messages])
+        offsets = [*found.unreadable, *(message.queue_offset for message in found.messages)]
+        kept = sum([1 << offset - given.start for offset in offsets])
         looked_at = (1 << found.end - given.start) - 1
         excluded = looked_at & ~kept & ~int(given.without, 16)
         if excluded:
             part = LeasePart(given.topic, given.queue_id, given.start, given.pop_ms, f"{excluded:x}")
             self._call(name, "ack_messages", self.settings.group, [part])
 
-    def _give_up(self, name: str, record: bytes) -> None:
-        """Send a message that was tried too often to the dead letters of its group."""
-        ActorRef(name).call("send_back", self.settings.group, record, delay_level=-1, timeout_s=SETTLE_TIMEOUT_S)
+    def _give_up(self, name: str, record: bytes, reason: str = "") -> None:
+        """Send a message that was tried too often to the dead letters of its group. `reason`: why it cannot be read."""
+        ActorRef(name).call(
+            "send_back", self.settings.group, record, delay_level=-1, reason=reason, timeout_s=SETTLE_TIMEOUT_S
+        )
 
     # Settling
 

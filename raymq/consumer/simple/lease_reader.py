@@ -10,16 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from raymq.consumer.subscription import Subscription
-from raymq.errors import DataLossError, ServiceNotAvailableError, StoreCorruptError
-from raymq.kernels.messages import read_messages
+from raymq.errors import BodyUnreadableError, DataLossError, ServiceNotAvailableError
+from raymq.kernels.messages import find_unreadable, read_messages
 from raymq.message import MessageExt, MessageQueue, PullStatus
 from raymq.protocol.pop import LeasedRange
 from raymq.protocol.store import FetchRequest
-from raymq.record.layout import RecordError
 from raymq.record.memory_records import LocatedRecords
+from raymq.record.places import RecordPlaces
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients, call_master
@@ -30,9 +32,18 @@ LEASE_READ_TIMEOUT_S: Final = 20.0
 """Bounds the reading of one range, over a restart of its storage actor."""
 
 
+class UnreadableMessage(NamedTuple):
+    """A leased message that cannot be read. `record`: its bytes, whole or damaged."""
+
+    message: MessageExt
+    error: BodyUnreadableError
+    record: bytes
+
+
 @dataclass(slots=True)
 class LeasedMessages:
-    """The messages of one leased range, up to `end`, with the records that they are in."""
+    """The messages of one leased range, up to `end`, with the records that they are in. `messages` can be read;
+    `unreadable` are the errors of those that cannot, by queue offset, each with its message and its record."""
 
     messages: list[MessageExt] = field(default_factory=list)
     parts: list[tuple[LocatedRecords, list[int] | range]] = field(default_factory=list)
@@ -40,6 +51,7 @@ class LeasedMessages:
     end: int = 0
     """Everything before this offset was looked at."""
     size_bytes: int = 0
+    unreadable: dict[int, UnreadableMessage] = field(default_factory=dict)
 
     def record(self, index: int) -> bytes:
         """The whole record of a message."""
@@ -60,7 +72,7 @@ class LeaseReader:
     def read(self, broker_name: str, given: LeasedRange, wanted: Subscription, max_bytes: int) -> LeasedMessages:
         """The wanted messages of a range, at most about `max_bytes` of records, but one at least.
 
-        Retried for LEASE_READ_TIMEOUT_S, and raises RaymqError then; StoreCorruptError for a damaged record.
+        Retried for LEASE_READ_TIMEOUT_S, and raises RaymqError then. Damaged messages do not hold up the others.
         """
         queue = MessageQueue(given.topic, broker_name, given.queue_id)
         found = LeasedMessages(end=given.start)
@@ -119,21 +131,22 @@ def _add(
     """Decode the wanted messages of a part that are handed out."""
     if not len(part.starts):
         return
-    starts, without = part.starts, int(given.without, 16)
-    rows: list[int] | range = range(len(starts))
+    without = int(given.without, 16)
+    rows: list[int] | range = range(len(part.starts))
     if without:
         places = (part.offsets - given.start).tolist()
         rows = [row for row, place in enumerate(places) if not without >> place & 1]
-        starts = starts[rows]
-    try:
-        messages = read_messages(part.data, starts, broker_name=queue.broker_name)
-    except RecordError as error:
-        raise StoreCorruptError(
-            f"{queue}: a record at or behind queue offset {int(part.offsets[0])} is damaged ({error}); "
-            "admin.reset_offsets goes past it"
-        ) from error
-    if wanted.tags:
-        chosen = [index for index, message in enumerate(messages) if wanted.matches(message.tags)]
-        messages, rows = [messages[index] for index in chosen], [rows[index] for index in chosen]
-    found.messages += messages
-    found.parts.append((part, rows))
+        part = part.pick(np.array(rows, np.int64))
+    messages = read_messages(part.data, part.starts, broker_name=queue.broker_name, places=RecordPlaces.of(queue, part))
+    errors = find_unreadable(messages)
+    chosen = []
+    for index, message in enumerate(messages):
+        if not wanted.matches(message.tags) and not message.record_damaged:
+            continue
+        if index in errors:
+            record = part.part(index, index + 1).joined()
+            found.unreadable[int(part.offsets[index])] = UnreadableMessage(message, errors[index], record)
+        else:
+            chosen.append(index)
+    found.messages += [messages[index] for index in chosen]
+    found.parts.append((part, chosen))

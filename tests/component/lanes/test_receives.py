@@ -113,3 +113,23 @@ def test_messages_that_a_filter_expression_excludes_are_passed(
     wanted = Subscription.parse("orders", SqlFilter(text))
     found = reader_of(client).read("broker-a", LeasedRange("orders", 0, 0, 5, 1, 1, 1), wanted, 1 << 20)
     assert (len(found.messages), found.end) == (passing, 5)
+
+
+def test_a_leased_message_that_cannot_be_read_does_not_hold_up_its_neighbours(
+    connect: tuple[StorageDouble, StorageClient],
+) -> None:
+    actor, client = connect
+    client.append([make_batch([b"body %d" % number for number in range(8)])], WAIT_S)
+    log = Path(actor.store.status().root) / "commitlog" / f"{0:020d}"
+    with log.open("r+b") as file:
+        for number in (1, 3):
+            file.seek(log.read_bytes().index(b"body %d" % number))
+            file.write(b"X")
+    given = LeasedRange("orders", 0, 0, 8, 1, 60_000, 1, f"{0b1000:x}")
+    found = reader_of(client).read("broker-a", given, ALL, 1 << 20)
+    assert [message.body for message in found.messages] == [b"body %d" % number for number in (0, 2, 4, 5, 6, 7)]
+    [(offset, lost)] = found.unreadable.items()
+    assert (offset, lost.error.queue, lost.error.queue_offset) == (1, "orders@broker-a:0", 1)
+    assert b"Xody 1" in lost.record
+    assert b"body 7" in found.record(5)
+    assert found.end == 8

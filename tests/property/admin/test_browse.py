@@ -35,7 +35,13 @@ class Topic:
     def messages(self, queue: MessageQueue, begin: int, end: int) -> list[Any]:
         first = self.firsts[queue]
         return [
-            SimpleNamespace(queue=queue, queue_offset=at, store_timestamp_ms=self.times[queue][at - first])
+            SimpleNamespace(
+                queue=queue,
+                queue_offset=at,
+                store_timestamp_ms=self.times[queue][at - first],
+                record_damaged=False,
+                sys_flag=0,
+            )
             for at in range(begin, end)
             if at not in self.gaps
         ]
@@ -54,7 +60,12 @@ class Topic:
             results.append(FetchResult(status, until, first, end, records, len(found)))
         return results
 
-    def decode(self, records: bytes, *, broker_name: str) -> list[Any]:
+    def decode(self, records: bytes, queue: MessageQueue, start: int, end: int) -> list[Any]:
+        found = self.decoded(records, broker_name=queue.broker_name)
+        assert all(start <= one.queue_offset < end for one in found)
+        return [SimpleNamespace(message=one, record=b"", alone=lambda one=one: one) for one in found]
+
+    def decoded(self, records: bytes, *, broker_name: str) -> list[Any]:
         name, offsets = json.loads(records)
         [queue] = [one for one in QUEUES if str(one) == name]
         assert queue.broker_name == broker_name
@@ -81,7 +92,7 @@ def test_pages_are_the_whole_topic_in_order_and_each_message_once(
     spans = topic.spans()
     pages = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(browse, "decode_records", topic.decode)
+        patch.setattr(browse, "read_fetched", topic.decode)
         while True:
             page = read_page(
                 spans,
@@ -117,7 +128,7 @@ def test_pages_are_the_whole_topic_in_order_and_each_message_once(
 def test_a_page_without_time_says_so_and_its_cursor_goes_on(topic: Topic, newest_first: bool, steps: int) -> None:
     left = iter([True] * steps)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(browse, "decode_records", topic.decode)
+        patch.setattr(browse, "read_fetched", topic.decode)
         common = {"newest_first": newest_first, "limit": 1000, "max_scanned": 1000}
         page = read_page(topic.spans(), topic.fetch, lambda message: True, in_time=lambda: next(left, False), **common)
         rest = read_page(

@@ -127,8 +127,8 @@ def test_a_loss_that_the_bounds_do_not_explain_is_never_skipped() -> None:
 def test_large_chunks_become_batches_of_bounded_size() -> None:
     chunk = chunk_of(records(0, 10, body=b"x" * 1000), 10)
     size = int(chunk.sizes[0])
-    assert [len(part) for part in scan_batches._slices(chunk, 2 * size)] == [2] * 5
-    assert [len(part) for part in scan_batches._slices(chunk, 1)] == [1] * 10
+    assert list(scan_batches._slices(chunk, 2 * size)) == [slice(at, at + 2) for at in range(0, 10, 2)]
+    assert list(scan_batches._slices(chunk, 1)) == [slice(at, at + 1) for at in range(10)]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def read(storage):
 
     def read(start: int, end: int) -> list[int]:
         offsets = []
-        for data, starts, _, _ in RangeReader(client.routes, client.storages).read(QUEUE, start, end):
+        for data, starts, *_ in RangeReader(client.routes, client.storages).read(QUEUE, start, end):
             messages = [decode_record(data, int(position)) for position in starts]
             assert all(message.body == b"%05d" % message.queue_offset + b"x" * 300 for message in messages)
             offsets += [message.queue_offset for message in messages]

@@ -9,14 +9,15 @@ from raymq.delay import DELAY_LEVELS_MS
 from raymq.errors import InvalidArgumentError, MessageIllegalError
 from raymq.kernels.check import validate_batch
 from raymq.kernels.stamp import stamp
-from raymq.message import Message, MessageExt
+from raymq.message import PROPERTY_DLQ_ORIGIN_ERROR, Message, MessageExt, MessageQueue
 from raymq.names import SCHEDULE_TOPIC
 from raymq.protocol.group import GroupConfig, SendBackAnswer
 from raymq.record.check import check_record
-from raymq.record.decode import decode_records
+from raymq.record.decode import decode_records, read_record
 from raymq.record.encode import ProducerSequence, encode_batch
 from raymq.record.hashing import tags_code
-from raymq.record.layout import encode_host
+from raymq.record.layout import BODY_OFFSET, SYS_FLAG_OFFSET, encode_host
+from raymq.record.places import RecordPlace
 from raymq.record.rewrite import move_record, read_waiting
 
 GROUP = GroupConfig("billing", retry_queue_nums=3)
@@ -157,9 +158,7 @@ def test_one_call_makes_one_batch_for_each_queue_and_sequences_grow_over_calls()
     assert one(again.records).system_properties["RMQ_SEQ"] == "2"
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda r: r[:-1], lambda r: r + b"x", lambda r: b"x" * len(r), lambda r: r[:100] + b"\xff" + r[101:]]
-)
+@pytest.mark.parametrize("damage", [lambda r: r[:-1], lambda r: r + b"x", lambda r: b"x" * len(r)])
 def test_what_is_no_record_is_refused(damage):
     record = consumed(b"a body that is long enough to be damaged in its middle")
     with pytest.raises(InvalidArgumentError):
@@ -173,3 +172,47 @@ def test_nothing_given_back_is_nothing_to_do():
 def test_properties_that_leave_no_room_are_refused():
     with pytest.raises(MessageIllegalError):
         give_back(consumed(b"x", extra_properties={"x": "y" * 32600}))
+
+
+def with_a_damaged_body(record: bytes) -> bytes:
+    return record[:BODY_OFFSET] + bytes([record[BODY_OFFSET] ^ 1]) + record[BODY_OFFSET + 1 :]
+
+
+@pytest.mark.parametrize("flag", [0, 0x201])
+def test_a_message_with_a_damaged_body_is_a_dead_letter_that_nobody_takes_for_intact(flag):
+    record = bytearray(with_a_damaged_body(consumed(b"body of the message")))
+    record[SYS_FLAG_OFFSET : SYS_FLAG_OFFSET + 4] = flag.to_bytes(4)
+    [batch], answer = give_back(bytes(record))
+    assert (batch.topic, answer) == ("%DLQ%billing", SendBackAnswer(0, 1))
+    validate_batch(batch)
+    letter = stored(batch.records, batch.sizes)
+    assert check_record(letter).ok, "the log can hold it"
+    message = read_record(letter, 0, RecordPlace(MessageQueue("%DLQ%billing", "a", 0)))
+    assert "not known" in message.body_error.reason
+    assert message.system_properties[PROPERTY_DLQ_ORIGIN_ERROR] == "its body's CRC is wrong"
+    assert message.properties == {"a": "b"}
+    body_at = BODY_OFFSET
+    assert letter[body_at : body_at + 19] == bytes(record[body_at : body_at + 19]), "the bytes are kept"
+
+
+def test_a_message_that_cannot_be_read_is_dead_at_once_with_the_reason_and_nothing_is_decompressed(monkeypatch):
+    monkeypatch.setattr("raymq.record.compression.decompress", None)
+    record = bytearray(consumed(b"no frame"))
+    record[SYS_FLAG_OFFSET : SYS_FLAG_OFFSET + 4] = (0x201).to_bytes(4)
+    returned, answer = read_returned(
+        bytes(record), GROUP, delay_level=0, max_reconsume_times=-1, reason="no \x01 frame\x02" + "." * 1000
+    )
+    [batch] = writer().batches("billing", returned, 3)
+    assert (batch.topic, answer) == ("%DLQ%billing", SendBackAnswer(0, 1))
+    message = read_record(stored(batch.records, batch.sizes), 0, RecordPlace(MessageQueue("%DLQ%billing", "a", 0)))
+    assert message.system_properties[PROPERTY_DLQ_ORIGIN_ERROR].startswith("no   frame ..")
+    assert len(message.system_properties[PROPERTY_DLQ_ORIGIN_ERROR]) == 500
+    assert message.sys_flag == 0x201
+
+
+@pytest.mark.parametrize("offset", [3, 5, 87])
+def test_a_damaged_record_cannot_be_given_back(offset):
+    record = bytearray(consumed(b"body"))
+    record[offset] ^= 1
+    with pytest.raises(InvalidArgumentError, match="whole records"):
+        give_back(bytes(record))

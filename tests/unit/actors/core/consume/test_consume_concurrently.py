@@ -226,3 +226,31 @@ def test_suspects_are_delivered_one_at_a_time_beside_what_is_not_suspected():
     fetch(core, P, 0)
     assert sorted(offsets_of(task) for task in core.deliverable(0.0)) == [[0], [0]]
     assert core.deliverable(0.0) == []
+
+
+def test_messages_that_cannot_be_read_are_dead_at_once_and_damaged_records_are_skipped():
+    core = table()
+    fetch(core, Q, *range(6))
+    [task] = core.deliverable(0.0)
+    failures = (
+        Failure(1, 1, "crc", unreadable="its body's CRC is wrong"),
+        Failure(2, 1, "magic", unreadable="no magic", record_damaged=True),
+        Failure(4, 1, "raised"),
+    )
+    reaction = core.reported(task, ConsumeReport(failures=failures), 0.0)
+    assert (reaction.ok, reaction.failed) == (3, 3)
+    ways = {tuple(sent_offsets(sent)): (sent.delay_level, sent.unreadable) for sent in reaction.send_backs}
+    assert ways == {(1,): (-1, "its body's CRC is wrong"), (4,): (0, "")}
+    for sent in reaction.send_backs:
+        core.sent_back(sent)
+    assert commit_point(core) == 6
+    assert (process_queue_of(core, Q).skipped, process_queue_of(core, Q).last_skipped) == (1, "magic")
+
+
+def test_a_broadcasting_consumer_skips_what_cannot_be_read():
+    core = table(message_model=MessageModel.BROADCASTING)
+    fetch(core, Q, *range(3))
+    [task] = core.deliverable(0.0)
+    failures = (Failure(0, 1, "x", unreadable="no magic", record_damaged=True), Failure(1, 1, "y", unreadable="crc"))
+    assert core.reported(task, ConsumeReport(failures=failures), 0.0).send_backs == []
+    assert commit_point(core) == 3

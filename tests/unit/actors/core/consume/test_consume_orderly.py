@@ -169,3 +169,26 @@ def test_what_was_taken_away_from_the_listener_is_next_again():
     core.reported(task, ConsumeReport(unfinished=(1, 2)), 0.0)
     [again] = core.deliverable(0.0)
     assert offsets_of(again) == [1, 2]
+
+
+def test_a_message_that_cannot_be_read_is_a_dead_letter_at_once_and_the_queue_goes_on():
+    core = table()
+    fetch(core, Q, *range(4))
+    [sent] = fail(core, 1, unreadable="its body's CRC is wrong").send_backs
+    assert (sent.delay_level, sent.unreadable, list(sent.messages.offsets)) == (-1, "its body's CRC is wrong", [1])
+    assert core.deliverable(0.0) == [], "the queue waits for the broker"
+    core.sent_back(sent)
+    [rest] = core.deliverable(0.0)
+    assert offsets_of(rest) == [2, 3]
+    assert commit_point(core) == 2
+
+
+def test_a_damaged_record_is_skipped_and_named():
+    core = table()
+    fetch(core, Q, *range(4))
+    reaction = fail(core, 1, unreadable="no magic", record_damaged=True)
+    assert (reaction.failed, reaction.send_backs) == (1, [])
+    [rest] = core.deliverable(0.0)
+    assert offsets_of(rest) == [2, 3]
+    assert commit_point(core) == 2
+    assert (process_queue_of(core, Q).skipped, process_queue_of(core, Q).last_skipped) == (1, "x")

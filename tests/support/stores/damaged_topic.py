@@ -1,0 +1,130 @@
+"""A store with a topic in which each second message cannot be read: lying bodies and flipped bits; and its Admin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from raymq.admin.admin import Admin
+from raymq.errors import TopicNotExistError
+from raymq.message import Message
+from raymq.protocol.route import BrokerData, QueueData, TopicRoute
+from raymq.protocol.store import Boundary
+from raymq.record.encode import encode_batch
+from storage.message_store import MessageStore
+from tests.support.stores.damage import FIELDS, flip
+from tests.support.stores.lying_bodies import lying_batch, lying_bodies
+from tests.support.stores.stores import open_store
+
+TOPIC = "orders"
+FILE_BYTES = 1 << 20
+FIRST_MS = 1_700_000_000_000
+STEP_MS = 1000
+FLIPPED = tuple(field for field in FIELDS if field != "physical offset")
+"""A reader that has the bytes alone cannot know which physical offset is right; the body is."""
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedTopic:
+    """`bodies`: by queue offset of queue 0, the body, or None for a message that cannot be read; `kinds`: what is wrong
+    with it. Intact messages have the key "intact", flipped ones the key "flipped", and all the key "all"."""
+
+    store: MessageStore
+    storage: SimpleNamespace
+    routes: SimpleNamespace
+    bodies: list[bytes | None]
+    kinds: dict[int, str]
+
+    @property
+    def admin(self) -> Admin:
+        """The administration of the broker group."""
+        return Admin(self.routes, self.storages)  # type: ignore[arg-type]  # stand-ins
+
+    @property
+    def storages(self) -> Any:
+        """The broker group's one storage actor, for whoever asks."""
+        return SimpleNamespace(get=lambda name: self.storage)
+
+    @property
+    def readable(self) -> list[bytes]:
+        """The bodies of the intact messages, in order."""
+        return [body for body in self.bodies if body is not None]
+
+
+@contextmanager
+def damaged_topic(root: Path, *, lying: bool = True, flipped: tuple[str, ...] = FLIPPED) -> Iterator[DamagedTopic]:
+    """The topic in a store at `root`, a message a second."""
+    times = iter(range(FIRST_MS, FIRST_MS + 10_000_000, STEP_MS))
+    store = open_store(root, clock_ms=lambda: next(times), mapped_file_size_commit_log_bytes=FILE_BYTES)
+    try:
+        yield _filled(store, root, lying_bodies() if lying else {}, flipped)
+    finally:
+        store.close()
+
+
+def _filled(
+    store: MessageStore, root: Path, liars: dict[str, tuple[bytes, int]], flipped: tuple[str, ...]
+) -> DamagedTopic:
+    bodies: list[bytes | None] = []
+    kinds: dict[int, str] = {}
+
+    def put(key: str) -> int:
+        body = b"intact %03d " % len(bodies) * 20
+        bodies.append(body)
+        batch = encode_batch([Message(TOPIC, body, keys=(key, "all"), tags="paid")], 0, born_host=("127.0.0.1", 1),
+                             born_timestamp_ms=1, message_ids=[f"ID{len(bodies) - 1}"])  # fmt: skip
+        return store.append([batch])[0].physical_offset
+
+    for name, liar in liars.items():
+        put("intact")
+        kinds[len(bodies)] = name
+        bodies.append(None)
+        store.append([lying_batch([liar], tags="paid")])
+    places = {}
+    for field in flipped:
+        put("intact")
+        kinds[len(bodies)] = f"flipped {field}"
+        places[field] = put("flipped")
+        bodies[-1] = None
+    put("intact")
+    store.queries.by_key(TOPIC, "all")  # the index has all of them
+    for field, place in places.items():
+        flip(root, place, field, file_size=FILE_BYTES)
+    return DamagedTopic(store, _storage(store), _routes(), bodies, kinds)
+
+
+def _storage(store: MessageStore) -> SimpleNamespace:
+    """The calls of readers to a StorageClient, answered by the store."""
+    queries = store.queries
+    return SimpleNamespace(
+        fetch=lambda requests, max_bytes, wait_s, timeout_s: store.fetch(requests, max_bytes=max_bytes, wait_s=0),
+        query_by_key=lambda topic, key, max_num, begin_ms, end_ms, timeout_s: queries.by_key(
+            topic, key, max_num, begin_ms, end_ms
+        ),
+        query_by_unique_id=lambda topic, message_id, timeout_s: queries.by_unique_id(topic, message_id),
+        record_at=lambda physical_offset, timeout_s: queries.by_physical_offset(physical_offset),
+        offset_by_time=lambda topic, queue_id, time_ms, timeout_s, boundary=Boundary.LOWER: store.offset_by_time(
+            topic, queue_id, time_ms, boundary
+        ),
+        queue_bounds=lambda topic, queue_id, timeout_s: store.queue_bounds(topic, queue_id),
+        bounds_of_queues=lambda queues, timeout_s: [store.queue_bounds(*queue) for queue in queues],
+        next_sequences=lambda producer_id, epoch, queues, timeout_s: store.next_sequences(producer_id, epoch, queues),
+        append=lambda batches, timeout_s: store.append(batches),
+        reader=lambda: None,
+    )
+
+
+def _routes() -> SimpleNamespace:
+    data = {"broker-a": BrokerData("c", "broker-a", {0: "storage-broker-a-0"})}
+    routes = {name: TopicRoute(name, data, (QueueData("broker-a", 1, 1, 6),)) for name in (TOPIC, "copies")}
+
+    def get(topic: str, timeout_s: float = 0.0) -> TopicRoute:
+        if topic not in routes:
+            raise TopicNotExistError(topic)
+        return routes[topic]
+
+    return SimpleNamespace(get=get, wait=get, invalidate=lambda topic: None)

@@ -1,0 +1,84 @@
+"""Queries of a store in which one record is damaged: all others are found, and the damage is reported."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from raymq.errors import BodyUnreadableError, InvalidArgumentError
+from raymq.message import Message
+from raymq.protocol.store import Boundary, QueuePosition
+from raymq.record.check import record_starts
+from raymq.record.encode import encode_batch
+from raymq.record.layout import read_header
+from storage.message_store import MessageStore
+from tests.support.stores.damage import flip
+from tests.support.stores.stores import open_store
+
+FIRST_MS = 1_700_000_000_000
+FIELDS = ("size", "magic", "physical offset", "body size", "topic size", "body")
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Nine messages with the key "all", stored a second apart."""
+    times = iter(range(FIRST_MS, FIRST_MS + 1_000_000, 1000))
+    with closing(open_store(tmp_path / "store", clock_ms=lambda: next(times))) as store:
+        for number in range(9):
+            message = Message("orders", b"body of %d" % number, keys=("all",))
+            batch = encode_batch([message], 0, born_host=("127.0.0.1", 1), born_timestamp_ms=1,
+                                 message_ids=[f"ID{number}"])  # fmt: skip
+            store.append([batch])
+        yield store
+
+
+def places(store: MessageStore) -> list[int]:
+    data = bytes(store.queries.by_key("orders", "all").records)
+    return [read_header(data, start).physical_offset for start in record_starts(data).tolist()]
+
+
+@pytest.mark.parametrize("number", [0, 4, 8])
+@pytest.mark.parametrize("field", FIELDS)
+def test_all_intact_records_are_found_and_the_damaged_one_is_reported(store, tmp_path, field, number):
+    before = places(store)
+    flip(tmp_path / "store", before[number], field)
+    found = store.queries.by_key("orders", "all")
+    starts = record_starts(found.records).tolist()
+    kept = [read_header(found.records, start).physical_offset for start in starts]
+    if field == "body":  # the record is handed over as it is: its reader checks the CRC
+        assert (kept, found.damaged) == (before, ())
+    else:
+        assert (sorted([*kept, *found.damaged]), found.damaged) == (before, (before[number],))
+    assert found.count == len(kept)
+    one = store.queries.by_unique_id("orders", f"ID{number}")
+    assert (one.count, one.damaged) == ((1, ()) if field == "body" else (0, (before[number],)))
+    assert store.queries.by_key("orders", "all", 2).count == (1 if number == 8 and field != "body" else 2)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_damaged_record_is_named_by_its_place(store, tmp_path, field):
+    before = places(store)
+    flip(tmp_path / "store", before[4], field)
+    if field == "body":
+        assert store.queries.by_physical_offset(before[4])
+    else:
+        with pytest.raises(BodyUnreadableError) as caught:
+            store.queries.by_physical_offset(before[4])
+        assert (caught.value.physical_offset, caught.value.record_damaged) == (before[4], True)
+    assert store.queries.by_physical_offset(before[5])
+    for within in (before[4] + 1, before[4] + 90, before[5] - 1):
+        with pytest.raises(InvalidArgumentError):
+            store.queries.by_physical_offset(within)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_times_are_found_beside_damaged_records(store, tmp_path, field):
+    before = places(store)
+    for number in (0, 4, 5, 8):
+        flip(tmp_path / "store", before[number], field)
+    for number in (1, 2, 3, 6, 7):
+        [stored_ms] = store.stored_times([QueuePosition("orders", 0, number)])
+        assert store.offset_by_time("orders", 0, stored_ms, Boundary.UPPER) == number
+        assert store.offset_by_time("orders", 0, stored_ms, Boundary.LOWER) in (number, number - 1, number - 2)
+    assert store.queries.earliest_store_time_ms() > 0
