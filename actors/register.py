@@ -1,10 +1,14 @@
-"""The register in Ray's GCS, by which one of several processes comes to hold something.
+"""The register in Ray's GCS, by which one of several processes comes to hold something, and lives are numbered.
 
 It is the store in which Ray keeps what it knows of the cluster itself, so it is there as long as the cluster is.
+
+    lives/NAME       the number of the newest life of an actor, as far as it was written
+    lives/NAME/N     the process that has life N: it is written once
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
@@ -12,6 +16,8 @@ from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _in
 from actors.core.rebalance.slot_lease import Drop, Get, Look, Put
 
 REGISTER_NAMESPACE: Final = "raymq-rebalance"
+LIVES_KEPT: Final = 100
+"""Numbers that are so many lives old are dropped. No process stands still for as long as that takes."""
 
 
 def run(look: Look) -> None:
@@ -22,6 +28,20 @@ def run(look: Look) -> None:
             call = look.send(_carry_out(call))
     except StopIteration:
         return
+
+
+def next_life(name: str, carry_out: Callable[[Get | Put | Drop], Any] | None = None) -> int:
+    """The number of a life that begins now of the actor `name`, from 1. It is larger than the number of every life
+    before in this Ray cluster, whatever clocks say. `carry_out`: carries out a register call."""
+    carry_out = carry_out or _carry_out
+    key = f"lives/{name}"
+    life = int(carry_out(Get(key)) or 0) + 1
+    while not carry_out(Put(f"{key}/{life}", "1", overwrite=False)):
+        life += 1
+    carry_out(Put(key, str(life), overwrite=True))
+    if life > LIVES_KEPT:
+        carry_out(Drop(f"{key}/{life - LIVES_KEPT}"))
+    return life
 
 
 def _carry_out(call: Get | Put | Drop) -> Any:

@@ -51,6 +51,7 @@ from actors.metrics_thread import MetricsThread
 from actors.options import PERSISTENT
 from actors.pull.actor import PullActor
 from actors.rebalance import start_rebalance
+from actors.register import next_life
 from actors.threads import take_turns_quickly
 from actors.transactions.methods import TransactionMethods
 from raymq.config.cluster import BrokerSettings
@@ -119,7 +120,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         self._read_from = store.present()
         """The store whose state is the present one, and the epoch in which it led then."""
         self._another_leads = threading.Event()
-        self._life = time.time_ns()
+        self._life = next_life(settings.broker_name)
         self._nodes: dict[int, str] = {}
         self._registrar = Registrar(
             settings.broker_name,

@@ -18,7 +18,7 @@ from typing import Final
 from actors.broker.master_store import MasterStore
 from actors.broker.monitor import GROUP_CREATION, BrokerMonitor
 from actors.broker.readings import take_readings
-from actors.broker.state_log import DecidedChanges, StateLog
+from actors.broker.state_log import LEASE_CLOCK, DecidedChanges, StateLog
 from actors.core.broker.offsets import Owners, TopicCommits, is_dead
 from actors.core.broker.send_back import Returned, ReturnWriter, read_replayed, read_returned
 from actors.core.broker.state import BrokerState, Change
@@ -390,7 +390,7 @@ class GroupMethods(ABC):
         TopicNotExistError."""
         state = self._log.ready()
         committed = state.offsets.committed(group, topic)
-        in_flight = self._log.read(lambda state: state.pop.in_flight(group, topic, time.time_ns() // 1_000_000))
+        in_flight = self._log.read(lambda state: state.pop.in_flight(group, topic, LEASE_CLOCK.now_ms()))
         progress = []
         queues = [(topic, queue_id) for queue_id in range(state.require_topic(topic).read_queue_nums)]
         for (_, queue_id), bounds in zip(queues, self._store.bounds_of_queues(queues), strict=True):

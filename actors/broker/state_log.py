@@ -41,6 +41,7 @@ from actors.broker.state_records import STORE_TIMEOUT_S, StoredRecords
 from actors.broker.state_snapshots import CALL_TIMEOUT_S, StateSnapshots
 from actors.core.broker.snapshot import dump_snapshot
 from actors.core.broker.state import MARK, BrokerState, Change, decode_change, encode_change, replay
+from actors.core.pop.lease_clock import LeaseClock
 from actors.core.replica.deleted_topics import CLOSED_TOPICS_FILE
 from raymq.errors import (
     NotMasterError,
@@ -70,6 +71,9 @@ WRITE_MAX_BYTES: Final = 1 << 20
 """The bounds of one batch of records; a change that is larger goes alone."""
 DIRECT_CHANGES_MAX: Final = 200
 """The most changes that the lane's thread decides about at a time: its other clients wait meanwhile."""
+
+LEASE_CLOCK: Final = LeaseClock(lambda: time.time_ns() // 1_000_000, lambda: time.monotonic_ns() // 1_000_000)
+"""The clock of this broker's leases. It goes on from the times of the records that the broker has read."""
 
 logger = logging.getLogger(__name__)
 
@@ -258,6 +262,8 @@ class StateLog:
             before = position
             records, position = self._next_records(storage, position, 0.0)
             replay(state, records)
+            if records:
+                LEASE_CLOCK.not_before(records[-1][1])
             if position == before:
                 raise ServiceNotAvailableError(
                     f"{storage.name} shows its state up to {position} and not up to {bounds.max_offset}; read it again"

@@ -32,6 +32,7 @@ from actors.options import PERSISTENT
 from actors.pull.broadcast_member import MEMBER_ROUTE_INTERVAL_S
 from actors.pull.push_instance import PushInstance
 from actors.pull.services import PullServices
+from actors.register import next_life
 from actors.threads import take_turns_quickly
 from raymq.consumer.push.feed_client import FEED_CALL_TIMEOUT_S, NEXT_WAIT_S, PullDescription, TaskReport
 from raymq.consumer.push.hosting import HostAnswer, Hosting
@@ -56,7 +57,8 @@ class Pull:
     def __init__(self, nameservers: Sequence[NameServerName]) -> None:
         take_turns_quickly()
         self._node_id = ray.get_runtime_context().get_node_id()
-        self._services = PullServices(nameservers, self._node_id, ray.util.get_node_ip_address())
+        life = next_life(str(PullName(self._node_id)))
+        self._services = PullServices(nameservers, self._node_id, ray.util.get_node_ip_address(), life)
         CLIENT_FIGURES.identify("pull", str(PullName(self._node_id)))
         self._lock = threading.Lock()
         """Guards everything below."""

@@ -202,6 +202,7 @@ class ListenerFeed:
         before_delivery: Callable[[], None],
         on_gone: Callable[[], None],
         wake: Callable[[ListenerFeed], None],
+        epoch: int,
     ) -> None:
         self.name = instance.name
         self._lock = threading.RLock()
@@ -212,7 +213,7 @@ class ListenerFeed:
         self._before_delivery = before_delivery
         self._on_gone = on_gone
         self._wake = wake
-        self._epoch = time.time_ns()
+        self._epoch = epoch
         """The number of this life of the instance at a Pull actor, larger than that of any life before."""
         self._listener: HandleRef | None = None
         """The Listener; None before it has called."""

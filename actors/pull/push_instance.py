@@ -109,6 +109,7 @@ class PushInstance:
             before_delivery=self._member.fence,
             on_gone=self._listener_gone,
             wake=services.feeds.wake,
+            epoch=services.next_epoch(),
         )
         state.on_fetchable = lambda: services.fetcher.changed(self)
         state.on_committable = self._commit

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from typing import Final, Protocol
 
 from actors.pull.listener_feed import FeedThread
@@ -23,6 +24,8 @@ from raymq.remoting.heartbeats import Heartbeats
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
 
+EPOCHS_OF_A_LIFE: Final = 1 << 40
+"""More than the instances that a Pull actor hosts in one life."""
 PULL_CALL_THREADS: Final = 8
 """Threads for calls that send messages back and that leave groups, of all instances."""
 
@@ -158,10 +161,12 @@ def _plain(queue: MessageQueue) -> MessageQueue:
 
 
 class PullServices:
-    """Made once per Pull actor. `node_id`: the Ray node of this process, `host` its IP address."""
+    """Made once per Pull actor. `node_id`: the Ray node of this process, `host` its IP address; `life`: the number of
+    the actor's life (actors.register.next_life)."""
 
-    def __init__(self, nameservers: Sequence[NameServerName], node_id: str, host: str) -> None:
+    def __init__(self, nameservers: Sequence[NameServerName], node_id: str, host: str, life: int) -> None:
         self.node_id = node_id
+        self._epochs = count(life * EPOCHS_OF_A_LIFE)
         self.routes = RouteCache(nameservers)
         self.storages = StorageClients(node_id)
         self.rebalance = RebalanceClient(self.routes)
@@ -173,6 +178,11 @@ class PullServices:
         self._brokers: dict[str, ActorRef] = {}
         self.wake_members: Callable[[], None] = lambda: None
         """Has the instances' members looked at soon."""
+
+    def next_epoch(self) -> int:
+        """A number for the life of an instance here, larger than all numbers before, in earlier lives of the actor,
+        too."""
+        return next(self._epochs)
 
     def broker(self, name: str) -> ActorRef:
         """The Broker actor of a broker group."""

@@ -129,7 +129,7 @@ class NewTopic(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
     """The full registration of one broker at a NameServer. `storages`: replica id (0 = master) to storage actor name;
-    `nodes`: replica id to the Ray node its storage runs on. `life` grows with each start of the broker (ns since 1970).
+    `nodes`: replica id to the Ray node its storage runs on. `life` grows with each start of the broker.
     `slave_read_enable`: whether consumers may read from replicas that are no master."""
 
     cluster: str

@@ -7,7 +7,6 @@ it is a part of the broker's state, each change a record in the state log; what 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError
 from functools import partial
@@ -18,7 +17,7 @@ from actors.broker.master_store import MasterStore
 from actors.broker.monitor import BrokerMonitor
 from actors.broker.pop.queue_ends import QueueEndsWatch
 from actors.broker.pop.receives import LOOK_TIMEOUT_S, Receives
-from actors.broker.state_log import CHANGE_TIMEOUT_S, StateLog
+from actors.broker.state_log import CHANGE_TIMEOUT_S, LEASE_CLOCK, StateLog
 from actors.core.broker.state import BrokerState, Change
 from actors.core.broker.stats import GROUP_GET_NUMS
 from actors.core.pop.receive import Committed, lease_range
@@ -179,7 +178,7 @@ def _failing(lane: LaneRequest, what: str) -> Callable[[BaseException], None]:
 
 def _invisible(group: str, parts: Sequence[LeasePart], invisible_ms: int, counted: bool) -> Settle:
     return lambda state, committed: decide_invisible(
-        state.pop, committed, group, parts, invisible_ms, time.time_ns() // 1_000_000, counted=counted
+        state.pop, committed, group, parts, invisible_ms, LEASE_CLOCK.now_ms(), counted=counted
     )
 
 

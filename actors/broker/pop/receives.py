@@ -25,7 +25,7 @@ from functools import partial
 from typing import Final
 
 from actors.broker.pop.queue_ends import QueueEndsWatch
-from actors.broker.state_log import StateLog
+from actors.broker.state_log import LEASE_CLOCK, StateLog
 from actors.core.broker.state import BrokerState, Change
 from actors.core.pop.receive import (
     Handout,
@@ -119,7 +119,7 @@ class Receives:
             check(state, request)
             queues = _queues(state, request)
             committed = partial(state.committed, request.group)
-            return available(state.pop, committed, queues, self._ends.known, request, time.time_ns() // 1_000_000)
+            return available(state.pop, committed, queues, self._ends.known, request, LEASE_CLOCK.now_ms())
 
         return self._log.peek(read)
 
@@ -137,7 +137,7 @@ class Receives:
             request = receive.request
             self._check(state, request)
             queues = _in_random_order(_queues(state, request), request)
-            now_ms = time.time_ns() // 1_000_000
+            now_ms = LEASE_CLOCK.now_ms()
             committed = partial(state.committed, request.group)
             handout = decide_receive(state.pop, committed, queues, self._ends.known, request, now_ms)
             decision.handout, decision.retry_max_times = handout, state.groups[request.group].retry_max_times
@@ -220,7 +220,7 @@ class Receives:
 
     def _due_s(self, request: ReceiveRequest) -> float:
         """The time in s until messages of a receive's queues come again."""
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = LEASE_CLOCK.now_ms()
         due_ms = self._log.peek(lambda state: next_due_ms(state.pop, request.group, _queues(state, request), now_ms))
         return ASK_WAIT_S if due_ms is None else max(0, due_ms - now_ms) / 1000
 

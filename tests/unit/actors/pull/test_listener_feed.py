@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
@@ -135,6 +136,7 @@ class Scene:
         self.refuse = False
         self.thread, self.senders = FeedThread(), ThreadPoolExecutor(2)
         self.gone = threading.Event()
+        self.epochs = count(1)
         self.feed = self.make_feed(self.instance)
         self.handle = Handle(self, handle)
         core = self.instance.core
@@ -150,6 +152,7 @@ class Scene:
             before_delivery=lambda: None,
             on_gone=self.gone.set,
             wake=self.thread.wake,
+            epoch=next(self.epochs),
         )
         self.thread.add(feed)
         return feed
