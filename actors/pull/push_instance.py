@@ -43,7 +43,7 @@ from raymq.protocol.clients import ConsumerData
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.decode import decode_record
 from raymq.record.layout import RecordError
-from raymq.record.memory_records import MemoryRecords
+from raymq.record.memory_records import LocatedRecords, MemoryRecords
 from raymq.remoting.actor_ref import HandleRef
 from raymq.remoting.storage_client import FoundInPlace
 
@@ -246,7 +246,7 @@ class PushInstance:
 
     def deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
         """See services.Reader."""
-        records, now_s = _records_of(result), time.monotonic()
+        records, now_s = _records_of(result, offset), time.monotonic()
         with self._state.lock:
             self._state.core.saw_end(queue, result.max_offset)
             if result.status is PullStatus.OFFSET_ILLEGAL:
@@ -342,11 +342,11 @@ class PushInstance:
             services.wake_members()
 
 
-def _records_of(result: FetchResult) -> TaskRecords:
-    """The records of a fetch, which stay in the store's files where it has only found them there."""
+def _records_of(result: FetchResult, offset: int) -> TaskRecords:
+    """The records of a fetch from `offset` on, which stay in the store's files where it has only found them there."""
     if isinstance(result, FoundInPlace):
         return RecordsInPlace.of(result.files, result.mapped)
-    return MemoryRecords.read(result.records)
+    return MemoryRecords.of(LocatedRecords.of_fetch(result.records, result.count, offset, result.next_offset))
 
 
 def consumer_data(settings: PushSettings, name: str) -> ConsumerData:

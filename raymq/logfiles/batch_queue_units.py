@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.config.store import BATCH_UNIT_BYTES
-from raymq.errors import DataLossError
 from raymq.logfiles.file_maps import FileMaps
 from raymq.record.dispatch import dispatch_view
 from raymq.record.inner_batch import split_inner_batch
@@ -47,14 +46,19 @@ def units_from(maps: FileMaps, directory: Path, queue_offset: int) -> Iterator[N
             yield units[index : index + 1]
 
 
-def messages_of(record: memoryview, from_offset: int, tag_codes: frozenset[int] | None) -> Iterator[tuple[int, bytes]]:
+def messages_of(
+    record: memoryview, unit: np.void, from_offset: int, tag_codes: frozenset[int] | None
+) -> Iterator[tuple[int, bytes]]:
     """The messages of an inner batch from queue offset `from_offset` on, with their queue offsets, only those with a
-    tag code in `tag_codes`. DataLossError when the record is damaged."""
+    tag code in `tag_codes`. If the batch is damaged, or its body does not decompress, each message is empty bytes: its
+    reader takes it for a damaged record."""
     codes = None if tag_codes is None else {code & 0xFFFFFFFF for code in tag_codes}
     try:
         for message in split_inner_batch(record):
             view = dispatch_view(message)
             if view.queue_offset >= from_offset and (codes is None or view.tags_code & 0xFFFFFFFF in codes):
                 yield view.queue_offset, message
-    except RecordError as error:
-        raise DataLossError(str(error)) from None
+    except RecordError:
+        base_offset = int(unit["base_offset"])
+        for queue_offset in range(max(base_offset, from_offset), base_offset + int(unit["count"])):
+            yield queue_offset, b""

@@ -371,8 +371,8 @@ class LogReader:
             [view] = self.views(units[index : index + 1])
             try:
                 yield light_record(view, topic, queue_offset)
-            except RecordError as error:
-                raise DataLossError(str(error)) from None
+            except RecordError:
+                yield bytes(view)  # its reader finds out
 
     def has_batches(self, topic: str, queue_id: int) -> bool:
         """True if the records of the queue hold many messages each (batch_queue_units.py): it has no `units`."""
@@ -390,8 +390,8 @@ class LogReader:
                 next_offset = min(int(units[0]["base_offset"]), max_offset)
                 break
             [view] = self.views(units)
-            for queue_offset, record in messages_of(view, request.queue_offset, request.tag_codes):
-                if request.sql is not None and not matching(record, _AT_ONCE, SqlFilter(request.sql))[0]:
+            for queue_offset, record in messages_of(view, units[0], request.queue_offset, request.tag_codes):
+                if record and request.sql is not None and not matching(record, _AT_ONCE, SqlFilter(request.sql))[0]:
                     continue
                 if max_bytes == 0:
                     return FetchResult(PullStatus.FOUND, queue_offset, min_offset, max_offset, b"", 0)

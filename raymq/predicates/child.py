@@ -77,7 +77,8 @@ class PredicateMain:
 
     def _find(self, frame: Evaluate) -> LocatedRecords:
         if frame.log is None or frame.places is None:
-            return LocatedRecords.read(frame.records)
+            sizes = np.frombuffer(frame.sizes, np.int64)
+            return LocatedRecords(frame.records, np.cumsum(sizes) - sizes, sizes, np.full(len(sizes), -1))
         positions = np.frombuffer(frame.places.positions, np.int64)
         sizes = np.frombuffer(frame.places.sizes, np.int64)
         found = self._reader(frame.log).records_at(positions, sizes, positions)

@@ -34,13 +34,14 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True):
 
 class Evaluate(msgspec.Struct, frozen=True, array_like=True):
     """Records to call the function for, for `budget_s` at most: `places` in the files of `log`, or `records`, whole
-    ones back to back."""
+    ones back to back, of these `sizes` (int64, in bytes)."""
 
     broker_name: str
     budget_s: float
     log: StoreLog | None = None
     places: LogPlaces | None = None
     records: bytes = b""
+    sizes: bytes = b""
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):

@@ -84,8 +84,9 @@ class PredicateProcess:
                     places = LogPlaces(positions.tobytes(), np.ascontiguousarray(records.sizes).tobytes())
                     answer = self._ask(connection, Evaluate(broker_name, budget_s, log, places))
                 if answer.unreadable:
-                    copied = _bytes_of(records)
-                    answer = self._ask(connection, Evaluate(broker_name, budget_s, records=copied))
+                    some = _first_of(records)
+                    sizes = np.ascontiguousarray(some.sizes).tobytes()
+                    answer = self._ask(connection, Evaluate(broker_name, budget_s, records=some.joined(), sizes=sizes))
             except (OSError, EOFError, ValueError) as error:
                 return self._ended(records, error)
             self._backoff.reset()
@@ -185,7 +186,7 @@ class PredicateProcess:
         return f"it ended its process with exit status {returncode}"
 
 
-def _bytes_of(records: LocatedRecords) -> bytes:
-    """The first of the records back to back, one at least, up to COPIED_MAX_BYTES."""
+def _first_of(records: LocatedRecords) -> LocatedRecords:
+    """The first of the records, one at least, up to COPIED_MAX_BYTES."""
     count = max(1, int(np.searchsorted(np.cumsum(records.sizes), COPIED_MAX_BYTES, "right")))
-    return records.part(0, count).joined()
+    return records.part(0, count)

@@ -123,7 +123,7 @@ class PredicateScan:
         if result.status is not PullStatus.FOUND:
             return result
         queue = MessageQueue(request.topic, self._broker_name, request.queue_id)
-        found, log = _records_of(result)
+        found, log = _records_of(request, result)
         kept = keep(
             found,
             result.next_offset,
@@ -172,11 +172,12 @@ def _has_more(answer: FetchResult) -> bool:
     return excluded and answer.next_offset < answer.max_offset
 
 
-def _records_of(result: FetchResult) -> tuple[Sequence[LocatedRecords], StoreLog | None]:
+def _records_of(request: FetchRequest, result: FetchResult) -> tuple[Sequence[LocatedRecords], StoreLog | None]:
     """The records of a fetch, and the files that they lie in, if it has found them there."""
     if isinstance(result, FoundInPlace):
         files = result.files
         return result.mapped, StoreLog(
             files.root, files.commit_log_file_size, files.consume_queue_file_size, files.commit_log_directories
         )
-    return [LocatedRecords.read(result.records)], None
+    places = (result.count, request.queue_offset, result.next_offset)
+    return [LocatedRecords.of_fetch(result.records, *places)], None

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.record.check import record_starts
-from raymq.record.layout import MIN_RECORD_SIZE, QUEUE_OFFSET_OFFSET, header_size_at, windows
+from raymq.record.check import check_record, find_starts, record_starts
+from raymq.record.layout import MIN_RECORD_SIZE, QUEUE_OFFSET_OFFSET, RecordError, header_size_at, windows
 
 _RECONSUME_TIMES_FROM_END_OF_HEADER: Final = 16
 """The reconsume times (4 bytes), the prepared transaction's offset (8) and the body's size (4) end a header."""
@@ -61,6 +61,54 @@ class LocatedRecords(NamedTuple):
         offsets = windows(data, 8)[starts + QUEUE_OFFSET_OFFSET].view(">i8").astype(np.int64)
         return cls(data, starts, np.diff(starts, append=len(data)), offsets)
 
+    @classmethod
+    def of_fetch(cls, data: bytes, count: int, first_offset: int, next_offset: int) -> LocatedRecords:
+        """The `count` records that a fetch found from queue offset `first_offset` up to before `next_offset`, whatever
+        their bytes are.
+
+        A record whose size is damaged ends where the next intact record begins. A damaged record has the offset that is
+        missing between its neighbours; if a fetch left messages out, that is the offset behind the one before.
+        """
+        try:
+            found = cls.read(data)
+            offsets = found.offsets
+            if len(offsets) == count and (
+                not count
+                or (first_offset <= offsets[0] and offsets[-1] < next_offset and (offsets[1:] > offsets[:-1]).all())
+            ):
+                return found
+        except RecordError:
+            pass  # looked at one by one
+        return cls._of_damaged(data, count, first_offset, next_offset)
+
+    @classmethod
+    def _of_damaged(cls, data: bytes, count: int, first_offset: int, next_offset: int) -> LocatedRecords:
+        """`of_fetch` if some records are damaged."""
+        all_wanted, starts = count == next_offset - first_offset, find_starts(data)
+        sizes = np.diff(starts, append=len(data))
+        if all_wanted and len(starts) == count:
+            return cls(data, starts, sizes, np.arange(first_offset, next_offset))
+        rows: list[tuple[int, int, int]] = []
+        damaged: list[tuple[int, int]] = []
+
+        def fill(end_offset: int, position: int) -> None:
+            """Give the damaged records before `position` the offsets up to `end_offset`."""
+            start = rows[-1][2] + 1 if rows else first_offset
+            places = [*damaged, *[(position, 0)] * (end_offset - start if all_wanted else 0)]
+            rows.extend((*place, offset) for place, offset in zip(places, range(start, end_offset), strict=False))
+            damaged.clear()
+
+        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+            offset = queue_offset_at(data, start) if check_record(data, start, check_crc=False) == (size, True) else -1
+            if (rows[-1][2] + 1 if rows else first_offset) <= offset < next_offset:
+                fill(offset, start)
+                rows.append((start, size, offset))
+            else:
+                damaged.append((start, size))
+        fill(next_offset, len(data))
+        table = np.array(rows, np.int64).reshape(-1, 3)
+        return cls(data, table[:, 0].copy(), table[:, 1].copy(), table[:, 2].copy())
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryRecords:
@@ -76,7 +124,12 @@ class MemoryRecords:
     @classmethod
     def read(cls, data: bytes) -> MemoryRecords:
         """The records that fill `data`. RecordError when their sizes do not add up; nothing else is checked."""
-        located = LocatedRecords.read(data)
+        return cls.of(LocatedRecords.read(data))
+
+    @classmethod
+    def of(cls, located: LocatedRecords) -> MemoryRecords:
+        """Records that lie back to back and fill their bytes."""
+        data = bytes(located.data)
         return cls(data, [*located.starts.tolist(), len(data)], located.offsets.tolist())
 
     def __len__(self) -> int:
@@ -130,6 +183,11 @@ class MemoryRecords:
         if self.starts[index + 1] - start < MIN_RECORD_SIZE:
             return None
         return start + header_size_at(self.data, start) - _RECONSUME_TIMES_FROM_END_OF_HEADER
+
+
+def queue_offset_at(data: bytes, start: int) -> int:
+    """The queue offset in the header of the record at `start`."""
+    return int.from_bytes(data[start + QUEUE_OFFSET_OFFSET : start + QUEUE_OFFSET_OFFSET + 8], signed=True)
 
 
 def join_records(parts: Sequence[MemoryRecords]) -> MemoryRecords:

@@ -161,7 +161,8 @@ class ReplyWatch:
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 self._core.out_of_range(queue, offset, result.next_offset)
             else:
-                fetched = FetchedRecords(LocatedRecords.read(result.records), result.next_offset)
+                records = LocatedRecords.of_fetch(result.records, result.count, offset, result.next_offset)
+                fetched = FetchedRecords(records, result.next_offset)
                 self._core.fetched(queue, offset, fetched)
         self._take_found()
         if self._in_place.is_to_be_found_again(queue):

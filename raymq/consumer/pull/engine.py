@@ -550,7 +550,8 @@ class PullEngine:
                 self._in_place.take_up([queue])
                 self.on_wakeup()
             return
-        fetched = FetchedRecords(LocatedRecords.read(result.records), result.next_offset)
+        records = LocatedRecords.of_fetch(result.records, result.count, offset, result.next_offset)
+        fetched = FetchedRecords(records, result.next_offset)
         count_fetched(self.settings.group, queue, fetched, len(result.records))
         with self._lock:
             self._losses.pop(queue, None)

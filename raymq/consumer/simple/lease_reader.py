@@ -121,7 +121,7 @@ def _fetch(storage: StorageClient, request: FetchRequest, max_bytes: int, end: i
         raise ServiceNotAvailableError(f"{storage.name} does not show offset {end - 1} of {request.topic} yet")
     if result.status is PullStatus.NO_NEW_MESSAGE or result.next_offset <= request.queue_offset:
         raise ServiceNotAvailableError(f"{storage.name} does not show offset {request.queue_offset} now")
-    records = LocatedRecords.read(result.records) if result.count else LocatedRecords.read(b"")
+    records = LocatedRecords.of_fetch(result.records, result.count, request.queue_offset, result.next_offset)
     return records, min(end, result.next_offset)
 
 

@@ -16,6 +16,7 @@ from raymq.consumer.simple.lease_reader import LeaseReader
 from raymq.consumer.subscription import Subscription
 from raymq.filters.sql import SqlFilter
 from raymq.protocol.pop import LeasedRange
+from raymq.record.layout import BODY_OFFSET
 from raymq.remoting import storage_client
 from raymq.remoting.storage_client import StorageClient
 from tests.support.clients.fakes import WAIT_S, FakeActor, description
@@ -115,21 +116,25 @@ def test_messages_that_a_filter_expression_excludes_are_passed(
     assert (len(found.messages), found.end) == (passing, 5)
 
 
+@pytest.mark.parametrize("whole", [True, False])
 def test_a_leased_message_that_cannot_be_read_does_not_hold_up_its_neighbours(
-    connect: tuple[StorageDouble, StorageClient],
+    connect: tuple[StorageDouble, StorageClient], whole: bool
 ) -> None:
+    """`whole`: the record is whole, and its body damaged; else its size is."""
     actor, client = connect
     client.append([make_batch([b"body %d" % number for number in range(8)])], WAIT_S)
     log = Path(actor.store.status().root) / "commitlog" / f"{0:020d}"
     with log.open("r+b") as file:
         for number in (1, 3):
-            file.seek(log.read_bytes().index(b"body %d" % number))
+            body_at = log.read_bytes().index(b"body %d" % number)
+            file.seek(body_at if whole else body_at - BODY_OFFSET + 2)
             file.write(b"X")
     given = LeasedRange("orders", 0, 0, 8, 1, 60_000, 1, f"{0b1000:x}")
     found = reader_of(client).read("broker-a", given, ALL, 1 << 20)
     assert [message.body for message in found.messages] == [b"body %d" % number for number in (0, 2, 4, 5, 6, 7)]
     [(offset, lost)] = found.unreadable.items()
     assert (offset, lost.error.queue, lost.error.queue_offset) == (1, "orders@broker-a:0", 1)
-    assert b"Xody 1" in lost.record
+    assert lost.error.record_damaged == (not whole)
+    assert (b"Xody 1" if whole else b"body 1") in lost.record
     assert b"body 7" in found.record(5)
     assert found.end == 8

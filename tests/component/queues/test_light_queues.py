@@ -12,6 +12,7 @@ import pytest
 from actors.core.broker.send_back import ReturnWriter, read_returned
 from raymq.errors import DataLossError, MessageIllegalError
 from raymq.kernels.columns import decode_columns
+from raymq.kernels.messages import read_messages
 from raymq.logfiles.log_reader import LogReader
 from raymq.message import Message, MessageExt, MessageQueue, PullStatus
 from raymq.names import SCHEDULE_TOPIC, light_queue
@@ -19,6 +20,9 @@ from raymq.protocol.group import GroupConfig, GroupQueueProgress
 from raymq.protocol.store import FetchRequest, LightQueue
 from raymq.record.check import record_starts
 from raymq.record.decode import decode_records
+from raymq.record.layout import BODY_OFFSET
+from raymq.record.memory_records import LocatedRecords
+from raymq.record.places import RecordPlaces
 from storage.message_store import MessageStore
 from storage.retention import cleaner
 from tests.support.clients.fakes import WAIT_S
@@ -83,6 +87,22 @@ def test_a_reader_beside_the_store_reads_the_same_and_leaves_what_it_cannot_map(
     with pytest.raises(DataLossError):
         reader.find(request, 2, 1 << 20)
     reader.close()
+
+
+def test_a_damaged_record_does_not_hold_up_a_light_queue(tmp_path, store):
+    names = {"INNER_MULTI_DISPATCH": ALICE}
+    store.append([make_batch([b"one", b"the damaged two", b"three"], extra_properties=names)])
+    log = tmp_path / "store" / "commitlog" / f"{0:020d}"
+    with log.open("r+b") as file:
+        file.seek(log.read_bytes().index(b"the damaged two") - BODY_OFFSET + 5)
+        file.write(b"?")
+    [part] = store.fetch([FetchRequest(ALICE, 0, 0, 10)], max_bytes=1 << 20, wait_s=0)
+    found = LocatedRecords.of_fetch(part.records, part.count, 0, part.next_offset)
+    places = RecordPlaces.of(MessageQueue(ALICE, "a", 0), found)
+    messages = read_messages(found.data, found.starts, broker_name="a", places=places)
+    assert [(message.topic, message.queue_offset) for message in messages] == [(ALICE, 0), (ALICE, 1), (ALICE, 2)]
+    assert [message.body_error is None for message in messages] == [True, False, True]
+    assert (messages[0].body, messages[2].body) == (b"one", b"three")
 
 
 def test_a_queue_that_does_not_exist_yet_is_empty(store):

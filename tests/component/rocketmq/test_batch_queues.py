@@ -13,6 +13,7 @@ import pytest
 
 from raymq.errors import DataLossError, MessageIllegalError
 from raymq.kernels.columns import decode_columns
+from raymq.kernels.messages import read_messages
 from raymq.kernels.stamp import stamp
 from raymq.logfiles.log_reader import LogReader
 from raymq.message import MessageQueue, PullStatus
@@ -20,7 +21,9 @@ from raymq.protocol.store import Boundary, FetchRequest
 from raymq.record.decode import decode_records
 from raymq.record.hashing import tags_code
 from raymq.record.inner_batch import BatchItem
-from raymq.record.layout import encode_host
+from raymq.record.layout import BODY_OFFSET, encode_host, read_header
+from raymq.record.memory_records import LocatedRecords
+from raymq.record.places import RecordPlaces
 from raymq.scan.range_reader import RangeReader
 from storage.message_store import MessageStore
 from storage.replication import chunk_appender as raw_append
@@ -182,7 +185,7 @@ def test_a_range_is_read_near_the_files_as_far_from_them(root):
         )
         rows = [
             (row["queue_offset"], row["body"])
-            for data, starts, _, _ in RangeReader(client.routes, client.storages).read(
+            for data, starts, *_ in RangeReader(client.routes, client.storages).read(
                 MessageQueue("batched", "a", 0), 10, 100
             )
             for row in decode_columns(data, starts, broker_name="a").to_pylist()
@@ -389,3 +392,29 @@ def test_what_is_not_of_its_queues_kind_is_in_no_queue_of_a_slave_as_after_recov
     assert recovered._parts.dedup.rows() == producers
     recovered.close()
     assert queue_files(root) == queue_files(tmp_path / "slave")
+
+
+@pytest.mark.parametrize("index", [0, 13])
+def test_the_messages_of_a_damaged_batch_are_damaged_and_the_others_come(root, index):
+    """A bit of a batch's body is flipped: each of its messages is handed over as a damaged record, in its place."""
+    store = open_batched(root)
+    [first] = store.fetch([FetchRequest("batched", 0, BASES[index], 1)], max_bytes=1, wait_s=0.0)
+    place = read_header(first.records).physical_offset
+    file = root / "commitlog" / f"{place - place % LOG_FILE_BYTES:020d}"
+    with file.open("r+b") as log:
+        log.seek(place % LOG_FILE_BYTES + BODY_OFFSET + 3)
+        byte = log.read(1)[0]
+        log.seek(place % LOG_FILE_BYTES + BODY_OFFSET + 3)
+        log.write(bytes([byte ^ 1]))
+    start, end = BASES[index], BASES[index + 3]
+    [result] = store.fetch([FetchRequest("batched", 0, start, end - start)], max_bytes=1 << 20, wait_s=0.0)
+    found = LocatedRecords.of_fetch(result.records, result.count, start, result.next_offset)
+    places = RecordPlaces.of(MessageQueue("batched", "a", 0), found)
+    messages = read_messages(found.data, found.starts, broker_name="a", places=places)
+    assert [message.queue_offset for message in messages] == list(range(start, end))
+    for message in messages:
+        if message.queue_offset < BASES[index + 1]:
+            assert message.record_damaged
+        else:
+            assert message.body == BODIES[message.queue_offset]
+    store.close()

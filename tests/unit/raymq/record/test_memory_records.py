@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 
+from raymq.kernels.columns import decode_columns
+from raymq.kernels.messages import read_messages
 from raymq.kernels.stamp import stamp
 from raymq.message import Message
 from raymq.record.decode import decode_records
 from raymq.record.encode import encode_batch
 from raymq.record.layout import RecordError
-from raymq.record.memory_records import MemoryRecords, join_records
+from raymq.record.memory_records import LocatedRecords, MemoryRecords, join_records
+from raymq.record.places import RecordPlaces
 from tests.support.clients.records import RECORD_BYTES, records_of
+from tests.unit.raymq.kernels.test_unreadable import QUEUE, flip, stored
 
 
 def stored_records(*bodies: bytes, ip: str = "127.0.0.1") -> MemoryRecords:
@@ -73,3 +80,61 @@ def test_a_message_that_failed_says_so_when_it_is_decoded(ip):
     failed = records.failed_once_more([1]).failed_once_more([1])
     assert [message.reconsume_times for message in decode_records(failed.data)] == [0, 2]
     assert [failed.reconsume_times(index) for index in (0, 1)] == [0, 2]
+
+
+def fetched(count: int, damage: dict[int, Callable[[bytearray, int], None]], first: int = 40) -> LocatedRecords:
+    """A fetch of `count` records from queue offset 40 on, with damage to some of them."""
+    located = stored([b"%06d" % number * (1 + number % 3) for number in range(count)])
+    data = bytearray(located.data)
+    for row, change in damage.items():
+        change(data, int(located.starts[row]))
+    return LocatedRecords.of_fetch(bytes(data), count, first, first + count)
+
+
+@pytest.mark.parametrize("offset", [0, 2, 3, 5, 23, 27, 87, 94])
+@pytest.mark.parametrize("rows", [[0], [3], [9], [2, 5], [4, 5, 6], [0, 1, 8, 9], list(range(10))])
+def test_records_of_a_fetch_have_their_offsets_whatever_is_damaged(offset: int, rows: list[int]) -> None:
+    intact = fetched(10, {})
+    found = fetched(10, dict.fromkeys(rows, flip(offset)))
+    assert found.offsets.tolist() == list(range(40, 50))
+    for row in set(range(10)) - set(rows):
+        assert (found.starts[row], found.sizes[row]) == (intact.starts[row], intact.sizes[row])
+    messages = read_messages(found.data, found.starts, broker_name="a", places=RecordPlaces.of(QUEUE, found))
+    assert [message.queue_offset for message in messages] == list(range(40, 50))
+    assert {row for row, message in enumerate(messages) if message.body_error is not None} == set(rows)
+
+
+def test_a_fetch_that_left_messages_out_has_the_intact_ones() -> None:
+    """Of 20 messages the even ones were wanted, and two of these are damaged."""
+    located = stored([b"%06d" % number for number in range(20)]).pick(np.arange(0, 20, 2))
+    data = bytearray(located.joined())
+    size = int(located.sizes[0])
+    for row in (3, 7):
+        flip(3)(data, row * size)
+    found = LocatedRecords.of_fetch(bytes(data), 10, 40, 60)
+    messages = read_messages(found.data, found.starts, broker_name="a", places=RecordPlaces.of(QUEUE, found))
+    intact = [message.queue_offset for message in messages if message.body_error is None]
+    assert intact == [40 + row for row in range(0, 20, 2) if row not in (6, 14)]
+    assert (np.diff(found.offsets) > 0).all()
+    assert len(messages) == 10
+
+
+def test_messages_that_have_no_bytes_are_damaged_records() -> None:
+    located = stored([b"%06d" % number for number in range(3)])
+    for data, count in ((bytes(located.data), 20), (b"", 20), (b"", 2)):
+        found = LocatedRecords.of_fetch(data, count, 40, 40 + count)
+        messages = read_messages(found.data, found.starts, broker_name="a", places=RecordPlaces.of(QUEUE, found))
+        assert [message.queue_offset for message in messages] == list(range(40, 40 + count))
+        assert sum(message.record_damaged for message in messages) == count - (3 if data else 0)
+        table = decode_columns(
+            found.data,
+            found.starts,
+            broker_name="a",
+            places=RecordPlaces.of(QUEUE, found),
+            columns=["queue_offset", "error"],
+        )
+        assert table.column("error").null_count == (3 if data else 0)
+
+
+def test_nothing_fetched_is_nothing() -> None:
+    assert len(LocatedRecords.of_fetch(b"", 0, 5, 9).starts) == 0

@@ -7,20 +7,31 @@ from types import SimpleNamespace
 import pytest
 
 from raymq.errors import ServiceNotAvailableError
+from raymq.kernels.stamp import stamp
 from raymq.message import MessageQueue, PullStatus, SystemMessage
 from raymq.protocol.store import FetchResult, QueueBounds
 from raymq.record.encode import encode_batch
+from raymq.record.layout import encode_host
 from raymq.request.reply_watch import IDLE_AFTER_S, ReplyWatch
 
 QUEUE = MessageQueue("c_REPLY_TOPIC", "a", 3)
 ME = "10.0.0.1@1@ab"
 
 
-def records(*clients: str) -> bytes:
-    """The records of a reply to each client."""
+def records(*clients: str, offset: int = 40) -> bytes:
+    """The records of a reply to each client, at queue offsets from `offset` on."""
     messages = [SystemMessage("c_REPLY_TOPIC", client.encode(), client) for client in clients]
     batch = encode_batch(messages, 3, born_host=("127.0.0.1", 1), born_timestamp_ms=1, message_ids=[""] * len(messages))
-    return bytes(batch.records)
+    data = bytearray(batch.records)
+    stamp(
+        data,
+        batch.sizes,
+        first_queue_offset=offset,
+        first_physical_offset=0,
+        store_timestamp_ms=1,
+        store_host=encode_host("127.0.0.1", 1),
+    )
+    return bytes(data)
 
 
 def found(next_offset: int, *clients: str) -> FetchResult:
@@ -80,7 +91,7 @@ def test_a_damaged_reply_is_left_out(scene):
     body_at = bytes(intact).index(ME.encode())
     damaged = bytearray(intact)
     damaged[body_at] ^= 0xFF
-    deliver(scene, 40, FetchResult(PullStatus.FOUND, 42, 0, 100, bytes(damaged) + intact, 2))
+    deliver(scene, 40, FetchResult(PullStatus.FOUND, 42, 0, 100, bytes(damaged) + records(ME, offset=41), 2))
     assert scene.taken == [ME.encode()]
     assert scene.watch._wanted() == {QUEUE: 42}
 
