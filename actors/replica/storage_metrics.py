@@ -97,6 +97,9 @@ def _report_state(reporter: Reporter, status: StoreStatus, reserved_ms: int) -> 
     reporter.gauge("raymq_storage_writable", status.writable)
     reporter.gauge("raymq_storage_disk_failed", bool(status.disk_failure))
     reporter.gauge("raymq_recovery_cut_bytes", status.cut_bytes)
+    reporter.gauge("raymq_log_holes", len(status.holes))
+    reporter.gauge("raymq_log_hole_bytes", sum(hole.size for hole in status.holes))
+    reporter.gauge("raymq_damaged_files", len(status.damaged_files))
     reporter.count("raymq_duplicates_dropped", status.duplicates_dropped)
     if status.retention is not None and status.retention.disk_ratio >= 0:
         reporter.gauge("raymq_storage_disk_ratio", status.retention.disk_ratio, path=status.root)

@@ -90,6 +90,9 @@ def problems_of(report: Report) -> Iterable[str]:
     for entry in report["stores"]:
         if not entry["error"] and not entry["writable"]:
             yield f"{entry['actor']} takes no messages: {entry['not_writable_reason']}"
+        if entry.get("holes"):
+            damaged = sum(hole["size"] for hole in entry["holes"])
+            yield f"{entry['actor']} has {damaged} damaged bytes in its log; raymq doctor names them"
 
 
 def _broker_name(entry: Report) -> str:

@@ -193,6 +193,9 @@ _STORES: Final[tuple[_Row, ...]] = (
         "Storage",
         "1 from a failure of the disk until the store is opened again.",
     ),
+    (_G, "log_holes", "storage", "ranges", "", "Storage", "Damaged ranges of the log with intact records behind them."),
+    (_G, "log_hole_bytes", "storage", "bytes", "", "Storage", "The bytes in the damaged ranges of the log."),
+    (_G, "damaged_files", "storage", "files", "", "Storage", "Files beside the log found damaged at the last opening."),
     (_G, "recovery_cut_bytes", "storage", "bytes", "", "Storage", "What the last recovery cut off the log's end."),
     (_G, "timing_messages", "storage topic", "messages", "=", "Storage", "Delayed messages that wait, by level."),
     (

@@ -429,6 +429,16 @@ STORAGE: Final = Row(
             {"{{storage}}": highest("raymq_recovery_cut_bytes", "storage")},
             "Bytes at the log's end that were not whole when the store was opened.",
         ),
+        Panel(
+            "Damage",
+            NUMBER,
+            {
+                "ranges in the log of {{storage}}": highest("raymq_log_holes", "storage"),
+                "bytes in the log of {{storage}}": highest("raymq_log_hole_bytes", "storage"),
+                "files of {{storage}}": highest("raymq_damaged_files", "storage"),
+            },
+            "Damage that was found when the store was opened: raymq doctor names it.",
+        ),
     ),
 )
 

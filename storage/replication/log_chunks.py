@@ -27,6 +27,7 @@ from storage.files import disk
 from storage.files.lock import DirectoryLock
 from storage.log.commit_log import CommitLog
 from storage.log.log_paths import LogPaths
+from storage.log.log_walk import resume_behind
 from storage.parts import StoreParts
 from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
 from storage.replication.chunk_appender import ChunkAppender
@@ -58,11 +59,21 @@ class LogChunks:
     def read_chunk(self, physical_offset: int, max_bytes: int, limit: int | None = None) -> bytes:
         """The log's bytes from a record's start on: whole records of one file, about `max_bytes`, at least a record.
 
-        Empty at `limit`, which is by default the end of what consumers see. Errors as of the function `read_chunk`;
-        ServiceNotAvailableError for a store that is closed, or must not be read now.
+        Empty at `limit`, which is by default the end of what consumers see. A chunk ends before a hole. Errors as of
+        the function `read_chunk`; StoreCorruptError at a hole; ServiceNotAvailableError for a store that is closed, or
+        must not be read now.
         """
         self._require_readable()
         limit = self._parts.visibility.visible_offset if limit is None else limit
+        for hole in self._parts.holes.holes:
+            if hole.offset <= physical_offset < hole.end_offset:
+                raise StoreCorruptError(
+                    f"the {hole.size} bytes at {hole.offset} in the log below {self._parts.reader.root} are damaged: "
+                    f"{hole.reason}; they are not copied: have a replica lead that has good ones"
+                )
+            if physical_offset < hole.offset < limit:
+                limit = hole.offset
+                break
         return read_chunk(self._parts.reader, self._parts.log.min_offset, physical_offset, limit, max_bytes)
 
     def append_chunk(self, physical_offset: int, data: Bytes, *, wait: bool = True) -> bool:
@@ -175,7 +186,11 @@ def _require_boundary(log: CommitLog, physical_offset: int) -> None:
     while position < physical_offset:
         size, good = check_record(file, position - start, check_crc=False)
         if not good or size <= 0:
-            break
+            found = resume_behind(memoryview(file), start, position - start)
+            if found is None:
+                break
+            position = start + found
+            continue
         position += size
     if position != physical_offset or physical_offset < log.min_offset:
         raise InvalidArgumentError(f"no record of the log in {log.paths} starts or ends at {physical_offset}")

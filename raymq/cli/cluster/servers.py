@@ -238,6 +238,7 @@ def _print_status(report: dict[str, Any]) -> None:
             ["store on disk that does not run", "broker", "directory"],
             [[one["store"], one["broker"], one["directory"]] for one in report["stopped_stores"]],
         )
+    _print_damage(report)
     for controller in report["replication"]:
         _print_replication(controller)
     _print_transactions(report)
@@ -274,6 +275,17 @@ def _listed(numbers: Sequence[int]) -> str:
 def _served(report: dict[str, Any], kind: str, service: dict[str, Any]) -> str:
     """The number of groups or instances at an actor."""
     return f"{sum(entry['actor'] == service['actor'] for entry in report[kind])} {kind}"
+
+
+def _print_damage(report: dict[str, Any]) -> None:
+    """Print the damaged ranges of the logs, and the other files that were found damaged."""
+    rows = []
+    for store in report["stores"]:
+        for hole in store.get("holes", ()):
+            rows.append([store["actor"], f"log, {hole['size']} bytes at {hole['offset']}", hole["reason"]])
+        rows += [[store["actor"], "file", text] for text in store.get("damaged_files", ())]
+    if rows:
+        table(["store", "damaged", "finding"], rows)
 
 
 def _print_deletions(report: dict[str, Any]) -> None:

@@ -110,6 +110,19 @@ def places(snapshot: Snapshot) -> list[Finding]:
     return found or _replicas_ok(snapshot, "replicas are on machines of their own")
 
 
+def undamaged(snapshot: Snapshot) -> list[Finding]:
+    """No log has damaged records, and no file of a store was found damaged when it was opened."""
+    do = "check the disk; a replica with good bytes mends the log; consumers can skip the damaged offsets"
+    found = []
+    for store in _cluster(snapshot).status.get("stores", []):
+        for hole in store.get("holes", ()):
+            seen = f"{hole['size']} damaged bytes at {hole['offset']} of its log: {hole['reason']}"
+            found.append(fail(seen, do, store["actor"]))
+        for text in store.get("damaged_files", ()):
+            found.append(warn(text, "check the disk: it has changed bytes of a file", store["actor"]))
+    return found or [ok("no damage was found")]
+
+
 def copies(snapshot: Snapshot) -> list[Finding]:
     """Messages are on more than one disk."""
     replicated = {group["broker"] for group in _groups(snapshot) if len(group["replicas"]) > 1}
@@ -262,6 +275,7 @@ CLUSTER_CHECKS: Final = (
     Check("masters", "cluster", masters),
     Check("stores take messages", "cluster", stores_writable),
     Check("stores on disk", "cluster", stores_on_disk),
+    Check("stores undamaged", "cluster", undamaged),
     Check("replicas apart", "cluster", places),
     Check("copies", "cluster", copies),
     Check("a replica to spare", "cluster", spare_replicas),

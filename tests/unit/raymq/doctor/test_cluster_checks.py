@@ -96,6 +96,13 @@ ILL = [
     ("masters", status(*REPLICATED, reason="none answers"), State.FAIL, "none answers"),
     ("stores take messages", status("stores", 0, writable=False, not_writable_reason="full"), State.FAIL, "full"),
     (
+        "stores undamaged",
+        status("stores", 0, holes=[{"offset": 1000, "size": 443, "reason": "the body does not match"}]),
+        State.FAIL,
+        "443 damaged bytes at 1000 of its log",
+    ),
+    ("stores undamaged", status("stores", 0, damaged_files=["dedup is damaged"]), State.WARN, "dedup is damaged"),
+    (
         "stores take messages",
         status("stores", 0, writable=False, role="SLAVE", not_writable_reason="EIO", disk_failure="EIO"),
         State.FAIL,
