@@ -71,6 +71,7 @@ from storage.queue.topic_attributes import StoredAttributes
 from storage.read.fetch_service import FetchService
 from storage.read.long_polls import LongPolls
 from storage.read.queries import StoreQueries
+from storage.read.unit_repair import mend_units
 from storage.recovery.checkpoint import Checkpoint, read_checkpoint
 from storage.recovery.recovery import Recovery
 from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
@@ -134,7 +135,9 @@ class MessageStore:
         disk.write_file(self._abort, str(os.getpid()).encode())
         disk.sync_directory(root)
         self._polls = LongPolls(settings.fetch_waiters_max)
-        self._fetcher = FetchService(parts.queues, parts.reader, self._polls, self._stats, self._require_readable)
+        self._fetcher = FetchService(
+            parts.queues, parts.reader, self._polls, self._stats, self._require_readable, self._mend_units
+        )
         self._appender = open_appender(parts, self._recovered, store_host=host, clock_ms=clock_ms)
         self._gate = WriteGate(parts, self.flags, self._polls, on_stored)
         resources.callback(self._gate.close)
@@ -603,6 +606,15 @@ class MessageStore:
                 self._gate.fail(error)
                 raise StoreNotWritableError(f"{self._gate.failure}; the hole at {offset} was not mended") from error
         self._checkpoints.forget_snapshot()
+
+    def _mend_units(self, queue: ConsumeQueue, from_offset: int, end_offset: int) -> int:
+        """Make the units of a queue between two offsets again that do not lead to their records."""
+        with self._parts.append_lock:
+            try:
+                return mend_units(self._parts, queue, from_offset, end_offset)
+            except OSError as error:
+                self._gate.fail(error)
+                return 0
 
     @property
     def min_offset(self) -> int:

@@ -14,7 +14,7 @@ and read below it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -36,6 +36,7 @@ from raymq.logfiles.directory import CONSUME_QUEUE_DIR, CONSUME_QUEUE_EXT_DIR, b
 from raymq.logfiles.ext_units import EXT_ADDRESS_MAX, ExtensionReader
 from raymq.logfiles.file_maps import FileMaps
 from raymq.logfiles.log_files import open_log_directories
+from raymq.logfiles.own_records import agree, with_places
 from raymq.message import PullStatus
 from raymq.names import is_light_queue
 from raymq.protocol.store import FetchRequest, FetchResult
@@ -103,6 +104,9 @@ class LogReader:
         self.maps = FileMaps(max_bytes=max_mapped_bytes, max_files=max_mapped_files)
         self._extensions = ExtensionReader(self.maps, f"{root}/{CONSUME_QUEUE_EXT_DIR}", consume_queue_ext_file_size)
         self._log_files = open_log_directories(self.maps, root, commit_log_directories, commit_log_file_size)
+        self.mend_units: Callable[[str, int, int, int], bool] | None = None
+        """Called by `fetch` with a topic, a queue id, and two offsets between which units do not lead to their records.
+        Returns True if it has made some again. None where the files are only read."""
 
     def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> NDArray[np.void]:
         """At most `count` units of a queue from queue offset `from_offset` on, as an array over the mapped file.
@@ -212,6 +216,16 @@ class LogReader:
             records = b"".join([record for piece in pieces for record in self._light_records(request.topic, *piece)])
         else:
             records = b"".join([view for units, _ in pieces for view in self.views(units)])
+            units, offsets = map(np.concatenate, zip(*pieces, strict=True))
+            sizes = units["size"].astype(np.int64)
+            starts = np.cumsum(sizes) - sizes
+            same = agree(records, starts, sizes, units["physical_offset"], offsets)
+            if not same.all():
+                wrong = np.flatnonzero(~same)
+                first, last = int(offsets[wrong[0]]), int(offsets[wrong[-1]])
+                if self.mend_units is not None and self.mend_units(request.topic, request.queue_id, first, last + 1):
+                    return self.fetch(request, min_offset, max_offset, max_bytes)
+                records = _with_places(records, starts, sizes, units["physical_offset"], offsets, wrong)
         count = sum(len(units) for units, _ in pieces)
         return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, records, count)
 
@@ -220,8 +234,8 @@ class LogReader:
         offset to go on at. The request's offset is one that the queue holds.
 
         At most `max_bytes` of records, but one at least if any matches; none if the tags exclude all that one call
-        looks at. DataLossError if the first of them is not there (any more), also for a queue whose records are made
-        for their readers (`makes_records`); the records before a lost one come without it.
+        looks at. DataLossError if the first of them is not there (any more), or its unit leads elsewhere; also for a
+        queue whose records are made for their readers (`makes_records`). The records before a lost one come without it.
         """
         if is_light_queue(request.topic):
             raise DataLossError(f"the records of {request.topic} are in the log as those of other queues")
@@ -240,7 +254,7 @@ class LogReader:
             edges = [0, *(np.flatnonzero(part[1:] != part[:-1]) + 1).tolist(), len(units)]
             for first, last in pairwise(edges):
                 try:
-                    here = self.records_at(positions[first:last], sizes[first:last], offsets[first:last])
+                    here = _own(self.records_at(positions[first:last], sizes[first:last], offsets[first:last]))
                 except DataLossError:
                     if not found:
                         raise
@@ -264,8 +278,11 @@ class LogReader:
         data = self._commit_log_file(position - start, position)
         if start + size > len(data):
             return None
-        return LocatedRecords(
-            data[start : start + size], _AT_ONCE, np.array((size,), np.int64), np.array((offset,), np.int64), position
+        return _own(
+            LocatedRecords(
+                *(data[start : start + size], _AT_ONCE, np.array((size,), np.int64)),
+                *(np.array((offset,), np.int64), position),
+            )
         )
 
     def records_at(
@@ -415,6 +432,38 @@ class LogReader:
             raise DataLossError(
                 f"the commit log {self._log_files} no longer holds physical offset {wanted}: its file was deleted"
             ) from None
+
+
+def _own(records: LocatedRecords) -> LocatedRecords:
+    """The first of these records, up to one that does not agree with its unit. DataLossError if that is the first of
+    all: the store may know better (`mend_units`), and hands a damaged record over in a form that is safe to read."""
+    same = agree(records.data, records.starts, records.sizes, records.starts + records.position, records.offsets)
+    if same.all():
+        return records
+    if not same[0]:
+        position = int(records.starts[0]) + records.position
+        raise DataLossError(
+            f"the unit of queue offset {records.offsets[0]} leads to {position} in the log, where its record is not, "
+            "or is damaged"
+        )
+    return records.part(0, int(np.argmin(same)))
+
+
+def _with_places(
+    records: bytes,
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    wrong: NDArray[np.int64],
+) -> bytes:
+    """Records back to back, of which those at the rows `wrong` do not agree with their units: these are changed so that
+    readers find their ends (`with_places`)."""
+    changed = bytearray(records)
+    for row in wrong.tolist():
+        span = slice(int(starts[row]), int(starts[row] + sizes[row]))
+        changed[span] = with_places(changed[span], int(positions[row]), int(offsets[row]))
+    return bytes(changed)
 
 
 def _excludes(request: FetchRequest) -> bool:

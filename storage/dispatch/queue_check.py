@@ -1,4 +1,5 @@
-"""Checks that the files of a consume queue are its own, in case somebody has moved files by hand.
+"""Checks that the files and the units of a consume queue are its own: somebody may have moved files by hand, and a
+disk may have changed bytes.
 
 A unit points to its record, and the record names its queue and its offset there. Recovery reads the newest part of the
 log only. So it would not see that files of a queue were swapped with each other or with those of another queue, and
@@ -8,7 +9,12 @@ whole.
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from raymq.errors import DataLossError
+from raymq.kernels.fields import Ints
+from raymq.logfiles.ext_units import EXT_ADDRESS_MAX
 from raymq.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
 from raymq.record.dispatch import dispatch_view
 from raymq.record.layout import RecordError
@@ -36,6 +42,30 @@ def misplaced_file(queue: ConsumeQueue, reader: LogReader) -> str:
         if not any(_may_lead_to_own(queue, offset, reader) for offset in (last, first + count // 2, first)):
             return f"the file of {queue.topic}:{queue.queue_id} from offset {first} on is another queue's"
     return ""
+
+
+def wrong_rows(units: NDArray[np.void], begins: Ints, sizes: Ints, codes: Ints) -> list[int]:
+    """The rows of a queue's `units` that say something else than the log: it has a record of each size at each physical
+    offset, with each tags code. A unit without a record is right, and so is one whose code is in an extension."""
+    wrong = (units["physical_offset"] != begins) | (units["size"] != sizes)
+    wrong |= (units["tags_code"] != codes) & (units["tags_code"] > EXT_ADDRESS_MAX)
+    found: list[int] = np.flatnonzero(wrong & (units["size"] != PRE_BLANK_SIZE)).tolist()
+    return found
+
+
+def leads_to_own(queue: ConsumeQueue, queue_offset: int, reader: LogReader) -> bool:
+    """True if the unit at an offset of a queue leads to a record that names this offset of this queue, and has its
+    tags code."""
+    [unit] = queue.units(queue_offset, 1)
+    start, size, code = (int(value) for value in unit.item())
+    try:
+        view = dispatch_view(reader.log_bytes(start, start + size))
+    except (DataLossError, RecordError):
+        return False
+    if view.physical_offset != start or view.size != size or (code > EXT_ADDRESS_MAX and code != view.tags_code):
+        return False
+    places = [((view.topic, view.queue_id), view.queue_offset), *units_elsewhere(view, start)]
+    return (queue.key, queue_offset) in places
 
 
 def _may_lead_to_own(queue: ConsumeQueue, queue_offset: int, reader: LogReader) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.kernels.fields import Ints
+from raymq.logfiles.log_reader import LogReader
 from raymq.protocol.store import Hole
 from raymq.record.dispatch import DispatchView
 from raymq.record.layout import MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH
@@ -24,6 +25,7 @@ from storage.dispatch.block_dedup import producers_of, remember_producer
 from storage.dispatch.dedup import DedupTable
 from storage.dispatch.delivery_progress import DeliveryProgress
 from storage.dispatch.multi_dispatch import QueueUnit, is_dispatched, units_elsewhere
+from storage.dispatch.queue_check import leads_to_own, wrong_rows
 from storage.dispatch.record_blocks import Block, is_queued
 from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.queue_table import QueueTable
@@ -95,6 +97,8 @@ class _Addition(NamedTuple):
 
     missing: _Missing
     rows: Ints
+    # The rows before these, which are in the queue.
+    known: Ints
 
 
 class _Unit(NamedTuple):
@@ -110,9 +114,16 @@ class Redispatch:
     """The dispatch of one recovery to the queues, the dedup table and the delivery progress. For one thread."""
 
     def __init__(
-        self, queues: QueueTable, dedup: DedupTable, deliveries: DeliveryProgress, *, after_crash: bool
+        self,
+        queues: QueueTable,
+        dedup: DedupTable,
+        deliveries: DeliveryProgress,
+        *,
+        after_crash: bool,
+        reader: LogReader | None = None,
     ) -> None:
-        self._queues, self._dedup, self._deliveries = queues, dedup, deliveries
+        """`reader` reads the records that units lead to; None: units are not compared with the log."""
+        self._queues, self._dedup, self._deliveries, self._reader = queues, dedup, deliveries, reader
         self._after_crash = after_crash
         # The missing units of each queue that a record named, of queues of single messages only.
         self._missing: dict[tuple[str, int], _Missing] = {}
@@ -233,7 +244,28 @@ class Redispatch:
                 self._skip_lost_units(missing, unit, may_fill_gaps=may_fill_gaps)
             missing.add(physical_offset, view.size, view.tags_code)
             self.queued += 1
+        elif queue_offset < missing.queue.next_offset:
+            rows = np.array([[physical_offset], [view.size], [view.tags_code]], np.int64)
+            self._mend_units(missing.queue, queue_offset, *rows)
         return True
+
+    def _mend_units(self, queue: ConsumeQueue, queue_offset: int, begins: Ints, sizes: Ints, codes: Ints) -> None:
+        """Compare the units of a queue from an offset on with the records that the log has for them, and make those
+        again that lead elsewhere: the disk has changed them."""
+        if self._reader is None:
+            return
+        first = max(queue_offset, queue.first_offset)
+        done = first - queue_offset
+        while done < len(begins) and queue_offset + done < queue.next_offset:
+            units = queue.units(queue_offset + done, len(begins) - done)
+            if not len(units):
+                return
+            for row in wrong_rows(units, *(column[done : done + len(units)] for column in (begins, sizes, codes))):
+                at = done + row
+                if not leads_to_own(queue, queue_offset + at, self._reader):
+                    unit = int(begins[at]), int(sizes[at]), int(codes[at])
+                    self.mended += queue.put_unit_at(queue_offset + at, *unit)
+            done += len(units)
 
     def remember_record(self, view: DispatchView, physical_offset: int) -> None:
         """Note the producer of a record."""
@@ -259,7 +291,8 @@ class Redispatch:
             additions.append(addition)
         if not self._remember_rows(block, counted, physical_offset):
             return False
-        for missing, rows in additions:
+        for missing, rows, known in additions:
+            self._mend_known(block, missing.queue, known, physical_offset)
             missing.add_many(block.starts[rows] + physical_offset, block.sizes[rows], block.tags_codes[rows])
             self.queued += len(rows)
         return True
@@ -297,7 +330,14 @@ class Redispatch:
         # Rows out of order can be skipped only if the queue has all of them.
         if lost or known < 0 or not (in_order or offsets.max() < missing.next_offset):
             return None
-        return _Addition(missing, rows[min(known, len(rows)) :] if in_order else rows[:0])
+        known = min(known, len(rows))
+        return _Addition(missing, rows[known:], rows[:known]) if in_order else _Addition(missing, rows[:0], rows[:0])
+
+    def _mend_known(self, block: Block, queue: ConsumeQueue, rows: Ints, physical_offset: int) -> None:
+        """`_mend_units` for rows of a block that are in order, and that their queue has already."""
+        if len(rows):
+            columns = block.starts[rows] + physical_offset, block.sizes[rows].astype(np.int64), block.tags_codes[rows]
+            self._mend_units(queue, int(block.queue_offsets[rows[0]]), *columns)
 
     def _missing_in(self, topic: str, queue_id: int) -> _Missing:
         """The missing units of a queue, which is made if there is none."""
@@ -333,8 +373,8 @@ class Redispatch:
         for hole, records in zip(holes, room, strict=False):
             step = hole.size // records
             for record in range(records):
-                # So few bytes are never taken for a record, whatever they are: a whole one may lie at a wrong place.
-                missing.add(hole.offset + step * record, min(step, MIN_RECORD_SIZE - 1), 0)
+                # So few bytes are never taken for a message, whatever they are: a whole one may lie at a wrong place.
+                missing.add(hole.offset + step * record, min(step, MIN_RECORD_SIZE), 0)
             if records == 1:
                 self._unplaced.remove(hole)
         logger.error("%d offsets of queue %s:%d lead to damaged records", count, *missing.queue.key)

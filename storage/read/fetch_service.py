@@ -11,12 +11,15 @@ from raymq.errors import DataLossError, InvalidArgumentError
 from raymq.logfiles.log_reader import LogReader
 from raymq.message import PullStatus
 from raymq.protocol.store import FetchRequest, FetchResult, QueueEnds, QueuePosition
+from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.queue_table import QueueTable
 from storage.read.long_polls import LongPolls
 from storage.stats import StoreStats
 
 FETCH_MAX_BYTES: Final = 128 << 20
 """The most bytes that one fetch returns, whatever it asks for (spec/storage.md §10)."""
+_MENDED_MAX: Final = 10_000
+"""Wrong units are looked for once at so many places."""
 
 
 class FetchService:
@@ -29,9 +32,14 @@ class FetchService:
         polls: LongPolls,
         stats: StoreStats,
         check: Callable[[], None],
+        mend: Callable[[ConsumeQueue, int, int], int],
     ) -> None:
+        """`mend` makes the wrong units of a queue between two offsets again; returns how many there were."""
         self._queues, self._reader, self._polls, self._stats = queues, reader, polls, stats
-        self._check = check
+        self._check, self._mend = check, mend
+        self._mended: set[tuple[tuple[str, int], int]] = set()
+        """Queues and offsets from which on wrong units were looked for: what is wrong there still is a record."""
+        reader.mend_units = self._mend_units
 
     def fetch(
         self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False
@@ -95,12 +103,26 @@ class FetchService:
         try:
             return self._read(request, min_offset, max_offset, max_bytes)
         except DataLossError:
+            end_offset = min(request.queue_offset + request.max_messages, max_offset)
+            if self._mend_units(request.topic, request.queue_id, request.queue_offset, end_offset):
+                return self._fetch_one(request, min_offset, max_offset, max_bytes)
             # Retention was faster than this read: then the queue's first offset has moved already.
             min_offset, max_offset = self._readable(request)
             if request.queue_offset >= min_offset:
                 # The lost record may be one of the later messages: those before it come first.
                 request = replace(request, max_messages=1)
-            return self._read(request, min_offset, max_offset, max_bytes)
+        return self._read(request, min_offset, max_offset, max_bytes)
+
+    def _mend_units(self, topic: str, queue_id: int, from_offset: int, end_offset: int) -> bool:
+        """Make the wrong units of a queue between two offsets again, unless that was tried before; true if there were
+        some."""
+        queue = self._queues.get_plain(topic, queue_id)
+        if queue is None or (queue.key, from_offset) in self._mended:
+            return False
+        if len(self._mended) >= _MENDED_MAX:
+            self._mended.clear()
+        self._mended.add((queue.key, from_offset))
+        return self._mend(queue, from_offset, end_offset) > 0
 
     def _read(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
         """Read from the commit log, or from the queue's compacted log what the commit log does not have any more."""

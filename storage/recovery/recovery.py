@@ -82,7 +82,9 @@ class Recovery:
         check_crc = settings.check_crc_on_recover and not check_property_crc
         self._checks = {"check_crc": check_crc, "check_property_crc": check_property_crc}
         self._delay_levels_ms = settings.delay_levels_ms
-        self._redispatch = Redispatch(parts.queues, parts.dedup, parts.deliveries, after_crash=parts.after_crash)
+        self._redispatch = Redispatch(
+            parts.queues, parts.dedup, parts.deliveries, after_crash=parts.after_crash, reader=parts.reader
+        )
         self._last_store_timestamp_ms = 0
         self._last_record_offset = -1
         self._end = LogEnd(parts, checkpoint, snapshot, self._checks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import shutil
 from collections.abc import Callable
 from itertools import count
@@ -588,6 +589,31 @@ def test_a_damaged_record_in_the_middle_costs_itself_only(tmp_path, name, end):
         shutil.rmtree(root.with_name("killed"))
     path = next(path for path in (root / "commitlog").iterdir() if int(path.name) == offset - offset % LOG_FILE_BYTES)
     assert path.read_bytes()[: len(before.rstrip(b"\0"))] == before.rstrip(b"\0")
+
+
+UNIT_BYTES = 20
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
+def test_a_bit_flipped_in_a_queue_unit_hides_no_message(tmp_path, stopped):
+    """Each byte of a unit once, in the first, a middle and the last file of the queue."""
+    written_store(tmp_path, stopped=stopped).rename(tmp_path / "source")
+    seed = random.randrange(1000)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    for byte in range(UNIT_BYTES):
+        root = Path(shutil.copytree(tmp_path / "source", tmp_path / "store"))
+        for file in (0, 1, 3):
+            path = root / QUEUE / f"{file * 2000:020d}"
+            position = dice.randrange(100) * UNIT_BYTES + byte
+            overwrite(path, position, bytes([path.read_bytes()[position] ^ 1 << dice.randrange(8)]))
+        for _ in range(2):
+            store = open_store(root)
+            assert intact_bodies(store) == BODIES, byte
+            assert bodies_of(store, queue_id=1) == [b"other"] * 3
+            assert store.holes == ()
+            store.close()
+        shutil.rmtree(root)
 
 
 def test_a_hole_is_mended_with_the_bytes_of_another_replica(tmp_path):

@@ -1,0 +1,86 @@
+"""Makes queue units again that the disk has changed, when a reader meets them: from the records in the log.
+
+A unit is right if it leads to a record of its size that names the unit's queue and offset. The record of a wrong unit
+lies between those of its neighbours: there the log is walked. Recovery compares the units of what it walks itself
+(redispatch.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from raymq.errors import DataLossError
+from raymq.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
+from raymq.names import is_light_queue
+from raymq.record.dispatch import DispatchView, dispatch_view
+from raymq.record.layout import RecordError
+from storage.dispatch.queue_check import leads_to_own
+from storage.log.log_walk import walk_log
+from storage.parts import StoreParts
+from storage.queue.consume_queue import ConsumeQueue
+
+WALK_MAX_BYTES: Final = 64 << 20
+"""The bytes of the log that are searched for the record of one unit."""
+_WALK_BYTES: Final = 4 << 20
+
+logger = logging.getLogger(__name__)
+
+
+def mend_units(parts: StoreParts, queue: ConsumeQueue, from_offset: int, end_offset: int) -> int:
+    """Make the wrong units of a queue again, from one offset up to before another; returns how many there were. Called
+    under the append lock. A unit whose record is damaged stays. OSError."""
+    if is_light_queue(queue.topic):
+        return 0
+    mended = 0
+    for offset in range(max(from_offset, queue.min_offset), min(end_offset, queue.next_offset)):
+        units = queue.units(offset, 1)
+        if not len(units) or units[0]["size"] == PRE_BLANK_SIZE or leads_to_own(queue, offset, parts.reader):
+            continue
+        view = _find_record(parts, queue, offset)
+        if view is not None and queue.put_unit_at(offset, view.physical_offset, view.size, view.tags_code):
+            mended += 1
+            logger.error(
+                "the unit of %s:%d at offset %d was damaged, and is made again: its record is at %d",
+                *(queue.topic, queue.queue_id, offset, view.physical_offset),
+            )
+    return mended
+
+
+def _find_record(parts: StoreParts, queue: ConsumeQueue, queue_offset: int) -> DispatchView | None:
+    """The record of a queue's offset, between the records of the good units next to it; None if it is not there."""
+    start, end = parts.log.min_offset, parts.log.end_offset
+    before = _neighbour(queue, range(queue_offset - 1, max(queue_offset - 100, queue.min_offset - 1), -1), parts.reader)
+    after = _neighbour(queue, range(queue_offset + 1, min(queue_offset + 100, queue.next_offset)), parts.reader)
+    if before is not None:
+        start = before[0] + before[1]
+    elif after is not None:
+        # The queue's first message: its file, or the file before, is as far as the search goes.
+        start = max(after[0] - after[0] % parts.log.file_size - parts.log.file_size, start)
+    if after is not None:
+        end = after[0]
+    levels_ms, limit = parts.settings.delay_levels_ms, start + WALK_MAX_BYTES
+    while start < min(end, limit):
+        try:
+            walked = walk_log(parts.reader, start, end, _WALK_BYTES)
+        except DataLossError:
+            return None
+        data = parts.reader.log_bytes(walked.physical_offset, walked.physical_offset + len(walked.data))
+        for at in walked.starts.tolist():
+            try:
+                view = dispatch_view(data, at, delay_levels_ms=levels_ms)
+            except RecordError:
+                continue
+            if (view.topic, view.queue_id) == queue.key and view.queue_offset == queue_offset:
+                return view if view.physical_offset == walked.physical_offset + at else None
+        start = max(walked.end_offset, start + 1)
+    return None
+
+
+def _neighbour(queue: ConsumeQueue, offsets: range, reader: LogReader) -> tuple[int, int] | None:
+    """Position and size of the record of the first of these offsets whose unit is right; None if none is."""
+    for offset in offsets:
+        units = queue.units(offset, 1)
+        if len(units) and units[0]["size"] != PRE_BLANK_SIZE and leads_to_own(queue, offset, reader):
+            return int(units[0]["physical_offset"]), int(units[0]["size"])
+    return None
