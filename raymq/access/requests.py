@@ -151,8 +151,11 @@ def _receive(given: Sequence[Any]) -> Iterable[Need]:
 
 
 def _host(given: Sequence[Any]) -> Iterable[Need]:
-    settings = given[0].settings
-    return [_on_group(settings.group, _SUB), *(_on_topic(one.topic, _SUB) for one in settings.subscriptions)]
+    settings, name = given[0].settings, given[0].instance.name
+    # The instance's name counts, too: hosting under another group's name would end that group's instance.
+    groups = (settings.group, InstanceName.parse(name).group)
+    topics = (one.topic for one in settings.subscriptions)
+    return [*(_on_group(group, _SUB) for group in groups), *(_on_topic(topic, _SUB) for topic in topics)]
 
 
 def _instance(given: Sequence[Any]) -> Iterable[Need]:

@@ -64,7 +64,10 @@ ARGUMENTS: dict[str, Any] = {
     "configs": [named(group="billing")],
     "heartbeat": named(consumers=[named(group="billing")]),
     "heartbeats": [("billing", named(topics=["orders"]))],
-    "call": named(settings=named(group="billing", subscriptions=[named(topic="orders")])),
+    "call": named(
+        instance=named(name="pull-billing-0"),
+        settings=named(group="billing", subscriptions=[named(topic="orders")]),
+    ),
     "name": INSTANCE,
 }
 OF_METHOD: dict[str, dict[str, Any]] = {

@@ -77,8 +77,13 @@ def named(**values: object) -> SimpleNamespace:
         ("Pull.report", ("pull-my-group-0", "life", 1, []), ["Sub on Group:my-group"]),
         (
             "Pull.host",
-            (named(settings=named(group="g", subscriptions=[named(topic="a")])),),
-            ["Sub on Group:g", "Sub on Topic:a"],
+            (
+                named(
+                    instance=named(name="pull-other-group-0"),
+                    settings=named(group="g", subscriptions=[named(topic="a")]),
+                ),
+            ),
+            ["Sub on Group:g", "Sub on Group:other-group", "Sub on Topic:a"],
         ),
         ("NameServer.topic_route", ("a",), ["Pub or Sub or Get or List on Topic:a"]),
     ],
