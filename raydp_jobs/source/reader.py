@@ -40,7 +40,7 @@ from raymq.scan.batches import OnLoss, check_unreadable, open_ranges
 from raymq.scan.expression import text_of
 from raymq.scan.partitions import plan_partitions
 from raymq.scan.queue_bounds import ClusterQueues
-from raymq.scan.ranges import OffsetRange, ScanOptions, plan_ranges
+from raymq.scan.ranges import NO_CREATIONS, Creations, OffsetRange, ScanOptions, plan_ranges
 
 _TEXT: Final = StringType()
 SPARK_SCHEMA: Final = StructType(
@@ -121,6 +121,7 @@ def read_topic(
         )
         hosts = preferred_hosts(NamespacedRoutes(connection.routes, connection.names), partitions)
         address = address_of_cluster(connection)
+        creations = source.creations({one.topic for part in partitions for one in part.ranges}) if partitions else {}
     if not partitions:
         return spark.createDataFrame([], schema)
 
@@ -137,6 +138,7 @@ def read_topic(
             lambda lost: losses.add([lost]),
             sql=sql,
             unreadable=unreadable,
+            creations=creations,
         )
 
     return numbered_partitions(spark, hosts).mapInArrow(read, schema)
@@ -158,9 +160,10 @@ def read_ranges(
     *,
     sql: str | None = None,
     unreadable: Unreadable = "null",
+    creations: Creations = NO_CREATIONS,
 ) -> Iterator[pa.RecordBatch]:
     """In a Spark worker: the messages of some ranges, as Spark takes them. `tags` empty means all, and so
-    does no `sql`. `on_loss` is told what was left out."""
+    does no `sql`. `on_loss` is told what was left out. `creations`: as for `open_ranges`."""
     client = worker_client(address)
     schema = _arrow_schema(columns)
     batches = open_ranges(
@@ -174,6 +177,7 @@ def read_ranges(
         on_loss=on_loss,
         names=client.names,
         unreadable=unreadable,
+        creations=creations,
     )
     for batch in batches:
         yield batch.cast(schema)

@@ -28,7 +28,7 @@ from raymq.remoting.namespaced_routes import NamespacedRoutes
 from raymq.scan.offsets import streaming_edge
 from raymq.scan.partitions import ScanPartition
 from raymq.scan.queue_bounds import ClusterQueues
-from raymq.scan.ranges import ScanSource, require_matches, select_topics
+from raymq.scan.ranges import Creations, ScanSource, require_matches, select_topics
 
 DISCOVERY_INTERVAL_S: Final = 5.0
 """New queues, and new topics of a pattern, are looked for this often."""
@@ -129,7 +129,7 @@ class TopicCluster(StreamCluster):
             found |= self._answer(broker_name, answer, all_of_them)
         return {queue: found[queue] for queue in queues if queue in found}
 
-    def creations(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+    def creations(self, topics: Sequence[str]) -> Creations:
         with self._lock:
             source = self._connected().queues
         try:

@@ -31,6 +31,7 @@ from typing import Any, Final
 
 from raymq.errors import InvalidArgumentError
 from raymq.message import MessageQueue
+from raymq.scan.ranges import Creations
 
 FORMAT_VERSION: Final = 1
 
@@ -51,7 +52,7 @@ class StreamOffsets:
     partitions: int = 1
     tags: str = "*"
     sql: str = ""
-    creations: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    creations: Creations = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The offsets as text: equal offsets give equal texts."""
@@ -92,17 +93,7 @@ class StreamOffsets:
         )
 
 
-def is_created_anew(
-    queue: MessageQueue, before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]
-) -> bool:
-    """True if a queue's topic in its broker group is another one `now` than `before`: both are creation ids."""
-    known, present = (ids.get(queue.topic, {}).get(queue.broker_name) for ids in (before, now))
-    return known is not None and bool(present) and known != present
-
-
-def creations_of(
-    queues: Iterable[MessageQueue], before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]
-) -> dict[str, dict[str, str]]:
+def creations_of(queues: Iterable[MessageQueue], before: Creations, now: Creations) -> dict[str, dict[str, str]]:
     """The creation ids of the queues' topics, those of `now` over those of `before`."""
     merged: dict[str, dict[str, str]] = {}
     for queue in queues:

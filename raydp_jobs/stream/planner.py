@@ -8,18 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
-from raydp_jobs.stream.offsets import StreamOffsets, creations_of, is_created_anew
+from raydp_jobs.stream.offsets import StreamOffsets, creations_of
 from raymq.consumer.subscription import ALL
 from raymq.errors import DataLossError
 from raymq.message import MessageQueue
 from raymq.protocol.store import QueueBounds
 from raymq.scan.offsets import EARLIEST, LATEST
 from raymq.scan.partitions import ScanPartition, plan_partitions
-from raymq.scan.ranges import OffsetRange, bounded_range, check_count, limit_ranges
+from raymq.scan.ranges import (
+    NO_CREATIONS,
+    Creations,
+    OffsetRange,
+    bounded_range,
+    check_count,
+    is_created_anew,
+    limit_ranges,
+)
 
-NO_CREATIONS: Final[Mapping[str, Mapping[str, str]]] = {}
 TASK_MIN_MESSAGES = 2_000
 """Fewer messages than this are not worth a Spark task of their own."""
 
@@ -81,7 +87,7 @@ def plan_batch(
     starts: Mapping[MessageQueue, int] | None = None,
     until: Mapping[MessageQueue, int] | None = None,
     patient: bool = False,
-    creations: Mapping[str, Mapping[str, str]] = NO_CREATIONS,
+    creations: Creations = NO_CREATIONS,
 ) -> BatchPlan:
     """The batch after `previous` (None: the query's first one, which there always is) in the queues of `bounds`.
 

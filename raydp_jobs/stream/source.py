@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from raydp_jobs.stream.offsets import StreamOffsets, is_created_anew
+from raydp_jobs.stream.offsets import StreamOffsets
 from raydp_jobs.stream.planner import BatchLimits, BatchPlan, batch_partitions, forget_queues, plan_batch
 from raydp_jobs.stream.progress import lag_metrics
 from raymq.errors import DataLossError
 from raymq.message import MessageQueue
 from raymq.protocol.store import QueueBounds
 from raymq.scan.partitions import ScanPartition
+from raymq.scan.ranges import Creations, is_created_anew
 
 IDLE_POLL_INTERVAL_S: Final = 0.1
 """An idle query asks for the queues' ends this often. Spark itself would ask every 10 ms."""
@@ -39,7 +40,7 @@ class StreamCluster(Protocol):
         """The bounds of queues now. A broker group that does not answer is left out, or an error if `all_of_them`."""
         ...
 
-    def creations(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+    def creations(self, topics: Sequence[str]) -> Creations:
         """The creation ids of topics now, by topic and broker group; nothing where nobody can tell now."""
         ...
 

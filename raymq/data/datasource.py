@@ -30,7 +30,7 @@ from raymq.identity import Identity
 from raymq.scan.batches import open_ranges
 from raymq.scan.expression import text_of
 from raymq.scan.queue_bounds import ClusterQueues
-from raymq.scan.ranges import OffsetRange, ScanSource, check_count
+from raymq.scan.ranges import NO_CREATIONS, Creations, OffsetRange, ScanSource, check_count
 
 ROW_BYTES: Final = 200
 """About the bytes of a message in memory without its body, for Ray's estimates."""
@@ -77,9 +77,16 @@ class RangesDatasource(Datasource):
     """The messages of `ranges`, which `source` tells the bytes of, with the columns and as the options say."""
 
     def __init__(
-        self, source: ScanSource, ranges: Sequence[OffsetRange], options: ReadOptions, namespace: str = ""
+        self,
+        source: ScanSource,
+        ranges: Sequence[OffsetRange],
+        options: ReadOptions,
+        namespace: str = "",
+        creations: Creations = NO_CREATIONS,
     ) -> None:
+        """`creations`: the creation ids of the topics when the ranges were planned."""
         super().__init__()
+        self._creations = creations
         self._namespace = namespace
         self._projection_map: dict[str, str] | None = None
         self._options = options
@@ -111,7 +118,7 @@ class RangesDatasource(Datasource):
         parts = divide(self._pieces, parallelism)
         if options.rows_per_block is not None:  # Ray puts the small blocks of a task together
             parts = at_most(parts, options.rows_per_block)
-        whose = self._user, self._namespace
+        whose = self._user, self._namespace, self._creations
         return [_read_task(part, options, block_bytes, per_task_row_limit, *whose) for part in parts]
 
     @property
@@ -144,7 +151,12 @@ class TopicDatasource(RangesDatasource):
         with driver_client(address, namespace) as client:
             source = ClusterQueues(client.routes, client.storages, client.names)
             ranges = resolve_ranges(source, topics, start_offset, end_offset, lenient=not fail_on_data_loss)
-            super().__init__(source, ranges, options, client.names.name)
+            super().__init__(source, ranges, options, client.names.name, present_creations(source, ranges))
+
+
+def present_creations(source: ClusterQueues, ranges: Sequence[OffsetRange]) -> Creations:
+    """The creation ids of the ranges' topics now."""
+    return source.creations(sorted({one.topic for one in ranges})) if ranges else NO_CREATIONS
 
 
 def _read_task(
@@ -154,6 +166,7 @@ def _read_task(
     row_limit: int | None,
     user: Identity | None,
     namespace: str,
+    creations: Creations,
 ) -> ReadTask:
     ranges = [piece.range for piece in part]
     # Without a filter, and with every loss an error, the task yields as many rows as there are offsets.
@@ -167,7 +180,7 @@ def _read_task(
 
     def read() -> Iterator[pa.Table]:
         with worker_client().use(user, namespace) as client:
-            yield from read_blocks(client, ranges, options, block_bytes)
+            yield from read_blocks(client, ranges, options, block_bytes, creations)
 
     return ReadTask(read, metadata, schema=schema_of(options.columns), per_task_row_limit=row_limit)
 
@@ -179,7 +192,11 @@ def _memory_bytes(piece: SizedRange, columns: Sequence[str]) -> int:
 
 
 def read_blocks(
-    client: Client, ranges: Sequence[OffsetRange], options: ReadOptions, block_bytes: int
+    client: Client,
+    ranges: Sequence[OffsetRange],
+    options: ReadOptions,
+    block_bytes: int,
+    creations: Creations = NO_CREATIONS,
 ) -> Iterator[pa.Table]:
     """The messages of some ranges, in order, as tables of about `block_bytes`.
 
@@ -188,7 +205,7 @@ def read_blocks(
     deadline_s = None if options.timeout_s is None else time.monotonic() + options.timeout_s
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
-    for batch in _batches(client, ranges, options):
+    for batch in _batches(client, ranges, options, creations):
         if deadline_s is not None and time.monotonic() > deadline_s:
             assert options.timeout_s is not None
             raise RequestTimeoutError(f"a read task of {len(ranges)} range(s)", options.timeout_s)
@@ -201,7 +218,9 @@ def read_blocks(
         yield pa.Table.from_batches(waiting)
 
 
-def _batches(client: Client, ranges: Sequence[OffsetRange], options: ReadOptions) -> Iterator[pa.RecordBatch]:
+def _batches(
+    client: Client, ranges: Sequence[OffsetRange], options: ReadOptions, creations: Creations
+) -> Iterator[pa.RecordBatch]:
     batches = open_ranges(
         client.routes,
         client.storages,
@@ -211,6 +230,7 @@ def _batches(client: Client, ranges: Sequence[OffsetRange], options: ReadOptions
         tags=options.tags,
         sql=options.sql,
         names=client.names,
+        creations=creations,
     )
     for batch in batches:
         yield to_block(batch, options.columns)

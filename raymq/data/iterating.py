@@ -11,7 +11,7 @@ from ray.data import Dataset
 
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.subscription import ALL
-from raymq.data.datasource import RangesDatasource, ReadOptions, read_options
+from raymq.data.datasource import RangesDatasource, ReadOptions, present_creations, read_options
 from raymq.data.reading import number_of_tasks
 from raymq.data.shared_client import driver_client
 from raymq.errors import ClientStateError, InvalidArgumentError
@@ -87,7 +87,7 @@ def _iterate(
         source = ClusterQueues(client.routes, client.storages, client.names)
         names = select_topics(source, topics)
         for ranges in plans(source, progress, names, interval_s, max_rows, lenient=not options.fail_on_data_loss):
-            planned = RangesDatasource(source, ranges, options, client.names.name)
+            planned = RangesDatasource(source, ranges, options, client.names.name, present_creations(source, ranges))
             yield ray.data.read_datasource(planned, override_num_blocks=number_of_tasks(planned))
             progress.commit(ranges)
 

@@ -27,7 +27,7 @@ from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_clients import StorageClients
 from raymq.scan.queue_bounds import bounds_of
 from raymq.scan.range_reader import RangeReader, RecordsChunk
-from raymq.scan.ranges import OffsetRange
+from raymq.scan.ranges import NO_CREATIONS, Creations, OffsetRange, is_created_anew
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 """The bytes of records in one Arrow batch, which bounds the memory of a worker and of its executor."""
@@ -62,9 +62,14 @@ def open_ranges(
     on_loss: OnLoss = lambda lost: None,
     names: Namespace = NO_NAMESPACE,
     unreadable: Unreadable = "null",
+    creations: Creations = NO_CREATIONS,
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of several ranges, one after another, as `open_range` gives them."""
-    for queue_range in ranges:
+    """The messages of several ranges, one after another, as `open_range` gives them.
+
+    `creations`: the creation ids of the topics when the read was planned. A range of a topic that was deleted and
+    created anew since is lost as a whole, since its offsets mean other messages now.
+    """
+    for queue_range in _same_topics(routes, ranges, creations, names, on_loss, fail_on_data_loss=fail_on_data_loss):
         yield from open_range(
             routes,
             storages,
@@ -78,6 +83,33 @@ def open_ranges(
             names=names,
             unreadable=unreadable,
         )
+
+
+def _same_topics(
+    routes: RouteSource,
+    ranges: Iterable[OffsetRange],
+    creations: Creations,
+    names: Namespace,
+    on_loss: OnLoss,
+    *,
+    fail_on_data_loss: bool,
+) -> Iterator[OffsetRange]:
+    """The ranges whose topics are the same ones as `creations` say. DataLossError for another one, unless that is
+    reported and left out."""
+    now: dict[str, dict[str, str]] = {}
+    for one in ranges:
+        if one.topic in creations and one.topic not in now:
+            stored = names.wrap(one.topic)
+            routes.invalidate(stored)
+            now[one.topic] = {data.broker_name: data.creation_id for data in routes.get(stored).queues}
+        if is_created_anew(one.queue, creations, now):
+            said = f"{one.queue}: its topic was deleted and created anew since the read was planned"
+            if fail_on_data_loss:
+                raise DataLossError(f"{said}; plan it anew, because its offsets mean other messages now")
+            logger.warning("%s: offsets %d to %d are left out", said, one.start_offset, one.end_offset - 1)
+            on_loss(one)
+            continue
+        yield one
 
 
 def open_range(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from raymq.consumer.group_offsets import GroupOffsets
@@ -21,7 +21,7 @@ from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients, call_master
 from raymq.retry import persist_until
-from raymq.scan.ranges import OffsetRange, ScanSource
+from raymq.scan.ranges import Creations, OffsetRange, ScanSource
 
 BOUNDS_CALL_TIMEOUT_S: Final = 5.0
 BOUNDS_TIMEOUT_S: Final = 20.0
@@ -49,7 +49,7 @@ class ClusterQueues(ScanSource):
         self._routes.invalidate(stored)  # queues may have been added a moment ago
         return self._names.shown_queues(self._routes.wait(stored, BOUNDS_TIMEOUT_S).subscribe_queues)
 
-    def creations(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+    def creations(self, topics: Iterable[str]) -> Creations:
         """The creation ids of topics (raymq.protocol.route.TopicConfig) by topic and broker group, as one NameServer
         answers now. A topic that it does not know is left out. ServiceNotAvailableError, RequestTimeoutError."""
         stored = {self._names.wrap(topic): topic for topic in topics}

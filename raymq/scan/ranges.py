@@ -32,6 +32,11 @@ from raymq.scan.offsets import (
 logger = logging.getLogger(__name__)
 
 
+Creations = Mapping[str, Mapping[str, str]]
+"""The creation ids of topics (raymq.protocol.route.TopicConfig), by topic and broker group."""
+NO_CREATIONS: Final[Creations] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
     """The messages of one queue from `start_offset` up to, not including, `end_offset`."""
@@ -75,6 +80,12 @@ class ScanSource(OffsetLookups, RangeSizes, Protocol):
     def bounds(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, QueueBounds]:
         """The offsets that can be read from queues now."""
         ...
+
+
+def is_created_anew(queue: MessageQueue, before: Creations, now: Creations) -> bool:
+    """True if a queue's topic in its broker group is another one `now` than `before`: both are creation ids."""
+    known, present = (ids.get(queue.topic, {}).get(queue.broker_name) for ids in (before, now))
+    return known is not None and bool(present) and known != present
 
 
 class ScanOptions(TypedDict, total=False):

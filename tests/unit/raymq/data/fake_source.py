@@ -33,6 +33,9 @@ class FakeSource:
         self.asked += 1
         return {queue: QueueBounds(*self._bounds[queue], 0) for queue in queues}
 
+    def creations(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+        return {topic: {queue.broker_name: "1" for queue in self.queues(topic)} for topic in topics}
+
     def range_bytes(self, ranges: Sequence[OffsetRange]) -> Sequence[Sequence[int]]:
         return [[one.size * 1000 // PARTS] * PARTS for one in ranges]
 

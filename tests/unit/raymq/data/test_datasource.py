@@ -47,6 +47,7 @@ class FakeCluster:
         self.names = NO_NAMESPACE
         self.bounds = dict(QUEUES)
         self.read: list[list[str]] = []
+        self.creations: list[object] = []
         self.gone = range(0)
         self.routes = self.storages = self
         self.clients = 0
@@ -60,6 +61,7 @@ class FakeCluster:
         self, routes: Any, storages: Any, ranges: list[OffsetRange], *, columns: list[str], tags: Any, **more: Any
     ) -> Iterator[pa.RecordBatch]:
         self.read.append(columns)
+        self.creations.append(more["creations"])
         for one in ranges:
             for first in range(one.start_offset, one.end_offset, BATCH_ROWS):
                 last = min(one.end_offset, first + BATCH_ROWS)
@@ -132,6 +134,11 @@ def test_the_ranges_are_fixed_when_the_datasource_is_made(cluster: FakeCluster) 
     cluster.bounds = {queue: (low, high + 500) for queue, (low, high) in QUEUES.items()}
     assert offsets_of(source.get_read_tasks(4)) == offsets_of(source.get_read_tasks(4)) == EVERYTHING
     assert len(offsets_of(TopicDatasource("orders").get_read_tasks(4))) == ROWS + 1500
+
+
+def test_tasks_check_that_the_topics_are_those_of_the_plan(cluster: FakeCluster) -> None:
+    blocks_of(TopicDatasource("orders").get_read_tasks(2))
+    assert cluster.creations == [{"orders": {queue.broker_name: "1" for queue in QUEUES}}] * 2
 
 
 def test_planning_connects_once_and_tasks_do_not_plan(cluster: FakeCluster) -> None:

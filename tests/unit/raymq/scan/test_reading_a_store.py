@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
@@ -203,6 +204,34 @@ def test_several_ranges_come_one_after_another(cluster: Cluster) -> None:
     batches = open_ranges(cluster.routes, cluster.storages, ranges, fail_on_data_loss=True)
     rows = [(row["queue_id"], row["queue_offset"]) for batch in batches for row in batch.to_pylist()]
     assert rows == [*((0, offset) for offset in range(700, 720)), (1, 3), (1, 4)]
+
+
+def created_as(cluster: Cluster, creation_id: str) -> None:
+    """Have the routes say that broker group a has created the topic with this id."""
+    route = topic_route(a=2)
+    queues = tuple(replace(data, creation_id=creation_id) for data in route.queues)
+    cluster.routes = FakeRoutes(replace(route, queues=queues))
+
+
+@pytest.mark.parametrize(("planned", "now"), [("1", "1"), ("1", ""), ("", "")])
+def test_a_topic_that_is_the_same_one_or_has_no_id_is_read(cluster: Cluster, planned: str, now: str) -> None:
+    created_as(cluster, now)
+    plan = {"orders": {"a": planned}}
+    batches = open_ranges(cluster.routes, cluster.storages, [WHOLE], fail_on_data_loss=True, creations=plan)
+    assert sum(batch.num_rows for batch in batches) == COUNT
+
+
+@pytest.mark.parametrize("planned", ["1", ""])
+def test_a_topic_that_was_created_anew_since_the_plan_is_an_error_or_is_left_out(
+    cluster: Cluster, planned: str
+) -> None:
+    created_as(cluster, "2")
+    lost: list[OffsetRange] = []
+    options: Any = {"creations": {"orders": {"a": planned}}, "on_loss": lost.append}
+    with pytest.raises(DataLossError, match="deleted and created anew since the read was planned"):
+        next(open_ranges(cluster.routes, cluster.storages, [WHOLE], fail_on_data_loss=True, **options))
+    assert list(open_ranges(cluster.routes, cluster.storages, [WHOLE], fail_on_data_loss=False, **options)) == []
+    assert lost == [WHOLE]
 
 
 # Another replica comes to lead
