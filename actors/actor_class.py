@@ -36,6 +36,7 @@ def actor_class(real: type) -> type:
         from importlib import import_module
 
         os.umask(0o077)  # files of a server are for its user only
+        import_module("actors.server_log").configure(class_name)
         self._door = None
         if access is not None:  # before the real one, so that its lanes ask for users and its own calls are signed
             self._door = import_module("actors.access.door").open_door(access, class_name)

@@ -363,18 +363,23 @@ class CreateReplyMessageError(RaymqError):
 
 
 class SendUnknownError(RaymqError):
-    """A send that was neither acknowledged nor refused. The messages may or may not be stored."""
+    """A send that was neither acknowledged nor refused. The messages may or may not be stored.
+
+    `timeout_s`: the time in s that the send took. `is_over`: its time was up; else the `last` failure ended it before.
+    """
 
     code = 10006
 
-    def __init__(self, queue: str, count: int, timeout_s: float, last: str) -> None:
-        super().__init__(queue, count, timeout_s, last)
-        self.queue, self.count, self.timeout_s, self.last = queue, count, timeout_s, last
+    def __init__(self, queue: str, count: int, timeout_s: float, last: str, is_over: bool = True) -> None:
+        super().__init__(queue, count, timeout_s, last, is_over)
+        self.queue, self.count, self.timeout_s, self.last, self.is_over = queue, count, timeout_s, last, is_over
 
     def __str__(self) -> str:
+        within = f" within {self.timeout_s:.3g} s" if self.timeout_s else ""
+        advice = "see `raymq status`" + (", or raise send_timeout_s" if self.is_over else "")
         return (
-            f"{self.count} message(s) to {self.queue} were not acknowledged within {self.timeout_s:g} s, so it is "
-            f"unknown whether they are stored (last failure: {self.last}); see `raymq status`, or raise send_timeout_s"
+            f"{self.count} message(s) to {self.queue} were not acknowledged{within}, so it is unknown whether they are "
+            f"stored (last failure: {self.last}); {advice}"
         )
 
 

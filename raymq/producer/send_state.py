@@ -374,7 +374,7 @@ class SendState:
             verdict.pause = True
         else:
             [flight] = attempt.flights
-            self._end_unknown(flight, flight.batches, error, verdict)
+            self._end_unknown(flight, flight.batches, error, now_s, verdict)
             self._finish(flight, Event.REFUSED_FOR_GOOD)
 
     def _not_settled(self, attempt: Attempt, error: RaymqError, now_s: float, verdict: Verdict) -> None:
@@ -480,7 +480,7 @@ class SendState:
         """Messages of an attempt whose time is up end as unknown; flights without other messages leave the attempt."""
         for flight in [flight for flight in attempt.flights if flight.deadline_s <= now_s]:
             late = [batch for batch in flight.batches if batch.deadline_s <= now_s]
-            self._end_unknown(flight, late, error, verdict)
+            self._end_unknown(flight, late, error, now_s, verdict)
             left = [batch.deadline_s for batch in flight.batches if batch.stage is not Stage.ENDED]
             if left:
                 flight.deadline_s = min(left)
@@ -488,12 +488,16 @@ class SendState:
                 attempt.flights.remove(flight)
                 self._finish(flight, Event.TIME_UP)
 
-    def _end_unknown(self, flight: Flight, batches: Sequence[SendBatch], error: RaymqError, verdict: Verdict) -> None:
+    def _end_unknown(
+        self, flight: Flight, batches: Sequence[SendBatch], error: RaymqError, now_s: float, verdict: Verdict
+    ) -> None:
         ending = [batch for batch in batches if batch.stage is not Stage.ENDED]
         if ending:
             count = sum(len(batch.messages) for batch in ending)
-            waited_s = max(batch.timeout_s for batch in ending)
-            unknown = SendUnknownError(str(flight.sends.queue), count, waited_s, str(error))
+            oldest = max(ending, key=lambda batch: batch.timeout_s - max(batch.deadline_s - now_s, 0.0))
+            waited_s = oldest.timeout_s - max(oldest.deadline_s - now_s, 0.0)
+            is_over = now_s >= oldest.deadline_s
+            unknown = SendUnknownError(str(flight.sends.queue), count, max(waited_s, 0.0), str(error), is_over)
             for batch in ending:
                 batch.stage = Stage.ENDED
             verdict.ended += [(batch, unknown) for batch in ending]

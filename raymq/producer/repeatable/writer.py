@@ -304,7 +304,7 @@ class _UnderWay:
 
 
 def _not_safe(part: Part, status: SendStatus) -> SendUnknownError:
-    return SendUnknownError(str(part.stored), len(part.messages), 0.0, f"the store's last answer was {status.name}")
+    return SendUnknownError(str(part.stored), len(part.messages), 0.0, f"the store answered {status.name}", False)
 
 
 def _rows_of(parts: Sequence[Part]) -> int:

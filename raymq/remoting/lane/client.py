@@ -32,6 +32,8 @@ from raymq.remoting.lane.handshake import TlsRefusedError
 
 OPEN_TIMEOUT_S: Final = 2.0
 """Bounds connecting and the handshake."""
+BACKLOG_PAUSE_S: Final = 0.01
+"""The pause before the server is asked again, while too many connections wait there."""
 SMALL_ANSWER_BYTES: Final = 16 << 10
 """The size of a lane's own buffer. A longer answer gets one for itself."""
 SEND_PARTS_MAX: Final = 512
@@ -357,7 +359,15 @@ def _connect_unix(address: LaneAddress, timeout_s: float) -> socket.socket:
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         stream.settimeout(timeout_s)
-        stream.connect(address.name)
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                stream.connect(address.name)
+                break
+            except BlockingIOError:  # too many wait to be accepted: a Unix socket says so at once
+                if time.monotonic() + BACKLOG_PAUSE_S >= deadline_s:
+                    raise
+                time.sleep(BACKLOG_PAUSE_S)
         stream.settimeout(None)
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
     except OSError:

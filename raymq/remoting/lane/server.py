@@ -43,13 +43,14 @@ HANDSHAKES_MAX: Final = 512
 """The most connections of a listener that are not authenticated yet. Each takes a descriptor and buffers of TLS."""
 HANDSHAKE_TIMEOUT_S: Final = 2.0
 """Bounds a handshake; a connection that takes longer is closed."""
-HANDSHAKE_GRACE_S: Final = 0.2
+HANDSHAKE_GRACE_S: Final = 0.05
 """Bounds a handshake while HANDSHAKES_MAX are under way. A handshake takes about a millisecond."""
 ACCEPT_PAUSE_S: Final = 0.1
 """Pause after a connection could not be accepted, for want of a descriptor."""
 ACCEPTS_MAX: Final = 16
 """The most connections accepted in one turn."""
-BACKLOG: Final = 512
+BACKLOG: Final = 4096
+"""The most connections that wait to be accepted; the kernel may allow fewer (net.core.somaxconn)."""
 DESCRIPTORS_MAX: Final = 65_536
 """The limit of open files that a server process asks for."""
 FRAME_MAX_BYTES: Final = 64 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -245,3 +246,29 @@ def test_a_bug_ends_what_was_being_sent_and_the_queue_goes_on():
     bug = ValueError("a bug")
     assert state.abandon(attempt.flights[0].batches, bug).ended == [(batch, bug)]
     assert state.oldest() is behind
+
+
+@pytest.mark.parametrize(
+    ("now_s", "text"),
+    [
+        (70.07, "not acknowledged within 0.07 s, "),
+        (99.5, "not acknowledged within 29.5 s, "),
+    ],
+)
+def test_a_send_that_a_failure_ends_before_its_time_says_how_long_it_took(now_s: float, text: str) -> None:
+    state, batch, attempt = at(Stage.UNKNOWN)  # sent at 70 s, for 30 s
+    assert attempt is not None
+    [(ended, error)] = state.failed(attempt, FENCED, now_s).ended
+    assert ended is batch
+    assert isinstance(error, SendUnknownError)
+    assert text in str(error)
+    assert "send_timeout_s" not in str(error)
+    assert pickle.loads(pickle.dumps(error)).is_over is False
+
+
+def test_a_send_whose_time_is_up_says_that_more_time_may_help() -> None:
+    state, _, attempt = at(Stage.UNKNOWN)
+    assert attempt is not None
+    [(_, error)] = state.failed(attempt, GONE, DEADLINE_S).ended
+    assert "not acknowledged within 30 s, " in str(error)
+    assert "raise send_timeout_s" in str(error)

@@ -505,6 +505,27 @@ def test_connections_that_say_little_keep_nobody_from_a_lane_and_are_dropped(mon
             stream.close()
 
 
+def test_silent_connections_that_fill_the_backlog_keep_nobody_from_a_lane(monkeypatch, server, connect):
+    """More than are authenticated at a time and wait to be accepted, and all say nothing."""
+    monkeypatch.setattr(lane_server, "HANDSHAKES_MAX", 16)
+    server._doors[0].listener.listen(32)
+    streams = [socket.socket(socket.AF_UNIX) for _ in range(100)]
+    try:
+        refused = 0
+        for stream in streams:
+            stream.setblocking(False)
+            try:
+                stream.connect(server.address.name)
+            except BlockingIOError:
+                refused += 1
+        assert echo(connect(), b"1") == b"1"  # it waits, where the socket says at once that the backlog is full
+        print(f"the backlog was full for {refused} connections")
+        eventually(lambda: not server._doors[0].handshakes, "all of them are dropped", WAIT_S)
+    finally:
+        for stream in streams:
+            stream.close()
+
+
 def trickle(streams: list[socket.socket], stop: threading.Event) -> None:
     """Send a byte now and then, as if more were to come, on every socket that is still open."""
     for stream in streams:
