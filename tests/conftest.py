@@ -49,7 +49,7 @@ SHARING = ("clients", "spark")
 """The folders of tests/integration whose modules share a cluster, which has the folder's name."""
 SHARING_CHAOS = {
     "three replicas": (
-        *("processes/test_overlapping_faults.py", "failovers/test_replicas.py"),
+        *("processes/test_overlapping_faults.py", "failovers/test_replicas.py", "failovers/test_damaged_logs.py"),
         "spark/test_fail_over_scans.py",
     ),
 }

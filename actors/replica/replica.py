@@ -71,12 +71,13 @@ from raymq.errors import (
     StoreNotWritableError,
 )
 from raymq.names import StorageName
-from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, QueuePosition
+from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, Hole, QueueEnds, QueuePosition
 from raymq.protocol.transactions import EndResult, EndTransaction
 from raymq.record.encode import EncodedBatch
 from storage.append.durability import ReplicaAcks, StartedAppend
 from storage.files.config_files import ConfigFiles
 from storage.files.disk_usage import is_want_of_space
+from storage.log.holes import HOLES_FILE
 from storage.message_store import MessageStore
 from storage.read.long_polls import LongPolls
 from storage.replication.epoch_file import ConfirmFile, EpochFile
@@ -153,6 +154,8 @@ class Replica:
         """The highest confirm offset that this process has learned while it led or followed, and the epoch then."""
         self._caught_up = False
         """True once this process has led, or has had everything that its master had confirmed."""
+        self._shared_holes: frozenset[int] = frozenset()
+        """The offsets of the damaged ranges that this replica's master could not mend."""
         self._refusal = ""
         """The reason why this replica does not follow its master; empty if there is none."""
         self._role = ReplicaRoleState(broker_name, replica, self._last_epoch())
@@ -279,6 +282,7 @@ class Replica:
                 in_sync=frozenset() if self._sync is None else self._sync.in_sync(self._clock_s()),
                 failed=self._store.failure,
                 confirm_floor=self._confirm_file.floor.offset,
+                hole_bytes=self._hole_bytes(),
                 caught_up=self._caught_up,
                 refusal=self._refusal,
             )
@@ -399,6 +403,7 @@ class Replica:
             if not self._role.follow(order.epoch, order.master):
                 return
             self._sync, self._aligned, self._last_chunk_s, self._refusal = None, False, -math.inf, ""
+            self._shared_holes = frozenset()
             self._wake_all()
         logger.warning(
             "%s replica %d follows %d in epoch %d", self._broker_name, self._replica, order.master, order.epoch
@@ -652,6 +657,7 @@ class Replica:
             shutil.rmtree(directory, ignore_errors=True)
         (root / "dedup").unlink(missing_ok=True)
         (root / "checkpoint").unlink(missing_ok=True)
+        (root / HOLES_FILE).unlink(missing_ok=True)
         self._epochs.truncate_from(0)
 
     def _reopen(self, change: Callable[[], None]) -> None:
@@ -761,6 +767,48 @@ class Replica:
                 *(self._broker_name, self._replica, len(gone), ", ".join(gone[:LOGGED_TOPICS_MAX])),
             )
 
+    # Damage
+
+    @property
+    def holes(self) -> tuple[Hole, ...]:
+        """The damaged ranges of this log, ascending."""
+        return self._store.holes
+
+    def _hole_bytes(self) -> int:
+        """The damaged bytes that another replica may have; what its own master lacks, too, is not counted."""
+        return sum(hole.size for hole in self._store.holes if hole.offset not in self._shared_holes)
+
+    def read_range(self, epoch: int, physical_offset: int, size: int) -> bytes | None:
+        """The intact records that fill a range of the log, for a replica whose log is damaged there; None if they are
+        not here (LogChunks.read_range). NotMasterError unless this log is that of the epoch's master."""
+        with self._changed:
+            self._check_same_log(epoch)
+            store = self._store
+        return store.chunks.read_range(physical_offset, size)
+
+    def mend(self, epoch: int, physical_offset: int, data: bytes | None) -> None:
+        """Replace the damaged bytes at an offset by those of another replica with the same log. On disk on return.
+
+        With None the master does not have them either: this replica is as good as its master. NotMasterError unless
+        this log is that of the epoch's master; other errors as of MessageStore.mend.
+        """
+        with self._order_lock, self._failing_on_disk_errors():
+            with self._changed:
+                self._check_same_log(epoch)
+                store = self._store
+            if data is None:
+                self._shared_holes |= {physical_offset}
+            else:
+                store.mend(physical_offset, data)
+                self._shared_holes -= {physical_offset}
+
+    def _check_same_log(self, epoch: int) -> None:
+        """NotMasterError unless this replica leads in `epoch`, or follows in it and has cut what differs."""
+        if self._role.role is ReplicaRole.SLAVE and self._aligned:
+            self._role.check_chunk(epoch)
+        else:
+            self._role.check_asked(epoch)
+
     # Both
 
     def close(self) -> None:
@@ -805,6 +853,7 @@ class Replica:
             "end_offset": account.end_offset,
             "confirm_offset": account.confirm_offset,
             "refusal": account.refusal,
+            "damaged_bytes": sum(hole.size for hole in self.holes),
             "lag_bytes": {follower: lag.lag_bytes for follower, lag in account.lags.items()},
             "lag_s": {follower: lag.lag_s for follower, lag in account.lags.items()},
         }

@@ -3,7 +3,7 @@
 A change of where a Replicator begins and what happens when a call fails belongs here; how chunks travel between lanes,
 in actors.replica.log_carrier.
 
-    slave.following ─▶ master, epoch ─▶ master.history ─▶ slave.align
+    slave.following ─▶ master, epoch ─▶ master.history ─▶ slave.align ─▶ mend damage (actors.replica.log_mender)
                                                 └─▶ read the log (from) ══ chunk ══▶ append it at the slave ─▶ from, …
 
 Chunks go over a lane to each of the two storage actors. Where one of these cannot be opened they go by actor calls, for
@@ -33,6 +33,7 @@ from actors.actor_class import actor_class
 from actors.core.replica.orders import Copied, Following
 from actors.options import PERSISTENT
 from actors.replica.log_carrier import LATE_S, REPLICATE_CALL_TIMEOUT_S, REPLICATE_LONG_POLL_S, LogCarrier
+from actors.replica.log_mender import MEND_INTERVAL_S, mend_both
 from actors.threads import take_turns_quickly
 from raymq.errors import RaymqError, RequestTimeoutError
 from raymq.names import StorageName
@@ -61,13 +62,21 @@ class Replicator:
         self._node_id = ray.get_runtime_context().get_node_id()
         self._stopping = threading.Event()
         self._copied = 0
+        self._mended = 0
+        self._mending = threading.Lock()
         self._failure = ""
         self._thread = threading.Thread(target=self._run, name="replicate", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._mend_again, name="mend", daemon=True).start()
 
     def status(self) -> dict[str, Any]:
-        """The bytes copied since it was started, and the last failure."""
-        return {"slave": str(self._name), "copied_bytes": self._copied, "error": self._failure}
+        """The bytes copied and the damaged bytes mended since it was started, and the last failure."""
+        return {
+            "slave": str(self._name),
+            "copied_bytes": self._copied,
+            "mended_bytes": self._mended,
+            "error": self._failure,
+        }
 
     def close(self) -> None:
         """End the loop, at the latest after a call that is under way."""
@@ -97,6 +106,7 @@ class Replicator:
         if position is None:
             history = master.call("history", following.epoch, timeout_s=HISTORY_TIMEOUT_S)
             position = self._slave.call("align", following.epoch, history, timeout_s=REPLICATE_CALL_TIMEOUT_S * 6)
+        self._mend(following)
         # A master that stands still may owe its address, too.
         described = master.start("describe")
         if not self._await_answer(described, following, LATE_S):
@@ -124,6 +134,22 @@ class Replicator:
                 carrier.run()
                 return
         self._copy_by_calls(master, following, position)
+
+    def _mend(self, following: Following) -> None:
+        """Mend what is damaged in one of the two logs by the other one."""
+        master = ActorRef(str(StorageName(self._name.broker_name, following.master)))
+        with self._mending:
+            self._mended += mend_both(master, self._slave, following)
+
+    def _mend_again(self) -> None:
+        """Mend what is found to be damaged while chunks are copied."""
+        while not self._stopping.wait(MEND_INTERVAL_S):
+            try:
+                now: Following | None = self._slave.call("following", 0.0, timeout_s=REPLICATE_CALL_TIMEOUT_S)
+                if now is not None and now.position is not None:
+                    self._mend(now)
+            except RaymqError as error:
+                logger.info("%s was not looked through for damage: %s", self._name, error)
 
     def _open_lane(self, description: StorageDescription, lanes: ExitStack) -> Lane:
         """A lane to a storage actor, which `lanes` closes. Raises as LANE_NOT_OPENED."""

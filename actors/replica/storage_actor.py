@@ -55,6 +55,7 @@ from raymq.protocol.store import (
     DeletedRange,
     FetchRequest,
     FetchResult,
+    Hole,
     LightQueue,
     QueryResult,
     QueueBounds,
@@ -502,6 +503,21 @@ class Storage:
     def append_log(self, epoch: int, chunk: LogChunk) -> Copied:
         """Append a chunk of the master's log (Replica.append_log)."""
         return self._require_replica().append_log(epoch, chunk)
+
+    @ray.method(concurrency_group="replicate")
+    def log_holes(self) -> tuple[Hole, ...]:
+        """The damaged ranges of this log (Replica.holes)."""
+        return self._require_replica().holes
+
+    @ray.method(concurrency_group="replicate")
+    def log_range(self, epoch: int, physical_offset: int, size: int) -> bytes | None:
+        """The records of a range that is damaged in another replica (Replica.read_range)."""
+        return self._require_replica().read_range(epoch, physical_offset, size)
+
+    @ray.method(concurrency_group="replicate")
+    def mend_log(self, epoch: int, physical_offset: int, data: bytes | None) -> None:
+        """Replace damaged bytes by those of another replica (Replica.mend)."""
+        self._require_replica().mend(epoch, physical_offset, data)
 
     @ray.method(concurrency_group="control")
     def light_queues(self) -> list[LightQueue]:

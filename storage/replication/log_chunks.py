@@ -8,7 +8,8 @@ recovery; chunk_appender.py sees to that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ from raymq.config.store import StoreSettings
 from raymq.errors import DataLossError, InvalidArgumentError, StoreCorruptError
 from raymq.logfiles.log_reader import LogReader
 from raymq.names import STATE_TOPIC
+from raymq.protocol.store import Hole
 from raymq.record.check import check_record
 from raymq.record.dispatch import dispatch_view
 from raymq.record.layout import RecordError
@@ -26,17 +28,20 @@ from storage.append.write_gate import WriteGate
 from storage.files import disk
 from storage.files.lock import DirectoryLock
 from storage.log.commit_log import CommitLog
+from storage.log.holes import HoleTable
 from storage.log.log_paths import LogPaths
 from storage.log.log_walk import resume_behind
 from storage.parts import StoreParts
 from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
-from storage.replication.chunk_appender import ChunkAppender
+from storage.replication.chunk_appender import ChunkAppender, parse_chunk
 from storage.running_flags import AGAINST_REPLICATED_STATE, AGAINST_REPLICATION
 from storage.stats import PutKind, StoreStats
 
 CHUNK_MAX_BYTES: Final = 4 << 20
 
 Bytes = bytes | memoryview
+
+logger = logging.getLogger(__name__)
 
 
 class LogChunks:
@@ -75,6 +80,27 @@ class LogChunks:
                 limit = hole.offset
                 break
         return read_chunk(self._parts.reader, self._parts.log.min_offset, physical_offset, limit, max_bytes)
+
+    def read_range(self, physical_offset: int, size: int) -> bytes | None:
+        """The intact records that fill a range of the log, in one file, exactly. None if this log does not have them:
+        the range is not whole on this disk, was deleted, or has damage of its own.
+
+        ServiceNotAvailableError for a store that is closed, or must not be read now. OSError.
+        """
+        self._require_readable()
+        log, end = self._parts.log, physical_offset + size
+        in_file = physical_offset // log.file_size == (end - 1) // log.file_size
+        if size <= 0 or not in_file or physical_offset < log.min_offset or end > self._gate.stored_offset:
+            return None
+        if any(one.offset < end and one.end_offset > physical_offset for one in self._parts.holes.holes):
+            return None
+        data = self._parts.reader.log_bytes(physical_offset, end)
+        try:
+            parse_chunk(data, physical_offset, log.file_size, self._parts.settings.delay_levels_ms)
+        except InvalidArgumentError as error:
+            logger.error("%s: the log has new damage: %s", self._parts.settings.store_path_root_dir, error)
+            return None
+        return bytes(data)
 
     def append_chunk(self, physical_offset: int, data: Bytes, *, wait: bool = True) -> bool:
         """Append a chunk of another replica at the log's end (`ChunkAppender.append_chunk`). A fenced store takes it.
@@ -165,7 +191,7 @@ def truncate_log(settings: StoreSettings, physical_offset: int) -> int:
     try:
         log = CommitLog(LogPaths.of(settings), settings.mapped_file_size_commit_log_bytes)
         try:
-            _require_boundary(log, physical_offset)
+            _require_boundary(log, physical_offset, HoleTable(root).holes)
             snapshot = read_snapshot(root / SNAPSHOT_FILE)
             if snapshot is not None and snapshot.end > physical_offset:
                 disk.unlink(root / SNAPSHOT_FILE)
@@ -180,10 +206,14 @@ def truncate_log(settings: StoreSettings, physical_offset: int) -> int:
         lock.release()
 
 
-def _require_boundary(log: CommitLog, physical_offset: int) -> None:
+def _require_boundary(log: CommitLog, physical_offset: int, holes: Sequence[Hole]) -> None:
+    ends = {hole.offset: hole.end_offset for hole in holes}
     start = physical_offset - physical_offset % log.file_size
     position, file = start, _bytes_of(log.path(start)) if start in log.starts else b""
     while position < physical_offset:
+        if position in ends:
+            position = ends[position]
+            continue
         size, good = check_record(file, position - start, check_crc=False)
         if not good or size <= 0:
             found = resume_behind(memoryview(file), start, position - start)

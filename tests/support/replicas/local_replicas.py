@@ -16,6 +16,7 @@ from actors.core.replica.rules import ReplicaRules
 from actors.replica.data_plane import DataPlane
 from actors.replica.log_carrier import LogCarrier
 from actors.replica.log_lanes import LogLanes
+from actors.replica.log_mender import mend_both
 from actors.replica.replica import Replica
 from placement.election import FIXED_MASTER, ControlRules, GroupControl, Record
 from raymq.config.store import StoreSettings
@@ -28,6 +29,18 @@ from tests.support.stores.stores import small_settings
 GROUP = "broker-a"
 PATIENT = ReplicaRules(lease_s=60.0, slave_timeout_s=60.0)
 """Copies come in time, however busy the machine is."""
+
+
+class LocalCalls:
+    """Calls those methods of a storage actor by which logs are mended."""
+
+    def __init__(self, group: LocalReplicas, name: int) -> None:
+        self._replica, self.name = group.replicas[name], f"{GROUP}-{name}"
+
+    def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
+        if method == "log_holes":
+            return self._replica.holes
+        return {"log_range": self._replica.read_range, "mend_log": self._replica.mend}[method](*arguments)
 
 
 class LocalReplicas:
@@ -126,6 +139,7 @@ class LocalReplicas:
         position = following.position
         if position is None:
             position = slave.align(epoch, master.history(epoch))
+        self.mend(name)
         if self._lanes:
             self._copy_over_lanes(name, following, position, chunk_bytes)
             return
@@ -135,6 +149,13 @@ class LocalReplicas:
             copied = slave.append_log(epoch, master.read_log(request, chunk_bytes, 0.0))
             if not copied.copied_bytes:
                 return
+
+    def mend(self, name: int) -> int:
+        """Mend the logs of `name` and of its master by each other, as its Replicator does; the number of bytes."""
+        following = self.replicas[name].following(0.0)
+        if following is None or following.master not in self.replicas:
+            return 0
+        return mend_both(LocalCalls(self, following.master), LocalCalls(self, name), following)
 
     def _copy_over_lanes(self, name: int, following: Following, position: int, chunk_bytes: int) -> None:
         """`_copy` by the Replicator's own carrier. The second empty chunk shows that the master knows of all before."""
