@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raydp_jobs.jobs.archive_files import Piece
@@ -84,8 +85,11 @@ def write_range(
 
 
 def _days(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Neighbouring messages that were stored on the same day, with the day."""
+    """Neighbouring messages that were stored on the same day, with the day. A damaged message, whose time is unknown,
+    counts for the day of the message before it, or else of the one behind it."""
     times = batch.column("store_timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    if times.null_count:
+        times = pc.fill_null(pc.fill_null_backward(pc.fill_null_forward(times)), 0)
     days = times.to_numpy(zero_copy_only=False) // _DAY_US
     edges = [0, *(np.flatnonzero(np.diff(days)) + 1).tolist(), len(days)]
     for start, end in pairwise(edges):

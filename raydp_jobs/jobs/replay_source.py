@@ -10,6 +10,7 @@ may grow at its end between two runs; a line whose beginning has changed has ano
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -29,6 +30,8 @@ from raymq.kernels.byte_column import text_array
 SENT_COLUMNS: Final = ("body", "tags", "keys", "properties", "sharding_key")
 """The columns that a replayed message has, of those that are there; others are left out."""
 READ_ROWS: Final = 4096
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +175,19 @@ def read_line(line: Line, selection: Selection) -> Iterator[tuple[int, pa.Record
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 for batch in file.iter_batches(READ_ROWS, columns=list(dict.fromkeys([*sent, *selection.columns]))):
-                    yield batch.num_rows, selection.of(batch).select(sent)
+                    chosen = selection.of(batch).select(sent)
+                    yield batch.num_rows, _readable(chosen, path) if line.is_queue else chosen
         except (OSError, pa.ArrowException) as error:
             raise StoreCorruptError(f"{path} is damaged: {error}") from None
+
+
+def _readable(batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
+    """The rows of an archive that have a body: a message that could not be read has none, and is left out."""
+    body = batch.column("body")
+    if not body.null_count:
+        return batch
+    logger.warning("%s: %d messages that could not be read are not replayed", path, body.null_count)
+    return batch.filter(body.is_valid())
 
 
 def producer_id(name: str, line: Line, selection: Selection) -> str:

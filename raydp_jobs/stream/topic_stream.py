@@ -16,6 +16,8 @@ from raydp_jobs.stream.spark_source import stream_frame
 from raymq.client import Client
 from raymq.consumer.subscription import ALL, Subscription
 from raymq.filters.sql import SqlFilter
+from raymq.kernels.columns import Unreadable
+from raymq.scan.batches import check_unreadable
 from raymq.scan.expression import text_of
 from raymq.scan.offsets import OffsetsOption, TimestampOption, TimestampsOption, TimestampStrategy
 from raymq.scan.ranges import OffsetRange, check_options
@@ -46,6 +48,7 @@ def stream_topic(
     max_trigger_delay_s: float = MAX_TRIGGER_DELAY_S,
     min_partitions: int | None = None,
     fail_on_data_loss: bool = True,
+    unreadable: Unreadable = "null",
     commit_group: str | None = None,
     client: Client | None = None,
     **starting: Unpack[StartingOptions],
@@ -58,9 +61,10 @@ def stream_topic(
     in the same partitions. New queues, and new topics of a `topic_pattern`, are found within seconds and read from
     their first message. A batch has `max_offsets_per_trigger` offsets at most, and waits up to `max_trigger_delay_s`
     for `min_offsets_per_trigger`. `tags` filters like a subscription, ``"paid || refunded"``, and `expression`
-    by properties, ``raymq.sql("price > 5")``; a batch that is read again keeps its own. `commit_group`: the
-    consumer group to which the offsets of finished batches are committed, so that `raymq group describe` has the
-    query's lag. `client`: what `raymq.connect()` gave, to be kept open over the queries; else a connection is made.
+    by properties, ``raymq.sql("price > 5")``; a batch that is read again keeps its own. `unreadable` is that of
+    `read_topic`. `commit_group`: the consumer group to which the offsets of finished batches are committed, so that
+    `raymq group describe` has the query's lag. `client`: what `raymq.connect()` gave, to be kept open over the queries;
+    else a connection is made.
 
     Order holds within a queue and partition. Raises as `select_topics`, `Subscription.parse` and TopicNotExistError
     for a topic that was named, before anything starts. With `fail_on_data_loss` a query fails when messages that it has
@@ -69,6 +73,7 @@ def stream_topic(
     Subscription.parse("any", tags)
     check_options(starting)
     schema = spark_schema(columns)
+    check_unreadable(unreadable)
     choice = TopicChoice(topic, topic_pattern)
     cluster = TopicCluster(choice, starting, group=commit_group, client=client)
     limits = BatchLimits(
@@ -89,7 +94,7 @@ def stream_topic(
 
     def read(ranges: Sequence[OffsetRange], tags: str, sql: str) -> Iterable[pa.RecordBatch]:
         wanted = Subscription.parse("any", tags).tags
-        return read_ranges(ranges, address, wanted, fail_on_data_loss, names, sql=sql or None)
+        return read_ranges(ranges, address, wanted, fail_on_data_loss, names, sql=sql or None, unreadable=unreadable)
 
     source = TopicSource(cluster, limits, max_trigger_delay_s=max_trigger_delay_s)
     return stream_frame(spark, source, read, schema, str(choice))

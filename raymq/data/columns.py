@@ -35,21 +35,26 @@ SCHEMA: Final = pa.schema(
 )
 """The columns of `read_topic`. Times are in ms since 1970. `value` is the body, `headers` are the properties; `key` is
 the first of the `keys`, null where there is none."""
+NAMED_COLUMNS: Final = [pa.field("error", pa.string())]
+"""The columns that a dataset has only when they are asked for by name: `error` says why a message cannot be read, and
+is null for every other message."""
+_FIELDS: Final = {field.name: field for field in (*SCHEMA, *NAMED_COLUMNS)}
 
 _STUB: Final = pa.field(_BATCH_SIZE_PRESERVING_STUB_COL_NAME, pa.null())
 """Ray Data's column for blocks that have rows and no columns, as for a count."""
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
-    """SCHEMA with these columns only, in this order. InvalidArgumentError for one that is not there, or twice."""
-    unknown = [name for name in columns if name not in SCHEMA.names]
+    """These columns of SCHEMA and NAMED_COLUMNS, in this order. InvalidArgumentError for one that is not there, or
+    twice."""
+    unknown = [name for name in columns if name not in _FIELDS]
     if unknown:
         raise InvalidArgumentError(
-            f"there is no column {', '.join(map(repr, unknown))}; a topic has {', '.join(SCHEMA.names)}"
+            f"there is no column {', '.join(map(repr, unknown))}; a topic has {', '.join(_FIELDS)}"
         )
     if len(set(columns)) < len(columns):
         raise InvalidArgumentError(f"columns={list(columns)!r} names a column twice")
-    return pa.schema([SCHEMA.field(name) for name in columns])
+    return pa.schema([_FIELDS[name] for name in columns])
 
 
 def needed_of(columns: Sequence[str]) -> list[str]:
@@ -96,6 +101,7 @@ _SOURCES: Final = {
     "message_id": "message_id",
     "store_timestamp": "store_timestamp",
     "reconsume_times": "reconsume_times",
+    "error": "error",
 }
 _CONVERTED: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {
     "key": _first_keys,

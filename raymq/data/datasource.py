@@ -27,7 +27,8 @@ from raymq.data.tasks import SizedRange, at_most, divide, sized
 from raymq.errors import RequestTimeoutError
 from raymq.filters.sql import SqlFilter
 from raymq.identity import Identity
-from raymq.scan.batches import open_ranges
+from raymq.kernels.columns import Unreadable
+from raymq.scan.batches import check_unreadable, open_ranges
 from raymq.scan.expression import text_of
 from raymq.scan.queue_bounds import ClusterQueues
 from raymq.scan.ranges import NO_CREATIONS, Creations, OffsetRange, ScanSource, check_count
@@ -40,7 +41,7 @@ _BLOCK_BYTES: Final = 128 * 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """The options that a read task needs. `tags` empty and `sql` None mean all; `rows_per_block` and `timeout_s` None:
-    no bound."""
+    no bound. `unreadable`: what becomes of a message that cannot be read."""
 
     tags: frozenset[str]
     sql: str | None
@@ -48,6 +49,7 @@ class ReadOptions:
     fail_on_data_loss: bool
     rows_per_block: int | None
     timeout_s: float | None
+    unreadable: Unreadable = "null"
 
 
 def read_options(
@@ -57,12 +59,14 @@ def read_options(
     fail_on_data_loss: bool,
     rows_per_block: int | None,
     timeout_ms: int | None,
+    unreadable: Unreadable = "null",
 ) -> ReadOptions:
     """The options of `read_topic`, checked; InvalidArgumentError."""
     wanted = tuple(SCHEMA.names if columns is None else columns)
     schema_of(wanted)
     check_count("rows_per_block", rows_per_block)
     check_count("timeout_ms", timeout_ms)
+    check_unreadable(unreadable)
     return ReadOptions(
         tags=Subscription.parse("any", tags).tags,
         sql=text_of(expression),
@@ -70,6 +74,7 @@ def read_options(
         fail_on_data_loss=fail_on_data_loss,
         rows_per_block=rows_per_block,
         timeout_s=None if timeout_ms is None else timeout_ms / 1000,
+        unreadable=unreadable,
     )
 
 
@@ -146,8 +151,9 @@ class TopicDatasource(RangesDatasource):
         rows_per_block: int | None = None,
         timeout_ms: int | None = None,
         namespace: str | None = None,
+        unreadable: Unreadable = "null",
     ) -> None:
-        options = read_options(tags, expression, columns, fail_on_data_loss, rows_per_block, timeout_ms)
+        options = read_options(tags, expression, columns, fail_on_data_loss, rows_per_block, timeout_ms, unreadable)
         with driver_client(address, namespace) as client:
             source = ClusterQueues(client.routes, client.storages, client.names)
             ranges = resolve_ranges(source, topics, start_offset, end_offset, lenient=not fail_on_data_loss)
@@ -231,6 +237,7 @@ def _batches(
         sql=options.sql,
         names=client.names,
         creations=creations,
+        unreadable=options.unreadable,
     )
     for batch in batches:
         yield to_block(batch, options.columns)

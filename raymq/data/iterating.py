@@ -16,6 +16,7 @@ from raymq.data.reading import number_of_tasks
 from raymq.data.shared_client import driver_client
 from raymq.errors import ClientStateError, InvalidArgumentError
 from raymq.filters.sql import SqlFilter
+from raymq.kernels.columns import Unreadable
 from raymq.message import ConsumeFromWhere, MessageQueue
 from raymq.names import check_group
 from raymq.namespaces import NO_NAMESPACE, Namespace
@@ -43,6 +44,7 @@ def iter_topic(
     expression: SqlFilter | None = None,
     columns: Sequence[str] | None = None,
     fail_on_data_loss: bool = True,
+    unreadable: Unreadable = "null",
     timeout_ms: int | None = None,
     namespace: str | None = None,
 ) -> Iterator[Dataset]:
@@ -67,7 +69,7 @@ def iter_topic(
         raise InvalidArgumentError(f"start_offset={start_offset!r} must be one of {', '.join(_WORDS)}")
     if not interval_s >= 0:
         raise InvalidArgumentError(f"interval_s={interval_s!r} must not be negative")
-    options = read_options(tags, expression, columns, fail_on_data_loss, None, timeout_ms)
+    options = read_options(tags, expression, columns, fail_on_data_loss, None, timeout_ms, unreadable)
     begin = _WORDS[start_offset]
     return _iterate(group, begin, topics, interval_s, max_rows, address, options, namespace)
 

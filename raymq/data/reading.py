@@ -13,6 +13,7 @@ from raymq.data.datasource import RangesDatasource, TopicDatasource
 from raymq.data.offsets import EARLIEST, LATEST, Offsets
 from raymq.errors import InvalidArgumentError
 from raymq.filters.sql import SqlFilter
+from raymq.kernels.columns import Unreadable
 
 TASK_MIN_BYTES: Final = 16 * 1024 * 1024
 """Less than this is not worth a task of its own."""
@@ -29,6 +30,7 @@ def read_topic(
     expression: SqlFilter | None = None,
     columns: Sequence[str] | None = None,
     fail_on_data_loss: bool = True,
+    unreadable: Unreadable = "null",
     rows_per_block: int | None = None,
     num_cpus: float | None = None,
     num_gpus: float | None = None,
@@ -53,9 +55,10 @@ def read_topic(
 
     `tags` filters like a subscription, ``"paid || refunded"``, and `expression` by properties,
     ``raymq.sql("price > 5")``, both before a body is read. `columns` are read only; what a plan selects is pushed
-    down to here anyway. `rows_per_block` bounds the rows of a read task, and so of a block. `timeout_ms`
-    bounds each read task. `address` is Ray's, if this process is not connected to it yet, `namespace` that of
-    `raymq.connect`. The rest is for the read
+    down to here anyway. A message that cannot be read has a null `value`, and the column `error`, which is there by
+    name only, says why; with `unreadable` "raise", an execution fails with BodyUnreadableError instead.
+    `rows_per_block` bounds the rows of a read task, and so of a block. `timeout_ms` bounds each read task. `address` is
+    Ray's, if this process is not connected to it yet, `namespace` that of `raymq.connect`. The rest is for the read
     tasks, as in `ray.data.read_datasource`.
 
     Raises as `raymq.connect`; IllegalNameError, TopicNotExistError; InvalidArgumentError for options that make no
@@ -79,6 +82,7 @@ def read_topic(
         rows_per_block=rows_per_block,
         timeout_ms=timeout_ms,
         namespace=namespace,
+        unreadable=unreadable,
     )
     return ray.data.read_datasource(
         source,

@@ -20,7 +20,7 @@ from raymq.logfiles.log_reader import LogReader
 from raymq.message import MessageQueue, PullStatus
 from raymq.protocol.store import FetchRequest, FetchResult
 from raymq.record.check import find_starts
-from raymq.record.layout import MIN_RECORD_SIZE, QUEUE_OFFSET_OFFSET, windows
+from raymq.record.layout import QUEUE_OFFSET_OFFSET
 from raymq.record.places import RecordPlaces
 from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_client import StorageClient
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 class RecordsChunk(NamedTuple):
     """Records of a range: their bytes, among others, the position in them of each record, shape (records,), the bytes
     of each record, and the queue offset at which the range goes on behind them. `offsets` are the records' queue
-    offsets, None if they are unknown; `position` is the physical offset of `data`, -1 if the records are copies."""
+    offsets, None if nobody knows them; `position` is the physical offset of `data`, -1 if the records are copies."""
 
     data: memoryview | bytes
     starts: NDArray[np.int64]
@@ -154,18 +154,20 @@ def _wanted_part(result: FetchResult, start: int, end: int) -> RecordsChunk:
     starts = find_starts(result.records)
     sizes = np.diff(starts, append=len(result.records))
     offsets = _offsets_of(result, starts, start)
-    if result.next_offset > end and offsets is not None:
+    if result.next_offset > end:
         wanted = offsets < end
         starts, sizes, offsets = starts[wanted], sizes[wanted], offsets[wanted]
     return RecordsChunk(result.records, starts, sizes, min(result.next_offset, end), offsets)
 
 
-def _offsets_of(result: FetchResult, starts: NDArray[np.int64], start: int) -> NDArray[np.int64] | None:
-    """The queue offsets of the records of a fetch from `start` on; None if damage leaves them unknown."""
+def _offsets_of(result: FetchResult, starts: NDArray[np.int64], start: int) -> NDArray[np.int64]:
+    """The queue offsets of the records of a fetch from `start` on, ascending; a damaged record has one that fits."""
     if len(starts) == result.count == result.next_offset - start:
         return np.arange(start, result.next_offset)
-    if int(starts[-1]) + MIN_RECORD_SIZE > len(result.records):
-        return None
-    offsets = windows(result.records, 8)[starts + QUEUE_OFFSET_OFFSET].view(">i8").astype(np.int64)
-    in_order = len(starts) == result.count and start <= offsets[0] and offsets[-1] < result.next_offset
-    return offsets if in_order and (np.diff(offsets) > 0).all() else None
+    offsets, following = [], start
+    for position in starts.tolist():
+        at = position + QUEUE_OFFSET_OFFSET
+        told = int.from_bytes(result.records[at : at + 8], "big")
+        following = (told if following <= told < result.next_offset else following) + 1
+        offsets.append(following - 1)
+    return np.array(offsets, np.int64)

@@ -24,8 +24,8 @@ TOPIC = "orders"
 FILE_BYTES = 1 << 20
 FIRST_MS = 1_700_000_000_000
 STEP_MS = 1000
-FLIPPED = tuple(field for field in FIELDS if field != "physical offset")
-"""A reader that has the bytes alone cannot know which physical offset is right; the body is."""
+FLIPPED = tuple(field for field in FIELDS if field != "size")
+"""Of a record whose size alone is wrong, a store knows the right one: such a message is whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def _filled(
     store.queries.by_key(TOPIC, "all")  # the index has all of them
     for field, place in places.items():
         flip(root, place, field, file_size=FILE_BYTES)
-    return DamagedTopic(store, _storage(store), _routes(), bodies, kinds)
+    return DamagedTopic(store, _storage(store), one_broker_routes(), bodies, kinds)
 
 
 def _storage(store: MessageStore) -> SimpleNamespace:
@@ -118,7 +118,8 @@ def _storage(store: MessageStore) -> SimpleNamespace:
     )
 
 
-def _routes() -> SimpleNamespace:
+def one_broker_routes() -> SimpleNamespace:
+    """The routes of the topic and of one for copies, with a queue of one broker group."""
     data = {"broker-a": BrokerData("c", "broker-a", {0: "storage-broker-a-0"})}
     routes = {name: TopicRoute(name, data, (QueueData("broker-a", 1, 1, 6),)) for name in (TOPIC, "copies")}
 

@@ -16,9 +16,10 @@ from click.testing import CliRunner
 
 from raydp_jobs.jobs import archive as job
 from raydp_jobs.jobs.archive import Archived, archive, locked
-from raydp_jobs.jobs.archive_check import check_file, verify
+from raydp_jobs.jobs.archive_check import check_file, check_rows, verify
 from raydp_jobs.jobs.archive_files import Piece, find_pieces
 from raydp_jobs.jobs.archive_writer import Written, write_range
+from raydp_jobs.jobs.replay_source import Selection, lines_of, read_line
 from raymq.errors import ClientStateError, InvalidArgumentError, StoreCorruptError
 from raymq.message import MessageQueue
 from raymq.protocol.store import QueueBounds
@@ -103,6 +104,44 @@ def test_offsets_without_a_message_belong_to_the_file_before_them(tmp_path: Path
     written = write_range(RANGE, [batch_of(RANGE, [3, 4, 9]), batch_of(RANGE, [30, 31])], tmp_path)
     assert names(written) == [(0, 30, "2026-03-01", 3), (30, 60, "2026-03-02", 2)]
     assert write_range(RANGE, [], tmp_path) == []
+
+
+def with_damage(batch: pa.RecordBatch, damaged: set[int]) -> pa.RecordBatch:
+    """The batch with messages whose records are damaged: of these only the place is known."""
+    places = {"topic", "broker_name", "queue_id", "queue_offset"}
+    keep = pa.array([offset not in damaged for offset in batch.column("queue_offset").to_pylist()])
+    columns = [
+        batch.column(name)
+        if name in places
+        else pa.array(
+            [
+                value if kept else None
+                for value, kept in zip(batch.column(name).to_pylist(), keep.to_pylist(), strict=True)
+            ],
+            batch.schema.field(name).type,
+        )
+        for name in batch.schema.names
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def test_damaged_messages_are_rows_without_a_body_which_a_replay_leaves_out(tmp_path: Path) -> None:
+    damaged = {0, 31, 59}
+    folder = tmp_path / "archive"
+
+    def stage(ranges: Sequence[OffsetRange], staging: Path) -> list[Written]:
+        batches = [with_damage(batch, damaged) for item in ranges for batch in messages_of(item)]
+        return write_range(RANGE, batches, staging)
+
+    run(folder, {RANGE.queue: (0, 60)}, stage=stage, round_messages=60)
+    assert [offset for _, _, offset in rows(folder)] == list(range(60))
+    for piece in find_pieces(folder):
+        check_rows(folder / piece.path, "orders", piece)
+    [line] = lines_of(folder)
+    read = [(count, batch.column("body").null_count, batch.num_rows) for count, batch in read_line(line, Selection())]
+    assert sum(count for count, _, _ in read) == 60
+    assert sum(nulls for _, nulls, _ in read) == 0
+    assert sum(kept for _, _, kept in read) == 57
 
 
 def test_messages_out_of_order_are_refused(tmp_path: Path) -> None:

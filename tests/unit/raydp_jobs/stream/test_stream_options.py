@@ -25,6 +25,7 @@ OTHER_NAMES = {
     "columns": None,
     "tags": None,
     "expression": None,
+    "unreadable": None,
     "commit_group": None,
     "client": None,
 }

@@ -54,6 +54,13 @@ def test_pull_hands_over_damaged_messages_in_their_places(damaged, step):
     check(damaged, messages)
 
 
+def test_a_message_whose_size_alone_was_flipped_is_whole(tmp_path):
+    with damaged_topic(tmp_path / "store", lying=False, flipped=("size",)) as topic:
+        bodies = [message.body for message in topic.admin.pull(QUEUE, 0).messages]
+        assert [bodies[0], bodies[2]] == topic.readable
+        assert [body[:10] for body in bodies] == [b"intact %03d" % offset for offset in range(3)]
+
+
 @pytest.mark.parametrize("newest_first", [False, True])
 @pytest.mark.parametrize("limit", [1, 5, 1000])
 def test_browse_goes_on_behind_damaged_messages(damaged, limit, newest_first):

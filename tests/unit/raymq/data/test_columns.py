@@ -13,9 +13,11 @@ from raymq.data.columns import SCHEMA, needed_of, schema_of, to_block
 from raymq.errors import InvalidArgumentError
 from raymq.kernels.columns import SCHEMA as SCAN_SCHEMA, decode_columns
 from raymq.kernels.stamp import stamp
-from raymq.message import Message
+from raymq.message import Message, MessageQueue
 from raymq.record.check import record_starts
 from raymq.record.encode import encode_batch
+from raymq.record.layout import MAGIC_OFFSET
+from raymq.record.places import RecordPlaces
 
 BORN_MS, STORED_MS = 1_600_000_000_123, 1_700_000_000_456
 MESSAGES = [
@@ -107,3 +109,26 @@ def test_columns_that_are_not_there_are_refused() -> None:
         schema_of(["offset", "body"])
     with pytest.raises(InvalidArgumentError, match="twice"):
         schema_of(["offset", "offset"])
+
+
+def test_a_damaged_message_is_a_row_with_a_null_value_and_an_error() -> None:
+    """Its place is known, and of its other columns nothing."""
+    records = bytearray(encode_batch(MESSAGES, 7, born_host=("127.0.0.1", 0), born_timestamp_ms=BORN_MS,
+                                     message_ids=["A", "B", "C"]).records)  # fmt: skip
+    starts = record_starts(bytes(records))
+    records[int(starts[1]) + MAGIC_OFFSET] ^= 1
+    columns = [*SCHEMA.names, "error"]
+    places = RecordPlaces(MessageQueue("orders", "broker-b", 7), np.array([40, 41, 42]))
+    batch = decode_columns(bytes(records), starts, broker_name="broker-b", body_type="binary", places=places,
+                           columns=needed_of(columns))  # fmt: skip
+    rows = to_block(batch, columns).to_pylist()
+    assert all(row["error"] for row in rows)  # the offsets of the intact ones were not stamped
+    batch = decode_columns(bytes(records), starts, broker_name="broker-b", body_type="binary",
+                           columns=needed_of(columns))  # fmt: skip
+    rows = to_block(batch, columns).to_pylist()
+    assert [row["value"] for row in rows] == [b"one", None, b"\x00\xff"]
+    assert [row["error"] is None for row in rows] == [True, False, True]
+    assert [row["key"] for row in rows] == [b"k1", None, None]
+    assert (rows[1]["timestamp"], rows[1]["headers"], rows[1]["keys"]) == (None, None, None)
+    with pytest.raises(InvalidArgumentError, match="error"):
+        schema_of(["errors"])

@@ -267,6 +267,7 @@ def test_the_options_are_those_of_read_kafka_and_what_raymq_has_more() -> None:
         "expression",
         "columns",
         "fail_on_data_loss",
+        "unreadable",
         "rows_per_block",
         "namespace",
     ]
