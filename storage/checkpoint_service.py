@@ -87,6 +87,7 @@ class CheckpointService:
         was written down before. NoRoomError: the disk is full; the queues are flushed.
         """
         self._stats.take_sample(time.monotonic())
+        self._stats.save_days(time.monotonic())
         with self._run_lock:
             interval_s = self._settings.flush_consume_queue_thorough_interval_ms / 1000
             self._flush(thorough=thorough or time.monotonic() - self._thorough_s >= interval_s)

@@ -39,6 +39,7 @@ from raymq.protocol.store import (
     QueueEnds,
     QueuePosition,
     QueueSpan,
+    ReadsInPlace,
     StoreStatistics,
     StoreStatus,
 )
@@ -80,7 +81,7 @@ from storage.replication.mend import mend_hole
 from storage.retention.cleaner import Cleaner
 from storage.running_flags import AGAINST_APPENDS, AGAINST_STATE, RunningFlag, RunningFlags
 from storage.schedule.schedule_service import ScheduleService
-from storage.stats import StoreStats
+from storage.stats import DAY_TOTALS_FILE, DayTotalsFile, StoreStats
 from storage.transactions.service import TransactionService
 
 logger = logging.getLogger(__name__)
@@ -120,9 +121,9 @@ class MessageStore:
         self._resources = resources
         self._close_lock = threading.Lock()
         self.flags = RunningFlags()
-        self.stats = self._stats = StoreStats()
         resources.callback(DirectoryLock(root, settings.log_directories_elsewhere).release)
         self._make_private()
+        self.stats = self._stats = StoreStats(file=DayTotalsFile(root / DAY_TOTALS_FILE))
         # The file that is there while the store is open: found now, it tells of a crash.
         self._abort = root / "abort"
         parts = self._parts = StoreParts.open(settings, resources, after_crash=self._abort.exists())
@@ -405,6 +406,10 @@ class MessageStore:
         DataLossError when a file was deleted under it.
         """
         return self._fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=patient)
+
+    def count_reads(self, reads: ReadsInPlace) -> None:
+        """Count what clients have read in the mapped files among the gets."""
+        self._stats.count_reads(reads.found, reads.messages)
 
     def ends(self, positions: Sequence[QueuePosition], *, patient: bool = False) -> tuple[list[QueueEnds], bool]:
         """The first and the visible end offset of several queues; and if one of them has something behind the offset of
@@ -735,6 +740,7 @@ class MessageStore:
                     try:
                         indexed = self._index is None or self._index.close()
                         self._checkpoints.flush_queues()
+                        self._stats.save_days(time.monotonic(), last=True)
                         if not indexed:
                             logger.warning("%s: the index has not caught up; recovery will see to it", self._root)
                             return

@@ -1,18 +1,26 @@
 """The counters of a store: puts and gets, how long they took, and their rates in the last seconds and minutes.
 
-Nothing of this is on disk; everything counts from the opening of the store. The names in `runtime` are RocketMQ's
-(spec/storage.md §12, Store stats), and so are the totals of the days: ``msgPutTotalTodayNow - msgPutTotalTodayMorning``
-messages were put since midnight, ``msgPutTotalTodayMorning - msgPutTotalYesterdayMorning`` on the day before.
+Everything counts from the opening of the store, but for the totals of the days, which are in a file: they go on after a
+restart. The names in `runtime` are RocketMQ's (spec/storage.md §12, Store stats), and so are the totals of the days:
+``msgPutTotalTodayNow - msgPutTotalTodayMorning`` messages were put since midnight, ``msgPutTotalTodayMorning -
+msgPutTotalYesterdayMorning`` on the day before.
+
+Gets are messages that fetches have found, and those that clients on the store's node have found in the mapped files
+(`count_reads`): they say so with their next question.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import date
 from enum import Enum
+from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -20,8 +28,13 @@ from numpy.typing import NDArray
 
 from raymq.metrics.histogram import Histogram, HistogramFigures
 from raymq.protocol.store import TopicPuts
+from storage.files import disk
 
 SAMPLES_KEPT: Final = 600
+DAY_TOTALS_FILE: Final = "dayTotals.json"
+"""The name of the file with the totals of the days, in the store's directory."""
+DAY_TOTALS_INTERVAL_S: Final = 10.0
+"""How often the totals of the days are written into their file; a crash loses as much of them."""
 PUTS_NOTED_MAX: Final = 1000
 """The puts that are noted before they are counted."""
 TPS_PERIODS_S: Final = (10, 60, 600)
@@ -29,6 +42,7 @@ LATENCY_BOUNDS_MS: Final = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 50
 """The upper ends of RocketMQ's buckets; a 13th takes what is longer."""
 _FINE_BOUNDS_MS: Final = tuple(0.01 * 1.2**step for step in range(90))
 
+logger = logging.getLogger(__name__)
 
 K = TypeVar("K")
 
@@ -56,11 +70,59 @@ class _DayTotals(NamedTuple):
     gets: int
 
 
+class _Days(NamedTuple):
+    """The totals of messages put and fetched, up to now, on a day, and up to its morning and the morning before."""
+
+    day: date
+    now: _DayTotals
+    today_morning: _DayTotals
+    yesterday_morning: _DayTotals
+
+
+class DayTotalsFile:
+    """The file with the totals of the days. They are statistics: a file that is damaged, or cannot be written,
+    costs the totals only.
+
+        {"day": "2026-11-25", "totals": [[puts, gets] now, this morning, yesterday morning], "crc": …}
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> _Days | None:
+        """The totals; None without a file, and, with a warning, for one that is damaged."""
+        try:
+            values = json.loads(self._path.read_bytes())
+            if values["crc"] != _crc(values["day"], values["totals"]):
+                raise ValueError("its checksum is wrong")
+            now, today, yesterday = (_DayTotals(*map(int, pair)) for pair in values["totals"])
+            return _Days(date.fromisoformat(values["day"]), now, today, yesterday)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            logger.warning("%s cannot be read, so the totals of yesterday and today begin at 0: %s", self._path, error)
+            return None
+
+    def write(self, days: _Days) -> None:
+        """Replace the totals in the file. A failure is logged."""
+        day, totals = days.day.isoformat(), [list(one) for one in days[1:]]
+        text = json.dumps({"day": day, "totals": totals, "crc": _crc(day, totals)})
+        try:
+            disk.replace_file(self._path, text.encode())
+        except OSError as error:
+            logger.warning("%s cannot be written; after a restart the totals of today lack some: %s", self._path, error)
+
+
+def _crc(day: str, totals: list[list[int]]) -> int:
+    return zlib.crc32(json.dumps([day, totals]).encode())
+
+
 class StoreStats:
     """The counters of one store. Thread-safe; a call to count costs less than a microsecond."""
 
-    def __init__(self, today: Callable[[], date] = date.today) -> None:
-        """`today` is the day by the local calendar, whose change is midnight."""
+    def __init__(self, today: Callable[[], date] = date.today, file: DayTotalsFile | None = None) -> None:
+        """`today` is the day by the local calendar, whose change is midnight. `file`: where the totals of the days go
+        on, and are kept."""
         self.put_latency = Histogram("raymq_put_latency_milliseconds")
         self.send_latency = Histogram("raymq_rpc_latency_milliseconds")
         self.get_latency = Histogram("raymq_rpc_latency_milliseconds")
@@ -88,6 +150,12 @@ class StoreStats:
         self._day = today()
         # Messages put and fetched until the last midnight but one, and until the last one.
         self._yesterday_morning = self._today_morning = _DayTotals(0, 0)
+        # Messages put and fetched before the store was opened.
+        self._before = _DayTotals(0, 0)
+        self._file = file
+        self._saved: _Days | None = None
+        self._saved_s = time.monotonic()
+        self._go_on()
         # The counters as they were, a sample each second, the oldest first.
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES_KEPT + 1)
         self.take_sample(time.monotonic())
@@ -180,6 +248,12 @@ class StoreStats:
             self._transferred += messages
             self._get_max_ms = max(self._get_max_ms, took_s * 1000)
 
+    def count_reads(self, found: int, messages: int) -> None:
+        """Count reads of queues in the mapped files, by clients on this node, that have found `messages` in all."""
+        with self._lock:
+            self._gets_found += found
+            self._transferred += messages
+
     def take_sample(self, now_s: float) -> None:
         """Keep the counters as they are now, at most once a second, for the rates. `now_s` is `time.monotonic`'s."""
         with self._lock:
@@ -189,12 +263,40 @@ class StoreStats:
                 self._samples.append(now)
                 self._note_midnight(now)
 
+    def _go_on(self) -> None:
+        """Begin with the totals in the file."""
+        self._saved = saved = None if self._file is None else self._file.read()
+        if saved is None:
+            return
+        self._before, self._today_morning, self._yesterday_morning = saved[1:]
+        self._day, today = saved.day, self._day
+        self._begin_day(today, saved.now)
+
+    def save_days(self, now_s: float, *, last: bool = False) -> None:
+        """Write the totals of the days into their file, if they have changed, every DAY_TOTALS_INTERVAL_S and at the
+        end. `now_s` is `time.monotonic`'s."""
+        if self._file is None or (not last and now_s - self._saved_s < DAY_TOTALS_INTERVAL_S):
+            return
+        with self._lock:
+            self._saved_s = now_s
+            self._count_noted()
+            totals = self._totals(self._counters(now_s))
+            days = _Days(self._day, totals, self._today_morning, self._yesterday_morning)
+            if days == self._saved:
+                return
+            self._saved = days
+        self._file.write(days)
+
+    def _totals(self, now: _Sample) -> _DayTotals:
+        return _DayTotals(self._before.puts + now.puts, self._before.gets + now.transferred)
+
     def _note_midnight(self, now: _Sample) -> None:
+        self._begin_day(self._today(), self._totals(now))
+
+    def _begin_day(self, today: date, totals: _DayTotals) -> None:
         """Keep the totals at the beginning of each day. After days without a sample, yesterday's are today's."""
-        today = self._today()
         if today == self._day:
             return
-        totals = _DayTotals(now.puts, now.transferred)
         follows = (today - self._day).days == 1
         self._yesterday_morning = self._today_morning if follows else totals
         self._today_morning, self._day = totals, today
@@ -216,6 +318,7 @@ class StoreStats:
         with self._lock:
             self._count_noted()
             now = self._counters(now_s)
+            totals = self._totals(now)
             size = self._forgotten[1] + sum(counts[1] for counts in self._topics.values())
             found, missed = self._rates(now, "found"), self._rates(now, "missed")
             values: dict[str, object] = {
@@ -235,10 +338,10 @@ class StoreStats:
                 "getTransferredTps": _text(self._rates(now, "transferred")),
                 "msgPutTotalYesterdayMorning": self._yesterday_morning.puts,
                 "msgPutTotalTodayMorning": self._today_morning.puts,
-                "msgPutTotalTodayNow": now.puts,
+                "msgPutTotalTodayNow": totals.puts,
                 "msgGetTotalYesterdayMorning": self._yesterday_morning.gets,
                 "msgGetTotalTodayMorning": self._today_morning.gets,
-                "msgGetTotalTodayNow": now.transferred,
+                "msgGetTotalTodayNow": totals.gets,
                 "putLatency99": f"{self._quantile_ms(0.99):.2f}",
                 "putLatency999": f"{self._quantile_ms(0.999):.2f}",
             }

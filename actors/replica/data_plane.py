@@ -30,7 +30,7 @@ from raymq.config.store import StoreOptions
 from raymq.delay import names_real_topic
 from raymq.errors import RaymqError, SystemBusyError
 from raymq.protocol.stats import RequestFigures
-from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, QueuePosition
+from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, QueuePosition, ReadsInPlace
 from raymq.protocol.transactions import EndTransaction
 from raymq.record.encode import EncodedBatch
 from raymq.remoting.lane.address import LaneAddress, TlsFiles
@@ -85,6 +85,7 @@ class Source(Protocol):
     def start_end(self, end: EndTransaction, *, require_topic: Callable[[str], None]) -> StartedAppend: ...
     def fetch(self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float) -> list[FetchResult]: ...
     def ends(self, positions: Sequence[QueuePosition]) -> tuple[list[QueueEnds], bool]: ...
+    def count_reads(self, reads: ReadsInPlace) -> None: ...
     def add_progress_listener(self, callback: Callable[[], None]) -> None: ...
 
 
@@ -557,7 +558,7 @@ class DataPlane:
     # Reads
 
     def _wait(self, request: LaneRequest) -> None:
-        named, offsets, wait_s = decode_wait(request.payload, request.count)
+        named, offsets, wait_s, reads = decode_wait(request.payload, request.count)
         context: LaneContext = request.context
         watched = context.watched
         if watched is None or watched.named != named or len(watched.queues) != request.count:
@@ -568,12 +569,16 @@ class DataPlane:
             watched = context.watched = WatchedQueues(self, named, queues)
         if self._guard is not None:
             self._guard(request, "bounds_of_queues", (watched.queues,))
+        if reads.found:
+            self.source.count_reads(reads)
         watched.ask(request, offsets, wait_s)
 
     def _fetch(self, request: LaneRequest) -> None:
         fetch = decode_fetch(request.payload, request.count)
         if self._guard is not None:
             self._guard(request, "fetch", (fetch.requests, fetch.max_bytes, fetch.wait_s))
+        if fetch.reads.found:
+            self.source.count_reads(fetch.reads)
         if self.server.unsent_bytes > UNSENT_MAX_BYTES:
             text = f"{self.server.unsent_bytes} bytes of answers wait for their clients; nothing was read, ask again"
             raise SystemBusyError(text, BUSY_RETRY_S)

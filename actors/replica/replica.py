@@ -71,7 +71,7 @@ from raymq.errors import (
     StoreNotWritableError,
 )
 from raymq.names import StorageName
-from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, Hole, QueueEnds, QueuePosition
+from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, Hole, QueueEnds, QueuePosition, ReadsInPlace
 from raymq.protocol.transactions import EndResult, EndTransaction
 from raymq.record.encode import EncodedBatch
 from storage.append.durability import ReplicaAcks, StartedAppend
@@ -222,6 +222,10 @@ class Replica:
             )
             for request, result in zip(requests, results, strict=True)
         ]
+
+    def count_reads(self, reads: ReadsInPlace) -> None:
+        """Count what clients have read in the mapped files among the store's gets."""
+        self.store.count_reads(reads)
 
     def ends(self, positions: Sequence[QueuePosition]) -> tuple[list[QueueEnds], bool]:
         """The ends of several queues, the storage actor to read each from, and if there is something to read

@@ -143,7 +143,10 @@ _MESSAGES: Final[tuple[_Row, ...]] = (
 _STORES: Final[tuple[_Row, ...]] = (
     (
         *(_H, "rpc_latency_milliseconds", "storage request_code response_code is_long_polling", "ms", "rpc_latency"),
-        *("Storage", "How long requests took in the store.", (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)),
+        "Storage",
+        "How long requests took in the store: appends and fetches. Reads of its mapped files by consumers on its node "
+        "are no requests.",
+        (1, 3, 5, 7, 10, 100, 1000, 2000, 3000),
     ),
     (_H, "put_latency_milliseconds", "storage", "ms", "", "Storage", "How long appends took, flush included.", _PUT_MS),
     (_C, "put_failed", "storage", "appends", "", "Storage", "Appends that failed."),

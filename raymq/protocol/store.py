@@ -92,6 +92,14 @@ class QueueSpan(NamedTuple):
     end_offset: int
 
 
+class ReadsInPlace(NamedTuple):
+    """Reads of a client in the mapped files of a store, which the store counts among its gets: how many reads of queues
+    have found something, and how many messages."""
+
+    found: int = 0
+    messages: int = 0
+
+
 class QueueEnds(NamedTuple):
     """The offsets of a queue that consumers may read, [`min_offset`, `max_offset`), and the storage actor to read it
     from, where that is another replica."""

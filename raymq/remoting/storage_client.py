@@ -11,14 +11,17 @@ for reads, and for appends that carry a producer sequence.
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from raymq.config.store import CONSUME_QUEUE_EXT_FILE_BYTES
-from raymq.errors import DataLossError
+from raymq.errors import DataLossError, RaymqError
 from raymq.logfiles.log_reader import LogReader, StoreFiles
 from raymq.message import MAX_MESSAGE_SIZE_BYTES, PullStatus
 from raymq.protocol.store import (
@@ -30,18 +33,24 @@ from raymq.protocol.store import (
     QueueBounds,
     QueuePosition,
     QueueSpan,
+    ReadsInPlace,
 )
 from raymq.protocol.transactions import EndResult, EndTransaction
 from raymq.record.encode import EncodedBatch, LoneRecord
 from raymq.record.memory_records import LocatedRecords
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane.address import LaneAddress
-from raymq.remoting.lane.reads import can_carry
+from raymq.remoting.lane.reads import NO_READS, can_carry
 from raymq.remoting.lane_pool import DESCRIBE_TIMEOUT_S, LANE_NOT_OPENED, LanePool
 from raymq.remoting.storage_lane import EndsWatch, StorageLane
 
+REPORT_READS_S: Final = 1.0
+"""How often a store is told at most what was read in its files, by a client that fetches nothing."""
+REPORT_READS_TIMEOUT_S: Final = 2.0
 LONE_RECORD_MAX_BYTES: Final = 60 << 10
 """The longest record that is sent with its frame in one piece: the frame is small for the server, too."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,37 @@ class FoundInPlace(FetchResult):
     files: StoreFiles = _NO_FILES
 
 
+class _Reads:
+    """The reads in the actor's mapped files that the actor has not been told of. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reads = NO_READS
+        self._taken_s = -math.inf
+
+    def add(self, messages: int) -> None:
+        """Count a read of a queue that has found so many messages."""
+        with self._lock:
+            self._reads = ReadsInPlace(self._reads.found + 1, self._reads.messages + messages)
+
+    def is_due(self) -> bool:
+        """True if nothing was taken for REPORT_READS_S."""
+        with self._lock:
+            return time.monotonic() - self._taken_s >= REPORT_READS_S
+
+    def take(self) -> ReadsInPlace:
+        """The reads since they were taken last."""
+        with self._lock:
+            reads, self._reads = self._reads, NO_READS
+            self._taken_s = time.monotonic()
+            return reads
+
+    def put_back(self, reads: ReadsInPlace) -> None:
+        """Count reads again that were taken in vain."""
+        with self._lock:
+            self._reads = ReadsInPlace(self._reads.found + reads.found, self._reads.messages + reads.messages)
+
+
 class StorageClient:
     """Calls to one storage actor. Thread-safe. `node_id`: the Ray node this process runs on."""
 
@@ -101,6 +141,7 @@ class StorageClient:
         self._lock = threading.Lock()
         self._reader: LogReader | None = None
         self._files_at: tuple[str, tuple[str, ...]] | None = None
+        self._reads = _Reads()
 
     def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
         """Store batches; each carries its producer sequence, so that a repeat stores nothing twice."""
@@ -179,22 +220,47 @@ class StorageClient:
             if end.status is not PullStatus.FOUND:
                 results.append(end)
                 continue
+            by_store = None
             try:
                 # The store has skipped records before this offset; they are not looked at again.
                 result, size_bytes = read(replace(request, queue_offset=end.next_offset), end, max_bytes)
             except DataLossError:
                 # A file went away between the two steps (retention): the store knows what is left.
-                [result] = self._fetch([request], max_bytes, 0.0, timeout_s)
+                [by_store] = self._fetch([request], max_bytes, 0.0, timeout_s)
+                result = by_store
                 size_bytes = len(result.records)
             max_bytes = max(1, max_bytes - size_bytes)
             results.append(replace(result, pull_from=end.pull_from))
+            if result.count and result is not by_store:
+                self._reads.add(result.count)
         return results
+
+    def count_read(self, messages: int) -> None:
+        """Note that a read in the mapped files has found so many messages, for the store's statistics. A fetch says so,
+        now and then one that reads nothing: at most once in REPORT_READS_S."""
+        self._reads.add(messages)
+        if self._reads.is_due():
+            self.report_reads()
+
+    def report_reads(self) -> None:
+        """Have the store count what was read in place up to now. Statistics only: a failure loses nothing else."""
+        try:
+            self._fetch((), 0, 0.0, REPORT_READS_TIMEOUT_S)
+        except RaymqError as error:
+            logger.info("%s does not count what was read in its files now: %s", self.name, error)
 
     def _fetch(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
         def over_lane(lane: StorageLane, left_s: float) -> list[FetchResult] | None:
-            return lane.fetch(requests, max_bytes, wait_s, left_s) if can_carry(requests) else None
+            if not can_carry(requests):
+                return None
+            reads = self._reads.take()
+            try:
+                return lane.fetch(requests, max_bytes, wait_s, left_s, reads)
+            except BaseException:
+                self._reads.put_back(reads)
+                raise
 
         return self._lanes.call(
             "fetch",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from raymq.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
-from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds
+from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, ReadsInPlace
 from raymq.record.encode import EncodedBatch, LoneRecord
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.appends import ClientHandles, decode_result, decode_results, encode_append, encode_one
@@ -15,6 +16,7 @@ from raymq.remoting.lane.calls import decode_result as decode_call_result, encod
 from raymq.remoting.lane.client import OPEN_TIMEOUT_S, Lane
 from raymq.remoting.lane.frames import COUNT_MAX, Kind
 from raymq.remoting.lane.reads import (
+    NO_READS,
     QueueName,
     decode_ends,
     decode_fetched,
@@ -23,6 +25,8 @@ from raymq.remoting.lane.reads import (
     encode_wait,
 )
 
+FAREWELL_TIMEOUT_S: Final = 0.1
+"""Bounds sending the last reads of a watch that is closed; they are statistics only."""
 WATCH_TIMEOUT_S: Final = 5.0
 """Bounds sending a watch's question, and receiving the rest of an answer that has begun to come."""
 
@@ -67,10 +71,15 @@ class StorageLane:
         return decode_result(self._lane.call_small(Kind.APPEND, parts, size, timeout_s).payload)
 
     def fetch(
-        self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
+        self,
+        requests: Sequence[FetchRequest],
+        max_bytes: int,
+        wait_s: float,
+        timeout_s: float,
+        reads: ReadsInPlace = NO_READS,
     ) -> list[FetchResult]:
-        """Read from several queues."""
-        payload = encode_fetch(requests, max_bytes, wait_s)
+        """Read from several queues. `reads`: what was read in place since the last fetch."""
+        payload = encode_fetch(requests, max_bytes, wait_s, reads)
         answer = self._lane.call(Kind.FETCH, (payload,), timeout_s, count=len(requests))
         return decode_fetched(answer.payload, answer.count)
 
@@ -94,6 +103,8 @@ class EndsWatch:
         self._queues: list[QueueName] = []
         """The queues of the last ask."""
         self._encoded = encode_queues(())
+        self._reads = NO_READS
+        """The reads in place since the last ask."""
 
     def fileno(self) -> int:
         """The descriptor that is readable once an answer has come."""
@@ -117,7 +128,8 @@ class EndsWatch:
         if queues != self._queues:
             self._encoded = encode_queues(queues)
             self._queues = queues
-        payload = encode_wait(self._encoded, [one.queue_offset for one in requests], wait_s)
+        payload = encode_wait(self._encoded, [one.queue_offset for one in requests], wait_s, self._reads)
+        self._reads = NO_READS
         try:
             self._lane.send(Kind.WAIT, (payload,), time.monotonic() + WATCH_TIMEOUT_S, count=len(requests))
         except OSError as error:
@@ -137,8 +149,17 @@ class EndsWatch:
             raise self._broken(error) from error
         return [] if answer is None else decode_ends(answer.payload, answer.count)
 
+    def count_read(self, messages: int) -> None:
+        """Note that a read in place of a queue has found so many messages; the next ask, or `close`, says so."""
+        self._reads = ReadsInPlace(self._reads.found + 1, self._reads.messages + messages)
+
     def close(self) -> None:
         """End the watch. Idempotent."""
+        if self._reads.found and not self._lane.closed:
+            last = encode_wait(encode_queues(()), (), 0.0, self._reads)
+            with suppress(OSError):
+                self._lane.send(Kind.WAIT, (last,), time.monotonic() + FAREWELL_TIMEOUT_S, count=0)
+        self._reads = NO_READS
         self._lane.close()
 
     def _broken(self, error: Exception) -> ServiceNotAvailableError:

@@ -77,7 +77,9 @@ class FetchService:
         results = self._fetch_all(requests, max_bytes, patient)
         found = sum(result.status is PullStatus.FOUND for result in results)
         messages = sum(result.count for result in results)
-        self._stats.count_gets(found, len(results) - found, messages, time.monotonic() - start_s)
+        # Without bytes only the ends were asked for: who reads in place says what it has found there (`count_reads`).
+        got = found if max_bytes else 0
+        self._stats.count_gets(got, len(results) - found, messages, time.monotonic() - start_s)
         return results
 
     def _fetch_all(self, requests: Sequence[FetchRequest], max_bytes: int, patient: bool) -> list[FetchResult]:

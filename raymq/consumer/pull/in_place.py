@@ -71,6 +71,9 @@ class EndsWatch(Protocol):
     def receive(self) -> list[QueueEnds]:
         """The answer to the last ask, in the order of its requests; an empty list if it was one to an ask before."""
 
+    def count_read(self, messages: int) -> None:
+        """Note a read that has found so many messages, for the store's statistics."""
+
     def close(self) -> None:
         """Close the connection."""
 
@@ -276,7 +279,10 @@ class InPlaceReader:
                 self._core.fetched(
                     queue, request.queue_offset, *found or [FetchedRecords(LocatedRecords.read(b""), next_offset)]
                 )
-            max_messages -= sum(part.count for part in found)
+            count = sum(part.count for part in found)
+            if count:
+                store.watch.count_read(count)
+            max_messages -= count
             sizes = [part.size_bytes for part in found]
             left_bytes -= sum(sizes)
             for part, size_bytes in zip(found, sizes, strict=True):

@@ -106,6 +106,8 @@ def _parts(
             part, offset = _fetch(storage, request, min(max_bytes, LEASE_FETCH_MAX_BYTES), end)
             yield part, offset
             continue
+        if located:
+            storage.count_read(sum(len(part.starts) for part in located))
         for index, part in enumerate(located):
             last = index == len(located) - 1
             yield part, next_offset if last else int(part.offsets[-1]) + 1

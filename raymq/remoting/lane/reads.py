@@ -1,7 +1,7 @@
 """Payloads of FETCH and WAIT frames: queues and offsets, and the records or the ends that are there.
 
-FETCH           | max bytes 8 | wait s 8 (double) | topics 4 |, then the topics, the requests, their tag codes,
-                and their filter expressions:
+FETCH           | max bytes 8 | wait s 8 (double) | reads 4 | messages 4 | topics 4 |, then the topics, the requests,
+                their tag codes, and their filter expressions:
     | length 2 | topic |
     | topic 4 | queue id 4 | queue offset 8 | max messages 8 | tag codes 4, -1 for all messages |
     | expression 4, its number from 1, 0 for all messages |                                                 32 bytes
@@ -10,10 +10,11 @@ FETCH           | max bytes 8 | wait s 8 (double) | topics 4 |, then the topics,
                 an end that does not know expressions refuses such a frame as too long
 answer          the results, then the storage actors to go on at, then the records:
     | status 1 | zero 1 | actor's length 2 | count 4 | next offset 8 | first offset 8 | end 8 | records length 8 |
-WAIT            | wait s 8 (double) | topics 4 |, then the topics, the queues, and their offsets:
+WAIT            | wait s 8 (double) | reads 4 | messages 4 | topics 4 |, then the topics, the queues, and their offsets:
     | topic 4 | queue id 4 |                                                                                 8 bytes
     | queue offset 8 |
                 the same queues are most often asked for again: their part of the payload is the same bytes then
+`reads`, `messages`: what the client has read in the mapped files since it said so last (ReadsInPlace)
 answer          the ends, then the storage actors to go on at:
     | first offset 8 | end 8 | actor's length 2 | zero 6 |                                                  24 bytes
 """
@@ -27,11 +28,11 @@ from typing import Final, NamedTuple
 
 from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
 from raymq.message import PullStatus
-from raymq.protocol.store import FetchRequest, FetchResult, QueueEnds
+from raymq.protocol.store import FetchRequest, FetchResult, QueueEnds, ReadsInPlace
 from raymq.remoting.lane.frames import COUNT_MAX, Buffer
 
-_FETCH: Final = struct.Struct("<qdI")
-_WAIT_S: Final = struct.Struct("<d")
+_FETCH: Final = struct.Struct("<qdIII")
+_WAIT: Final = struct.Struct("<dII")
 _TOPICS: Final = struct.Struct("<I")
 _LENGTH: Final = struct.Struct("<H")
 _REQUEST: Final = struct.Struct("<IiqqiI")
@@ -39,6 +40,8 @@ _TEXT_LENGTH: Final = struct.Struct("<I")
 _RESULT: Final = struct.Struct("<BxHIqqqQ")
 _QUEUE: Final = struct.Struct("<Ii")
 _ENDS: Final = struct.Struct("<qqH6x")
+NO_READS: Final = ReadsInPlace()
+_COUNT_MAX: Final = (1 << 32) - 1
 _STATUSES: Final = tuple(PullStatus)
 _STATUS_NUMBERS: Final = {status: number for number, status in enumerate(_STATUSES)}
 
@@ -53,6 +56,7 @@ class Fetch(NamedTuple):
     requests: list[FetchRequest]
     max_bytes: int
     wait_s: float
+    reads: ReadsInPlace = NO_READS
 
 
 def can_carry(requests: Sequence[FetchRequest]) -> bool:
@@ -83,13 +87,19 @@ def _read_topics(payload: memoryview, at: int, count: int) -> tuple[list[str], i
     return topics, at
 
 
-def encode_fetch(requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> bytes:
+def _fitting(reads: ReadsInPlace) -> ReadsInPlace:
+    return ReadsInPlace(min(reads.found, _COUNT_MAX), min(reads.messages, _COUNT_MAX))
+
+
+def encode_fetch(
+    requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, reads: ReadsInPlace = NO_READS
+) -> bytes:
     """The payload of a FETCH. InvalidArgumentError for numbers that do not fit."""
     numbers, parts = _topics([request.topic for request in requests])
     codes: list[bytes] = []
     expressions: dict[str, int] = {}
     try:
-        parts.insert(0, _FETCH.pack(max_bytes, wait_s, len(numbers)))
+        parts.insert(0, _FETCH.pack(max_bytes, wait_s, *_fitting(reads), len(numbers)))
         for request in requests:
             tags = request.tag_codes
             parts.append(
@@ -115,7 +125,7 @@ def encode_fetch(requests: Sequence[FetchRequest], max_bytes: int, wait_s: float
 def decode_fetch(payload: memoryview, count: int) -> Fetch:
     """A FETCH of `count` requests. InvalidArgumentError if the payload is none."""
     try:
-        max_bytes, wait_s, topic_count = _FETCH.unpack_from(payload)
+        max_bytes, wait_s, found, messages, topic_count = _FETCH.unpack_from(payload)
         topics, at = _read_topics(payload, _FETCH.size, topic_count)
         rows = list(_REQUEST.iter_unpack(payload[at : at + count * _REQUEST.size]))
         if len(rows) != count:
@@ -134,7 +144,7 @@ def decode_fetch(payload: memoryview, count: int) -> Fetch:
         raise InvalidArgumentError(f"a FETCH cannot be read: {error}") from None
     if at != len(payload) or isnan(wait_s):
         raise InvalidArgumentError(f"a FETCH of {len(payload)} bytes ends at {at}")
-    return Fetch(requests, max_bytes, wait_s)
+    return Fetch(requests, max_bytes, wait_s, ReadsInPlace(found, messages))
 
 
 def _read_expressions(payload: memoryview, at: int, count: int) -> tuple[list[str | None], int]:
@@ -198,11 +208,11 @@ def encode_queues(queues: Sequence[QueueName]) -> bytes:
     return b"".join(parts)
 
 
-def encode_wait(queues: bytes, offsets: Sequence[int], wait_s: float) -> bytes:
+def encode_wait(queues: bytes, offsets: Sequence[int], wait_s: float, reads: ReadsInPlace = NO_READS) -> bytes:
     """The payload of a WAIT for these queues (`encode_queues`), each with its offset. InvalidArgumentError for numbers
     that do not fit."""
     try:
-        return _WAIT_S.pack(wait_s) + queues + struct.pack(f"<{len(offsets)}q", *offsets)
+        return _WAIT.pack(wait_s, *_fitting(reads)) + queues + struct.pack(f"<{len(offsets)}q", *offsets)
     except struct.error as error:
         raise InvalidArgumentError(f"a wait has a number that is out of range: {error}") from None
 
@@ -220,17 +230,17 @@ def decode_queues(part: bytes, count: int) -> list[QueueName]:
     return queues
 
 
-def decode_wait(payload: memoryview, count: int) -> tuple[bytes, tuple[int, ...], float]:
-    """The part of a WAIT that names its queues (`decode_queues`), their offsets, and the longest wait in s.
-    InvalidArgumentError if the payload is none."""
+def decode_wait(payload: memoryview, count: int) -> tuple[bytes, tuple[int, ...], float, ReadsInPlace]:
+    """The part of a WAIT that names its queues (`decode_queues`), their offsets, the longest wait in s, and what the
+    client has read in place. InvalidArgumentError if the payload is none."""
     offsets_at = len(payload) - 8 * count
-    if offsets_at < _WAIT_S.size:
+    if offsets_at < _WAIT.size:
         raise InvalidArgumentError(f"a WAIT for {count} queues has {len(payload)} bytes")
-    [wait_s] = _WAIT_S.unpack_from(payload)
+    wait_s, found, messages = _WAIT.unpack_from(payload)
     if isnan(wait_s):
         raise InvalidArgumentError("a WAIT has no time")
     offsets = struct.unpack_from(f"<{count}q", payload, offsets_at)
-    return bytes(payload[_WAIT_S.size : offsets_at]), offsets, wait_s
+    return bytes(payload[_WAIT.size : offsets_at]), offsets, wait_s, ReadsInPlace(found, messages)
 
 
 def encode_ends(ends: Sequence[QueueEnds]) -> bytes:

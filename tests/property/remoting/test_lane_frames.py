@@ -17,7 +17,7 @@ from hypothesis import given, settings, strategies as st
 from raymq import errors
 from raymq.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
 from raymq.message import PullStatus, SendStatus
-from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds
+from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, ReadsInPlace
 from raymq.record.encode import EncodedBatch, LoneRecord, ProducerSequence
 from raymq.record.message_id import IdRange
 from raymq.remoting.lane import handshake
@@ -199,15 +199,17 @@ REQUESTS = st.lists(
 )
 
 
-@given(REQUESTS, LONG, st.floats(0, 100))
-def test_fetches_and_waits_are_read_as_they_were_written(requests, max_bytes, wait_s):
-    payload = memoryview(encode_fetch(requests, max_bytes, wait_s))
-    assert decode_fetch(payload, len(requests)) == (requests, max_bytes, wait_s)
+@given(REQUESTS, LONG, st.floats(0, 100), st.builds(ReadsInPlace, st.integers(0, 1 << 40), st.integers(0, 1 << 40)))
+def test_fetches_and_waits_are_read_as_they_were_written(requests, max_bytes, wait_s, reads):
+    payload = memoryview(encode_fetch(requests, max_bytes, wait_s, reads))
+    fitting = tuple(min(count, (1 << 32) - 1) for count in reads)
+    assert decode_fetch(payload, len(requests)) == (requests, max_bytes, wait_s, fitting)
     queues = [(one.topic, one.queue_id) for one in requests]
     offsets = tuple(one.queue_offset for one in requests)
-    named, read_offsets, read_wait_s = decode_wait(
-        memoryview(encode_wait(encode_queues(queues), offsets, wait_s)), len(requests)
+    named, read_offsets, read_wait_s, read_reads = decode_wait(
+        memoryview(encode_wait(encode_queues(queues), offsets, wait_s, reads)), len(requests)
     )
+    assert read_reads == fitting
     assert (decode_queues(named, len(requests)), read_offsets, read_wait_s) == (queues, offsets, wait_s)
 
 

@@ -23,6 +23,7 @@ class StoreWatch:
 
     def __init__(self, store: MessageStore, pull_from: str = "") -> None:
         self.asks: list[list[FetchRequest]] = []
+        self.reads: list[int] = []
         self.pull_from = pull_from
         self._store = store
         self._here, self._there = socket.socketpair()
@@ -55,6 +56,9 @@ class StoreWatch:
             answer, self._answer = self._answer, None
             assert answer is not None
             return answer
+
+    def count_read(self, messages: int) -> None:
+        self.reads.append(messages)
 
     def close(self) -> None:
         self.cut()

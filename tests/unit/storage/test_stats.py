@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from datetime import date, timedelta
+from pathlib import Path
 
-from storage.stats import StoreStats
+import pytest
+
+from storage import stats as stats_module
+from storage.stats import DayTotalsFile, StoreStats
 
 MONDAY = date(2026, 11, 23)
 
@@ -68,3 +72,82 @@ def test_a_deleted_topic_stays_in_the_totals() -> None:
     stats.forget_topic("orders")
     work(stats, calendar, 2, days_later=1)
     assert days_of(stats, calendar)["Put"] == (0, 10, 12)
+
+
+def test_reads_in_place_are_gets() -> None:
+    calendar = Calendar()
+    stats = StoreStats(calendar)
+    calendar.now_s = 1e9
+    stats.take_sample(calendar.now_s)
+    stats.count_reads(10, 5000)
+    calendar.now_s += 10
+    runtime = stats.runtime(calendar.now_s, 0)
+    assert runtime["msgGetTotalTodayNow"] == "5000"
+    assert runtime["getFoundTps"].split()[0] == "1.0"
+    assert runtime["getTransferredTps"].split()[0] == "500.0"
+
+
+def reopened(path: Path, calendar: Calendar) -> StoreStats:
+    calendar.now_s = 1e9
+    return StoreStats(calendar, DayTotalsFile(path))
+
+
+def test_the_totals_of_the_days_go_on_after_a_restart(tmp_path: Path) -> None:
+    calendar, path = Calendar(), tmp_path / "dayTotals.json"
+    stats = reopened(path, calendar)
+    work(stats, calendar, 10)
+    work(stats, calendar, 4, days_later=1)
+    stats.save_days(calendar.now_s, last=True)
+    stats = reopened(path, calendar)
+    assert days_of(stats, calendar) == {"Put": (0, 10, 14), "Get": (0, 5, 7)}
+    assert stats.runtime(calendar.now_s, 0)["putMessageTimesTotal"] == "0", "this one counts from the opening"
+    work(stats, calendar, 2)
+    stats.save_days(calendar.now_s, last=True)
+    calendar.day += timedelta(1)
+    stats = reopened(path, calendar)
+    assert days_of(stats, calendar) == {"Put": (10, 16, 16), "Get": (5, 8, 8)}
+    calendar.day += timedelta(7)
+    stats = reopened(path, calendar)
+    assert days_of(stats, calendar) == {"Put": (16, 16, 16), "Get": (8, 8, 8)}
+
+
+def test_the_totals_are_written_now_and_then_if_they_have_changed(tmp_path: Path) -> None:
+    calendar, path = Calendar(), tmp_path / "dayTotals.json"
+    stats = reopened(path, calendar)
+    work(stats, calendar, 10)
+    stats.save_days(calendar.now_s)
+    before = path.stat().st_mtime_ns
+    work(stats, calendar, 10)
+    stats.save_days(calendar.now_s)
+    assert path.stat().st_mtime_ns == before, "not before its time"
+    stats.save_days(calendar.now_s + stats_module.DAY_TOTALS_INTERVAL_S)
+    changed = path.read_bytes()
+    path.unlink()
+    stats.save_days(calendar.now_s + 3 * stats_module.DAY_TOTALS_INTERVAL_S)
+    assert not path.exists(), "nothing is new"
+    assert changed
+
+
+@pytest.mark.parametrize("bit", range(0, 8 * 80, 7))
+def test_totals_in_a_damaged_file_are_not_believed(tmp_path: Path, caplog: pytest.LogCaptureFixture, bit: int) -> None:
+    calendar, path = Calendar(), tmp_path / "dayTotals.json"
+    stats = reopened(path, calendar)
+    work(stats, calendar, 10)
+    stats.save_days(calendar.now_s, last=True)
+    data = bytearray(path.read_bytes())
+    if bit >= 8 * len(data):
+        return
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+    totals = days_of(reopened(path, calendar), calendar)["Put"]
+    assert totals == (0, 0, 0)
+    assert "cannot be read" in caplog.text
+
+
+def test_totals_that_cannot_be_written_stop_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    calendar = Calendar()
+    stats = reopened(tmp_path / "missing" / "dayTotals.json", calendar)
+    work(stats, calendar, 10)
+    stats.save_days(calendar.now_s, last=True)
+    assert "cannot be written" in caplog.text
+    assert days_of(stats, calendar)["Put"] == (0, 0, 10)
