@@ -51,28 +51,40 @@ class _Commit:
         self.group, self.commits = group, commits
         self._owners = owners
         self.verdicts: dict[str, TopicCommits] = {}
-        self.gone: list[str] = []
+        self.gone: Mapping[str, Sequence[int]] = {}
+        """The queues that are not here, by topic."""
         self.before: dict[str, dict[int, int]] = {}
         """The committed offsets before, by topic and queue id, where there were any."""
-        self._stopped = False
-        self._forbidden: frozenset[str] = frozenset()
+        self._stopped: dict[str, str] = {}
+        """The reason by topic that the group may not read now."""
 
     def decide(self, state: BrokerState) -> list[Change]:
         """The records to store."""
         changes, self.verdicts, self.gone = state.decide_commits(self._owners, self.group, self.commits)
-        self._stopped = not state.require_group(self.group).consume_enable
-        self._forbidden = state.forbidden.get(self.group, frozenset())
+        self._stopped = {topic: reason for topic in self.verdicts if (reason := state.stop_reason(self.group, topic))}
         for topic, verdict in self.verdicts.items():
             known = state.offsets.of(self.group, topic)
             self.before[topic] = {q: known[q].queue_offset for q in verdict.offsets if q in known}
         return changes
 
-    def fenced(self) -> dict[str, Collection[int]]:
-        """The queues whose commits do not count, or which the group may consume no more, by topic."""
-        return {
-            topic: self.commits[topic] if self._stopped or topic in self._forbidden else one.fenced
-            for topic, one in self.verdicts.items()
-        }
+    def answer(self, broker_name: str) -> CommitAnswer:
+        """The outcome, once the records are stored. A fenced queue is its new owner's, whatever else there is."""
+
+        def queue(topic: str, queue_id: int) -> MessageQueue:
+            return MessageQueue(topic, broker_name, queue_id)
+
+        fenced = frozenset(queue(topic, q) for topic, one in self.verdicts.items() for q in one.fenced)
+        return CommitAnswer(
+            {queue(topic, q): at for topic, one in self.verdicts.items() for q, at in one.reset.items()},
+            fenced,
+            gone := frozenset(queue(topic, q) for topic, queue_ids in self.gone.items() for q in queue_ids),
+            {
+                stopped: reason
+                for topic, reason in self._stopped.items()
+                for q in self.commits[topic]
+                if (stopped := queue(topic, q)) not in fenced | gone
+            },
+        )
 
 
 class GroupMethods(ABC):
@@ -120,7 +132,8 @@ class GroupMethods(ABC):
     def forbid_topic(self, group: str, topic: str, forbidden: bool) -> None:
         """Forbid a group to read a topic, or allow it again; the group becomes known here. Durable on return.
 
-        Members that read the topic stop with their next commit, and simple consumers receive nothing more of it.
+        Members that read the topic stop with their next commit, which may be an empty one, and ask every few seconds if
+        they may read again. Simple consumers receive nothing more of the topic.
         Repeating it changes nothing. IllegalNameError.
         """
         self._change(lambda state: state.decide_forbid(group, topic, forbidden=forbidden))
@@ -133,11 +146,20 @@ class GroupMethods(ABC):
 
     def update_group(self, config: GroupConfig) -> None:
         """Set a group's configuration, and create the group if it is new. IllegalNameError, InvalidArgumentError."""
-        self._change(lambda state: state.decide_group_config(config))
+        self.update_groups([config])
 
-    def update_groups(self, configs: Sequence[GroupConfig]) -> None:
-        """As `update_group` for several groups: all, or none when one raises."""
-        self._change(lambda state: [change for one in configs for change in state.decide_group_config(one)])
+    def update_groups(self, configs: Sequence[GroupConfig]) -> list[str]:
+        """As `update_group` for several groups: all, or none when one raises. Returns the groups whose consume_enable
+        has changed: their members should be told to ask the broker (raymq.consumer.rebalance_client.offsets_reset)."""
+        switched: list[str] = []
+
+        def decide(state: BrokerState) -> list[Change]:
+            known = ((one, state.groups.get(one.group)) for one in configs)
+            switched[:] = [one.group for one, old in known if old and old.consume_enable != one.consume_enable]
+            return [change for one in configs for change in state.decide_group_config(one)]
+
+        self._change(decide)
+        return switched
 
     def delete_group(self, group: str, dead_letters: bool = False) -> None:
         """Delete a group, its offsets and its retry topic, with `dead_letters` also its dead-letter topic.
@@ -159,7 +181,7 @@ class GroupMethods(ABC):
         """Commit, per topic and queue id, the offset of the next message to consume. Durable on return.
 
         The answer names the queues whose commits do not count, and why. In a group whose consume_enable is off, and
-        of a topic that it is forbidden to read, the commits count, and the answer names the queues as fenced.
+        of a topic that it is forbidden to read, the commits count, and the answer names the queues as stopped.
         GroupNotExistError, InvalidArgumentError.
         """
         commit = _Commit(group, commits, self._owners)
@@ -194,15 +216,7 @@ class GroupMethods(ABC):
         for topic, verdict in commit.verdicts.items():
             got = sum(max(at - commit.before[topic].get(q, at), 0) for q, at in verdict.offsets.items())
             self._monitor.count(GROUP_GET_NUMS, f"{topic}@{group}", got)
-        return CommitAnswer(
-            {
-                self._queue(topic, q): at
-                for topic, verdict in commit.verdicts.items()
-                for q, at in verdict.reset.items()
-            },
-            frozenset(self._queue(topic, q) for topic, queue_ids in commit.fenced().items() for q in queue_ids),
-            frozenset(self._queue(topic, q) for topic in commit.gone for q in commit.commits[topic]),
-        )
+        return commit.answer(self._settings.broker_name)
 
     def reset_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Set offsets per queue id, backwards too; members learn of it from the answer to their next commit or
@@ -339,20 +353,36 @@ class GroupMethods(ABC):
         return MessageQueue(topic, self._settings.broker_name, queue_id)
 
     def send_back(
-        self, group: str, records: bytes, *, delay_level: int = 0, max_reconsume_times: int = -1, reason: str = ""
+        self,
+        group: str,
+        records: bytes,
+        *,
+        delay_level: int = 0,
+        max_reconsume_times: int = -1,
+        reason: str = "",
+        failure: str = "",
+        attempts: int = 0,
     ) -> SendBackAnswer:
         """Take back messages that the group could not consume: whole records as consumed, back to back.
 
         Each is delivered again from `%RETRY%group` after `delay_level`, or with 0 the later the more often it was given
         back. After `max_reconsume_times` returns (negative: the group's retry_max_times), and with a negative
-        `delay_level`, it goes to `%DLQ%group` instead (spec/messaging.md §5.9), and `reason` with it, if one is given.
+        `delay_level`, it goes to `%DLQ%group` instead (spec/messaging.md §5.9); so it does with a `reason`, why none of
+        them can be read. `failure`: why they failed, which a dead letter keeps. `attempts`: how often they were handed
+        out, by a consumer that counts that itself.
 
         Durable on return; a call that is repeated may do it twice. GroupNotExistError, InvalidArgumentError (damaged
         records), MessageIllegalError (properties too long).
         """
         config = self._log.ready().require_group(group)
         returned, answer = read_returned(
-            records, config, delay_level=delay_level, max_reconsume_times=max_reconsume_times, reason=reason
+            records,
+            config,
+            delay_level=delay_level,
+            max_reconsume_times=max_reconsume_times,
+            reason=reason,
+            failure=failure,
+            attempts=attempts,
         )
         topics = ([retry_topic(group)] if answer.retried else []) + ([dlq_topic(group)] if answer.dead else [])
         for topic in topics:

@@ -62,9 +62,9 @@ STARTING: Final = "the listener's process is starting"
 
 logger = logging.getLogger(__name__)
 
-SendBackCall = Callable[[str, bytes, int, int, str], None]
-"""Called with broker name, records, delay level and max reconsume times; RaymqError when the broker did not take the
-records."""
+SendBackCall = Callable[[str, bytes, int, int, str, str], None]
+"""Called with broker name, records, delay level, max reconsume times, why the messages cannot be read (or empty), and
+why they failed; RaymqError when the broker did not take the records."""
 
 
 class _LaneUser:
@@ -467,7 +467,12 @@ class ListenerFeed:
         try:
             for chunk in _chunks(sent):
                 self._send_back_call(
-                    sent.task.queue.broker_name, chunk, sent.delay_level, sent.max_reconsume_times, sent.unreadable
+                    sent.task.queue.broker_name,
+                    chunk,
+                    sent.delay_level,
+                    sent.max_reconsume_times,
+                    sent.unreadable,
+                    sent.reason,
                 )
         except RaymqError as error:
             failed = True

@@ -13,18 +13,23 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from raymq.consumer.assignment.offset_committer import COMMIT_TIMEOUT_S
+from raymq.consumer.assignment.offset_committer import COMMIT_TIMEOUT_S, RESET_QUERY_INTERVAL_S
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.push.settings import PushSettings
-from raymq.errors import ServiceNotAvailableError
+from raymq.errors import NoPermissionError, RaymqError, ServiceNotAvailableError
 from raymq.message import MessageQueue
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 
 DEFAULT_DIRECTORY: Final = "~/.raymq/offsets"
+BROADCAST_CHECK_TIMEOUT_S: Final = 1.0
+"""The wait for a broker that is asked if the group may still read."""
+BROADCAST_CHECK_PAUSE_S: Final = 10.0
+"""The pause after such a question had no answer."""
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +83,8 @@ class LocalFileOffsetStore:
     """An OffsetStore (raymq.consumer.assignment.offset_committer). A queue that is not in the file starts where the
     group's broker says."""
 
-    may_be_reset = False
+    may_be_reset = True
+    """Nobody resets the offsets. But the regular question tells if the group may still read."""
 
     def __init__(self, name: str, settings: PushSettings, offsets: GroupOffsets) -> None:
         self._query = settings.start
@@ -87,6 +93,11 @@ class LocalFileOffsetStore:
         self._file = LocalOffsets(directory / settings.group / (settings.instance_name or name))
         self._lock = threading.Lock()
         self._known: dict[MessageQueue, int] | None = None
+        self._topics = sorted(settings.topics)
+        self._check_at_s: dict[str, float] = {}
+        """By broker, when it is asked next if the group may still read. As `_verdicts`, for the broker's thread."""
+        self._verdicts: dict[str, Mapping[str, str]] = {}
+        """By broker, the topics that the group may not read, with the reason, by its last answer."""
 
     def prepare(self, broker_name: str, timeout_s: float) -> None:
         with self._lock:
@@ -94,16 +105,15 @@ class LocalFileOffsetStore:
                 self._known = self._file.load()
 
     def start_offsets(self, generations: Mapping[MessageQueue, int]) -> dict[MessageQueue, QueueOffset]:
-        topics: dict[str, set[str]] = {}
-        for queue in generations:
-            topics.setdefault(queue.broker_name, set()).add(queue.topic)
-        for broker_name, names in topics.items():
-            self._brokers.check_broadcast(broker_name, COMMIT_TIMEOUT_S, topics=sorted(names))
+        refused = {name: self._refusals(name, COMMIT_TIMEOUT_S) for name in {q.broker_name for q in generations}}
         with self._lock:
             known = self._known or {}
-            return {queue: QueueOffset(known[queue]) for queue in generations if queue in known}
+            return {
+                q: QueueOffset(known[q]) for q in generations if q in known and q.topic not in refused[q.broker_name]
+            }
 
     def start_offset(self, queue: MessageQueue, generation: int) -> QueueOffset:
+        self._brokers.check_broadcast(queue.broker_name, COMMIT_TIMEOUT_S, topics=[queue.topic])
         self._brokers.ensure_group(queue.broker_name, COMMIT_TIMEOUT_S)
         return self._brokers.start_offset(queue, self._query, generation, COMMIT_TIMEOUT_S)
 
@@ -116,4 +126,36 @@ class LocalFileOffsetStore:
             if offsets != self._known:
                 self._file.save(offsets)
                 self._known = offsets
-        return CommitAnswer()
+        verdicts = {name: self._verdict(name) for name in {queue.broker_name for queue in commits}}
+        return CommitAnswer(
+            stopped={q: reason for q in commits if (reason := verdicts[q.broker_name].get(q.topic)) is not None}
+        )
+
+    def _verdict(self, broker_name: str) -> Mapping[str, str]:
+        """The topics that the group may read no more, with the reason, as the broker said last; it is asked from time
+        to time. Offsets are kept here, so a broker that is away changes nothing."""
+        now_s = time.monotonic()
+        if now_s >= self._check_at_s.get(broker_name, 0.0):
+            self._check_at_s[broker_name] = now_s + RESET_QUERY_INTERVAL_S
+            try:
+                self._verdicts[broker_name] = self._refusals(broker_name, BROADCAST_CHECK_TIMEOUT_S)
+            except RaymqError as error:
+                logger.info("%s does not say now if the group may read: %s", broker_name, error)
+                self._check_at_s[broker_name] = time.monotonic() + BROADCAST_CHECK_PAUSE_S
+        return self._verdicts.get(broker_name, {})
+
+    def _refusals(self, broker_name: str, timeout_s: float) -> dict[str, str]:
+        """The topics that the group may not read in BROADCASTING now, with the reason. One call, more only where the
+        broker refuses."""
+        if not self._refusal(broker_name, self._topics, timeout_s):
+            return {}
+        reasons = {topic: self._refusal(broker_name, [topic], timeout_s) for topic in self._topics}
+        return {topic: reason for topic, reason in reasons.items() if reason}
+
+    def _refusal(self, broker_name: str, topics: Sequence[str], timeout_s: float) -> str:
+        """The broker's reason why the group may not read one of these topics; empty if it may read all."""
+        try:
+            self._brokers.check_broadcast(broker_name, timeout_s, topics=topics)
+        except NoPermissionError as error:
+            return str(error)
+        return ""

@@ -164,6 +164,7 @@ class PushInstance:
         with state.lock:
             queues = sorted(state.core.process_queues(), key=lambda process_queue: process_queue.queue)
             troubles = [process_queue.trouble for process_queue in queues if process_queue.trouble]
+            troubles = [*sorted({str(error) for error in state.core.forbidden.values()}), *troubles]
             if self._member.refusal is not None:
                 troubles.insert(0, str(self._member.refusal))
             return {
@@ -185,6 +186,7 @@ class PushInstance:
             }
 
     def _queue_status(self, process_queue: ProcessQueue) -> dict[str, Any]:
+        forbidden = self._state.core.forbidden.get(process_queue.queue)
         return {
             "queue": process_queue.queue,
             "state": self._state.core.pull_state(process_queue).value,
@@ -194,7 +196,7 @@ class PushInstance:
             "buffered": process_queue.count,
             "buffered_bytes": process_queue.size_bytes,
             "in_flight": process_queue.in_flight_count,
-            "trouble": process_queue.trouble,
+            "trouble": process_queue.trouble if forbidden is None else str(forbidden),
         }
 
     def change_pauses(
@@ -267,7 +269,7 @@ class PushInstance:
             self._state.core.unreadable(queue, offset, error)
 
     def _send_back(
-        self, broker_name: str, records: bytes, delay_level: int, max_reconsume_times: int, reason: str
+        self, broker_name: str, records: bytes, delay_level: int, max_reconsume_times: int, reason: str, failure: str
     ) -> None:
         self._services.broker(broker_name).call(
             "send_back",
@@ -276,6 +278,7 @@ class PushInstance:
             delay_level=delay_level,
             max_reconsume_times=max_reconsume_times,
             reason=reason,
+            failure=failure,
             timeout_s=SEND_BACK_TIMEOUT_S,
         )
 

@@ -20,7 +20,14 @@ from raymq.closing import OfProcess
 from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.pull_once import FetchedRecord, read_fetched
 from raymq.errors import InvalidArgumentError, RaymqError
-from raymq.message import PROPERTY_RETRY_TOPIC, ConsumeFromWhere, MessageExt, MessageQueue, PullStatus
+from raymq.message import (
+    PROPERTY_DLQ_ORIGIN_ERROR,
+    PROPERTY_RETRY_TOPIC,
+    ConsumeFromWhere,
+    MessageExt,
+    MessageQueue,
+    PullStatus,
+)
 from raymq.names import check_group, dlq_topic, retry_topic
 from raymq.protocol.group import OffsetCommit, StartOffsetQuery
 from raymq.protocol.store import FetchRequest, FetchResult
@@ -56,6 +63,11 @@ class DeadLetter:
     message: MessageExt
     topic: str
     replayed: bool
+
+    @property
+    def reason(self) -> str:
+        """Why it failed last, in a line; empty if that is not known."""
+        return self.message.system_properties.get(PROPERTY_DLQ_ORIGIN_ERROR, "")
 
     @property
     def place(self) -> LetterPlace:

@@ -93,9 +93,13 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         InvalidArgumentError. When this raises, some of them may be changed; to repeat it is safe."""
         for config in configs:
             check_group(config.group)
+        switched = set[str]()
         for broker_name in self._recent_broker_names():
             for start in range(0, len(configs), GROUPS_PER_CALL):
-                self._call_broker(broker_name, "update_groups", list(configs[start : start + GROUPS_PER_CALL]))
+                part = list(configs[start : start + GROUPS_PER_CALL])
+                switched.update(self._call_broker(broker_name, "update_groups", part))
+        for group in sorted(switched):  # has the members ask the brokers about the queues that they hold
+            offsets_reset(group, ADMIN_TIMEOUT_S)
 
     def group_config(self, group: str) -> GroupConfig:
         """A group's configuration. GroupNotExistError."""
@@ -103,9 +107,10 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return found[0]
 
     def update_group(self, group: str, **changes: Unpack[GroupChanges]) -> GroupConfig:
-        """Change fields of a group's configuration (GroupConfig), which is returned. Its consumers stop soon after
-        ``consume_enable=False``. Consumers in BROADCASTING begin with no further queue after
-        ``consume_broadcast_enable=False``. GroupNotExistError, InvalidArgumentError."""
+        """Change fields of a group's configuration (GroupConfig), which is returned. Its consumers stop within seconds
+        of ``consume_enable=False``, and go on within seconds of ``consume_enable=True``, from what they have committed.
+        Meanwhile pull and simple consumers raise NoPermissionError, and the `status()` of push consumers says so.
+        Consumers in BROADCASTING obey ``consume_broadcast_enable``, too. GroupNotExistError, InvalidArgumentError."""
         known = {field.name for field in fields(GroupConfig)} - {"group"}
         if unknown := sorted(changes.keys() - known):
             raise InvalidArgumentError(f"a group has no {', '.join(unknown)}; known are {', '.join(sorted(known))}")
@@ -121,9 +126,9 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
 
     def forbid(self, group: str, topic: str) -> None:
         """Forbid a group to read a topic, at every broker. Its members commit what they have consumed of it and stop
-        soon after; simple consumers receive nothing more of it. Other topics go on, and so does the group's retry
-        topic. Consumers in BROADCASTING begin with no further queue. It stays so until `allow`, or until the group is
-        deleted. Repeating it changes nothing. GroupNotExistError, TopicNotExistError."""
+        within seconds, those in BROADCASTING too. Pull and simple consumers raise NoPermissionError then, and the
+        `status()` of push consumers says so. Other topics go on, and so does the group's retry topic. It stays so until
+        `allow`, or until the group is deleted. Repeating it changes nothing. GroupNotExistError, TopicNotExistError."""
         self.topic_route(topic)
         self.group_config(group)
         for broker_name in self._recent_broker_names():
@@ -131,12 +136,13 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         offsets_reset(group, ADMIN_TIMEOUT_S)  # has the members ask the brokers about the queues that they hold
 
     def allow(self, group: str, topic: str) -> None:
-        """Take back what `forbid` has done: members of the group read the topic again, from where they stopped.
-        Repeating it changes nothing. GroupNotExistError."""
+        """Take back what `forbid` has done: members of the group read the topic again within seconds, from
+        what they have committed. Repeating it changes nothing. GroupNotExistError."""
         self.group_config(group)
         check_topic(topic)
         for broker_name in self._recent_broker_names():
             self._call_broker(broker_name, "forbid_topic", group, topic, False)
+        offsets_reset(group, ADMIN_TIMEOUT_S)  # as in `forbid`
 
     def forbidden_topics(self, group: str) -> list[str]:
         """The topics that a group may not read, sorted. GroupNotExistError."""

@@ -170,9 +170,11 @@ def _merged(answers: list[CommitAnswer | RaymqError]) -> CommitAnswer:
     reset: dict[MessageQueue, QueueOffset] = {}
     fenced: frozenset[MessageQueue] = frozenset()
     gone: frozenset[MessageQueue] = frozenset()
+    stopped: dict[MessageQueue, str] = {}
     for answer in answers:
         if isinstance(answer, RaymqError):
             raise answer
         reset.update(answer.reset)
+        stopped.update(answer.stopped)
         fenced, gone = fenced | answer.fenced, gone | answer.gone
-    return CommitAnswer(reset, fenced, gone)
+    return CommitAnswer(reset, fenced, gone, stopped)

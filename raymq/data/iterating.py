@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
 import ray
@@ -14,7 +15,7 @@ from raymq.consumer.subscription import ALL
 from raymq.data.datasource import RangesDatasource, ReadOptions, present_creations, read_options
 from raymq.data.reading import number_of_tasks
 from raymq.data.shared_client import driver_client
-from raymq.errors import ClientStateError, InvalidArgumentError
+from raymq.errors import ClientStateError, InvalidArgumentError, NoPermissionError, TopicNotExistError
 from raymq.filters.sql import SqlFilter
 from raymq.kernels.columns import Unreadable
 from raymq.message import ConsumeFromWhere, MessageQueue
@@ -110,6 +111,9 @@ class Progress:
         stored = {self._names.queue(queue): queue for queue in queues}
         found = self._offsets.start_offsets(dict.fromkeys(stored, PASSER_BY_GENERATION), self._query)
         self._starts |= {stored[queue]: offset for queue, offset in found.items()}
+        for queue in [queue for queue in stored if stored[queue] not in self._starts][:1]:
+            with suppress(TopicNotExistError):  # else it raises why the group may not read the queue
+                self._offsets.start_offset(queue, self._query, PASSER_BY_GENERATION)
         return {queue: self._starts[queue].queue_offset for queue in queues if queue in self._starts}
 
     def commit(self, ranges: Sequence[OffsetRange]) -> None:
@@ -120,8 +124,10 @@ class Progress:
             )
             for one in ranges
         }
-        fenced = self._offsets.commit_offsets(commits).fenced
-        if fenced:
+        answer = self._offsets.commit_offsets(commits)
+        if answer.stopped:
+            raise NoPermissionError(next(iter(answer.stopped.values())))
+        if fenced := answer.fenced:
             raise ClientStateError(
                 f"group {self._group!r} has members that consume "
                 f"{', '.join(map(str, sorted(self._names.shown_queues(fenced))))}; iterate with a group of its own"

@@ -68,11 +68,15 @@ class OffsetCommit:
 @dataclass(frozen=True, slots=True)
 class CommitAnswer:
     """The outcome of commits. `reset`: queues somebody has reset meanwhile, which go on there; `fenced`: queues that
-    another member has begun with; `gone`: queues whose topic does not exist any more. The others are committed."""
+    another member has begun with; `gone`: queues that do not exist any more. The others are committed.
+
+    `stopped`: queues that the group may not read now, with the reason. Their commits count, but no further message of
+    them may be delivered until an answer does not name them any more."""
 
     reset: Mapping[MessageQueue, QueueOffset] = field(default_factory=dict)
     fenced: frozenset[MessageQueue] = frozenset()
     gone: frozenset[MessageQueue] = frozenset()
+    stopped: Mapping[MessageQueue, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

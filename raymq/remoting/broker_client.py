@@ -36,7 +36,7 @@ LANE_RESULTS: Final[dict[str, Any]] = {
     "check_broadcast": None,
     "group_config": GroupConfig,
     "update_group": None,
-    "update_groups": None,
+    "update_groups": list[str],
     "create_topics": bool,
     "auto_create_topic": None,
     "heartbeat": ClientMetrics,

@@ -61,7 +61,7 @@ class CommittedOffsets(RuleBasedStateMachine):
         changes, verdicts, gone = self.state.decide_commits(self.owners, "g", commits)
         for change in changes:
             self.apply(change)
-        assert gone == []
+        assert not gone
         verdict = verdicts["t"]
         if generation < self.noted:
             assert verdict.fenced == [0]

@@ -8,7 +8,9 @@ A change of when and where such a message is delivered again belongs here.
 
 Body, flags, born host and time, tags, keys and the message id stay as they are, also over several returns; RETRY_TOPIC
 names the topic that the message was sent to, ORIGIN_MESSAGE_ID its first position in a log. `reconsume_times` grows by
-one. No body is decompressed.
+one, or is what a consumer that counts attempts itself says. No body is decompressed. A dead letter also has
+DLQ_ORIGIN_TOPIC and DLQ_ORIGIN_MESSAGE_ID, by which RocketMQ's programs find its origin, and DLQ_ORIGIN_ERROR, why it
+failed last.
 
 A message that cannot be read is a dead letter at once: no other attempt can change that. DLQ_ORIGIN_ERROR says why. If
 the CRC of its body is wrong, the copy in the dead letters has the same bytes with their own CRC, so that the log stays
@@ -17,7 +19,6 @@ whole, and the flag of a compression that nobody knows, so that no reader takes 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -26,10 +27,12 @@ from typing import Final
 import numpy as np
 
 from raymq.delay import DELAY_LEVELS_MAX
-from raymq.errors import InvalidArgumentError
+from raymq.errors import InvalidArgumentError, MessageIllegalError
 from raymq.message import (
     PROPERTY_DELAY,
     PROPERTY_DLQ_ORIGIN_ERROR,
+    PROPERTY_DLQ_ORIGIN_MESSAGE_ID,
+    PROPERTY_DLQ_ORIGIN_TOPIC,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
@@ -59,8 +62,7 @@ FIRST_RETRY_LEVEL: Final = 3
 
 DLQ_ORIGIN_ERROR_MAX: Final = 500
 """The most characters of a reason in a dead letter."""
-_UNFIT: Final = re.compile("[\x01\x02]")
-"""Characters that no property may have."""
+_OF_DEAD_LETTERS: Final = (PROPERTY_DLQ_ORIGIN_TOPIC, PROPERTY_DLQ_ORIGIN_MESSAGE_ID, PROPERTY_DLQ_ORIGIN_ERROR)
 
 TopicQueue = tuple[str, int]
 """A topic and a queue id."""
@@ -69,7 +71,7 @@ TopicQueue = tuple[str, int]
 @dataclass(frozen=True, slots=True)
 class Returned:
     """A record and where it goes: to the retry topic after the delay of `level`, at once for 0, and to the dead-letter
-    topic for None. `reason`: why a dead letter cannot be read."""
+    topic for None. `reason`: why a dead letter failed last, or cannot be read."""
 
     parts: RecordParts
     level: int | None
@@ -78,13 +80,21 @@ class Returned:
 
 
 def read_returned(
-    records: bytes, config: GroupConfig, *, delay_level: int, max_reconsume_times: int, reason: str = ""
+    records: bytes,
+    config: GroupConfig,
+    *,
+    delay_level: int,
+    max_reconsume_times: int,
+    reason: str = "",
+    failure: str = "",
+    attempts: int = 0,
 ) -> tuple[list[Returned], SendBackAnswer]:
     """Decide where each of several whole records goes; InvalidArgumentError if they are damaged.
 
     A message that was given back `max_reconsume_times` times before (negative: the group's retry_max_times) is dead,
     and each one is with a negative `delay_level` or a body whose CRC is wrong. `delay_level` 0 lets the message wait
-    longer each time. `reason`: why none of them can be read.
+    longer each time. `reason`: why none of them can be read. `failure`: why they failed, which dead letters keep.
+    `attempts`: how often each was handed out, if the consumer counts that (0: by `reconsume_times`).
     """
     most = config.retry_max_times if max_reconsume_times < 0 else max_reconsume_times
     returned = []
@@ -95,9 +105,18 @@ def read_returned(
         times = parts.header.reconsume_times
         level = delay_level or FIRST_RETRY_LEVEL + times
         dead = delay_level < 0 or times >= most or bool(why)
-        returned.append(Returned(parts, None if dead else min(level, DELAY_LEVELS_MAX), times + 1, why))
+        tried = max(attempts, times + 1)
+        returned.append(Returned(parts, None if dead else min(level, DELAY_LEVELS_MAX), tried, why or failure))
     dead_count = sum(item.level is None for item in returned)
     return returned, SendBackAnswer(len(returned) - dead_count, dead_count)
+
+
+def reason_line(reason: str) -> str:
+    """A reason as one line of at most DLQ_ORIGIN_ERROR_MAX characters. Of a traceback that is its last line."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    text = lines[-1] if lines and lines[0].startswith("Traceback") else " ".join(lines)
+    text = "".join(char if char.isprintable() else " " for char in text)
+    return text if len(text) <= DLQ_ORIGIN_ERROR_MAX else text[: DLQ_ORIGIN_ERROR_MAX - 1] + "…"
 
 
 def read_replayed(records: bytes) -> list[Returned]:
@@ -149,16 +168,8 @@ class ReturnWriter:
         for index, (item, retry_queue) in enumerate(items):
             properties = decode_properties(item.parts.properties)
             target = (retry_topic(group), retry_queue) if item.level else None
-            records.append(
-                build_record(
-                    item.parts,
-                    *queue,
-                    _exchanged(item, properties, target),
-                    producer=ProducerSequence(self.producer_id, 0, first + index),
-                    reconsume_times=item.reconsume_times,
-                    store_host_ipv6=self.store_host_ipv6,
-                )
-            )
+            producer = ProducerSequence(self.producer_id, 0, first + index)
+            records.append(self._record(item, queue, _exchanged(item, properties, target), producer))
             codes.append(0 if item.level else tags_code(properties.get(PROPERTY_TAGS)))
         self._sequences[queue] = first + len(items)
         return EncodedBatch(
@@ -169,6 +180,28 @@ class ReturnWriter:
             ProducerSequence(self.producer_id, 0, first),
             (),
         )
+
+    def _record(
+        self, item: Returned, queue: TopicQueue, exchanged: dict[str, str], producer: ProducerSequence
+    ) -> bytes:
+        """A record for `queue`. A dead letter whose properties leave no place for its origin goes without."""
+
+        def build(properties: dict[str, str]) -> bytes:
+            return build_record(
+                item.parts,
+                *queue,
+                properties,
+                producer=producer,
+                reconsume_times=item.reconsume_times,
+                store_host_ipv6=self.store_host_ipv6,
+            )
+
+        try:
+            return build(exchanged)
+        except MessageIllegalError:
+            if item.level is not None:
+                raise
+            return build(exchanged | dict.fromkeys(_OF_DEAD_LETTERS, ""))
 
 
 def _queue_of(item: Returned, group: str, retry_queue: int) -> TopicQueue:
@@ -181,16 +214,19 @@ def _queue_of(item: Returned, group: str, retry_queue: int) -> TopicQueue:
 def _exchanged(item: Returned, properties: dict[str, str], target: TopicQueue | None) -> dict[str, str]:
     """The properties that differ from the record's; an empty text removes one. `target`: the queue after the delay."""
     offset_message_id = _offset_message_id(item.parts)
+    origin = properties.get(PROPERTY_RETRY_TOPIC, item.parts.topic)
+    message_id = properties.get(PROPERTY_UNIQ_KEY, offset_message_id)
+    of_dead_letter = (origin, message_id, reason_line(item.reason)) if item.level is None else ("", "", "")
     return {
-        PROPERTY_RETRY_TOPIC: properties.get(PROPERTY_RETRY_TOPIC, item.parts.topic),
+        **dict(zip(_OF_DEAD_LETTERS, of_dead_letter, strict=True)),
+        PROPERTY_RETRY_TOPIC: origin,
         PROPERTY_ORIGIN_MESSAGE_ID: properties.get(PROPERTY_ORIGIN_MESSAGE_ID, offset_message_id),
-        PROPERTY_UNIQ_KEY: properties.get(PROPERTY_UNIQ_KEY, offset_message_id),
+        PROPERTY_UNIQ_KEY: message_id,
         PROPERTY_WAIT: "false",
         PROPERTY_TIMER_DELIVER_MS: "",
         PROPERTY_DELAY: str(item.level) if target else "",
         PROPERTY_REAL_TOPIC: target[0] if target else "",
         PROPERTY_REAL_QUEUE_ID: str(target[1]) if target else "",
-        PROPERTY_DLQ_ORIGIN_ERROR: _UNFIT.sub(" ", item.reason)[:DLQ_ORIGIN_ERROR_MAX] if item.level is None else "",
     }
 
 

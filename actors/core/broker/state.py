@@ -279,20 +279,25 @@ class BrokerState:
 
     def decide_commits(
         self, owners: Owners, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]]
-    ) -> tuple[list[Change], dict[str, TopicCommits], list[str]]:
+    ) -> tuple[list[Change], dict[str, TopicCommits], dict[str, list[int]]]:
         """Commit offsets per topic and queue id (actors.core.broker.offsets).
 
-        Returns the records to store, what became of each topic's commits, and the topics that are not here. Raises
+        Returns the records to store, what became of each topic's commits, and the queues that are not here: those of
+        topics that do not exist, and those of members whose topic was deleted and made again with fewer queues. Raises
         GroupNotExistError, and InvalidArgumentError for an offset or a queue that cannot be.
         """
         self.require_group(group)
-        changes, verdicts, gone = [], {}, []
+        changes, verdicts, gone = [], {}, {}
         for topic, by_queue in commits.items():
             if topic not in self.topics and not is_light_queue(topic):
-                gone.append(topic)
+                gone[topic] = list(by_queue)
                 continue
-            self.check_queues(topic, by_queue)
-            verdict = verdicts[topic] = judge_commits(self.offsets, owners, group, topic, by_queue)
+            queue_nums = self.require_topic(topic).read_queue_nums
+            here = {q: commit for q, commit in by_queue.items() if q < queue_nums or not commit.generation}
+            self.check_queues(topic, here)
+            if len(here) < len(by_queue):
+                gone[topic] = [q for q in by_queue if q not in here]
+            verdict = verdicts[topic] = judge_commits(self.offsets, owners, group, topic, here)
             if verdict.offsets:
                 offsets = {str(queue_id): offset for queue_id, offset in verdict.offsets.items()}
                 changes.append({"kind": "offsets", "group": group, "topic": topic, "offsets": offsets})
@@ -387,6 +392,17 @@ class BrokerState:
         """False for a topic that the group is forbidden to read."""
         return topic not in self.forbidden.get(group, ())
 
+    def stop_reason(self, group: str, topic: str) -> str:
+        """The reason why a group that reads a topic has to stop; empty if it may go on."""
+        config = self.groups.get(group)
+        if config is not None and not config.consume_enable:
+            return f"group {group!r} may not consume: its consume_enable is off; see admin.update_group"
+        if not self.may_read(group, topic):
+            return (
+                f"group {group!r} is forbidden to read topic {topic!r}; `raymq group allow {group} {topic}` allows it"
+            )
+        return ""
+
     def check_readable(self, group: str, topic: str) -> TopicConfig:
         """The configuration of a topic that a group, which need not be known, may read. TopicNotExistError;
         NoPermissionError that says what stands in the way: the topic's permission, the group's consume_enable, or that
@@ -396,14 +412,8 @@ class BrokerState:
             raise NoPermissionError(
                 f"topic {topic!r} may not be read (its permission has no R); see admin.update_topic"
             )
-        if group in self.groups and not self.groups[group].consume_enable:
-            raise NoPermissionError(
-                f"group {group!r} may not consume: its consume_enable is off; see admin.update_group"
-            )
-        if not self.may_read(group, topic):
-            raise NoPermissionError(
-                f"group {group!r} is forbidden to read topic {topic!r}; `raymq group allow {group} {topic}` allows it"
-            )
+        if reason := self.stop_reason(group, topic):
+            raise NoPermissionError(reason)
         return config
 
     def check_broadcast(self, group: str, topics: Iterable[str] = ()) -> None:

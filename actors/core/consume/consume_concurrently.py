@@ -33,6 +33,9 @@ TASKS_AHEAD: Final = 4
 """Full tasks in flight, so that the listener has work while others are on their way."""
 SUSPECT_DEATHS: Final = 2
 """Deaths of the listener's process after which the messages of a task are suspects."""
+WAYS_MAX: Final = 16
+"""The most groups of a task's failures that are sent back apart, each with its own reason and durable append."""
+MANY_REASONS: Final = "many messages failed together, with different errors: the listener's log has them"
 TRIALS_MAX: Final = 2
 """Deaths over one and the same suspect after which it is sent back."""
 
@@ -78,8 +81,8 @@ class ConsumeConcurrently(ConsumeService):
         if process_queue.dropped:
             return Reaction()
         failed: set[int] = set()
-        # By delay level, and by the reason of messages that cannot be read: these are dead at once.
-        by_way: dict[tuple[int, str], set[int]] = defaultdict(set)
+        # By delay level, by the reason of messages that cannot be read, which are dead at once, and by their error.
+        by_way: dict[tuple[int, str, str], set[int]] = defaultdict(set)
         for failure in report.failures:
             indices = ended & set(range(failure.first, failure.first + failure.count))
             failed |= indices
@@ -87,7 +90,9 @@ class ConsumeConcurrently(ConsumeService):
             if failure.record_damaged:
                 self._skip_damaged(task, failure, indices)
             else:
-                by_way[DEAD_LETTER if failure.unreadable else failure.delay_level, failure.unreadable] |= indices
+                level = DEAD_LETTER if failure.unreadable else failure.delay_level
+                way = level, failure.unreadable, failure.error
+                by_way[way if way in by_way or len(by_way) < WAYS_MAX else (*way[:2], MANY_REASONS)] |= indices
         process_queue.finish(task, ended - failed)
         if len(ended) > len(failed) and not failed:
             process_queue.trouble = ""
@@ -102,8 +107,8 @@ class ConsumeConcurrently(ConsumeService):
             len(ended) - len(failed),
             len(failed),
             [
-                self._send_back(task, indices, level, process_queue.trouble, unreadable)
-                for (level, unreadable), indices in by_way.items()
+                self._send_back(task, indices, level, reason, unreadable)
+                for (level, unreadable, reason), indices in by_way.items()
                 if indices
             ],
         )

@@ -46,6 +46,8 @@ class PullState(Enum):
     REVOKED = "revoked"
     SUSPENDED = "suspended"
     PAUSED = "paused"
+    FORBIDDEN = "forbidden"
+    """The group may not read the queue: see AssignedQueues.forbidden."""
     STARTING = "starting"
     TOO_MANY_MESSAGES = "too many messages"
     TOO_MANY_BYTES = "too many bytes"
@@ -179,6 +181,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
             (process_queue.revoked, PullState.REVOKED),
             (self.suspended, PullState.SUSPENDED),
             (process_queue.queue in self._paused, PullState.PAUSED),
+            (process_queue.queue in self._forbidden, PullState.FORBIDDEN),
             (not process_queue.started, PullState.STARTING),
             (process_queue.count > too_many, PullState.TOO_MANY_MESSAGES),
             (process_queue.size_bytes > too_many_mib << 20, PullState.TOO_MANY_BYTES),
@@ -241,7 +244,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         ready = [
             process_queue
             for queue, process_queue in self._queues.items()
-            if queue not in self._paused and queue not in self._ending
+            if queue not in self._paused and queue not in self._ending and queue not in self._forbidden
         ]
         return self.service.next_tasks(ready, now_s)
 

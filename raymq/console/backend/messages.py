@@ -103,7 +103,7 @@ class TailBatch:
 @dataclass(frozen=True, slots=True)
 class DeadLetterView:
     """A dead letter: the message as stored in the dead-letter topic; `topic`, the one that it was sent to. The reason
-    of its failures is not kept with it."""
+    of its last failure is its system property DLQ_ORIGIN_ERROR."""
 
     message: MessageExt
     topic: str

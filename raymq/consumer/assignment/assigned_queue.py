@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from raymq.errors import NoPermissionError
 from raymq.message import MessageQueue
 from raymq.protocol.group import OffsetCommit, QueueOffset
 
@@ -96,6 +97,8 @@ class AssignedQueue(ABC):
     """The consumer goes back behind `committed`: the next commit does so too, and says it."""
     asked: OffsetCommit | None = None
     """The last commit that was handed out; None after a reset, so that an answer from before it changes nothing."""
+    forbidden: NoPermissionError | None = None
+    """The reason why the group may not read the queue now; None if it may. The queue stays this consumer's."""
     revoked_at_s: float | None = None
     """The time of the revocation; None while the queue is granted."""
 
@@ -122,6 +125,9 @@ class AssignedQueue(ABC):
         self.change(AssignmentEvent.REVOKE)
         if self.revoked_at_s is None:
             self.revoked_at_s = now_s
+
+    def hold_back(self) -> None:  # noqa: B027  # most kinds keep it
+        """Drop what is held and not delivered: the group may not read the queue now. It can be read again later."""
 
     @property
     def started(self) -> bool:

@@ -2,6 +2,7 @@
 
     heartbeat answered → GRANT, REVOKE      start offset told → START      finished and committed → RELEASE
     no answer for FENCE_AFTER_S, or a commit refused → LOSE
+    the group may not read the queue now → it is kept, forbidden, until the broker says otherwise
 
 A member must not use its queues when others may have them. So each answer of the group renews a lease, which is over
 before the group's own session is; `fence` gives up all queues then. A queue that a broker has refused to commit is
@@ -19,6 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Generic, TypeVar
 
 from raymq.consumer.assignment.assigned_queue import AssignedQueue, AssignmentEvent, AssignmentState
+from raymq.errors import NoPermissionError
 from raymq.message import MessageQueue
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from raymq.protocol.membership import SESSION_TIMEOUT_S, GroupAssignment
@@ -46,6 +48,9 @@ class AssignedQueues(ABC, Generic[Q]):
         """Those of them that are released once that may be."""
         self._fenced: dict[MessageQueue, int] = {}
         """Queues that a broker has refused to commit, with the generation it refused: only a newer grant counts."""
+        self._forbidden: dict[MessageQueue, NoPermissionError] = {}
+        """Queues that the brokers do not let the group read now, with the error that says why. Neither fetched from nor
+        delivered, but committed."""
         self._lease_until_s = -math.inf
         """Until then the group gives the queues to nobody else."""
         self._joined = False
@@ -76,9 +81,24 @@ class AssignedQueues(ABC, Generic[Q]):
         """True if revoked queues are not released yet."""
         return bool(self._revoked)
 
-    def starting(self, broker_name: str | None = None) -> list[Q]:
-        """The queues whose start offset is to be asked for, of one broker group or of all."""
-        return [assigned for queue, assigned in self._starting.items() if broker_name in (None, queue.broker_name)]
+    def starting(self, broker_name: str | None = None, *, forbidden: bool = True) -> list[Q]:
+        """The queues whose start offset is to be asked for, of one broker group or of all, with or without those that
+        may not be read at the moment."""
+        return [
+            assigned
+            for queue, assigned in self._starting.items()
+            if broker_name in (None, queue.broker_name) and (forbidden or queue not in self._forbidden)
+        ]
+
+    @property
+    def forbidden(self) -> Mapping[MessageQueue, NoPermissionError]:
+        """The queues held that the group may not read now, with the reason. Not to be kept: it changes."""
+        return self._forbidden
+
+    @property
+    def all_forbidden(self) -> bool:
+        """True if the group may read none of the queues held."""
+        return bool(self._forbidden) and len(self._forbidden) == len(self._queues)
 
     def _fetched_at(self, queue: MessageQueue, offset: int) -> Q | None:
         """The queue if it is fetched from, at `offset` next; None if it was revoked or moved meanwhile."""
@@ -121,7 +141,26 @@ class AssignedQueues(ABC, Generic[Q]):
         """Fetch a queue of `starting` from its start offset. Ignored if it was lost or revoked meanwhile."""
         if assigned.state is AssignmentState.STARTING:
             assigned.start(start)
+            assigned.forbidden = None
             self._state_changed(assigned)
+
+    def forbid(self, assigned: Q, error: NoPermissionError) -> bool:
+        """Fetch and deliver nothing more of a queue until `allow`: the group may not read it now. The queue stays with
+        this member. False if that is known, or the queue was lost or revoked meanwhile."""
+        queue = assigned.queue
+        if self._queues.get(queue) is not assigned or assigned.revoked:
+            return False
+        known = assigned.forbidden is not None
+        assigned.forbidden = self._forbidden[queue] = error
+        if not known:
+            assigned.hold_back()
+            self._state_changed(assigned)
+        return not known
+
+    def allow(self, assigned: Q) -> None:
+        """Go on with a queue that was forbidden, where it stopped."""
+        assigned.forbidden = None
+        self._state_changed(assigned)
 
     def revoke(self, queues: Iterable[MessageQueue], now_s: float) -> None:
         """Fetch and deliver nothing more of these queues; `release` gives them up once they are finished with."""
@@ -173,8 +212,9 @@ class AssignedQueues(ABC, Generic[Q]):
         """True if somebody waits for a commit."""
 
     def waits_for_broker(self) -> bool:
-        """True if queues wait for their start offsets, or somebody for a commit."""
-        return bool(self._starting) or self.commit_is_urgent()
+        """True if queues wait for their start offsets, or somebody for a commit. A queue that may not be read waits for
+        its next turn."""
+        return not self._starting.keys() <= self._forbidden.keys() or self.commit_is_urgent()
 
     def uncommitted(self, broker_name: str | None = None) -> dict[MessageQueue, OffsetCommit]:
         """The commits of everything that is finished and not committed, for one broker group or for all."""
@@ -184,12 +224,17 @@ class AssignedQueues(ABC, Generic[Q]):
             if assigned.dirty and broker_name in (None, assigned.queue.broker_name)
         }
 
-    def reset_queries(self, broker_name: str | None = None) -> dict[MessageQueue, OffsetCommit]:
-        """Commits without an offset, whose answer tells which queues somebody has reset."""
+    def reset_queries(
+        self, broker_name: str | None = None, *, only_forbidden: bool = False
+    ) -> dict[MessageQueue, OffsetCommit]:
+        """Commits without an offset, whose answer tells which queues somebody has reset, and which may be read; of all
+        queues that have started, or of those that were forbidden."""
         return {
             assigned.queue: assigned.ask(None)
             for assigned in self._queues.values()
-            if assigned.started and broker_name in (None, assigned.queue.broker_name)
+            if assigned.started
+            and broker_name in (None, assigned.queue.broker_name)
+            and (assigned.forbidden is not None or not only_forbidden)
         }
 
     def commit_answered(
@@ -209,12 +254,21 @@ class AssignedQueues(ABC, Generic[Q]):
                 if queue in answer.fenced:
                     self._fenced[queue] = commit.generation
                 self.lose([queue])
-            elif queue in answer.reset:
+                continue
+            if queue in answer.reset:
                 self._reset(assigned, answer.reset[queue])
             else:
                 assigned.committed_to(commit)
                 self._committed(assigned)
+            self._judge_permission(self._queues[queue], answer.stopped.get(queue))
         return committed
+
+    def _judge_permission(self, assigned: Q, stopped: str | None) -> None:
+        """Go on with a queue, or stop, as a broker's answer says."""
+        if stopped is not None:
+            self.forbid(assigned, NoPermissionError(stopped))
+        elif assigned.forbidden is not None:
+            self.allow(assigned)
 
     # Decided by each kind of consumer
 
@@ -257,5 +311,8 @@ class AssignedQueues(ABC, Generic[Q]):
                 table[queue] = assigned
             else:
                 table.pop(queue, None)
+        if assigned.forbidden is None or assigned.dropped or assigned.revoked:
+            assigned.forbidden = None
+            self._forbidden.pop(queue, None)
         if assigned.dropped and self._queues.get(queue) is assigned:
             del self._queues[queue]

@@ -21,12 +21,20 @@ from typing import Any, Final, Protocol
 from raymq.consumer.assignment.assigned_queue import AssignedQueue
 from raymq.consumer.assignment.assigned_queues import AssignedQueues
 from raymq.consumer.group_offsets import GroupOffsets
-from raymq.errors import GroupNotExistError, RaymqError, TopicNotExistError
+from raymq.errors import (
+    GroupNotExistError,
+    InvalidArgumentError,
+    NoPermissionError,
+    RaymqError,
+    TopicNotExistError,
+)
 from raymq.message import MessageQueue
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset, StartOffsetQuery
 from raymq.retry import Backoff
 
 RESET_QUERY_INTERVAL_S: Final = 2.0
+FORBIDDEN_INTERVAL_S: Final = 2.0
+"""How often a broker is asked if queues may be read now that were forbidden."""
 """How often the brokers are asked about resets of queues held without a group; members are told by their group."""
 COMMIT_TIMEOUT_S: Final = 5.0
 """For one call of a thread here, which calls again after a failure."""
@@ -145,6 +153,7 @@ class OffsetCommitter:
         """Ask the brokers about every queue held: somebody has reset offsets of the group."""
         for work in self._all():
             work.ask.set()
+            work.forbidden_at_s = -math.inf
             work.schedule(now=True)
 
     def prepare(self, broker_names: Iterable[str], timeout_s: float) -> None:
@@ -166,10 +175,18 @@ class OffsetCommitter:
     def answered(self, commits: Mapping[MessageQueue, OffsetCommit], answer: CommitAnswer) -> dict[MessageQueue, int]:
         """Take the brokers' answer to commits, and return the committed offsets."""
         with self.lock:
+            forbidden = set(self.core.forbidden)
             committed = self.core.commit_answered(commits, answer)
+            stopped, allowed = self.core.forbidden.keys() - forbidden, forbidden - self.core.forbidden.keys()
         for verdict, queues in (("has a new owner", answer.fenced), ("is deleted", answer.gone)):
             for queue in sorted(queues):
                 logger.warning("%s gives up %s: it %s", self.name, queue, verdict)
+        for reason in sorted({answer.stopped[queue] for queue in stopped}):
+            logger.warning("%s stops reading: %s", self.name, reason)
+        if allowed:
+            logger.info("%s may read again: %s", self.name, ", ".join(map(str, sorted(allowed))))
+        if stopped or allowed:
+            self.on_started()
         if answer.reset:
             logger.info("%s goes on where offsets were reset: %s", self.name, dict(answer.reset))
             self.on_started()
@@ -273,6 +290,8 @@ class _BrokerWork:
         """The time of the next commit of finished messages."""
         self._asked_s = time.monotonic()
         """When resets were asked about last."""
+        self.forbidden_at_s = -math.inf
+        """When the broker is asked again about queues that may not be read."""
         self._prepared = False
         self._backoff = Backoff()
         self._not_before_s = 0.0
@@ -292,6 +311,8 @@ class _BrokerWork:
                 at_s = self.commit_at_s
             if self._asks_alone:
                 at_s = min(at_s, self._asked_s + RESET_QUERY_INTERVAL_S)
+            if any(queue.broker_name == self.thread.broker_name for queue in committer.core.forbidden):
+                at_s = min(at_s, self.forbidden_at_s)
         at_s = max(at_s, self._not_before_s)
         if at_s < math.inf:
             self.thread.schedule(self, at_s)
@@ -308,8 +329,12 @@ class _BrokerWork:
         self.committer.armed = False
         try:
             self.prepare()
-            self._commit(time.monotonic())
-            self._start_queues()
+            now_s = time.monotonic()
+            asks_forbidden = now_s >= self.forbidden_at_s
+            if asks_forbidden:
+                self.forbidden_at_s = now_s + FORBIDDEN_INTERVAL_S
+            self._commit(now_s, asks_forbidden=asks_forbidden)
+            self._start_queues(forbidden=asks_forbidden)
             self._backoff.reset()
             self.schedule()
         except RaymqError as error:
@@ -325,18 +350,21 @@ class _BrokerWork:
         self._not_before_s = time.monotonic() + self._backoff.next()
         self.schedule(now=True)
 
-    def _commit(self, now_s: float) -> None:
+    def _commit(self, now_s: float, *, asks_forbidden: bool) -> None:
         committer, broker_name = self.committer, self.thread.broker_name
         with self.commit_lock:
             commits: dict[MessageQueue, OffsetCommit] = {}
             before_s = self.commit_at_s
             with committer.lock:
                 ask = self.ask.is_set() or (self._asks_alone and now_s >= self._asked_s + RESET_QUERY_INTERVAL_S)
+                if asks_forbidden and committer.core.forbidden:
+                    commits = committer.core.reset_queries(broker_name, only_forbidden=True)
                 if ask:
                     commits = committer.core.reset_queries(broker_name)
                     self._asked_s = now_s
                     self.ask.clear()
-                if now_s >= before_s or committer.core.commit_is_urgent():
+                due = now_s >= before_s or (ask and committer.interval_s < math.inf)
+                if due or committer.core.commit_is_urgent():
                     commits |= committer.core.uncommitted(broker_name)
                     self.commit_at_s = now_s + committer.interval_s
             if not commits:
@@ -352,26 +380,49 @@ class _BrokerWork:
                 raise
             committer.answered(commits, answer)
 
-    def _start_queues(self) -> None:
-        """Ask for the start offset of each queue that has none, and let it be fetched."""
+    def _start_queues(self, *, forbidden: bool) -> None:
+        """Ask for the start offset of each queue that has none, those that were `forbidden` included, and let it be
+        fetched. A topic that the group may not read concerns its own queues alone."""
         committer = self.committer
         with committer.lock:
-            starting: list[AssignedQueue] = committer.core.starting(self.thread.broker_name)
+            starting: list[AssignedQueue] = committer.core.starting(self.thread.broker_name, forbidden=forbidden)
         if not starting:
             return
         starts = committer.store.start_offsets({assigned.queue: assigned.generation for assigned in starting})
+        refusals: dict[str, NoPermissionError] = {}
         try:
             for assigned in starting:
                 try:
-                    start = starts.get(assigned.queue)
-                    if start is None:
-                        start = committer.store.start_offset(assigned.queue, assigned.generation)
-                except TopicNotExistError as error:
-                    logger.warning("%s gives up a queue of deleted topic %s", committer.name, error.topic)
+                    start = self._start_offset(assigned, starts, refusals)
+                except (TopicNotExistError, InvalidArgumentError) as error:  # deleted, or with fewer queues now
+                    logger.warning("%s gives up %s: %s", committer.name, assigned.queue, error)
                     with committer.lock:
                         committer.core.lose([assigned.queue])
                     continue
                 with committer.lock:
-                    committer.core.started(assigned, start)
+                    if start is not None:
+                        committer.core.started(assigned, start)
+                        continue
+                    refusal = refusals[assigned.queue.topic]
+                    new = committer.core.forbid(assigned, refusal)
+                if new:
+                    logger.warning("%s cannot read %s: %s", committer.name, assigned.queue, refusal)
         finally:
             committer.on_started()
+
+    def _start_offset(
+        self,
+        assigned: AssignedQueue,
+        starts: Mapping[MessageQueue, QueueOffset],
+        refusals: dict[str, NoPermissionError],
+    ) -> QueueOffset | None:
+        """The start offset of a queue, or None where `refusals` has, or gets, its topic. TopicNotExistError,
+        InvalidArgumentError."""
+        queue = assigned.queue
+        if queue in starts or queue.topic in refusals:
+            return starts.get(queue)
+        try:
+            return self.committer.store.start_offset(queue, assigned.generation)
+        except NoPermissionError as error:
+            refusals[queue.topic] = error
+            return None

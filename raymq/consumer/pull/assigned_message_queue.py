@@ -68,6 +68,10 @@ class AssignedMessageQueue(AssignedQueue):
         AssignedQueue.revoke(self, now_s)
         self.refetch_from(self.position)
 
+    def hold_back(self) -> None:
+        """Drop the buffered records: polls return nothing of the queue now."""
+        self.refetch_from(self.position)
+
     @property
     def commit_offset(self) -> int:
         """The offset to commit: the program has finished with every message before it."""
@@ -76,7 +80,7 @@ class AssignedMessageQueue(AssignedQueue):
     @property
     def silent(self) -> bool:
         """True if the queue is neither fetched from nor returned."""
-        return self.paused or self.state is not AssignmentState.STARTED
+        return self.paused or self.forbidden is not None or self.state is not AssignmentState.STARTED
 
     @property
     def unread(self) -> bool:

@@ -91,11 +91,13 @@ class PullConsumer(OfProcess):
 
         Messages of one queue come in order. With auto_commit, what earlier polls returned counts as done from now on.
         Raises InvalidArgumentError unless `max_messages` is a whole number from 1 and `timeout_s` is from 0;
-        ClientStateError when closed, or with nothing to consume;
-        DataLossError, while the other queues' messages go on coming, each time that a queue's next message
-        could not be read, and PredicateFailedError likewise, where its predicate failed on it; the error of the group
-        when it cannot be joined within the timeout; and, once, an error with which the brokers have refused an
-        automatic commit.
+        ClientStateError when closed, or with nothing to consume; DataLossError, while the other queues' messages go on
+        coming, each time that a queue's next message could not be read, and PredicateFailedError likewise, where its
+        predicate failed on it; NoPermissionError while
+        the group may not consume (consume_enable), or is forbidden to read a topic (`raymq group forbid`): at once if
+        that concerns all queues of this consumer, else when it would return nothing; the error of the group when it
+        cannot be joined within the timeout; and, once, an error with which the brokers have refused an automatic
+        commit.
 
         A message that cannot be read is returned in its place, and the consumer goes on behind it: `body` raises
         BodyUnreadableError, and `body_error` has that error.

@@ -245,8 +245,9 @@ class PullEngine:
         """See raymq.members.questions.Answers."""
         with self._lock:
             info = running_info(self._core, self.settings.group, client_id, host, self._name)
-        refusal = self._member.refusal
-        return replace(info, trouble="" if refusal is None else str(refusal), stacks=thread_stacks() if stacks else ())
+            troubles = [self._member.refusal, *self._core.forbidden.values()]
+        trouble = next((str(error) for error in troubles if error is not None), "")
+        return replace(info, trouble=trouble, stacks=thread_stacks() if stacks else ())
 
     def consume_directly(self, client_id: str, record: bytes, broker_name: str) -> DirectConsumption:
         """InvalidArgumentError: a pull consumer has no listener."""
@@ -275,7 +276,7 @@ class PullEngine:
             )
         self._committer.raise_refusal()
         self._member.raise_refusal()
-        self.raise_loss()
+        self._raise_loss()
         if self._spans is not None:
             self._poll_began_ns = time.time_ns()
         now_s = time.monotonic()
@@ -304,14 +305,25 @@ class PullEngine:
             self._in_place.close()
 
     def raise_failure(self) -> None:
-        """Raise the error of a poll that found nothing, if there is one: the group could never be joined, or a queue's
-        next message is lost."""
+        """Raise the error of a poll that found nothing, if there is one: the group could never be joined, it may not
+        read a queue now, or a queue's next message is lost."""
         self._member.raise_failure()
         with self._lock:
             self._unraised.update(self._losses)
-        self.raise_loss()
+            forbidden = next(iter(self._core.forbidden.values()), None)
+        self._raise_loss()
+        if forbidden is not None:
+            raise forbidden.with_traceback(None)
 
     def raise_loss(self) -> None:
+        """Raise the errors for which a poll without messages does not wait: NoPermissionError while the group may read
+        none of this consumer's queues, and those of `_raise_loss`."""
+        with self._lock:
+            if self._core.all_forbidden:
+                raise next(iter(self._core.forbidden.values())).with_traceback(None)
+        self._raise_loss()
+
+    def _raise_loss(self) -> None:
         """Raise DataLossError or PredicateFailedError if a queue's next message is lost, or its predicate failed on it,
         once for each time it could not be read. The other queues go on."""
         with self._lock:

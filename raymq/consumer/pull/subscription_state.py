@@ -246,7 +246,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         next one (any more), the fetch is for one message, and `fetched` ignores its result."""
         assigned = self._fetched_at(queue, offset)
         subscription = self._subscriptions.get(queue.topic)
-        if assigned is None or subscription is None or assigned.paused:
+        if assigned is None or subscription is None or assigned.silent:
             return FetchRequest(queue.topic, queue.queue_id, offset, 1)
         assigned.fetching = True
         share = (self._settings.threshold_all_count - self._buffered_count) // len(self._queues)

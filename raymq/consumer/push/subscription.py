@@ -32,9 +32,10 @@ LISTENER_TIMEOUT_S: Final = 10.0
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
     """One queue at an instance. `state` is "pulling" if it is fetched from, or the reason why not: "suspended",
-    "paused", "too many messages" or the like. Messages before `commit_offset` are consumed, those before
-    `committed_offset` committed; `buffered` messages are held at the instance, `in_flight` of them by the listener.
-    `trouble`: the reason why the last message that failed did."""
+    "paused", "too many messages" or the like; "forbidden" while the group may not read it. Messages before
+    `commit_offset` are consumed, those before `committed_offset` committed; `buffered` messages are held at the
+    instance, `in_flight` of them by the listener.
+    `trouble`: the reason why the last message that failed did, or why the group may not read the queue."""
 
     queue: MessageQueue
     state: str
@@ -52,7 +53,8 @@ class InstanceStatus:
     """One instance: its name, the queues it holds, and the state of its listener.
 
     `consumed` and `failures` count messages since the instance came to its Pull actor's process. `last_error` is
-    the traceback or the reason of a failure after which no message has succeeded. `skipped` messages of the queues
+    the traceback or the reason of a failure after which no message has succeeded, or the reason why the group may not
+    read a queue now. `skipped` messages of the queues
     that it holds were left out because their records are damaged; `last_skipped` is the error of one of them.
     `listener_away` is the reason why
     nothing is delivered now, and empty otherwise; `listener_silent_s` is how long the listener's process has not

@@ -270,7 +270,7 @@ class SimpleEngine:
         if given.attempts > retry_max_times or given.topic == retry_topic(self.settings.group):
             dead = [index for index, message in enumerate(result) if message.attempt > retry_max_times + 1]
             for index in dead:
-                self._give_up(name, found.record(index))
+                self._give_up(name, found.record(index), result[index].attempt - 1)
             if dead:
                 self.ack([result[index] for index in dead])
                 gone = set(dead)
@@ -289,7 +289,7 @@ class SimpleEngine:
                 logger.error("group %s skips a message: %s", self.settings.group, error)
                 del found.unreadable[offset]
             elif message.reconsume_times + given.attempts > retry_max_times:
-                self._give_up(name, record, error.reason)
+                self._give_up(name, record, message.reconsume_times + given.attempts, error.reason)
                 del found.unreadable[offset]
 
     def _settle_excluded(self, name: str, given: LeasedRange, found: LeasedMessages) -> None:
@@ -302,10 +302,18 @@ class SimpleEngine:
             part = LeasePart(given.topic, given.queue_id, given.start, given.pop_ms, f"{excluded:x}")
             self._call(name, "ack_messages", self.settings.group, [part])
 
-    def _give_up(self, name: str, record: bytes, reason: str = "") -> None:
-        """Send a message that was tried too often to the dead letters of its group. `reason`: why it cannot be read."""
+    def _give_up(self, name: str, record: bytes, attempts: int, reason: str = "") -> None:
+        """Send a message to the dead letters of its group: it was handed out in vain so often, or cannot be read, for
+        which `reason` says why."""
         ActorRef(name).call(
-            "send_back", self.settings.group, record, delay_level=-1, reason=reason, timeout_s=SETTLE_TIMEOUT_S
+            "send_back",
+            self.settings.group,
+            record,
+            delay_level=-1,
+            reason=reason,
+            failure=f"not acknowledged in {attempts} attempts",
+            attempts=attempts,
+            timeout_s=SETTLE_TIMEOUT_S,
         )
 
     # Settling

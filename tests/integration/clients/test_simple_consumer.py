@@ -94,6 +94,12 @@ def test_a_message_comes_again_with_its_attempt_and_ends_as_a_dead_letter(mq: ra
         assert consumer.receive(12, LONG_S, wait_s=0) == []
     dead = mq.admin.dead_letters("pop-again-g").letters()
     assert sorted(int(letter.message.body) for letter in dead) == [4, 6, 8, 10]
+    sent = {message.body: message.message_id for message in first}
+    for letter in dead:
+        assert letter.message.reconsume_times == 3
+        assert letter.reason == "not acknowledged in 3 attempts"
+        assert letter.message.system_properties["DLQ_ORIGIN_TOPIC"] == "pop-again"
+        assert letter.message.system_properties["DLQ_ORIGIN_MESSAGE_ID"] == sent[letter.message.body]
 
 
 def test_messages_that_are_not_acknowledged_in_time_come_again_and_wake_who_waits(mq: raymq.Client) -> None:

@@ -183,10 +183,13 @@ def test_a_commit_is_answered_with_what_became_of_each_queue(client, broker):
     }
 
 
-def test_a_commit_of_a_group_that_may_not_consume_counts_and_is_fenced(client, broker):
-    client("update_group", GroupConfig("g", consume_enable=False))
+def test_a_commit_of_a_group_that_may_not_consume_counts_and_stops_the_queue(client, broker):
+    assert client("update_groups", [GroupConfig("g", consume_enable=False), GroupConfig("h")]) == ["g"]
+    assert client("update_groups", [GroupConfig("g", consume_enable=False)]) == []
     assert client("group_config", "g") == GroupConfig("g", consume_enable=False)
-    assert client("commit_offsets", "g", {"orders": {0: OffsetCommit(5, 0, 0)}}).fenced == {queue(0)}
+    answer = client("commit_offsets", "g", {"orders": {0: OffsetCommit(5, 0, 0)}})
+    assert (answer.fenced, list(answer.stopped)) == (frozenset(), [queue(0)])
+    assert "consume_enable is off" in answer.stopped[queue(0)]
     assert client("committed_offsets", "g", "orders") == {0: 5}
     with pytest.raises(NoPermissionError, match="consume_enable"):
         client("start_offset", "g", queue(0), FIRST, 1)

@@ -173,7 +173,7 @@ class Scene:
         self.thread.close()
         self.senders.shutdown(wait=False)
 
-    def _send_back(self, broker_name: str, records: bytes, level: int, most: int, reason: str) -> None:
+    def _send_back(self, broker_name: str, records: bytes, level: int, most: int, reason: str, failure: str) -> None:
         if self.refuse:
             raise ServiceNotAvailableError("the broker is away")
         self.sent += [(broker_name, offset, level) for offset in MemoryRecords.read(records).offsets]

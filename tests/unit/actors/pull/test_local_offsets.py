@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
+from actors.pull import local_offsets
 from actors.pull.local_offsets import LocalFileOffsetStore, LocalOffsets
 from raymq.consumer.push.settings import PushSettings
 from raymq.consumer.subscription import Subscription
@@ -92,7 +94,38 @@ def test_in_broadcasting_offsets_come_from_the_file_or_else_from_the_settings(tm
     again = LocalFileOffsetStore("pull-billing-0", settings, brokers)
     again.prepare("broker-a", 1.0)
     assert again.start_offsets({Q: 0, P: 0}) == {Q: QueueOffset(120)}
-    assert sorted(brokers.checked) == sorted((q.broker_name, [q.topic]) for q in (Q, P)), "and it may read these topics"
+    assert sorted(brokers.checked) == sorted((name, ["orders"]) for name in {Q.broker_name, P.broker_name})
     brokers.refusal = NoPermissionError("consume_broadcast_enable is off")
+    assert again.start_offsets({Q: 0}) == {}
     with pytest.raises(NoPermissionError):
-        again.start_offsets({Q: 0})
+        again.start_offset(Q, 0)
+
+
+def test_in_broadcasting_a_running_instance_is_told_that_it_may_read_no_more(tmp_path, monkeypatch):
+    now_s = 100.0
+    monkeypatch.setattr(local_offsets, "time", SimpleNamespace(monotonic=lambda: now_s))
+    settings = PushSettings(
+        "billing", (Subscription.parse("orders"),), message_model=MessageModel.BROADCASTING, offsets_dir=str(tmp_path)
+    )
+    brokers = Brokers()
+    store = LocalFileOffsetStore("pull-billing-0", settings, brokers)
+    store.prepare("broker-a", 1.0)
+    commits = {Q: OffsetCommit(120, 0, 0)}
+    assert store.commit_offsets(commits, 1.0).stopped == {}
+    brokers.refusal = NoPermissionError("forbidden to read")
+    assert store.commit_offsets(commits, 1.0).stopped == {}, "not asked with each commit"
+    now_s += local_offsets.RESET_QUERY_INTERVAL_S
+    assert store.commit_offsets(commits, 1.0).stopped == {Q: "forbidden to read"}
+    assert store.commit_offsets(commits, 1.0).stopped == {Q: "forbidden to read"}, "as it said last"
+    brokers.refusal = ServiceNotAvailableError("away")
+    now_s += local_offsets.RESET_QUERY_INTERVAL_S
+    assert store.commit_offsets(commits, 1.0).stopped == {Q: "forbidden to read"}, (
+        "a broker that is away changes nothing"
+    )
+    asked = len(brokers.checked)
+    now_s += local_offsets.RESET_QUERY_INTERVAL_S
+    store.commit_offsets(commits, 1.0)
+    assert len(brokers.checked) == asked, "which is asked again only after a pause"
+    brokers.refusal = None
+    now_s += local_offsets.BROADCAST_CHECK_PAUSE_S
+    assert store.commit_offsets(commits, 1.0).stopped == {}

@@ -70,6 +70,8 @@ def cluster(monkeypatch):
     cluster = Cluster(monkeypatch)
     for method in ("group_config", "group_topics", "group_stats", "delete_group"):
         cluster.answers["b", method] = GroupNotExistError("billing")
+    for name in "ab":
+        cluster.answers[name, "update_groups"] = []
     cluster.answers["a", "group_config"] = GroupConfig("billing")
     return cluster
 
@@ -118,6 +120,7 @@ def test_a_topic_is_forbidden_and_allowed_at_every_broker_and_the_members_look_a
     assert cluster.calls[-1] == ("rebalance-0", "offsets_reset", "billing")
     cluster.admin.allow("billing", "orders")
     assert cluster.called("forbid_topic")[2:] == [(name, "billing", "orders", False) for name in "ab"]
+    assert cluster.calls[-1] == ("rebalance-0", "offsets_reset", "billing")
     cluster.answers["a", "forbidden_topics"] = ["orders"]
     cluster.answers["b", "forbidden_topics"] = ["bills", "orders"]
     assert cluster.admin.forbidden_topics("billing") == ["bills", "orders"]
@@ -172,8 +175,17 @@ def test_a_groups_fields_are_changed_at_every_broker(cluster):
     changed = cluster.admin.update_group("billing", retry_max_times=2)
     assert changed == GroupConfig("billing", retry_max_times=2)
     assert cluster.called("update_groups") == [("a", [changed]), ("b", [changed])]
+    assert cluster.called("offsets_reset") == []
     with pytest.raises(InvalidArgumentError, match="no retry_times; known are"):
         cluster.admin.update_group("billing", retry_times=2)
+
+
+@pytest.mark.parametrize("where", [["a"], ["b"], ["a", "b"]])
+def test_members_ask_again_when_their_group_may_consume_no_more_or_once_more(cluster, where):
+    for name in where:
+        cluster.answers[name, "update_groups"] = ["billing"]
+    cluster.admin.update_group("billing", consume_enable=False)
+    assert cluster.called("offsets_reset") == [("rebalance-0", "billing")]
 
 
 def test_deleting_a_group_deletes_it_where_it_is_known(cluster):

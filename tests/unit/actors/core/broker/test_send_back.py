@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from actors.core.broker.send_back import ReturnWriter, read_returned
+from actors.core.broker.send_back import ReturnWriter, read_replayed, read_returned, reason_line
 from raymq.delay import DELAY_LEVELS_MS
 from raymq.errors import InvalidArgumentError, MessageIllegalError
 from raymq.kernels.check import validate_batch
 from raymq.kernels.stamp import stamp
-from raymq.message import PROPERTY_DLQ_ORIGIN_ERROR, Message, MessageExt, MessageQueue
+from raymq.message import MAX_PROPERTIES_BYTES, PROPERTY_DLQ_ORIGIN_ERROR, Message, MessageExt, MessageQueue
 from raymq.names import SCHEDULE_TOPIC
 from raymq.protocol.group import GroupConfig, SendBackAnswer
 from raymq.record.check import check_record
@@ -216,3 +216,59 @@ def test_a_damaged_record_cannot_be_given_back(offset):
     record[offset] ^= 1
     with pytest.raises(InvalidArgumentError, match="whole records"):
         give_back(bytes(record))
+
+
+def test_a_dead_letter_has_its_origin_its_attempts_and_the_reason_of_its_failure():
+    returned, _ = read_returned(
+        consumed(b"x"), GROUP, delay_level=-1, max_reconsume_times=-1, attempts=3, failure="not\nacknowledged\x01"
+    )
+    [batch] = writer().batches("billing", returned, 3)
+    letter = one(batch.records)
+    assert letter.reconsume_times == 3
+    assert letter.system_properties["DLQ_ORIGIN_TOPIC"] == "orders"
+    assert letter.system_properties["DLQ_ORIGIN_MESSAGE_ID"] == letter.message_id == "A" * 32
+    assert letter.system_properties["DLQ_ORIGIN_ERROR"] == "not acknowledged "
+
+
+def test_a_message_that_is_to_be_tried_again_has_no_reason_and_a_replayed_one_loses_it():
+    returned, _ = read_returned(consumed(b"x"), GROUP, delay_level=0, max_reconsume_times=-1, failure="no")
+    [batch] = writer().batches("billing", returned, 3)
+    assert not any(name.startswith("DLQ_") for name in one(batch.records).system_properties)
+    returned, _ = read_returned(consumed(b"x"), GROUP, delay_level=-1, max_reconsume_times=-1, failure="no")
+    [dead] = writer().batches("billing", returned, 3)
+    [again] = writer().batches("billing", read_replayed(stored(dead.records, dead.sizes)), 3)
+    assert not any(name.startswith("DLQ_") for name in one(again.records).system_properties)
+
+
+def test_a_dead_letter_without_place_for_its_origin_is_kept_all_the_same():
+    record = consumed_with_properties(MAX_PROPERTIES_BYTES - 450)
+    returned, answer = read_returned(record, GROUP, delay_level=-1, max_reconsume_times=-1, failure="x" * 1000)
+    [batch] = writer().batches("billing", returned, 3)
+    assert (answer.dead, one(batch.records).body) == (1, b"x")
+    assert "DLQ_ORIGIN_ERROR" not in one(batch.records).system_properties
+
+
+def consumed_with_properties(size: int) -> bytes:
+    """A record of topic `orders` whose properties take about so many bytes."""
+    batch = encode_batch(
+        [Message("orders", b"x", properties={"a": "b" * size})],
+        2,
+        born_host=("10.0.0.1", 77),
+        born_timestamp_ms=1000,
+        message_ids=["A" * 32],
+        producer=ProducerSequence("p", 4, 5),
+    )
+    return stored(batch.records, batch.sizes)
+
+
+@pytest.mark.parametrize(
+    ("reason", "line"),
+    [
+        ("", ""),
+        ("the listener answered RECONSUME_LATER", "the listener answered RECONSUME_LATER"),
+        ('Traceback (most recent call last):\n  File "x"\nValueError: never\n', "ValueError: never"),
+        ("y" * 1000, "y" * 499 + "…"),
+    ],
+)
+def test_a_reason_is_one_line(reason, line):
+    assert reason_line(reason) == line

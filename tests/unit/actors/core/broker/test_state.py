@@ -133,7 +133,15 @@ def test_commits_in_a_topic_that_is_gone_are_named_and_the_others_are_decided():
     commits = {topic: {0: OffsetCommit(5, 0, 0)} for topic in ("nothing", "orders")}
     changes, verdicts, gone = filled().decide_commits(Owners(), "billing", commits)
     assert [(change["topic"], change["offsets"]) for change in changes] == [("orders", {"0": 5})]
-    assert (list(verdicts), gone) == (["orders"], ["nothing"])
+    assert (list(verdicts), gone) == (["orders"], {"nothing": [0]})
+
+
+def test_a_member_whose_topic_was_made_again_with_fewer_queues_is_told_which_are_gone():
+    state = filled()
+    commits = {"orders": {0: OffsetCommit(6, 1, 0), 9: OffsetCommit(9, 1, 0)}}
+    changes, _, gone = state.decide_commits(Owners(), "billing", commits)
+    assert [(change["topic"], change["offsets"]) for change in changes] == [("orders", {"0": 6})]
+    assert gone == {"orders": [9]}
 
 
 @pytest.mark.parametrize("offsets", [{4: 1}, {-1: 1}, {0: -1}, {0: 1, 9: 1}])

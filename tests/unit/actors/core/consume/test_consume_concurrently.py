@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.core.consume.consume_concurrently import SUSPECT_DEATHS, TRIALS_MAX
+from actors.core.consume.consume_concurrently import MANY_REASONS, SUSPECT_DEATHS, TRIALS_MAX, WAYS_MAX
 from actors.core.consume.consume_service import SEND_BACK_RETRY_S, TASKS_MAX, SendBack
 from actors.core.consume.process_queues import ProcessQueues
 from raymq.message import MessageModel, MessageQueue
@@ -79,11 +79,23 @@ def test_queues_take_turns_when_not_all_can_be_served():
     assert {task.queue for task in first} == {Q, P}
 
 
+def test_failed_messages_are_sent_back_with_their_own_reasons_up_to_a_bound():
+    core = table(max_reconsume_times=5)
+    fetch(core, Q, *range(30))
+    [task] = core.deliverable(0.0)
+    failures = tuple(Failure(index, 1, f"error {index}") for index in range(30))
+    sent = core.reported(task, ConsumeReport(failures=failures), 0.0).send_backs
+    reasons = {index: one.reason for one in sent for index in one.indices}
+    assert len(sent) == WAYS_MAX + 1
+    assert [reasons[index] for index in range(WAYS_MAX)] == [f"error {index}" for index in range(WAYS_MAX)]
+    assert {reasons[index] for index in range(WAYS_MAX, 30)} == {MANY_REASONS}
+
+
 def test_failed_messages_are_sent_back_by_level_and_the_others_are_done():
     core = table(max_reconsume_times=5)
     fetch(core, Q, *range(10))
     [task] = core.deliverable(0.0)
-    failures = (Failure(2, 1, "a"), Failure(4, 2, "b", delay_level=9), Failure(8, 1, "c"))
+    failures = (Failure(2, 1, "a"), Failure(4, 2, "b", delay_level=9), Failure(8, 1, "a"))
     reaction = core.reported(task, ConsumeReport(failures=failures), 0.0)
     assert (reaction.ok, reaction.failed) == (6, 4)
     sent = {sent.delay_level: sent for sent in reaction.send_backs}

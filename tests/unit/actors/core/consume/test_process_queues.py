@@ -245,6 +245,26 @@ def test_a_fenced_or_deleted_queue_is_dropped_and_its_outcome_not_heeded(answer)
 
 
 @pytest.mark.parametrize("orderly", [False, True])
+def test_a_queue_that_the_group_may_not_read_delivers_nothing_more_and_goes_on_where_it_stopped(orderly):
+    core = table(orderly=orderly)
+    fetch(core, Q, 5, 6)
+    [task] = core.deliverable(0.0)
+    fetch(core, Q, 7)
+    core.commit_answered(core.reset_queries("broker-a"), CommitAnswer(stopped={Q: "forbidden to read"}))
+    assert core.pull_state(process_queue_of(core, Q)) is PullState.FORBIDDEN
+    assert (core.wanted(0.0), core.holding) == ({}, frozenset({Q}))
+    core.reported(task, DONE, 0.0)
+    commits = core.uncommitted("broker-a")
+    assert commits[Q].queue_offset == 7, "what was with the listener is committed"
+    assert core.commit_answered(commits, CommitAnswer(stopped={Q: "forbidden to read"})) == {Q: 7}
+    assert core.deliverable(0.0) == []
+    core.commit_answered(core.reset_queries("broker-a"), CommitAnswer())
+    [task] = core.deliverable(0.0)
+    assert list(task.messages.offsets) == [7]
+    assert core.wanted(0.0) == {Q: 8}
+
+
+@pytest.mark.parametrize("orderly", [False, True])
 def test_a_reset_drops_what_is_held_and_goes_on_there(orderly):
     core = table(orderly=orderly)
     fetch(core, Q, *range(5, 25))

@@ -35,12 +35,14 @@ class Broker:
         self.failures: list[Exception] = []
         self.answer = CommitAnswer()
         self.left_out: dict[MessageQueue, Exception | None] = {}
+        self.asked_alone: list[MessageQueue] = []
 
     def start_offsets(self, generations) -> dict[MessageQueue, QueueOffset]:
         return {queue: QueueOffset(10) for queue in generations if queue not in self.left_out}
 
     def start_offset(self, queue, generation) -> QueueOffset:
-        failure = self.left_out[queue]
+        self.asked_alone.append(queue)
+        failure = self.left_out.get(queue)
         if failure is not None:
             raise failure
         return QueueOffset(20)
@@ -168,6 +170,47 @@ def test_a_queue_without_permission_holds_up_no_other_and_is_asked_for_again(sce
     eventually(lambda: scene.wanted() == {A: 10}, "the other's start", WAIT_S)
     scene.brokers["broker-a"].left_out = {}
     eventually(lambda: scene.wanted() == {A: 10, other: 10}, "its start", WAIT_S)
+
+
+def test_a_topic_without_permission_is_asked_for_once_and_holds_up_no_other_topic(scene, monkeypatch, caplog):
+    monkeypatch.setattr(offset_committer, "FORBIDDEN_INTERVAL_S", 0.02)
+    scene.core.subscribe(Subscription.parse("bills"))
+    forbidden = [MessageQueue("bills", "broker-a", number) for number in range(5)]
+    broker = scene.brokers["broker-a"]
+    broker.left_out = dict.fromkeys(forbidden, NoPermissionError("forbidden to read bills"))
+    scene.grant(*forbidden, A)
+    eventually(lambda: scene.wanted() == {A: 10}, "the other topic's start", WAIT_S)
+    eventually(lambda: broker.asked_alone[:2] == forbidden[:1] * 2, "one question each time", WAIT_S)
+    scene.consume(A, 10)
+    scene.commits("broker-a", {A: 11})
+    assert caplog.text.count("cannot read") == 5  # once for each queue, however often it is asked for
+    broker.left_out = {}
+    eventually(lambda: set(scene.wanted()) == {*forbidden, A}, "all starts", WAIT_S)
+
+
+def test_a_queue_that_is_stopped_goes_on_once_it_may_be_read(scene, monkeypatch):
+    monkeypatch.setattr(offset_committer, "FORBIDDEN_INTERVAL_S", 0.02)
+    scene.begin(A)
+    broker = scene.brokers["broker-a"]
+    broker.left_out = {A: NoPermissionError("no")}
+    broker.answer = CommitAnswer(stopped={A: "no"})
+    scene.committer.ask_about_resets()
+    eventually(lambda: scene.core.all_forbidden, "the stop", WAIT_S)
+    assert scene.wanted() == {}
+    scene.grant(A)  # the generation is the same as before
+    broker.left_out = {}
+    eventually(lambda: scene.wanted() == {A: 10}, "its start", WAIT_S)
+
+
+def test_an_administrators_word_has_forbidden_queues_asked_for_at_once(scene, monkeypatch):
+    monkeypatch.setattr(offset_committer, "FORBIDDEN_INTERVAL_S", 3600.0)
+    broker = scene.brokers["broker-a"]
+    broker.left_out = {A: NoPermissionError("no")}
+    scene.grant(A)
+    eventually(lambda: scene.core.all_forbidden, "the refusal", WAIT_S)
+    broker.left_out = {}
+    scene.committer.ask_about_resets()
+    eventually(lambda: scene.wanted() == {A: 10}, "its start", WAIT_S)
 
 
 def test_a_broker_that_does_not_answer_keeps_no_other_waiting(scene):

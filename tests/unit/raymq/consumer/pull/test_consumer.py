@@ -23,6 +23,7 @@ from raymq.errors import (
     GroupNotExistError,
     IllegalNameError,
     InvalidArgumentError,
+    NoPermissionError,
     OffsetOutOfRangeError,
     ServiceNotAvailableError,
 )
@@ -59,6 +60,7 @@ class Group:
         self.start_failures: list[Exception] = []
         self.announced: list[ConsumerData] = []
         self.starts: list[tuple[MessageQueue, object, int]] = []
+        self.stopped: dict[MessageQueue, str] = {}
 
     # RebalanceClient
 
@@ -77,10 +79,12 @@ class Group:
         self.starts.append((queue, query, generation))
         if self.start_failures:
             raise self.start_failures.pop()
+        if queue in self.stopped:
+            raise NoPermissionError(self.stopped[queue])
         return self.reset.get(queue, QueueOffset(self.committed_offsets.get(queue, 0)))
 
     def start_offsets(self, generations, query, timeout_s=20.0) -> dict[MessageQueue, QueueOffset]:
-        return {queue: self.start_offset(queue, query, generation) for queue, generation in generations.items()}
+        return {q: self.start_offset(q, query, at) for q, at in generations.items() if q not in self.stopped}
 
     def committed_offset(self, queue, timeout_s=20.0):
         return self.committed_offsets.get(queue)
@@ -94,7 +98,8 @@ class Group:
         for queue, wish in commits.items():
             if queue not in refused and wish.queue_offset is not None:
                 self.committed_offsets[queue] = wish.queue_offset
-        return CommitAnswer(reset, self.fenced & commits.keys())
+        stopped = {queue: reason for queue, reason in self.stopped.items() if queue in commits}
+        return CommitAnswer(reset, self.fenced & commits.keys(), stopped=stopped)
 
     # For tests
 
@@ -536,6 +541,63 @@ def test_a_queue_that_another_member_has_begun_with_is_let_go(consume, group):
     group.fenced = frozenset()
     group.grant(Q0, Q1)
     holds(consumer, Q0, Q1)
+
+
+@pytest.mark.parametrize("wait_s", [0.0, WAIT_S])
+def test_a_poll_raises_at_once_while_its_group_may_read_nothing(consume, group, wait_s):
+    consumer = consume()
+    assert poll(consumer, 5) == [b"0", b"1", b"2", b"3", b"4"]
+    group.stopped = dict.fromkeys((Q0, Q1), "forbidden to read")
+    group.resets += 1  # as `group forbid` tells the members
+    eventually(lambda: consumer.engine._core.all_forbidden, "the end of reading", WAIT_S)
+    for _ in range(2):
+        with pytest.raises(NoPermissionError, match="forbidden to read"):
+            consumer.poll(timeout_s=wait_s)
+    info = consumer.engine.running_info("c", "h", stacks=False)
+    assert (info.trouble, {queue.state for queue in info.queues}) == ("forbidden to read", {"forbidden"})
+    group.stopped = {}
+    group.resets += 1
+    eventually(lambda: not consumer.engine._core.forbidden, "the permission", WAIT_S)
+    assert consumer.poll(timeout_s=0.0) == []
+
+
+def test_a_poll_that_waits_is_ended_by_the_end_of_reading(consume, group):
+    consumer = consume()
+    poll(consumer, 5)
+    raised = []
+
+    def wait() -> None:
+        with pytest.raises(NoPermissionError) as caught:
+            consumer.poll(timeout_s=WAIT_S)
+        raised.append(caught.value)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    group.stopped = dict.fromkeys((Q0, Q1), "no")
+    group.resets += 1
+    thread.join(WAIT_S)
+    assert len(raised) == 1
+
+
+def test_a_poll_raises_when_it_finds_nothing_and_its_group_may_not_read_one_of_its_queues(consume, group):
+    group.stopped = {Q1: "no"}
+    consumer = consume()
+    eventually(lambda: Q1 in consumer.engine._core.forbidden, "the refusal", WAIT_S)
+    assert poll(consumer, 5) == [b"0", b"1", b"2", b"3", b"4"]
+    with pytest.raises(NoPermissionError, match="no"):
+        consumer.poll(timeout_s=0.0)
+
+
+def test_a_queue_that_was_assigned_by_hand_comes_back_after_it_was_forbidden(consume, group, monkeypatch):
+    monkeypatch.setattr(offset_committer, "FORBIDDEN_INTERVAL_S", 0.02)
+    consumer = consume(expression=None)
+    consumer.assign([Q0])
+    assert poll(consumer, 5) == [b"0", b"1", b"2", b"3", b"4"]
+    group.stopped = {Q0: "no"}
+    eventually(lambda: consumer.engine._core.all_forbidden, "the end of reading", WAIT_S)
+    group.stopped = {}
+    eventually(lambda: not consumer.engine._core.forbidden, "the permission", WAIT_S)
+    assert (consumer.assignment(), consumer.poll(timeout_s=0.0)) == ([Q0], [])
 
 
 def test_a_reset_while_the_program_is_idle_is_followed(consume, group):

@@ -9,7 +9,7 @@ from raymq.consumer.pull.fetched_records import FetchedRecords
 from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.pull.subscription_state import SubscriptionState
 from raymq.consumer.subscription import Subscription
-from raymq.errors import ClientStateError, InvalidArgumentError
+from raymq.errors import ClientStateError, InvalidArgumentError, NoPermissionError
 from raymq.message import MessageQueue
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from raymq.protocol.membership import GroupAssignment
@@ -196,6 +196,73 @@ def test_a_refusal_from_before_the_queue_was_granted_anew_counts_for_nothing():
     start_all(core, 5)
     core.commit_answered(under_way, CommitAnswer(fenced=frozenset({Q0})))
     assert core.assigned_queues == [Q0]
+
+
+def test_a_queue_that_the_group_may_not_read_is_kept_and_goes_on_where_it_stopped():
+    core = make(Q0, Q1)
+    fetch(core, Q0, 0, 1)
+    assert poll(core, 1) == [(0, 0)]
+    core.pause([Q1])
+    core.commit_answered(core.reset_queries(), CommitAnswer(stopped={Q0: "forbidden to read", Q1: "forbidden to read"}))
+    assert (core.assigned_queues, core.holding) == ([Q0, Q1], frozenset({Q0, Q1}))
+    assert (core.peek(10), core.wanted(), core.all_forbidden) == ([], {}, True)
+    assert {queue: str(error) for queue, error in core.forbidden.items()} == dict.fromkeys(
+        (Q0, Q1), "forbidden to read"
+    )
+    assert not core.waits_for_broker()
+    grant(core, Q0, Q1, generation=1)  # the same generation as before
+    assert core.all_forbidden
+    assert poll(core) == []  # and the program has finished with what it got before
+    assert commit(core, stopped={Q0: "forbidden to read"}) == {Q0: 1}
+    core.commit_answered(core.reset_queries(), CommitAnswer())
+    assert (core.wanted(), core.paused, dict(core.forbidden)) == ({Q0: 1}, [Q1], {})
+
+
+def test_a_queue_that_was_forbidden_before_it_began_waits_for_its_start_offset():
+    core = make()
+    grant(core, Q0, Q1)
+    [first, second] = core.starting()
+    assert core.forbid(first, NoPermissionError("no"))
+    assert not core.forbid(first, NoPermissionError("no")), "known"
+    assert (core.starting(forbidden=False), core.starting()) == ([second], [first, second])
+    assert core.waits_for_broker()
+    core.started(second, QueueOffset(0))
+    assert not core.waits_for_broker(), "it is asked for at its time only"
+    core.started(first, QueueOffset(5))
+    assert (core.wanted(), dict(core.forbidden)) == ({Q0: 5, Q1: 0}, {})
+
+
+def test_a_reset_of_a_queue_that_is_forbidden_counts_once_it_is_allowed():
+    core = make(Q0)
+    core.commit_answered(core.reset_queries(), CommitAnswer({Q0: QueueOffset(7, 1)}, stopped={Q0: "no"}))
+    assert (core.wanted(), core.all_forbidden) == ({}, True)
+    core.commit_answered(core.reset_queries(), CommitAnswer())
+    assert core.wanted() == {Q0: 7}
+
+
+def test_the_last_commit_before_a_queue_is_forbidden_counts():
+    core = make(Q0)
+    core.seek(Q0, 1)
+    commits = core.uncommitted()
+    assert core.commit_answered(commits, CommitAnswer(stopped={Q0: "no"})) == {Q0: 1}
+
+
+def test_a_queue_that_is_forbidden_and_then_revoked_goes_to_others():
+    core = make(Q0, Q1)
+    core.commit_answered(core.reset_queries(), CommitAnswer(stopped={Q0: "no"}))
+    assert not core.all_forbidden
+    grant(core, Q1, generation=2)
+    assert core.release(0.0) == [Q0]
+    assert dict(core.forbidden) == {}
+
+
+def test_a_revoked_queue_that_is_forbidden_is_committed_and_goes_to_others():
+    core = make(Q0)
+    core.seek(Q0, 1)
+    grant(core, generation=2)
+    commits = core.uncommitted()
+    core.commit_answered(commits, CommitAnswer(stopped={Q0: "no"}))
+    assert (core.release(0.0), dict(core.forbidden)) == ([Q0], {})
 
 
 def test_a_queue_whose_topic_is_gone_is_let_go():
