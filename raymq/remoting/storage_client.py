@@ -112,6 +112,11 @@ class _Reads:
         with self._lock:
             self._reads = ReadsInPlace(self._reads.found + 1, self._reads.messages + messages)
 
+    @property
+    def pending(self) -> bool:
+        """True if there are reads that the actor has not been told of."""
+        return self._reads.found > 0
+
     def is_due(self) -> bool:
         """True if nothing was taken for REPORT_READS_S."""
         with self._lock:
@@ -244,6 +249,8 @@ class StorageClient:
 
     def report_reads(self) -> None:
         """Have the store count what was read in place up to now. Statistics only: a failure loses nothing else."""
+        if not self._reads.pending:
+            return
         try:
             self._fetch((), 0, 0.0, REPORT_READS_TIMEOUT_S)
         except RaymqError as error:

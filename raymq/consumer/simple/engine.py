@@ -157,6 +157,7 @@ class SimpleEngine:
             messages, failure = self._ask_brokers(wish, subscriptions, left_s, look=first)
             if messages or self.closed:
                 return messages
+            self._reader.report_reads()
             if time.monotonic() >= deadline_s:
                 if failure is not None:
                     raise failure
@@ -394,6 +395,7 @@ class SimpleEngine:
             brokers = list(self._brokers.values())
         for broker in brokers:
             broker.drop_lanes()
+        self._reader.report_reads()
         self._on_close(self)
 
 

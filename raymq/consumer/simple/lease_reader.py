@@ -68,6 +68,15 @@ class LeaseReader:
 
     def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
         self._routes, self._storages = routes, storages
+        self._read_from: dict[str, StorageClient] = {}
+        """The storage actors that were read from since `report_reads`, by name."""
+
+    def report_reads(self) -> None:
+        """Have the stores count what was read in their mapped files up to now. Waits for a short call to each of which
+        something was read."""
+        read_from, self._read_from = self._read_from, {}
+        for storage in read_from.values():
+            storage.report_reads()
 
     def read(self, broker_name: str, given: LeasedRange, wanted: Subscription, max_bytes: int) -> LeasedMessages:
         """The wanted messages of a range, at most about `max_bytes` of records, but one at least.
@@ -79,6 +88,7 @@ class LeaseReader:
         deadline_s = time.monotonic() + LEASE_READ_TIMEOUT_S
 
         def read(storage: StorageClient, left_s: float) -> None:
+            self._read_from[storage.name] = storage
             for part, next_offset in _parts(storage, given, found.end, wanted, max_bytes - found.size_bytes):
                 _add(found, part, queue, wanted, given)
                 found.end = next_offset
