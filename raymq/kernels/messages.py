@@ -250,7 +250,8 @@ class DoubtfulMessages(StoredMessages):
     ) -> None:
         super().__init__(view, fields, body_ends, queue.broker_name)
         self._queue = queue
-        self._compressed = frozenset(compressed.tolist())
+        self._compressed = dict(zip(compressed.tolist(), fields.sys_flag[compressed].tolist(), strict=True))
+        """The sys flags of the messages with compressed bodies, by index."""
         self._reasons = reasons
         self._on_unreadable = on_unreadable
         self._keeps_bodies = keeps_bodies
@@ -285,15 +286,16 @@ class DoubtfulMessages(StoredMessages):
 
     def _read(self, index: int) -> bytes | str:
         """The body of a message, or the reason why it cannot be read."""
-        reason = self._reasons.get(index)
+        reason = self._reasons.get(index) if self._reasons else None
         if reason is not None:
             return reason
-        if index not in self._compressed:
+        sys_flag = self._compressed.get(index)
+        if sys_flag is None:
             return super().body(index)
         body = self._bodies.get(index)
         if body is None:
             try:
-                body = decompress(super().body(index), self.sys_flag(index))
+                body = decompress(self._view[self._body_at[index] : self._body_ends[index]].tobytes(), sys_flag)
             except RecordError as error:
                 if self._reasons.setdefault(index, error.reason) is error.reason:
                     self.note(index)
