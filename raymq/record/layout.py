@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.errors import InvalidArgumentError, MessageIllegalError
+from raymq.errors import InvalidArgumentError, MessageIllegalError, RaymqError
 from raymq.java_text import decode_utf8
 from raymq.message import MAX_PROPERTIES_BYTES
 
@@ -116,8 +116,9 @@ INTS: Final = struct.Struct(">ii")
 SHORT: Final = struct.Struct(">h")
 
 
-class RecordError(Exception):
-    """Bytes are not a complete, undamaged record. The reader decides what that means.
+class RecordError(RaymqError):
+    """Bytes are not a complete, undamaged record. The reader decides what that means: mostly it hands over
+    BodyUnreadableError. One that no reader caught is an error of raymq, so that no command ends in a traceback.
 
     `reason` says what is wrong with the record without naming a position: readers name its queue and offset instead.
     """

@@ -18,6 +18,7 @@ from raymq.console.security.users import User
 from raymq.console.web.console import console_of, notify, session_of
 from raymq.console.web.texts import sentence
 from raymq.errors import (
+    BodyUnreadableError,
     GroupNotExistError,
     IllegalNameError,
     InvalidArgumentError,
@@ -31,6 +32,7 @@ _STATUS: Final = (
     (GroupNotExistError, 404),
     (IllegalNameError, 400),
     (InvalidArgumentError, 400),
+    (BodyUnreadableError, 422),
 )
 
 

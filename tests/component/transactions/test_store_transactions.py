@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from raymq.errors import (
+    BodyUnreadableError,
     MessageIllegalError,
     NoPermissionError,
     SystemBusyError,
@@ -21,8 +23,10 @@ from raymq.message import Message, SendStatus
 from raymq.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from raymq.record.decode import decode_record
 from raymq.record.encode import ProducerSequence
-from raymq.record.layout import SYS_FLAG_OFFSET, read_header
+from raymq.record.layout import BODY_OFFSET, MAGIC_OFFSET, SYS_FLAG_OFFSET, read_header
+from raymq.transactions.checks import checked_message
 from storage.message_store import MessageStore
+from tests.support.stores.damage import flip
 from tests.support.stores.stores import killed_copy, make_batch, open_store, read_queue
 from tests.support.stores.transactions import GROUP, Clock, Transaction, begin, half_batch
 
@@ -216,6 +220,36 @@ def test_a_half_message_that_is_old_enough_is_asked_about_and_its_copy_counts(op
     assert (copy.body, copy.queue_offset) == (b"one", 1)
     clock.now_ms += 1
     assert asked(store) == [(one.transaction_id, 2)]
+
+
+def test_a_round_of_checks_goes_on_beside_a_damaged_half_message(opened, clock, tmp_path):
+    store = opened()
+    first, damaged, last = (begin(store, body, clock=clock) for body in (b"first", b"damaged", b"last"))
+    flip(tmp_path / "store", damaged.physical_offset, "magic")
+    clock.now_ms += TIME_OUT_MS + 1
+    assert asked(store) == [(first.transaction_id, 1), (last.transaction_id, 1)]
+    with pytest.raises(BodyUnreadableError) as caught:
+        damaged.commit()
+    assert caught.value.physical_offset == damaged.physical_offset
+    assert damaged.transaction_id in [row[0] for row in table(store)["open"]]  # and its bytes stay, too
+    last.commit()
+    assert bodies(store) == [b"last"]
+
+
+def test_a_check_of_a_message_whose_body_cannot_be_read_names_its_real_queue(opened, clock, tmp_path):
+    store = opened()
+    half = begin(store, b"one", clock=clock)
+    clock.now_ms += TIME_OUT_MS + 1
+    [check] = store.transactions.check([GROUP]).checks
+    record = bytearray(check.record)
+    record[BODY_OFFSET] ^= 1
+    message = checked_message(replace(check, record=bytes(record)), "broker-a")
+    assert (message.topic, message.queue_id, message.message_id) == ("orders", 3, half.transaction_id)
+    assert message.body_error is not None
+    record[MAGIC_OFFSET] ^= 1
+    with pytest.raises(BodyUnreadableError) as caught:
+        checked_message(replace(check, record=bytes(record)), "broker-a")
+    assert caught.value.physical_offset == check.physical_offset
 
 
 def test_an_end_that_names_the_first_offsets_also_ends_the_copies(opened, clock):

@@ -40,6 +40,7 @@ from raymq.console.backend.messages import (
     TrackState,
 )
 from raymq.console.backend.topics import RouteRow, TopicGroup, TopicQueue, TopicRow, TopicView
+from raymq.consumer.pull_once import has_text
 from raymq.errors import GroupNotExistError, TopicExistsError, TopicNotExistError
 from raymq.message import MessageExt, MessageQueue
 from raymq.names import check_user_topic
@@ -367,7 +368,7 @@ class FakeBackend:
         found = [
             message
             for message in self.messages.get(query.topic, [])
-            if query.contains.encode() in message.body
+            if has_text(message, query.contains.encode())
             and (query.queue is None or message.queue == query.queue)
             and query.tags in ("*", "", message.tags)
             and (query.begin_offset is None or message.queue_offset >= query.begin_offset)

@@ -16,7 +16,7 @@ from raymq.errors import IllegalNameError, InvalidArgumentError, MessageIllegalE
 from raymq.kernels.check import validate_batch
 from raymq.kernels.stamp import stamp
 from raymq.message import Message, MessageExt
-from raymq.record.check import check_record, record_starts
+from raymq.record.check import check_record, find_starts, record_starts
 from raymq.record.compression import Compression, CompressionType
 from raymq.record.decode import decode_record, decode_records
 from raymq.record.dispatch import dispatch_view
@@ -514,3 +514,29 @@ def test_an_illegal_topic_cannot_be_encoded() -> None:
     force_setattr(message, "topic", "a/b")
     with pytest.raises(IllegalNameError):
         encode(message)
+
+
+@pytest.mark.parametrize("field", [0, 2, 4, 5, 85])
+@pytest.mark.parametrize("row", [0, 3, 6])
+def test_the_records_behind_a_damaged_one_are_found(row: int, field: int) -> None:
+    """A size, a magic and a body's size, each with one bit flipped."""
+    bodies = [b"%d" % number * (number + 1) for number in range(7)]
+    batch = encode_batch([Message("orders", body) for body in bodies], 0, born_host=("127.0.0.1", 1),
+                         born_timestamp_ms=1, message_ids=["A"] * 7)  # fmt: skip
+    starts = record_starts(batch.records).tolist()
+    for bit in range(8):
+        data = bytearray(batch.records)
+        data[starts[row] + field] ^= 1 << bit
+        assert find_starts(data).tolist() == starts, bit
+
+
+def test_damage_side_by_side_counts_as_one_record() -> None:
+    batch = encode_batch([Message("orders", b"x")] * 5, 0, born_host=("127.0.0.1", 1), born_timestamp_ms=1,
+                         message_ids=["A"] * 5)  # fmt: skip
+    starts = record_starts(batch.records).tolist()
+    data = bytearray(batch.records)
+    for row in (1, 2):
+        data[starts[row] : starts[row] + 8] = bytes(8)
+    assert find_starts(data).tolist() == [starts[0], starts[1], starts[3], starts[4]]
+    assert find_starts(b"").tolist() == []
+    assert find_starts(b"no record at all").tolist() == [0]
