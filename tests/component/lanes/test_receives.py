@@ -16,7 +16,6 @@ from raymq.consumer.simple.lease_reader import LeaseReader
 from raymq.consumer.subscription import Subscription
 from raymq.filters.sql import SqlFilter
 from raymq.protocol.pop import LeasedRange
-from raymq.record.layout import BODY_OFFSET
 from raymq.remoting import storage_client
 from raymq.remoting.storage_client import StorageClient
 from tests.support.clients.fakes import WAIT_S, FakeActor, description
@@ -120,14 +119,14 @@ def test_messages_that_a_filter_expression_excludes_are_passed(
 def test_a_leased_message_that_cannot_be_read_does_not_hold_up_its_neighbours(
     connect: tuple[StorageDouble, StorageClient], whole: bool
 ) -> None:
-    """`whole`: the record is whole, and its body damaged; else its size is."""
+    """`whole`: the record is whole, and its body damaged; else the body's size is."""
     actor, client = connect
     client.append([make_batch([b"body %d" % number for number in range(8)])], WAIT_S)
     log = Path(actor.store.status().root) / "commitlog" / f"{0:020d}"
     with log.open("r+b") as file:
         for number in (1, 3):
             body_at = log.read_bytes().index(b"body %d" % number)
-            file.seek(body_at if whole else body_at - BODY_OFFSET + 2)
+            file.seek(body_at if whole else body_at - 2)
             file.write(b"X")
     given = LeasedRange("orders", 0, 0, 8, 1, 60_000, 1, f"{0b1000:x}")
     found = reader_of(client).read("broker-a", given, ALL, 1 << 20)
