@@ -1,18 +1,113 @@
-"""Calls at the same time that also work while the interpreter ends.
+"""Calls in other threads: several at a time, or one that no signal handler interrupts.
 
-A `ThreadPoolExecutor` takes no work any more once the main thread has finished, which is before functions registered
-with `atexit` run: a client that is closed there still has offsets to commit.
+Both also work while the interpreter ends. A `ThreadPoolExecutor` takes no work any more once the main thread has
+finished, which is before functions registered with `atexit` run: a client that is closed there still has offsets to
+commit.
+
+Python runs signal handlers in the main thread alone, between two of its bytecodes, and what a handler raises (ctrl-C
+raises KeyboardInterrupt) comes out of whatever runs there. `aside` makes a call in a helper thread while the main
+thread waits for it; so the handler's exception ends the wait, never the call.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+from _thread import allocate_lock, get_ident
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from contextvars import copy_context
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+HELPER_IDLE_S: Final = 10.0
+"""A helper thread that was not used for so long ends, if another one is idle."""
+
+
+class _Call:
+    """A call that a helper makes, and its end. `ended` is locked until then."""
+
+    __slots__ = ("arguments", "ended", "error", "function", "keywords", "result")
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        self.function, self.arguments, self.keywords = function, arguments, keywords
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.ended = allocate_lock()
+        self.ended.acquire()
+
+    def make(self) -> None:
+        try:
+            self.result = self.function(*self.arguments, **self.keywords)
+        except BaseException as error:  # it is raised in the thread that waits
+            self.error = error
+        self.ended.release()
+
+
+class _Helper:
+    """A thread that makes calls for the main thread. Waits in `_idle` while it has none."""
+
+    def __init__(self) -> None:
+        self.calls: SimpleQueue[_Call] = SimpleQueue()
+        threading.Thread(target=self._run, name="raymq-aside", daemon=True).start()
+
+    def _run(self) -> None:
+        while (call := self._next()) is not None:
+            if not _idle:  # the main thread, which may be interrupted while it starts a thread, finds one next time
+                _idle.append(_Helper())
+            call.make()
+            del call
+            _idle.append(self)
+
+    def _next(self) -> _Call | None:
+        """The next call; None if there was none for so long that this thread is to end."""
+        while True:
+            try:
+                return self.calls.get(timeout=HELPER_IDLE_S)
+            except Empty:
+                pass
+            if len(_idle) == 1 and self in _idle:
+                continue
+            try:
+                _idle.remove(self)
+            except ValueError:  # the main thread has just taken this helper; or was interrupted then, and forgot it
+                with suppress(Empty):
+                    return self.calls.get(timeout=HELPER_IDLE_S)
+            return None
+
+
+_idle: Final[list[_Helper]] = []
+"""Helpers without a call. Each step on the list is atomic."""
+os.register_at_fork(after_in_child=_idle.clear)
+
+
+def aside(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
+    """Make a call so that no signal handler interrupts it: from the main thread in a helper thread, else at once.
+
+    Returns or raises what the call does. When a signal handler raises in the main thread, that exception is raised at
+    once, and the call goes on to its own end.
+    """
+    if get_ident() != threading.main_thread().ident:
+        return function(*arguments, **keywords)
+    call = _Call(copy_context().run, (function, *arguments), keywords)
+    try:
+        helper = _idle.pop()
+    except IndexError:
+        helper = _Helper()
+    helper.calls.put(call)
+    call.ended.acquire()
+    if call.error is not None:
+        try:
+            raise call.error
+        finally:
+            call.error = None  # it leads to this frame
+    result: Result = call.result
+    return result
 
 
 def map_parallel(

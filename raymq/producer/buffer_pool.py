@@ -16,10 +16,11 @@ without the lock.
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from raymq.errors import InvalidArgumentError, SystemBusyError
 
@@ -32,6 +33,14 @@ class Waiter:
     count: int
     generation: int = -1
     granted: Future[None] = field(default_factory=Future)
+
+
+class Space(Protocol):
+    """One message's space, while `allocated`."""
+
+    cost_bytes: int
+    generation: int
+    allocated: bool
 
 
 class BufferPool:
@@ -50,7 +59,7 @@ class BufferPool:
         self._waiters: deque[Waiter] = deque()
         self.generation = 0
         """The present generation."""
-        self._holders: Counter[int] = Counter()
+        self._holders: defaultdict[int, int] = defaultdict(int)
         """Holders by generation. While no flush is under way, there is one generation."""
         self._flushes: list[tuple[int, Future[None]]] = []
         """The flushes under way, oldest first: the last generation each waits for, and the future that it ends."""
@@ -168,6 +177,21 @@ class BufferPool:
         self._bytes -= cost_bytes
         self._count -= count
         return self._settle_locked() if self._waiters or self._flushes else []
+
+    def deallocate_lone_locked(self, lone: Space) -> bool:
+        """Free the space of a message that its caller sends, once. True if `settle` is to be called then."""
+        if lone.allocated:
+            self._holders[lone.generation] -= 1
+            self._bytes -= lone.cost_bytes
+            self._count -= 1
+            lone.allocated = False  # no signal handler comes between these four
+        return bool(self._waiters or self._flushes)
+
+    def settle(self) -> None:
+        """Give free space to whoever waits, and end flushes that are complete."""
+        with self._lock:
+            ended = self._settle_locked()
+        end_all(ended)
 
     def _fits(self, cost_bytes: int, count: int) -> bool:
         if not self._count:

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from raymq.closing import refuse_other_process, shared_lock
 from raymq.errors import RaymqError
 from raymq.message import MessageQueue, SendResult, SendStatus
+from raymq.parallel import aside
 from raymq.protocol.recall import RecallHandle
 from raymq.record.layout import encode_host
 from raymq.record.message_id import IdRange
@@ -217,7 +218,10 @@ class Completion(Struct, eq=False):
     results: list[SendResult] | None = None
     """Those of all messages, from when one of them was asked for."""
     _parts: list[tuple[int, int, Outcome]] | None = None
+    _lock: threading.RLock | None = None
+    """Guards the ends, once somebody waits for them: by a `with` of it, which no signal handler leaves locked."""
     _condition: threading.Condition | None = None
+    """Of the lock."""
     _watchers: list[_Watcher] = []
     _loops: dict[Any, list[tuple[int, Any]]] = {}
     """By event loop, the indices of messages that are awaited there, and the futures of the loop."""
@@ -263,15 +267,16 @@ class Completion(Struct, eq=False):
     def wait(self, index: int, timeout_s: float | None) -> tuple[int, Outcome]:
         """Wait for the end of message `index`: the first index of the part that ended with it, and the outcome.
         TimeoutError after `timeout_s`."""
-        found = self._find(index)
-        if found is None:
-            condition = self.condition()
-            with condition:
-                if not condition.wait_for(lambda: self._find(index) is not None, timeout_s):
-                    raise TimeoutError
-                found = self._find(index)
-                assert found is not None
-        return found
+        return self._find(index) or aside(self._wait, index, timeout_s)
+
+    def _wait(self, index: int, timeout_s: float | None) -> tuple[int, Outcome]:
+        condition = self.condition()
+        with condition:
+            if not condition.wait_for(lambda: self._find(index) is not None, timeout_s):
+                raise TimeoutError
+            found = self._find(index)
+            assert found is not None
+            return found
 
     def result(self, index: int, timeout_s: float | None = None) -> SendResult:
         """The SendResult of message `index`; its error, copied; or TimeoutError after `timeout_s`."""
@@ -296,13 +301,20 @@ class Completion(Struct, eq=False):
             with _CREATING:
                 condition = self._condition
                 if condition is None:
-                    condition = self._condition = threading.Condition()
+                    self._lock = threading.RLock()
+                    condition = self._condition = threading.Condition(self._lock)
         return condition
+
+    def guard(self) -> threading.RLock:
+        """The lock of the condition."""
+        self.condition()
+        assert self._lock is not None
+        return self._lock
 
     def add_callback(self, index: int, future: SendFuture, callback: Callable[[Any], object]) -> None:
         """Call `callback(future)` when message `index` has its end: at once if it has, else in the thread that ends
         it."""
-        with self.condition():
+        with self.guard():
             if not self.done(index):
                 self._watchers.append((index, future, callback, None))
                 return
@@ -318,7 +330,7 @@ class Completion(Struct, eq=False):
 
     def add_loop_waiter(self, index: int, loop: asyncio.AbstractEventLoop, waiting: asyncio.Future[None]) -> bool:
         """End `waiting` in its loop when message `index` has its end. False if it has: nothing is done then."""
-        with self.condition():
+        with self.guard():
             if self.done(index):
                 return False
             self._loops.setdefault(loop, []).append((index, waiting))

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Unpack
 
 from msgspec import Struct
 
-from raymq.closing import Closing
+from raymq.closing import Closing, direct
 from raymq.errors import (
     ClientStateError,
     MessageIllegalError,
@@ -56,6 +56,7 @@ from raymq.message import (
 )
 from raymq.names import check_group, check_user_topic
 from raymq.namespaces import NO_NAMESPACE, Namespace
+from raymq.parallel import aside
 from raymq.producer import send_batch as limits
 from raymq.producer.buffer_pool import BufferPool, end_all
 from raymq.producer.checks.topic_types import check_types
@@ -210,6 +211,7 @@ class Producer(Closing):
         self._senders: dict[str, Sender] = {}
         self._closed = False
 
+    @direct
     def send(
         self, message: Message, *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
     ) -> SendResult:
@@ -225,11 +227,12 @@ class Producer(Closing):
         timeout_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
         sent = self._send_lone(message, where, timeout_s)
         if sent is None:
-            placed = self._place([message], where, timeout_s, at_once=True)
+            placed = aside(self._place, [message], where, timeout_s, at_once=True)
             [(batch, _, index)] = placed.batches
             return self._wait(batch.completion, index, timeout_s)
         return sent if isinstance(sent, SendResult) else self._wait(sent, 0, timeout_s)
 
+    @direct
     def send_async(self, message: Message, **where: Unpack[DestinationOptions]) -> Future[SendResult]:
         """Hand over one message and return at once; the future ends as `send` does.
 
@@ -240,9 +243,10 @@ class Producer(Closing):
         """
         future = self.join(message, where)
         if future is None:
-            [future] = self._enqueue([message], where, self.settings.send_timeout_s)
+            [future] = aside(self._enqueue, [message], where, self.settings.send_timeout_s)
         return future
 
+    @direct
     def join(self, message: Message, where: DestinationOptions) -> SendFuture | None:
         """Hand over a message to the open batch of its topic or queue. None if there is none that it may join; nothing
         was done then."""
@@ -257,31 +261,30 @@ class Producer(Closing):
             cost = cost_bytes(message)
         now_s = self._clock()
         place = self._open_place(message, where, now_s) if where else message.topic
-        lock = self._lock
-        lock.acquire()  # half as long as `with` takes, and this is called for each message
-        try:
+        # A signal handler may raise after each call here, so the changes after `extend_locked` end with `append`.
+        with self._lock:
             batch = self._open.get(place)
             if (
                 batch is None
                 or (batch_cost := batch.cost_bytes + cost) > batch.limit_bytes
                 or now_s > batch.join_until_s
-                or not self.buffer.extend_locked(cost, 1)
             ):
                 return None
             messages = batch.messages
             if TYPE_CHECKING:
                 assert isinstance(messages, list)  # as in every open batch
             index = len(messages)
-            messages.append(message)
+            if not self.buffer.extend_locked(cost, 1):
+                return None
             batch.cost_bytes = batch_cost
             if index >= batch.max_messages - 1:
                 batch.limit_bytes = SEALED
             if not plain:
                 batch.plain = False
-        finally:
-            lock.release()
+            messages.append(message)
         return SendFuture(batch.completion, index)
 
+    @direct
     def send_batch(
         self, messages: Iterable[Message], *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
     ) -> Sequence[SendResult]:
@@ -296,7 +299,7 @@ class Producer(Closing):
         if len(batch) == 1:
             return [self.send(batch[0], timeout_s=timeout_s, **where)]
         timeout_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
-        placed = self._place(batch, where, timeout_s, together=True, at_once=True)
+        placed = aside(self._place, batch, where, timeout_s, together=True, at_once=True)
         if len(placed.batches) == 1:
             completion = placed.batches[0][0].completion
             if completion.acknowledged is None:
@@ -305,10 +308,11 @@ class Producer(Closing):
                 return SendResults(completion.acknowledged)
         return [self._wait(*future.place, timeout_s) for future in placed.futures(len(batch))]
 
+    @direct
     def send_oneway(self, message: Message, **where: Unpack[DestinationOptions]) -> None:
         """Hand over one message without learning its result. It is retried as any other."""
         if self.join(message, where) is None:
-            self._enqueue([message], where, self.settings.send_timeout_s)
+            aside(self._enqueue, [message], where, self.settings.send_timeout_s)
 
     def send_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> TableResult:
         """Send each row of an Arrow table as a message, and wait until all are stored.
@@ -388,6 +392,7 @@ class Producer(Closing):
         self._requests().check_present(request)
         return result
 
+    @direct
     def request_statistics(self) -> RequestStatistics:
         """The requests of this producer's client, by how they ended."""
         if self._requests is None:
@@ -434,6 +439,7 @@ class Producer(Closing):
         except FutureTimeoutError:
             raise RequestTimeoutError("flushing the producer", timeout_s) from None
 
+    @direct
     def flushed(self) -> Future[None]:
         """A future that ends when everything handed over so far has its end."""
         flush = self.buffer.flushed()
@@ -475,6 +481,7 @@ class Producer(Closing):
 
     # The steps of a send, which AsyncProducer and send_table take too
 
+    @direct
     def check(self, messages: Sequence[Message]) -> str:
         """The messages' topic; MessageIllegalError, IllegalNameError or ClientStateError."""
         longest = self.settings.max_message_size_bytes
@@ -492,6 +499,7 @@ class Producer(Closing):
             return check_user_topic(messages.topic)
         return messages[0].topic if isinstance(messages[0], SystemMessage) else check_user_topic(messages[0].topic)
 
+    @direct
     def route(self, topic: str, timeout_s: float, *, keyed: bool) -> TopicRoute:
         """The route of a topic that is to be sent to. A topic that does not exist is created if the cluster does that,
         else TopicNotExistError.
@@ -515,10 +523,12 @@ class Producer(Closing):
             route.require_writable()
         return route
 
+    @direct
     def allocate_timeout_s(self, timeout_s: float) -> float:
         """The time that a send with `timeout_s` may wait for space in the buffer."""
         return 0.0 if self.settings.when_full == "raise" or in_sender() else timeout_s
 
+    @direct
     def send_request(
         self,
         messages: Sequence[Message],
@@ -546,6 +556,7 @@ class Producer(Closing):
             messages, destination, timeout_s, deadline_s, together, plain, cost, -1, before_end, span=span
         )
 
+    @direct
     def hand_over(self, route: TopicRoute, request: SendRequest, *, at_once: bool = False) -> _Placed:
         """Give messages, whose buffer space is allocated, to the sender of their queue. When this fails, the space is
         deallocated and the error is raised.
@@ -767,15 +778,20 @@ class Producer(Closing):
         sender, buffer = turn.sender, self.buffer
         cost = cost_bytes(message) if message.properties or message.light_queues else size + OVERHEAD_BYTES
         lone = LoneSend(message, turn.sends, now_s, timeout_s, cost, buffer.generation, movable=not where)
-        with self._lock:
-            if not turn.left or self._closed or (target := sender.begin_lone_locked(turn.sends)) is None:
-                return None
-            if not buffer.allocate_locked(lone.cost_bytes):
-                sender.state.release(turn.sends)
-                return None
-            lone.generation = buffer.generation
-            turn.left -= 1
-        return sender.send_lone(lone, target)
+        try:
+            with self._lock:
+                if not turn.left or self._closed or (target := sender.begin_lone_locked(lone)) is None:
+                    return None
+                lone.generation = buffer.generation
+                lone.allocated = buffer.allocate_locked(cost)
+                if not lone.allocated:
+                    sender.state.release_alone(lone)
+                    return None
+                turn.left -= 1
+            return sender.send_lone(lone, target)
+        except BaseException as error:
+            aside(sender.interrupted, lone, error)
+            raise
 
     def _lone_place(self, message: Message, where: DestinationOptions) -> str | MessageQueue:
         """The key of `_lone_turns` of a message with a destination; one that is not there if that is no queue."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -74,6 +74,13 @@ TRANSITIONS: Final[Mapping[tuple[Stage, Event], Stage]] = {
     (Stage.STORED, Event.TIME_UP): Stage.ENDED,  # acknowledged as they are
 }
 """The stage that follows, for each stage and event that may come together."""
+
+
+class LoneTurn(Protocol):
+    """A message that its caller sends itself. `begun` while it has the turn of its queue."""
+
+    sends: QueueSends
+    begun: bool
 
 
 class Attempt(Struct, eq=False):
@@ -186,13 +193,24 @@ class SendState:
         self._under_way += 1
         self._waiting.pop(sends, None)
 
-    def begin_alone(self, sends: QueueSends) -> bool:
+    def begin_alone(self, lone: LoneTurn) -> bool:
         """`begin` if nothing waits or is under way; else False."""
         if self._waiting or self._attempts or self._under_way:
             return False
-        sends.busy = True
+        lone.sends.busy = True
         self._under_way = 1
+        lone.begun = True  # no signal handler comes between these three
         return True
+
+    def release_alone(self, lone: LoneTurn) -> None:
+        """`release` after `begin_alone`, once."""
+        sends = lone.sends
+        if lone.begun:
+            sends.busy = False
+            self._under_way -= 1
+            lone.begun = False  # no signal handler comes between these three
+        if sends.waiting and not sends.busy:
+            self._waiting.setdefault(sends)
 
     def release(self, sends: QueueSends) -> None:
         """The queue has no flight any more."""

@@ -25,6 +25,7 @@ from raymq.errors import QuotaExceededError, RaymqError, ServiceNotAvailableErro
 from raymq.kernels.message_columns import MessageColumns
 from raymq.message import MAX_MESSAGE_SIZE_BYTES, Message, MessageQueue, SendResult, SendStatus
 from raymq.metrics.client_figures import CLIENT_FIGURES
+from raymq.parallel import aside
 from raymq.producer.buffer_pool import BufferPool, end_all
 from raymq.producer.completion import Acknowledged, Completion, Outcome, offset_message_id
 from raymq.producer.encoder import BatchEncoder
@@ -98,6 +99,12 @@ class LoneSend(Struct, eq=False):
     cost_bytes: int
     generation: int
     movable: bool
+    begun: bool = False
+    """It has the turn of its queue, and is nobody else's yet."""
+    allocated: bool = False
+    """It has space in the buffer."""
+    record: LoneRecord | None = None
+    """It as it is sent; from then on it may be stored."""
 
     def batch(self) -> SendBatch:
         """The message as a batch that is on its way."""
@@ -156,8 +163,8 @@ class Sender:
     def wake_locked(self) -> None:
         """Wake the thread if it sleeps for want of work. Called with the lock."""
         if self._idle:
-            self._idle = False
             self._wake.notify()
+            self._idle = False  # not before: a signal handler may raise in `notify`
 
     def close(self, *, give_up: bool) -> None:
         """Refuse further messages, and end the thread when all messages here have their end; with `give_up`, after the
@@ -235,11 +242,11 @@ class Sender:
         if futures:
             end_all(futures)
 
-    def begin_lone_locked(self, sends: QueueSends) -> Target | None:
+    def begin_lone_locked(self, lone: LoneSend) -> Target | None:
         """The master to which the caller is to send one message itself (`send_lone`), if nothing is under way or waits;
         nobody else sends to the queue then. Called with the lock."""
         target = self.target
-        if target is None or self._closed or self._failed_at_once or not self.state.begin_alone(sends):
+        if target is None or self._closed or self._failed_at_once or not self.state.begin_alone(lone):
             return None
         return target
 
@@ -248,42 +255,75 @@ class Sender:
         steps, for a message that asked for nothing special.
 
         Nothing is made for it but its record and its result. Where something goes wrong it becomes a SendBatch, as if
-        it had been one: the thread goes on with that, and its end is in the Completion.
+        it had been one: the thread goes on with that, and its end is in the Completion. A caller to whom anything else
+        than a RaymqError is raised calls `interrupted`.
         """
         context, sends, (storage, description) = self._context, lone.sends, target
-        record: LoneRecord | None = None
         try:
             if len(lone.message.body) > description.max_message_size_bytes:
                 context.encoder.check_size(lone.message, description.max_message_size_bytes)
             if lone.message.light_queues and not description.light_queues:
                 context.encoder.check_light_queues([lone.message])
-            record = context.encoder.encode_one(sends, lone.message)
+            lone.record = record = context.encoder.encode_one(sends, lone.message)
             result = storage.append_one(record, min(context.attempt_timeout_s, max(lone.timeout_s, 0.1)))
             now_s = context.clock()
             cost_ms = (now_s - lone.now_s) * 1000
             context.faults.answered(self.broker_name, cost_ms, now_s)
-        except BaseException as error:
-            batch = lone.batch()
-            self._go_on(batch, None if record is None else Flight.of(sends, [batch], record.batch()), error)
-            if not isinstance(error, RaymqError):
-                raise
-            return batch.completion
+        except RaymqError as error:
+            return aside(self._lone_failed, lone, error)
         if result.status is not SendStatus.SEND_OK and context.retry_when_not_store_ok:
-            batch = lone.batch()
-            flight = Flight.of(sends, [batch], record.batch())
-            flight.store_host = description.store_host
-            self._settle(flight, result)
-            return batch.completion
+            return aside(self._lone_not_safe, lone, result, description)
+        with context.lock:
+            self.state.release_alone(lone)
+            settles = context.buffer.deallocate_lone_locked(lone)
+            if sends.waiting or self._closed:
+                self.wake_locked()
+        if settles:
+            aside(context.buffer.settle)
         CLIENT_FIGURES.sent(context.encoder.stored_topic(lone.message.topic), cost_ms, 1, ok=True)
-        self._end_at_once(sends, lone.cost_bytes, 1, lone.generation)
         offset = result.queue_offset if result.queue_offsets is None else result.queue_offsets[0]
         physical = result.physical_offset if result.physical_offsets is None else result.physical_offsets[0]
         offset_id = offset_message_id(description.store_host, physical)
         sent = SendResult(result.status, f"{record.stem}{record.counter:04X}", offset_id, sends.queue, offset)
         if context.trace is not None:
             topic = context.encoder.stored_topic(lone.message.topic)
-            context.trace.sent(topic, (lone.message,), lambda: (sent,), cost_ms)
+            aside(context.trace.sent, topic, (lone.message,), lambda: (sent,), cost_ms)
         return sent
+
+    def interrupted(self, lone: LoneSend, error: BaseException) -> None:
+        """Free the turn and the space of a message whose caller was interrupted: a signal handler, or a bug, raised
+        `error`. If the message may be stored, the thread finishes it."""
+        if lone.begun and lone.record is not None:
+            self._lone_failed(lone, ServiceNotAvailableError(f"the send was interrupted ({error!r})"))
+        with self._context.lock:
+            self.state.release_alone(lone)
+            self._context.buffer.deallocate_lone_locked(lone)
+            self.wake_locked()
+        self._context.buffer.settle()
+
+    def _lone_failed(self, lone: LoneSend, error: RaymqError) -> Completion:
+        """A message that its caller sent has failed: it goes on as a batch."""
+        batch = self._as_batch(lone)
+        if lone.record is None:
+            self._not_encoded(batch.sends, [batch], error)
+        else:
+            self._hand_to_thread(Flight.of(batch.sends, [batch], lone.record.batch()), error)
+        return batch.completion
+
+    def _lone_not_safe(self, lone: LoneSend, result: AppendResult, description: StorageDescription) -> Completion:
+        """A message that its caller sent is stored and not as safe as asked for."""
+        assert lone.record is not None
+        batch = self._as_batch(lone)
+        flight = Flight.of(batch.sends, [batch], lone.record.batch())
+        flight.store_host = description.store_host
+        self._settle(flight, result)
+        return batch.completion
+
+    def _as_batch(self, lone: LoneSend) -> SendBatch:
+        """The message as a batch, which has the turn of its queue and the space from now on."""
+        with self._context.lock:
+            lone.begun = lone.allocated = False
+        return lone.batch()
 
     def _settle(self, flight: Flight, result: AppendResult) -> None:
         """A caller's message is stored and not as safe as asked for: the thread goes on with it."""

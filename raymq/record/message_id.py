@@ -170,10 +170,10 @@ class UniqueIdGenerator:
         return self._stem, first, wanted
 
     def _begin_ms(self, now_ms: int) -> None:
-        self._now_ms, self._made_in_ms = now_ms, 0
         if now_ms >= self._next_month_ms:
             self._month_start_ms, self._next_month_ms = _month_bounds_ms(now_ms)
-        self._stem = f"{self._prefix}{max(now_ms - self._month_start_ms, 0) & 0xFFFFFFFF:08X}"
+        stem = f"{self._prefix}{max(now_ms - self._month_start_ms, 0) & 0xFFFFFFFF:08X}"
+        self._stem, self._now_ms, self._made_in_ms = stem, now_ms, 0  # together: no signal handler comes between
 
 
 def _month_bounds_ms(now_ms: int) -> tuple[int, int]:

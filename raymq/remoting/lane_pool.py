@@ -70,8 +70,8 @@ class LanePool(Generic[D, L]):
         self._lock = threading.Lock()
         self._description: D | None = None
         self._idle: list[L] = []
-        self._in_use = 0
-        """The lanes that calls use now."""
+        self._in_use: set[object] = set()
+        """A token for each call that uses a lane now. Taken out by one C call, which no signal handler can prevent."""
         self._not_opened: tuple[LaneAddress, float] | None = None
         """The address at which no lane could be opened, and when to try again."""
         self._is_closed = False
@@ -98,18 +98,20 @@ class LanePool(Generic[D, L]):
         # The steps share one deadline: if the actor stands still, each would otherwise wait for the whole timeout.
         deadline_s = time.monotonic() + timeout_s
         description = self._description or self.describe(min(timeout_s, DESCRIBE_TIMEOUT_S))
-        if self._begin_use():
-            lane = None
-            try:
+        token, lane = object(), None
+        try:
+            if self._begin_use(token):
                 lane = self._take(description, timeout_s)
-                if lane is not None:
-                    result = over_lane(lane, left_s(deadline_s))
-                    if result is not None:
-                        return result
-            except _LANE_LOST as error:
-                self._raise_lost(what, error)
-            finally:
-                self._end_use(lane, description)
+            if lane is not None:
+                result = over_lane(lane, left_s(deadline_s))
+                if result is not None:
+                    return result
+        except _LANE_LOST as error:
+            self._raise_lost(what, error)
+        finally:
+            self._in_use.discard(token)
+            if lane is not None:
+                self._keep(lane, description)
         try:
             return by_actor(left_s(deadline_s))
         except (ServiceNotAvailableError, RequestTimeoutError):
@@ -121,18 +123,21 @@ class LanePool(Generic[D, L]):
     ) -> T | None:
         """Make a call with one argument over a lane that is idle, in fewer steps than `call`. None if there is no such
         lane, or the call returns None. Errors as of `call`."""
-        with self._lock:
-            description = self._description
-            if description is None or not self._idle or self._in_use >= LANES_MAX:
-                return None
-            lane = self._idle.pop()
-            self._in_use += 1
+        token, lane, description = object(), None, None
         try:
+            with self._lock:
+                description = self._description
+                if description is None or not self._idle or len(self._in_use) >= LANES_MAX:
+                    return None
+                self._in_use.add(token)
+                lane = self._idle.pop()
             return over_lane(lane, argument, timeout_s)
         except _LANE_LOST as error:
             self._raise_lost(what, error)
         finally:
-            self._end_use(lane, description)
+            self._in_use.discard(token)
+            if lane is not None and description is not None:
+                self._keep(lane, description)
 
     def drop(self) -> None:
         """Drop the description and the idle lanes: the actor was restarted or is gone, and has another address. The
@@ -167,21 +172,18 @@ class LanePool(Generic[D, L]):
             self.drop()
             return None
 
-    def _begin_use(self) -> bool:
+    def _begin_use(self, token: object) -> bool:
         """Count a call that is to use a lane. False if there are as many as may be."""
         with self._lock:
-            if self._in_use >= LANES_MAX:
+            if len(self._in_use) >= LANES_MAX:
                 return False
-            self._in_use += 1
+            self._in_use.add(token)
             return True
 
-    def _end_use(self, lane: L | None, description: D) -> None:
-        """A call has ended. Keep its lane, if it had one, for the next call, or close it if the lanes were dropped
-        meanwhile."""
+    def _keep(self, lane: L, description: D) -> None:
+        """Keep the lane of a call that has ended for the next one, or close it if the lanes were dropped since. A lane
+        that is lost here, because a signal handler raises, is closed when it is collected."""
         with self._lock:
-            self._in_use -= 1
-            if lane is None:
-                return
             known = self._description
             is_known = known is description or (known is not None and known.lane == description.lane)
             if is_known and not self._is_closed and not lane.closed:

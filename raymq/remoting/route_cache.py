@@ -121,8 +121,8 @@ class RouteCache:
         """Have the topic's route refreshed by the one thread that does so. Called with the lock."""
         self._outdated.add(topic)
         if not self._refreshing:
-            self._refreshing = True
             threading.Thread(target=self._refresh_outdated, name="routes", daemon=True).start()
+            self._refreshing = True  # not before: a signal handler may raise in `start`
 
     def _refresh_outdated(self) -> None:
         try:

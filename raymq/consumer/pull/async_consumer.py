@@ -27,6 +27,7 @@ from raymq.consumer.pull.fetched_records import (
     decode_tables,
     found,
 )
+from raymq.consumer.pull.poll_turn import PollTurn
 from raymq.consumer.queue_change import QueueChangeListener
 from raymq.consumer.subscription import Expression, Expressions
 from raymq.errors import ClientStateError
@@ -84,7 +85,13 @@ class AsyncPullConsumer(OfProcess):
 
     async def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]:
         decode = partial(decode_messages, on_unreadable=self._engine.unreadable.note)
-        return as_messages(await self._poll(decode, max_messages, timeout_s))
+        turn = PollTurn()
+        try:
+            messages = as_messages(await self._poll(turn, decode, max_messages, timeout_s))
+        except BaseException:
+            turn.abandoned = True
+            raise
+        return messages
 
     async def poll_table(
         self,
@@ -104,7 +111,13 @@ class AsyncPullConsumer(OfProcess):
             unreadable=unreadable,
             on_unreadable=self._engine.unreadable.note,
         )
-        return as_table(await self._poll(decode, max_messages, timeout_s), body_type, columns)
+        turn = PollTurn()
+        try:
+            table = as_table(await self._poll(turn, decode, max_messages, timeout_s), body_type, columns)
+        except BaseException:
+            turn.abandoned = True
+            raise
+        return table
 
     async def __aiter__(self) -> AsyncIterator[MessageExt]:
         while not self._engine.closed:
@@ -118,10 +131,10 @@ class AsyncPullConsumer(OfProcess):
                 yield message
 
     async def _poll(
-        self, decode: Decode[Found], max_messages: int, timeout_s: float
+        self, turn: PollTurn, decode: Decode[Found], max_messages: int, timeout_s: float
     ) -> list[tuple[PolledRecords, Found]]:
         engine = self._engine
-        engine.poll_begins(max_messages, timeout_s)
+        engine.poll_begins(turn, max_messages, timeout_s)
         taken: list[tuple[PolledRecords, Found]] = []
         try:
             deadline_s = self._loop.time() + timeout_s
@@ -130,14 +143,14 @@ class AsyncPullConsumer(OfProcess):
                 slices = engine.peek(max_messages)
                 if slices:
                     # Between `take` and the return nothing is awaited: a cancelled poll has taken nothing.
-                    taken = engine.take(await self._decode(decode, slices))
+                    taken = engine.take(turn, await self._decode(decode, slices))
                 elif (left_s := deadline_s - self._loop.time()) <= 0:
                     break
                 else:
                     engine.raise_loss()
                     await self._wait(min(left_s, engine.wait_max_s()))
         finally:
-            engine.poll_ends()
+            engine.poll_ends(turn)
         if not taken:
             engine.raise_failure()
         return taken

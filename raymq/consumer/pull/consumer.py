@@ -13,7 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from raymq.closing import OfProcess
+from raymq.closing import OfProcess, direct
 from raymq.consumer.pull.engine import PullEngine
 from raymq.consumer.pull.fetched_records import (
     Decode,
@@ -26,11 +26,13 @@ from raymq.consumer.pull.fetched_records import (
     decode_tables,
     found,
 )
+from raymq.consumer.pull.poll_turn import PollTurn
 from raymq.consumer.pull.wakeup import Wakeup
 from raymq.consumer.queue_change import QueueChangeListener
 from raymq.consumer.subscription import Expression, Expressions
 from raymq.errors import ClientStateError
 from raymq.message import MessageExt, MessageQueue
+from raymq.parallel import aside
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,12 +82,14 @@ class PullConsumer(OfProcess):
         """
         self._engine.assign(queues, expression)
 
+    @direct
     def assignment(self) -> list[MessageQueue]:
         """The queues this consumer holds now, sorted."""
         return self._engine.assignment()
 
     # Messages
 
+    @direct
     def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]:
         """Up to `max_messages` messages; waits up to `timeout_s` for the first, and returns an empty list after that.
 
@@ -103,8 +107,15 @@ class PullConsumer(OfProcess):
         BodyUnreadableError, and `body_error` has that error.
         """
         decode = partial(decode_messages, on_unreadable=self._engine.unreadable.note)
-        return as_messages(self._poll(decode, max_messages, timeout_s))
+        turn = PollTurn()
+        try:
+            messages = as_messages(aside(self._poll, turn, decode, max_messages, timeout_s))
+        except BaseException:
+            turn.abandoned = True  # a single store: nothing can come between
+            raise
+        return messages
 
+    @direct
     def poll_table(
         self,
         max_messages: int = 65_536,
@@ -137,7 +148,13 @@ class PullConsumer(OfProcess):
             unreadable=unreadable,
             on_unreadable=self._engine.unreadable.note,
         )
-        return as_table(self._poll(decode, max_messages, timeout_s), body_type, columns)
+        turn = PollTurn()
+        try:
+            table = as_table(aside(self._poll, turn, decode, max_messages, timeout_s), body_type, columns)
+        except BaseException:
+            turn.abandoned = True
+            raise
+        return table
 
     def __iter__(self) -> Iterator[MessageExt]:
         """Iterate over messages, one after another, until the consumer is closed. With auto_commit, a message counts as
@@ -151,24 +168,27 @@ class PullConsumer(OfProcess):
                 raise
             yield from messages
 
-    def _poll(self, decode: Decode[Found], max_messages: int, timeout_s: float) -> list[tuple[PolledRecords, Found]]:
+    def _poll(
+        self, turn: PollTurn, decode: Decode[Found], max_messages: int, timeout_s: float
+    ) -> list[tuple[PolledRecords, Found]]:
+        """Poll, in a thread that no signal handler interrupts."""
         engine = self._engine
-        engine.poll_begins(max_messages, timeout_s)
+        engine.poll_begins(turn, max_messages, timeout_s)
         taken: list[tuple[PolledRecords, Found]] = []
         try:
             deadline_s = time.monotonic() + timeout_s
-            while not found(taken) and not engine.closed:
+            while not (found(taken) or engine.closed or turn.abandoned):
                 self._wakeup.clear()
                 slices = engine.peek(max_messages)
                 if slices:
-                    taken = engine.take(engine.decode(decode, slices))
+                    taken = engine.take(turn, engine.decode(decode, slices))
                 elif (left_s := deadline_s - time.monotonic()) <= 0:
                     break
                 else:
                     engine.raise_loss()
                     self._wakeup.wait(engine.descriptors(), min(left_s, engine.wait_max_s()))
         finally:
-            engine.poll_ends()
+            engine.poll_ends(turn)
         if not taken:
             engine.raise_failure()
         return taken
@@ -185,6 +205,7 @@ class PullConsumer(OfProcess):
         """
         return self._engine.commit(offsets)
 
+    @direct
     def acknowledge(self, messages: Iterable[MessageExt]) -> None:
         """Count messages as done, in any order, from any thread; for a consumer with ``acknowledge_each=True``.
 
@@ -210,6 +231,7 @@ class PullConsumer(OfProcess):
 
     # Positions
 
+    @direct
     def position(self, queue: MessageQueue) -> int:
         """The offset the next poll returns from a queue this consumer holds."""
         return self._engine.position(queue)
@@ -236,6 +258,7 @@ class PullConsumer(OfProcess):
         """Fetch and return these queues again."""
         self._engine.resume(list(queues))
 
+    @direct
     def paused(self) -> list[MessageQueue]:
         """The queues that are paused, sorted."""
         return self._engine.paused()
@@ -290,7 +313,7 @@ class PullConsumer(OfProcess):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._engine.close(finished=kind is None)
+        aside(self._engine.close, finished=kind is None)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a raymq consumer cannot be pickled: call raymq.connect().pull_consumer(...) where it is used")

@@ -28,6 +28,7 @@ from raymq.consumer.group_offsets import GroupOffsets
 from raymq.consumer.pull.fetched_records import Decode, FetchedRecords, Found, PolledRecords, shown_records
 from raymq.consumer.pull.figures import count_fetched, queue_state
 from raymq.consumer.pull.in_place import InPlaceReader
+from raymq.consumer.pull.poll_turn import PollTurn, TakenRange
 from raymq.consumer.pull.running import running_info
 from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.pull.subscription_state import SubscriptionState
@@ -116,6 +117,8 @@ class PullEngine:
         """By queue the offset that could not be read last, and the error for the program."""
         self._unraised: set[MessageQueue] = set()
         """The queues of `_losses` whose error the program has not had yet."""
+        self._turn: PollTurn | None = None
+        """The last poll."""
         self._closing = threading.Event()
         self._fetcher = Fetcher.by_routes(
             routes,
@@ -265,7 +268,7 @@ class PullEngine:
 
     # Polling
 
-    def poll_begins(self, max_messages: int, timeout_s: float) -> None:
+    def poll_begins(self, turn: PollTurn, max_messages: int, timeout_s: float) -> None:
         """Begin a poll. With auto-commit, everything that earlier polls returned counts as finished. Raises the errors
         that make polling useless, as PullConsumer.poll says."""
         self.check_open()
@@ -274,6 +277,7 @@ class PullEngine:
             raise InvalidArgumentError(
                 f"poll needs a whole number max_messages ≥ 1 and timeout_s ≥ 0, not {max_messages!r}, {timeout_s!r}"
             )
+        self._settle_abandoned()
         self._committer.raise_refusal()
         self._member.raise_refusal()
         self._raise_loss()
@@ -282,10 +286,14 @@ class PullEngine:
         now_s = time.monotonic()
         with self._lock:
             self.check_open()  # under the lock: after `close` has looked for polls, none begins
+            if turn.abandoned:
+                raise ClientStateError("this poll was interrupted before it began")
             self._core.poll_begins(now_s)
+            self._turn = turn
             useless = not self._core.expressions and self._mode != "assign"
             if useless:
                 self._core.poll_ends(now_s)
+                self._turn = None
             leaves, commits = self._core.leaving, self._core.has_uncommitted
         if leaves:
             self._member.release()
@@ -296,11 +304,26 @@ class PullEngine:
                 "this consumer has no subscription; call subscribe(topic) before poll(), or assign(queues)"
             )
 
-    def poll_ends(self) -> None:
+    def _settle_abandoned(self) -> None:
+        """Give back the messages that the last poll took, if its caller was interrupted before it had them."""
+        turn = self._turn
+        if turn is None or not turn.abandoned:
+            return
+        self.on_wakeup()
+        if not turn.wait_ended():
+            raise ClientStateError("an interrupted poll of this consumer has not ended yet; call again")
+        with self._lock:
+            if self._turn is turn:
+                self._core.give_back(turn.taken)
+                self._turn = None
+        self._fetch()
+
+    def poll_ends(self, turn: PollTurn) -> None:
         """End the poll that began."""
         with self._lock:
             self._core.poll_ends(time.monotonic())
             closed = self.closed
+        turn.end()
         if closed:
             self._in_place.close()
 
@@ -367,7 +390,7 @@ class PullEngine:
             return decoded
         return [(part, cast("Found", shown_records(found, self.names))) for part, found in decoded]
 
-    def take(self, decoded: Iterable[tuple[PolledRecords, Found]]) -> list[tuple[PolledRecords, Found]]:
+    def take(self, turn: PollTurn, decoded: Iterable[tuple[PolledRecords, Found]]) -> list[tuple[PolledRecords, Found]]:
         """Take the slices that are still current, and return them: they count as returned by the poll."""
         self._member.fence()
         taken = []
@@ -375,7 +398,9 @@ class PullEngine:
             before = self._core.hungry_count
             for part, found in decoded:
                 if self._core.is_current(part):
-                    self._core.taken(part, self._expected(found))
+                    expected, start = self._expected(found), self._core.get(part.queue).position
+                    self._core.taken(part, expected)
+                    turn.taken.append(TakenRange(part.queue, start, self._core.get(part.queue).position, expected))
                     taken.append((part, found))
             more = self._core.hungry_count > before
         if self._trace is not None:
@@ -509,6 +534,7 @@ class PullEngine:
         """Commit the finished messages, release revoked queues, and return the committed offsets. `finished`: the
         program has finished with everything that polls returned."""
         self._member.fence()
+        self._settle_abandoned()
         if finished:
             with self._lock:
                 self._core.finish_all()

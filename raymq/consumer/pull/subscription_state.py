@@ -19,6 +19,7 @@ from raymq.consumer.assignment.assigned_queues import AssignedQueues
 from raymq.consumer.assignment.unfinished_offsets import UnfinishedOffsets
 from raymq.consumer.pull.assigned_message_queue import AssignedMessageQueue, Noted
 from raymq.consumer.pull.fetched_records import FetchedRecords, PolledRecords
+from raymq.consumer.pull.poll_turn import TakenRange
 from raymq.consumer.pull.settings import PullSettings
 from raymq.consumer.subscription import Subscription
 from raymq.errors import ClientStateError, InvalidArgumentError
@@ -216,6 +217,17 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             del self._buffered[part.queue]
             self._buffered[part.queue] = None
         self._note(assigned)
+
+    def give_back(self, taken: Iterable[TakenRange]) -> None:
+        """Return these messages again: the program did not get them. Queues that moved on since are left alone."""
+        for queue, start, end, expected in reversed(list(taken)):
+            assigned = self._queues.get(queue)
+            if assigned is None or assigned.state is not AssignmentState.STARTED or assigned.position != end:
+                continue
+            assigned.acknowledge(expected)
+            assigned.refetch_from(start)
+            assigned.done = min(assigned.done, start)
+            self._note(assigned, moved=True)
 
     # Fetching
 

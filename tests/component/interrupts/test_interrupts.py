@@ -1,0 +1,82 @@
+"""A signal handler that raises, at each moment of each call in turn: afterwards a send, a poll and a close work.
+
+Every public method of a client object either runs in a helper thread, where no handler runs, or is in DIRECT and is
+interrupted here at each of its points.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from raymq.closing import OfProcess
+from raymq.parallel import aside
+from raymq.producer.producer import Producer
+from tests.unit.raymq.test_forks import kinds
+
+HERE = Path(__file__).parent
+TIMEOUT_S = 600
+
+DIRECT = {
+    "Producer": set(
+        "send send_async send_oneway send_batch join check route allocate_timeout_s send_request hand_over flushed "
+        "request_statistics".split()
+    ),
+    "PullConsumer": {"poll", "poll_table", "assignment", "acknowledge", "position", "paused"},
+}
+"""The methods that run in the thread that calls them, by class. Those of a Producer that are steps of a send are tried
+with it."""
+MAKES_AN_OBJECT = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+"""Functions whose call only makes an object, which does the work later."""
+
+
+def points(program: str, root: Path, *arguments: str) -> dict[str, int]:
+    """Run a program of this folder; the points that it interrupted, by call."""
+    command = [sys.executable, str(HERE / program), str(root), "1", *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    print(sum(found.values()), "points:", found)
+    return found
+
+
+def test_a_producer_that_is_interrupted_anywhere_goes_on(tmp_path: Path) -> None:
+    found = points("producer_program.py", tmp_path / "store")
+    assert len(found) == 10
+    assert all(found.values()), "a call has no points: nothing was tried"
+    assert found["send"] > 20
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_a_pull_consumer_that_is_interrupted_anywhere_goes_on_and_skips_nothing(tmp_path: Path, where: str) -> None:
+    found = points("pull_program.py", tmp_path / "store", where)
+    assert len(found) == 17
+    assert all(found.values()), "a call has no points: nothing was tried"
+
+
+@pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)
+def test_every_public_method_runs_beside_the_main_thread_or_is_tried_here(kind: type[OfProcess]) -> None:
+    direct = set()
+    for name, member in inspect.getmembers(kind, inspect.isfunction):
+        later = any(is_of(member) for is_of in MAKES_AN_OBJECT)
+        if not (name.startswith("_") or later or hasattr(member, "__wrapped__")):
+            direct.add(name)
+    assert direct == DIRECT.get(kind.__name__, set())
+
+
+def test_a_call_of_another_thread_runs_in_that_thread() -> None:
+    """Handlers run in the main thread only, so other threads need no helper."""
+    threads: list[threading.Thread] = []
+    thread = threading.Thread(target=lambda: aside(lambda: threads.append(threading.current_thread())))
+    thread.start()
+    thread.join()
+    assert threads == [thread]
+    aside(lambda: threads.append(threading.current_thread()))
+    assert threads[1] is not threading.main_thread()
+    assert Producer.flush.__wrapped__ is not None
