@@ -17,7 +17,7 @@ import ray
 
 from raymq import identity
 from raymq.access.credentials import Credentials, find_credentials
-from raymq.closing import Closing, in_forked_child
+from raymq.closing import Closing, direct, in_forked_child
 from raymq.cluster.attach import attach_ray
 from raymq.cluster.embedded import EmbeddedCluster
 from raymq.cluster.launcher import ProgressCallback
@@ -29,7 +29,9 @@ from raymq.identity import Identity
 from raymq.message import ConsumeFromWhere, MessageQueue
 from raymq.names import TRACE_TOPIC, check_topic
 from raymq.namespaces import NO_NAMESPACE, Namespace
+from raymq.parallel import aside
 from raymq.producer.producer import Producer
+from raymq.producer.sender import in_sender
 from raymq.producer.settings import ProducerOptions, ProducerSettings
 from raymq.protocol.group import StartOffsetQuery
 from raymq.remoting.actor_ref import running_nameservers
@@ -394,11 +396,12 @@ class Client(Closing):
 
         return PullConsumer(self._pull_engine(group, options))
 
+    @direct  # it must see the event loop that runs
     def async_pull_consumer(self, group: str, **options: Unpack[PullOptions]) -> AsyncPullConsumer:
         """As `pull_consumer`, for the event loop that runs now: ``async with client.async_pull_consumer("g") as c:``"""
         from raymq.consumer.pull.async_consumer import AsyncPullConsumer
 
-        return AsyncPullConsumer(self._pull_engine(group, options))
+        return AsyncPullConsumer(aside(self._pull_engine, group, options))
 
     def _pull_engine(self, group: str, options: PullOptions) -> PullEngine:
         from raymq.consumer.pull.engine import PullEngine
@@ -428,11 +431,12 @@ class Client(Closing):
 
         return SimpleConsumer(self._simple_engine(group, options))
 
+    @direct
     def async_simple_consumer(self, group: str, **options: Unpack[SimpleOptions]) -> AsyncSimpleConsumer:
         """As `simple_consumer`, for the event loop that runs now."""
         from raymq.consumer.simple.async_consumer import AsyncSimpleConsumer
 
-        return AsyncSimpleConsumer(self._simple_engine(group, options))
+        return AsyncSimpleConsumer(aside(self._simple_engine, group, options))
 
     def _simple_engine(self, group: str, options: SimpleOptions) -> SimpleEngine:
         from raymq.consumer.simple.engine import SimpleEngine
@@ -486,7 +490,11 @@ class Client(Closing):
         )
 
     def close(self) -> None:
-        """Close producers and consumers (a producer flushes), then the connection. Idempotent."""
+        """Close producers and consumers (a producer flushes), then the connection. Idempotent. In a callback of a
+        send's future, which must not wait, it returns at once: a thread closes."""
+        if in_sender():
+            threading.Thread(target=self.close, name="client-close", daemon=True).start()
+            return
         with self._lock:
             if self._closed or os.getpid() != self._pid:
                 return

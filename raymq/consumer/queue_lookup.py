@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from raymq.errors import InvalidArgumentError
 from raymq.message import MessageQueue
-from raymq.names import check_topic
+from raymq.names import check_topic, whole_number
 from raymq.namespaces import NO_NAMESPACE, Namespace
 from raymq.protocol.store import QueueBounds
 from raymq.remoting.route_cache import RouteCache
@@ -68,10 +68,8 @@ class QueueLookup:
 
     def offsets_for_times(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
         """The first offset stored at or after a time in ms since 1970, by queue, within the queue's bounds."""
-        for queue, time_ms in times_ms.items():
-            if isinstance(time_ms, bool) or not isinstance(time_ms, int):
-                raise InvalidArgumentError(f"{queue}: {time_ms!r} is not a time in ms since 1970")
-        return {queue: self._offset_for(queue, time_ms) for queue, time_ms in times_ms.items()}
+        times = {queue: whole_number(f"the time in ms since 1970 of {queue}", at) for queue, at in times_ms.items()}
+        return {queue: self._offset_for(queue, time_ms) for queue, time_ms in times.items()}
 
     def _offset_for(self, queue: MessageQueue, time_ms: int) -> int:
         return self._persist(

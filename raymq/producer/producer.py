@@ -210,6 +210,7 @@ class Producer(Closing):
         )
         self._senders: dict[str, Sender] = {}
         self._closed = False
+        self._is_ended = threading.Event()
 
     @direct
     def send(
@@ -458,15 +459,20 @@ class Producer(Closing):
         return 2 * self.settings.send_timeout_s
 
     def close(self) -> None:
-        """Flush, then end the sender threads. Idempotent. Sends that come later, in other threads too, raise
-        ClientStateError; whatever was handed over before is acknowledged, or its future fails."""
+        """Flush, then end the sender threads. Idempotent: a call while another one closes waits for that. Sends that
+        come later, in other threads too, raise ClientStateError; whatever was handed over before is acknowledged, or
+        its future fails. In a callback of a send's future, which must not wait, it returns at once: a thread closes."""
+        if in_sender():
+            threading.Thread(target=self.close, name="producer-close", daemon=True).start()
+            return
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+            closes, self._closed = not self._closed, True
             self._open.clear()
             self._lone_turns.clear()
             senders = list(self._senders.values())
+        if not closes:
+            self._is_ended.wait(self.flush_timeout_s + self.settings.attempt_timeout_s)
+            return
         give_up = True
         try:
             self.flush()
@@ -474,6 +480,7 @@ class Producer(Closing):
         finally:
             for sender in senders:
                 sender.close(give_up=give_up)
+            self._is_ended.set()
             self._on_close(self)
 
     def __reduce__(self) -> NoReturn:

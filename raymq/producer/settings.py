@@ -8,6 +8,7 @@ from typing import Final, Literal, TypedDict
 
 from raymq.errors import InvalidArgumentError
 from raymq.message import MAX_MESSAGE_SIZE_BYTES
+from raymq.names import seconds, whole_number
 from raymq.producer.hooks import CheckForbiddenHook, SendMessageHook
 from raymq.record.compression import Compression, CompressionType
 from raymq.remoting.route_cache import DEFAULT_TOPIC_QUEUE_NUMS
@@ -23,6 +24,7 @@ SEND_ATTEMPT_TIMEOUT_S: Final = 5.0
 """Bounds one call of `Storage.append`. Another replica leads about three seconds after a storage process began to stand
 still; until an attempt ends, nobody asks who leads. It outlasts the store's own waits for disk (5 s, then the answer is
 unknown too) and copies (3 s)."""
+_COUNTS: Final = ("max_buffered_bytes", "max_buffered_messages", "max_message_size_bytes", "default_topic_queue_nums")
 WhenFull = Literal["block", "raise"]
 """The answer of a send to a full buffer: wait for space, or raise SystemBusyError at once."""
 
@@ -74,8 +76,12 @@ class ProducerSettings:
     check_forbidden: Sequence[CheckForbiddenHook] = ()
 
     def __post_init__(self) -> None:
-        for name in ("send_timeout_s", "attempt_timeout_s", "max_message_size_bytes", "default_topic_queue_nums"):
-            if getattr(self, name) <= 0:
+        for name in ("send_timeout_s", "attempt_timeout_s"):
+            if seconds(name, getattr(self, name)) <= 0:
                 raise InvalidArgumentError(f"{name} must be positive, not {getattr(self, name)}")
+        for name in _COUNTS:
+            if (value := whole_number(name, getattr(self, name))) <= 0:
+                raise InvalidArgumentError(f"{name} must be positive, not {value}")
+            object.__setattr__(self, name, value)  # a plain int, also where it was a number of numpy
         if self.when_full not in ("block", "raise"):
             raise InvalidArgumentError(f"when_full is 'block' or 'raise', not {self.when_full!r}")

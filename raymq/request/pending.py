@@ -124,7 +124,7 @@ class PendingRequests:
             self._changed.notify()
         for pending in left.values():
             pending.future.set_exception(ClientStateError("the client was closed before a reply came"))
-        if self._thread is not None:
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_ENDING_S)
 
     def _run(self) -> None:

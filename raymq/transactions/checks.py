@@ -78,7 +78,8 @@ class CheckListener:
         if self._stop.is_set():
             return
         self._stop.set()
-        self._thread.join(CHECKS_STOP_TIMEOUT_S)
+        if self._thread is not threading.current_thread():
+            self._thread.join(CHECKS_STOP_TIMEOUT_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
         for name in self._known:
             try:

@@ -134,6 +134,10 @@ class AsyncPullConsumer(OfProcess):
         self, turn: PollTurn, decode: Decode[Found], max_messages: int, timeout_s: float
     ) -> list[tuple[PolledRecords, Found]]:
         engine = self._engine
+        if asyncio.get_running_loop() is not self._loop:
+            raise ClientStateError(
+                "this async consumer was made in another event loop: make one here by client.async_pull_consumer(...)"
+            )
         engine.poll_begins(turn, max_messages, timeout_s)
         taken: list[tuple[PolledRecords, Found]] = []
         try:
@@ -240,8 +244,10 @@ class AsyncPullConsumer(OfProcess):
         await self._close(finished=True)
 
     async def _close(self, *, finished: bool) -> None:
+        """Close, in whatever event loop: the consumer's own may have ended."""
         if not self._engine.closed:
             await self._call(partial(self._engine.close, finished=finished))
+            self._end_pools()
 
     async def __aenter__(self) -> AsyncPullConsumer:
         return self
@@ -257,7 +263,7 @@ class AsyncPullConsumer(OfProcess):
     async def _call(self, call: Callable[..., T], *args: object) -> T:
         """Await a blocking call in a thread. Cancelling the wait does not undo the call."""
         self._engine.check_open()
-        return await self._loop.run_in_executor(self._calls, partial(call, *args))
+        return await asyncio.get_running_loop().run_in_executor(self._calls, partial(call, *args))
 
     def _in_loop(self, call: Callable[..., None], *args: object) -> None:
         """Make a call on the event loop. May be used from any thread."""
@@ -269,5 +275,8 @@ class AsyncPullConsumer(OfProcess):
     def _look_again(self) -> None:
         self._wakeup.set()
         if self._engine.closed:
-            for pool in (self._calls, self._decoder):
-                pool.shutdown(wait=False)
+            self._end_pools()
+
+    def _end_pools(self) -> None:
+        for pool in (self._calls, self._decoder):
+            pool.shutdown(wait=False)

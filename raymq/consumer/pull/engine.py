@@ -49,6 +49,7 @@ from raymq.members.questions import DirectConsumption, RunningInfo
 from raymq.members.stacks import thread_stacks
 from raymq.message import MessageExt, MessageQueue, PullStatus
 from raymq.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
+from raymq.names import seconds, whole_number
 from raymq.namespaces import NO_NAMESPACE, Namespace
 from raymq.predicates.source import GroupPredicate
 from raymq.protocol.clients import ConsumerData
@@ -272,11 +273,8 @@ class PullEngine:
         """Begin a poll. With auto-commit, everything that earlier polls returned counts as finished. Raises the errors
         that make polling useless, as PullConsumer.poll says."""
         self.check_open()
-        whole = isinstance(max_messages, int) and not isinstance(max_messages, bool)
-        if not whole or max_messages < 1 or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
-            raise InvalidArgumentError(
-                f"poll needs a whole number max_messages ≥ 1 and timeout_s ≥ 0, not {max_messages!r}, {timeout_s!r}"
-            )
+        whole_number("max_messages", max_messages, 1)
+        seconds("timeout_s", timeout_s)
         self._settle_abandoned()
         self._committer.raise_refusal()
         self._member.raise_refusal()
@@ -439,8 +437,7 @@ class PullEngine:
         """Go on at `offset`. Blocks for a call. OffsetOutOfRangeError outside the queue's bounds."""
         self.position(queue)  # it must be assigned; checked before any call
         bounds = self._lookup.bounds(queue)
-        if isinstance(offset, bool) or not isinstance(offset, int):
-            raise InvalidArgumentError(f"offset {offset!r} is not a number of messages")
+        offset = whole_number("offset", offset)
         if not bounds.min_offset <= offset <= bounds.max_offset:
             raise OffsetOutOfRangeError(str(queue), offset, bounds.min_offset, bounds.max_offset)
         self._seek(queue, offset)
@@ -476,7 +473,7 @@ class PullEngine:
         if offsets is not None:
             if self.settings.acknowledge_each:
                 raise ClientStateError("this consumer acknowledges each message: call acknowledge, not commit(offsets)")
-            stored = {self.names.queue(queue): offset for queue, offset in offsets.items()}
+            stored = {self.names.queue(queue): whole_number(f"{queue}: offset", at) for queue, at in offsets.items()}
             self._with_core(lambda core: core.finish(stored))
         began_ns = time.time_ns()
         committed = self._commit(finished=offsets is None)

@@ -11,7 +11,7 @@ from typing import Any, Final, TypedDict, Unpack
 
 from raymq.errors import InvalidArgumentError
 from raymq.message import ConsumeFromWhere
-from raymq.names import check_group
+from raymq.names import check_group, real_number, whole_number
 from raymq.protocol.group import StartOffsetQuery
 from raymq.protocol.membership import AllocateStrategy, Allocation
 
@@ -82,12 +82,11 @@ class PullSettings:
     def __post_init__(self) -> None:
         check_group(self.group)
         for name, (low, high) in BOUNDS.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | type(low)) or not low <= value <= high:
-                raise InvalidArgumentError(f"{name} must be {low} to {high}, not {value!r}")
+            number = real_number if isinstance(low, float) else whole_number
+            object.__setattr__(self, name, number(name, getattr(self, name), low, high))
         if self.acknowledge_each and not self.auto_commit:
             raise InvalidArgumentError("acknowledge_each commits what is acknowledged: leave auto_commit on")
-        at_ms = self.start.timestamp_ms
+        at_ms = whole_number("consume_timestamp_ms", self.start.timestamp_ms)
         if self.start.where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP and at_ms <= 0:
             raise InvalidArgumentError(
                 f"CONSUME_FROM_TIMESTAMP needs consume_timestamp_ms, a time in ms since 1970, not {at_ms!r}"

@@ -8,7 +8,7 @@ from typing import Final
 from raymq.consumer.subscription import Subscription
 from raymq.errors import InvalidArgumentError
 from raymq.message import MessageModel
-from raymq.names import RETRY_PREFIX
+from raymq.names import RETRY_PREFIX, real_number, whole_number
 from raymq.protocol.group import StartOffsetQuery
 from raymq.protocol.membership import Allocation
 
@@ -86,9 +86,10 @@ class PushSettings:
             raise InvalidArgumentError("DEFAULT_CONSUMER is no consumer group's name: choose one of your own")
 
     def _check(self, name: str, low: float, high: float, otherwise: int | None = None) -> None:
-        value = getattr(self, name)
-        number = isinstance(value, (int, float) if isinstance(low, float) else int) and not isinstance(value, bool)
-        if not number or not (low <= value <= high or value == otherwise):
+        check = real_number if isinstance(low, float) else whole_number
+        value = check(name, getattr(self, name))
+        object.__setattr__(self, name, value)
+        if not (low <= value <= high or value == otherwise):
             also = "" if otherwise is None else f", or {otherwise},"
             raise InvalidArgumentError(f"{name} must be {low} to {high}{also} not {value!r}")
 

@@ -37,7 +37,7 @@ class AsyncSimpleConsumer(OfProcess):
 
     def __init__(self, engine: SimpleEngine) -> None:
         try:
-            self._loop = asyncio.get_running_loop()
+            asyncio.get_running_loop()
         except RuntimeError:
             raise ClientStateError(
                 "an async consumer belongs to an event loop: call client.async_simple_consumer(...) in a coroutine"
@@ -113,7 +113,7 @@ class AsyncSimpleConsumer(OfProcess):
     async def _call(self, call: Callable[..., T], *args: object) -> T:
         """Await a blocking call in a thread. Cancelling the wait does not undo the call."""
         self._engine.check_open()
-        return await self._loop.run_in_executor(self._calls, partial(call, *args))
+        return await asyncio.get_running_loop().run_in_executor(self._calls, partial(call, *args))
 
 
 def _listed(messages: ReceivedMessage | Iterable[ReceivedMessage]) -> list[ReceivedMessage]:

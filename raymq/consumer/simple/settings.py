@@ -7,7 +7,7 @@ from typing import Any, TypedDict, Unpack
 
 from raymq.errors import InvalidArgumentError
 from raymq.message import ConsumeFromWhere
-from raymq.names import check_group
+from raymq.names import check_group, whole_number
 from raymq.protocol.group import StartOffsetQuery
 
 
@@ -33,7 +33,7 @@ class SimpleSettings:
         check_group(self.group)
         if not isinstance(self.ordered, bool):
             raise InvalidArgumentError(f"ordered is a bool, not {self.ordered!r}")
-        at_ms = self.start.timestamp_ms
+        at_ms = whole_number("consume_timestamp_ms", self.start.timestamp_ms)
         if self.start.where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP and at_ms <= 0:
             raise InvalidArgumentError(
                 f"CONSUME_FROM_TIMESTAMP needs consume_timestamp_ms, a time in ms since 1970, not {at_ms!r}"

@@ -28,6 +28,7 @@ DIRECT = {
         "send send_async send_oneway send_batch join check route allocate_timeout_s send_request hand_over flushed "
         "request_statistics".split()
     ),
+    "Client": {"async_pull_consumer", "async_simple_consumer"},
     "PullConsumer": {"poll", "poll_table", "assignment", "acknowledge", "position", "paused"},
 }
 """The methods that run in the thread that calls them, by class. Those of a Producer that are steps of a send are tried
@@ -64,8 +65,8 @@ def test_a_pull_consumer_that_is_interrupted_anywhere_goes_on_and_skips_nothing(
 def test_every_public_method_runs_beside_the_main_thread_or_is_tried_here(kind: type[OfProcess]) -> None:
     direct = set()
     for name, member in inspect.getmembers(kind, inspect.isfunction):
-        later = any(is_of(member) for is_of in MAKES_AN_OBJECT)
-        if not (name.startswith("_") or later or hasattr(member, "__wrapped__")):
+        later = any(is_of(inspect.unwrap(member)) for is_of in MAKES_AN_OBJECT)
+        if not (name.startswith("_") or later or hasattr(member, "is_aside")):
             direct.add(name)
     assert direct == DIRECT.get(kind.__name__, set())
 

@@ -233,3 +233,20 @@ def test_news_for_a_loop_that_has_ended_are_nobodys(engine, store):
     asyncio.run(main())
     store.append([make_batch([b"0"])])
     engine.on_wakeup()
+
+
+def test_another_event_loop_may_close_a_consumer_whose_own_has_ended_but_not_poll(engine):
+    async def make() -> AsyncPullConsumer:
+        return await assigned(engine)
+
+    consumer = asyncio.run(make())  # its loop has ended
+
+    async def elsewhere() -> None:
+        with pytest.raises(ClientStateError, match="another event loop"):
+            await consumer.poll(1, 0.1)
+        await consumer.close()
+        with pytest.raises(ClientStateError, match="closed"):
+            await consumer.commit()
+
+    asyncio.run(elsewhere())
+    assert engine.closed

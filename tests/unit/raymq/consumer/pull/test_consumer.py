@@ -819,10 +819,11 @@ def test_bad_arguments_are_refused(consume):
         {"timeout_s": float("nan")},
         {"timeout_s": "1"},
     ):
-        with pytest.raises(InvalidArgumentError, match="poll needs"):
+        [name] = arguments
+        with pytest.raises(InvalidArgumentError, match=name):
             consumer.poll(**arguments)
     holds(consumer, Q0, Q1)
-    with pytest.raises(InvalidArgumentError, match="not a number"):
+    with pytest.raises(InvalidArgumentError, match="whole number"):
         consumer.seek(Q0, "0")
 
 
