@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,10 +15,13 @@ import pytest
 from click.testing import CliRunner
 
 import raymq
+from placement.console.live_backend import LiveBackend
 from raymq.admin.track import TrackState
 from raymq.cli import cli
 from raymq.message import ConsumeFromWhere
+from tests.support.console.logged_in import console_app, logged_in
 from tests.support.history.waiting import eventually
+from tests.support.stores.lying_bodies import lying_batch, lying_bodies
 
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
@@ -160,3 +164,56 @@ def test_delayed_messages_are_counted_and_the_next_are_listed(mq: raymq.Client, 
     assert [(one.message.body, one.level) for one in found] == [(b"timed", 0), (b"level", 18)]
     assert found[0].due_ms == due_ms
     assert mq.admin.delayed(due_ms, due_ms + 1).levels["deliver_at"] >= 1
+
+
+def test_a_hostile_producer_stops_no_reader_of_the_topic(mq: raymq.Client, topic: str, group: str) -> None:
+    """Garbage and bombs come in all the time, beside good messages that all readers get."""
+    queue = mq.admin.describe_topic(topic)[0].queue
+    storage = mq.storages.get(mq.routes.get(topic).master_storage(queue.broker_name))
+    liars = list(lying_bodies().values())
+    ends, sent = threading.Event(), 0
+    place = {"topic": topic, "queue_id": queue.queue_id, "tags": "t"}
+
+    def flood() -> None:
+        nonlocal sent
+        while not ends.is_set() and sent < 3000:
+            storage.append([lying_batch([*liars, (b"good %d" % sent, 0)], **place)], 10.0)
+            sent += 1
+
+    before = resident_mib()
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        eventually(lambda: sent >= 20, "the producer sends")
+        page = mq.admin.browse(topic, limit=200, newest_first=False)
+        pulled = mq.admin.pull(queue, 0, max_messages=200).messages
+        for messages in (page.messages, pulled):
+            good = [message.body for message in messages if message.body_error is None]
+            assert good == [b"good %d" % number for number in range(len(good))]
+            assert len(good) >= 10
+            assert sum(message.body_error is not None for message in messages) >= 10 * len(liars)
+        for words in (
+            ["browse", topic, "--max", "50"],
+            ["consume", group, topic, "--from", "first", "--max", "50", "--timeout", "20"],
+            ["group", "describe", group],
+            ["replay", topic, "--from", "-1h", "--to-group", group, "--dry-run"],
+            ["query", topic, "--offset", f"{queue.broker_name}:{queue.queue_id}:0"],
+        ):
+            done = CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False)
+            assert done.exit_code == 0, (words, done.output)
+        console = logged_in(console_app(LiveBackend(mq, "raymq")))
+        for path in (f"/topics/{topic}/messages?start=earliest&limit=200", f"/groups/{group}", f"/topics/{topic}",
+                     f"/messages?topic={topic}&offset={queue.broker_name}:{queue.queue_id}:1"):  # fmt: skip
+            answer = console.get(path)
+            assert answer.status == 200, (path, answer.text[:500])
+        assert "cannot be read" in answer.text
+        console.close()
+    finally:
+        ends.set()
+        thread.join()
+    assert resident_mib() - before <= 200
+
+
+def resident_mib() -> int:
+    """The memory of this process, in MiB."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20

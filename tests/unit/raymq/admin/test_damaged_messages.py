@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
-from raymq.admin import browse as browse_module
+from actors.core.broker.send_back import read_replayed
+from raymq.admin import browse as browse_module, dead_letters
 from raymq.cli.terminal.output import message_dict, message_line
 from raymq.errors import BodyUnreadableError
 from raymq.message import MessageExt, MessageQueue
@@ -142,3 +144,31 @@ def test_commands_print_the_place_and_the_reason(damaged):
         else:
             assert fields["body"] is None
             assert fields["error"] in line
+
+
+def test_a_replay_of_dead_letters_goes_on_behind_a_damaged_one(damaged, monkeypatch):
+    """The topic stands for the group's dead letters; the broker refuses what is damaged, as a real one does."""
+    brought: list[bytes] = []
+    committed: list[int] = []
+
+    def replay(method: str, group: str, record: bytes, timeout_s: float) -> None:
+        read_replayed(record)
+        brought.append(record)
+
+    monkeypatch.setattr(dead_letters, "dlq_topic", lambda group: TOPIC)
+    monkeypatch.setattr(dead_letters, "retry_topic", lambda group: "nowhere")
+    monkeypatch.setattr(dead_letters, "ActorRef", lambda name: SimpleNamespace(call=replay))
+    letters = dead_letters.DeadLetters("g", damaged.routes, damaged.storages)
+    monkeypatch.setattr(letters, "_offsets", SimpleNamespace(committed_offset=lambda queue: None))
+    monkeypatch.setattr(letters, "_commit_replayed", lambda queue, offset: committed.append(offset))
+    check(damaged, [letter.message for letter in letters.letters(max_messages=1000)])
+    results = list(letters.replay())
+    assert len(results) == len(damaged.bodies)
+    failed = [result.letter.message.queue_offset for result in results if result.error]
+    # A body that does not decompress is moved as it is; what fails its CRC or its fields is refused.
+    assert failed == [
+        offset for offset, kind in damaged.kinds.items() if kind.startswith("flipped") and offset in failed
+    ]
+    assert len(failed) >= 4
+    assert len(brought) == len(results) - len(failed)
+    assert committed[-1] == len(damaged.bodies)
