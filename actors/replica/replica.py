@@ -372,7 +372,8 @@ class Replica:
     def _lead(self, order: Lead) -> None:
         """Become master. On return the epoch is on disk, and appends are accepted."""
         first = order.sync_state_set
-        if order.incarnation != self._files.incarnation:
+        elected = first.stores.get(self._replica), order.incarnation
+        if elected != (self._files.store_id, self._files.incarnation):
             raise NotMasterError(self._broker_name, self._role.epoch)
         if first.epoch > self._role.epoch:
             end = self._store.flush_all()

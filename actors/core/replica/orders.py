@@ -102,8 +102,8 @@ class ReplicaState:
 class Lead:
     """Have `replica` lead in the set's epoch, with a lease that counts from `clock_s` on its own clock.
 
-    Only the process that gave the account may carry it out, as its directory's `incarnation` shows: the log of a later
-    process may have lost its end.
+    Only the process that gave the account may carry it out: the log of a later one may have lost its end. The id of its
+    directory is in the set, and `incarnation` is that directory's.
     """
 
     group: str

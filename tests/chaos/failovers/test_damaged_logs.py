@@ -108,12 +108,13 @@ def test_a_flipped_bit_in_one_log_loses_nothing_after_every_process_was_killed(
     mq: raymq.Client, box: Sandbox, topic: str
 ) -> None:
     print(f"RAYMQ_CHAOS_SEED={SEED}")
-    group, history = DamagedGroup(box, random.Random(SEED)), History()
+    rng, history = random.Random(SEED), History()
+    group = DamagedGroup(box, rng)
     group.replicas.settled()
     senders = Senders(mq, topic, producers=2, count=10**6, history=history, pause_s=0.005)
     senders.start()
     try:
-        for master, behind_snapshot in islice(cycle(PLACES), ROUNDS):
+        for master, behind_snapshot in islice(cycle(rng.sample(PLACES, len(PLACES))), ROUNDS):
             enough = len(history) + ENOUGH
             eventually(lambda enough=enough: len(history) >= enough, "sends that end")  # type: ignore[misc]
             print(group.kill_and_flip(master=master, behind_snapshot=behind_snapshot))

@@ -180,8 +180,9 @@ def test_an_order_to_lead_that_was_meant_for_another_process_is_not_carried_out(
     group = make(2)
     account = group.replicas[1].account()
     first = SyncStateSet(account.epoch + 1, 9, {1: account.store_id})
-    for incarnation in (account.incarnation - 1, account.incarnation + 1):
-        order = Lead("broker-a", 1, first, account.clock_s, incarnation)
+    another = SyncStateSet(first.epoch, 9, {1: "another directory"})
+    for stores, incarnation in [(first, account.incarnation - 1), (first, 9), (another, account.incarnation)]:
+        order = Lead("broker-a", 1, stores, account.clock_s, incarnation)
         assert group.replicas[1].obey(order, None).role is ReplicaRole.SLAVE
     order = Lead("broker-a", 1, first, account.clock_s, account.incarnation)
     assert group.replicas[1].obey(order, None).role is ReplicaRole.MASTER

@@ -126,7 +126,8 @@ class Node:
 
     def lead(self, order: Lead) -> None:
         first, until_s = order.sync_state_set, order.clock_s + self.world.rules.lease_s
-        if order.incarnation != self.disk.incarnation and not self.world.bugs.lead_as_any_process:
+        elected = first.stores.get(self.name), order.incarnation
+        if elected != (self.disk.store_id, self.disk.incarnation) and not self.world.bugs.lead_as_any_process:
             raise NotMasterError(GROUP, self.role.epoch)
         if not self.role.lead(first.epoch, until_s):
             return
