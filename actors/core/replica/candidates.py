@@ -58,8 +58,7 @@ class Electorate:
         """The replica to elect, or the reason why nobody may be elected now."""
         able = [state for replica, state in self.accounts.items() if replica in self.able]
         members = [state for state in able if self.stores.get(state.replica) == state.store_id]
-        complete = [state for state in members if state.complete]
-        proven = [state for state in complete if state.caught_up]
+        proven = [state for state in members if state.complete and state.caught_up]
         if proven:
             return Choice(self._best(proven))
         if not able or not (members or self.unclean):
@@ -67,6 +66,9 @@ class Electorate:
         absent = self.stores.keys() - self.fresh
         if absent and not self.graced:
             return Choice(None, _waiting(absent, members))
+        able = [state for state in able if state.replica in self.fresh]
+        members = [state for state in members if state.replica in self.fresh]
+        complete = [state for state in members if state.complete]
         if complete:
             return Choice(self._best(complete))
         unknown = self.stores.keys() - {state.replica for state in members}
@@ -75,6 +77,8 @@ class Electorate:
         others = self.replicas - self.fresh
         if others and not self.graced:
             return Choice(None, _waiting(others, members))
+        if not able:
+            return Choice(None, self._nobody_answers())
         best = self._best(able)
         return Choice(best, loss=describe_lack(best))
 
@@ -131,8 +135,8 @@ def _or_nobody(replicas: Collection[int]) -> str:
 
 
 def _undecided(members: Iterable[ReplicaState], unknown: Collection[int]) -> str:
-    lacks = "; ".join(filter(None, map(describe_lack, members)))
+    lacks = "".join(f"{lack}; " for lack in map(describe_lack, members) if lack)
     return (
-        f"{lacks}; replica {names(unknown)} may have all messages and does not answer with its directory: nobody is "
+        f"{lacks}replica {names(unknown)} may have all messages and does not answer with its directory: nobody is "
         "elected until it does. Bring it back, or allow losing messages with enable_elect_unclean_master"
     )

@@ -207,8 +207,11 @@ def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, b
         world.at(rng.uniform(0.3, 4.0), one.start)
     # Half of the times what was confirmed in the last moments, which the floor on the disk does not have yet.
     floor = min(node.disk.floor.offset, node.disk.flushed)
-    first, last = (0, max(floor - 1, 0)) if below_floor else (rng.choice([0, floor]), node.disk.flushed)
-    node.shorten(rng.randint(first, last))
+    if below_floor:
+        end = rng.randint(0, max(floor - 1, 0)) if floor else node.disk.flushed
+    else:
+        end = rng.randint(rng.choice([0, floor]), node.disk.flushed)
+    node.shorten(end)
 
 
 def _have_everything(world: World) -> frozenset[int]:

@@ -635,3 +635,17 @@ def test_with_fixed_roles_a_master_that_was_started_again_waits_a_moment_for_lon
     world = World(Record("broker-a", 5, 0, of(5, 4, 0)), FIXED)
     world.silent = {1}
     assert elected_after(world) >= RULES.grace_s
+
+
+def test_an_old_account_does_not_count_as_an_answer_where_no_member_is_complete():
+    """It may be that of a process that has ended since, and its log may have grown before."""
+    world = World(RESTARTED)
+    for replica in range(3):
+        world._change(replica, end_offset=50, confirm_floor=100)
+    world.silent = {2}
+    for late_s in range(4):
+        world.control.note_account(replace(world.states[2], clock_s=world.now_s), world.now_s, -float(late_s))
+        world.step(0.5)
+        assert world.control.record.epoch == 5
+    world.silent = set()
+    elected_after(world, 1.0)
