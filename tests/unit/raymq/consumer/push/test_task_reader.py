@@ -10,6 +10,7 @@ from actors.pull.listener_feed import ship_task
 from raymq.consumer.push.task_reader import TaskReader
 from raymq.errors import BodyUnreadableError
 from raymq.protocol.listener_tasks import ShippedTask
+from raymq.record.layout import BODY_SIZE_OFFSET
 from tests.support.clients.tasks import STORED_QUEUE, located, store_records
 from tests.support.stores.stores import LOG_FILE_BYTES
 
@@ -74,11 +75,11 @@ def test_a_damaged_record_stands_for_itself(root):
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_a_record_with_a_wrong_size_stands_for_itself(root, in_place):
+def test_a_record_with_wrong_lengths_stands_for_itself(root, in_place):
     """The places of the others come from the queue, not from a walk over the records."""
     path = root / "commitlog" / f"{0:020d}"
     data = bytearray(path.read_bytes())
-    data[int(located(root, 0, 20).parts[0].starts[7]) + 3] ^= 1
+    data[int(located(root, 0, 20).parts[0].starts[7]) + BODY_SIZE_OFFSET] ^= 1
     path.write_bytes(data)
     messages, damaged = TaskReader().messages(task(located(root, 0, 20), in_place=in_place))
     assert damaged
