@@ -293,14 +293,15 @@ class Replica:
 
     def _remember_confirmed(self) -> None:
         """Write the highest confirm offset to disk, if it has moved. If the disk fails, the account says so and has the
-        offset before."""
+        offset before. It has that offset on a full disk, too, which has not failed."""
         with self._confirm_turn:
             with self._changed:
                 confirmed = self._confirmed
             try:
                 self._confirm_file.raise_to(*confirmed)
             except OSError as error:
-                self._store.fail(error)
+                if not is_want_of_space(error):
+                    self._store.fail(error)
 
     def _give_up_confirmed(self, epoch: int, physical_offset: int) -> None:
         """Forget that messages from an offset on were confirmed: in `epoch` the group goes on without them. OSError."""

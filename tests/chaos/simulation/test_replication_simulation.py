@@ -102,3 +102,16 @@ def test_logs_that_lose_their_end_and_late_accounts_lose_or_undo_nothing(only, o
 )
 def test_an_election_of_a_log_that_lost_its_end_is_found(bugs, only, options):
     assert any(run_seed(seed, bugs=bugs, only=only, **options).checks.faults for seed in range(200))
+
+
+DISKS = ("disk", "kill", "cut")
+
+
+@pytest.mark.parametrize("options", [{}, {"all_ack": False}, {"async_flush": True}, {"fixed": True}], ids=str)
+def test_disks_that_fail_lose_or_undo_nothing(options):
+    acknowledged = 0
+    for seed in range(SEEDS // 25):
+        world = run_seed(seed, min_in_sync=1 + seed % 2, only=DISKS, **options)
+        assert world.checks.faults == [], f"seed {seed}: {world.checks.faults[:3]}"
+        acknowledged += len(world.checks.acknowledged)
+    assert acknowledged > SEEDS // 25 * 100

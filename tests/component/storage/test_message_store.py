@@ -505,6 +505,47 @@ class TestFlush:
         assert bodies_of(again)[0] == b"before"
         again.close()
 
+    def test_after_a_failed_flush_the_next_opening_writes_the_end_of_the_log_once_more(
+        self, root, tmp_path, monkeypatch
+    ):
+        """Linux counts the bytes of a failed flush as written: a second flush alone would write nothing."""
+        store = open_store(root)
+        store.append([make_batch([b"flushed"])])
+        flushed = store.stored_offset
+
+        def fail(descriptor: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "flush", fail)
+            with pytest.raises(StoreFailedError):
+                store.append([make_batch([b"not flushed"])])
+        end = store.end_offset
+        store.close()
+        calls: list[tuple[str, int, int]] = []
+        real_write, real_flush = disk.pwrite_all, disk.flush
+
+        def path_of(descriptor: int) -> str:
+            return os.readlink(f"/proc/self/fd/{descriptor}")
+
+        def pwrite_all(descriptor: int, position: int, data: bytes) -> None:
+            calls.append((path_of(descriptor), position, position + len(data)))
+            real_write(descriptor, position, data)
+
+        def flush(descriptor: int) -> None:
+            calls.append((path_of(descriptor), -1, -1))
+            real_flush(descriptor)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "pwrite_all", pwrite_all)
+            patch.setattr(disk, "flush", flush)
+            store = open_store(root)
+        assert bodies_of(store) == [b"flushed", b"not flushed"]
+        log = [(begin, written) for path, begin, written in calls if "/commitlog/" in path]
+        [at] = [index for index, (begin, written) in enumerate(log) if 0 <= begin <= flushed and written >= end]
+        assert (-1, -1) in log[at:]
+        store.close()
+
     def test_a_failed_write_makes_the_store_read_only(self, root, monkeypatch):
         def fail(*arguments):
             raise OSError(errno.EIO, "Input/output error")

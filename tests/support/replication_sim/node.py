@@ -39,6 +39,7 @@ class Node:
         if self.alive:
             return
         self.alive = True
+        self.failure = ""
         self.disk.incarnation += 1
         epoch = self.disk.epochs[-1].epoch if self.disk.epochs else 0
         self.role = ReplicaRoleState(GROUP, self.name, epoch)
@@ -74,6 +75,17 @@ class Node:
         self.world.say(f"{self.name} loses {len(self.disk.log) - end} records from {end}, floor {self.disk.floor}")
         self.disk.truncate(end)
         self.disk.flushed = end
+
+    def fail_disk(self) -> None:
+        """Let no flush succeed any more in this process, which goes on and says so."""
+        if self.alive and not self.failure:
+            self.world.say(f"the disk of {self.name} fails")
+            self.failure = "its disk failed"
+            self.pending.clear()
+
+    @property
+    def is_disk_broken(self) -> bool:
+        return bool(self.failure)
 
     def pause(self) -> None:
         self.paused = self.alive
@@ -114,18 +126,21 @@ class Node:
             self.disk.sync_state_set,
             self.role.draining,
             self.sync.propose(self.world.now) if self.sync is not None and self.leads() else None,
+            failed=self.failure,
             confirm_floor=self.disk.floor.offset,
             caught_up=self.caught_up,
         )
 
     def leads(self) -> bool:
-        return self.alive and not self.paused and self.role.leads(self.world.now)
+        return self.alive and not self.paused and self.role.leads(self.world.now) and not self.is_disk_broken
 
     def members(self) -> frozenset[int]:
         return self.sync.in_sync(self.world.now) if self.sync is not None else frozenset()
 
     def lead(self, order: Lead) -> None:
         first, until_s = order.sync_state_set, order.clock_s + self.world.rules.lease_s
+        if self.is_disk_broken:
+            return
         elected = first.stores.get(self.name), order.incarnation
         if elected != (self.disk.store_id, self.disk.incarnation) and not self.world.bugs.lead_as_any_process:
             raise NotMasterError(GROUP, self.role.epoch)
@@ -176,6 +191,8 @@ class Node:
     def append(self, message: int) -> None:
         """Store a producer's message; a message that is stored already is acknowledged with its first copy."""
         self._unless_unfenced(lambda: self.role.check_append(None, self.world.now))
+        if self.is_disk_broken:
+            raise NotMasterError(GROUP, self.role.epoch)
         if self.sync is None or len(self.members()) < self.world.min_in_sync:
             return
         offset = self.disk.offset_of(message)
@@ -194,7 +211,7 @@ class Node:
             check()
 
     def _flushed(self, incarnation: int, end: int) -> None:
-        if not self.alive or self.disk.incarnation != incarnation:
+        if not self.alive or self.disk.incarnation != incarnation or self.is_disk_broken:
             return
         if self.paused:
             self._held.append(lambda: self._flushed(incarnation, end))
@@ -207,7 +224,7 @@ class Node:
         if self.sync is None:
             return
         self.sync.flushed(self.disk.flushed, self.world.now)
-        if not (self.role.leads(self.world.now) or self.world.bugs.skip_fencing):
+        if self.is_disk_broken or not (self.role.leads(self.world.now) or self.world.bugs.skip_fencing):
             return
         limit = self.disk.flushed if self.world.bugs.acknowledge_early else self.sync.confirm_offset
         self.visible = max(self.visible, limit)
@@ -295,7 +312,7 @@ class Node:
 
     def take_epochs(self, epoch: int, epochs: list[EpochEntry], end: int) -> None:
         self._unless_unfenced(lambda: self.role.check_chunk(epoch))
-        if self.handshaken:
+        if self.handshaken or self.is_disk_broken:
             return
         my_end = len(self.disk.log)
         common = min(common_end(self.disk.epochs, my_end, epochs, end) or 0, my_end)
@@ -317,7 +334,12 @@ class Node:
         self, epoch: int, start: int, records: list[tuple[int, int]], entry: EpochEntry | None, confirm: int
     ) -> None:
         self._unless_unfenced(lambda: self.role.check_chunk(epoch))
-        if not self.handshaken or start != len(self.disk.log) or start - self.disk.flushed > CHUNK_MAX:
+        if (
+            self.is_disk_broken
+            or not self.handshaken
+            or start != len(self.disk.log)
+            or start - self.disk.flushed > CHUNK_MAX
+        ):
             return
         if entry is not None and (not self.disk.epochs or self.disk.epochs[-1].epoch < entry.epoch):
             self.disk.epochs.append(entry)

@@ -144,6 +144,18 @@ def run_seed(
     return world
 
 
+def _end_process(world: World, node: Node, after_s: float, away_s: float) -> None:
+    """Let a process whose disk failed end itself, and another one begin later. What was not flushed may be gone."""
+    incarnation = node.disk.incarnation
+
+    def end() -> None:
+        if node.alive and node.disk.incarnation == incarnation:
+            node.kill(power=not world.async_flush)
+            world.at(away_s, node.start)
+
+    world.at(after_s, end)
+
+
 def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
     node = rng.choice(list(world.nodes.values()))
     rare = rng.choice(["wipe", "journal", "blackout", "shorten", "shorten all", "accounts"])
@@ -180,6 +192,10 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
             world.at(rng.uniform(0.3, 4.0), node.start)
     elif kind in ("shorten", "shorten all", "shorten all below the floor"):
         _shorten(world, rng, node, everybody=kind != "shorten", below_floor=kind.endswith("floor"))
+    elif kind == "disk":
+        broken = next((one for one in world.nodes.values() if one.leads()), node) if rng.random() < 0.7 else node
+        broken.fail_disk()
+        _end_process(world, broken, rng.uniform(0.1, 4.0), rng.uniform(0.3, 2.0))
     elif kind == "accounts":
         for one in rng.sample(list(world.nodes.values()), rng.randint(1, len(world.nodes))):
             world.delay_accounts(one.name, rng.uniform(1.0, 10.0))
