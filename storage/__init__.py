@@ -9,6 +9,9 @@ A store directory
     batchconsumequeue/TOPIC/QUEUE/000…    the same for records that hold many messages each, which RocketMQ may write
     index/20261120180926228               hash tables from keys and unique ids to messages
     checkpoint                            the store times up to which log and queues are known to be on disk
+    holes                                 the damaged ranges of the log, if it has any
+    index.sums                            the checksums of the index files
+    lost+cut/00000000000000184232         copies of what recovery cut off the log's end
     dedup                                 a snapshot of the producers' sequences, so that recovery need not walk far
     abort                                 there while the store is open: found at open, it tells of a crash
     lock                                  locked for as long as the store is open
@@ -38,8 +41,8 @@ Options are parts of their own, chosen once when the store opens: the log's writ
 queue (QueueTable), the directories of the log (LogPaths, and log_files.py for readers). Appends, flushes and fetches do
 not ask about them.
 
-After a crash, recovery.py walks the newest part of the log, cuts it at the last good record and brings the queues in
-line with it.
+After a crash, recovery.py walks the newest part of the log, cuts it behind the last good record and brings the queues
+in line with it. Damaged records before that are kept (log_end.py).
 
 The index (index_service.py) follows the log in a thread of its own. Retention (rules.py decides, cleaner.py does)
 deletes the oldest log files, and the queue and index files that only lead to them. log_chunks.py, chunk_appender.py

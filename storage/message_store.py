@@ -129,8 +129,8 @@ class MessageStore:
         parts = self._parts = StoreParts.open(settings, resources, after_crash=self._abort.exists())
         self._log, self._queues = parts.log, parts.queues
         self._attributes = StoredAttributes(parts.config)
-        checkpoint = read_checkpoint(root / "checkpoint")
-        self._recovered = Recovery(parts, checkpoint, read_snapshot(root / SNAPSHOT_FILE)).run()
+        checkpoint = read_checkpoint(root / "checkpoint", parts.damage)
+        self._recovered = Recovery(parts, checkpoint, read_snapshot(root / SNAPSHOT_FILE, parts.damage)).run()
         parts.deliveries.clamp_to_queues(parts.queues.plain)
         parts.visibility.advance(parts.log.end_offset)
         disk.write_file(self._abort, str(os.getpid()).encode())
@@ -185,6 +185,7 @@ class MessageStore:
             self._log,
             self._parts.reader,
             self._parts.appended,
+            damage=self._parts.damage,
             visible=self._visible_offset,
             after_crash=self._parts.after_crash,
             checkpoint_ms=checkpoint_ms,
@@ -716,6 +717,7 @@ class MessageStore:
             hooks=self._hooks.figures(),
             disk_failure=self._gate.failure,
             holes=self.holes,
+            damaged_files=self._parts.damage.texts,
         )
 
     def close(self) -> None:

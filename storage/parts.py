@@ -18,6 +18,7 @@ from storage.dispatch.half_messages import HalfMessages
 from storage.dispatch.held_units import HeldUnits
 from storage.dispatch.visibility import Visibility
 from storage.files.config_files import ConfigFiles
+from storage.files.damage import DamageNotes
 from storage.files.write_handles import WriteHandles
 from storage.index.appended_batches import RECORDS_MAX, AppendedBatches
 from storage.log.commit_log import CommitLog
@@ -55,6 +56,8 @@ class StoreParts:
     appended: AppendedBatches
     # The append lock: its holder sees log and queues agree, and nobody else changes either of them.
     append_lock: threading.Lock
+    # The damage that was found in files beside the log.
+    damage: DamageNotes
 
     @classmethod
     def open(cls, settings: StoreSettings, resources: ExitStack, *, after_crash: bool) -> StoreParts:
@@ -74,7 +77,8 @@ class StoreParts:
             max_mapped_files=settings.max_mapped_files,
         )
         resources.callback(reader.close)
-        config = ConfigFiles(root)
+        damage = DamageNotes()
+        config = ConfigFiles(root, damage)
         log = CommitLog.of(settings)
         resources.callback(log.close)
         max_open = settings.max_mapped_files
@@ -91,7 +95,7 @@ class StoreParts:
             reader,
             config,
             log,
-            HoleTable(root),
+            HoleTable(root, damage),
             queues,
             dedup,
             deliveries,
@@ -99,4 +103,5 @@ class StoreParts:
             Visibility(),
             appended,
             threading.Lock(),
+            damage,
         )

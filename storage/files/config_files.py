@@ -7,12 +7,13 @@ On disk
 A new text is written under another name and renamed, so that a crash leaves either text, or the older as `.bak` only.
 For a moment of each replacement there is no file of the name, which a reader must not take for a damaged one: the
 readers and the writers of a directory take turns. All of them are in one process, the store's.
+
+A text has a checksum, which RocketMQ does not see (sealed_text.py).
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import re
 import threading
 from pathlib import Path
@@ -21,8 +22,8 @@ from weakref import WeakValueDictionary
 
 from raymq.errors import InvalidArgumentError, StoreCorruptError
 from storage.files import disk
-
-logger = logging.getLogger(__name__)
+from storage.files.damage import DamageNotes
+from storage.files.sealed_text import seal, unseal
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _STRING_OR_INTEGER_KEY: Final = re.compile(r'"(?:[^"\\]|\\.)*"|(-?\d+)(?=\s*:)', re.DOTALL)
@@ -43,7 +44,9 @@ def parse_fastjson(text: str) -> Any:
 class ConfigFiles:
     """The files in the directory `root`/config. Thread-safe, also where several objects are of one directory."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, damage: DamageNotes | None = None) -> None:
+        """`damage` takes note of files that were found damaged."""
+        self._damage = damage or DamageNotes()
         self.directory = root / "config"
         disk.make_directory(self.directory)
         with _turns_lock:
@@ -59,16 +62,16 @@ class ConfigFiles:
             return self._read(self._path(name))
 
     def _read(self, path: Path) -> str | None:
-        text = _usable_text(path)
+        text = self._usable_text(path)
         if text is not None:
             return text
         if path.exists():
-            logger.warning("%s is empty or damaged; trying its .bak", path)
+            self._damage.note(f"{path} is empty or damaged; the text before it is used, if there is one")
             disk.unlink(path)
         backup = Path(f"{path}.bak")
         if not backup.exists():
             return None
-        text = _usable_text(backup)
+        text = self._usable_text(backup)
         if text is None:
             raise StoreCorruptError(
                 f"{path} is missing or damaged, and so is {backup}; restore one of them, or delete both"
@@ -80,24 +83,30 @@ class ConfigFiles:
         path = self._path(name)
         new = Path(f"{path}.new")
         with self._turn:
-            disk.write_file(new, text.encode())
+            disk.write_file(new, seal(text.encode()))
             if path.exists():
                 disk.rename(path, Path(f"{path}.bak"))
             disk.rename(new, path)
             disk.sync_directory(self.directory)
 
+    def _usable_text(self, path: Path) -> str | None:
+        """The text of `path`, None if it is missing, empty, damaged, not UTF-8, or .json that does not parse. A file
+        with a single wrong bit is written anew."""
+        try:
+            data, damage = unseal(path.read_bytes())
+            if data is None:
+                return None
+            text = data.decode()
+            if path.name.removesuffix(".bak").endswith(".json"):
+                parse_fastjson(text)
+        except (FileNotFoundError, ValueError):
+            return None
+        if damage:
+            disk.replace_file(path, seal(data))
+            self._damage.note(f"{path} was damaged: {damage}")
+        return text or None
+
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
             raise InvalidArgumentError(f"{name!r} is not a config file name: use letters, digits, '_', '-' and '.'")
         return self.directory / name
-
-
-def _usable_text(path: Path) -> str | None:
-    """The text of `path`, None if it is missing, empty, not UTF-8, or .json that does not parse."""
-    try:
-        text = path.read_bytes().decode()
-        if path.name.removesuffix(".bak").endswith(".json"):
-            parse_fastjson(text)
-    except (FileNotFoundError, ValueError):
-        return None
-    return text or None

@@ -9,6 +9,8 @@ and of those that it has fallen far behind, it reads from the log. It keeps noth
 however far it falls behind, it holds little memory and no append waits for it. A query that needs the newest messages
 waits for it instead.
 
+The disk may change a file. One that does not match its checksum (index_sums.py) is made again, with those behind it.
+
 After a crash, files whose end_timestamp is not in the checkpoint are deleted (spec/storage.md §3, Load), and after any
 stop those with records that the log does not hold any more. Then the index goes on where its last file ends. So a file
 that was deleted, by whomever, is made again. A file missing in the middle shows by the first record with a key behind
@@ -35,6 +37,7 @@ from raymq.record.check import check_record
 from raymq.record.hashing import index_key_hash
 from raymq.record.layout import RecordError
 from storage.files import disk
+from storage.files.damage import DamageNotes
 from storage.index.appended_batches import AppendedBatches, index_entries_of
 from storage.index.index_file import (
     FoundEntry,
@@ -47,6 +50,7 @@ from storage.index.index_file import (
     read_header,
 )
 from storage.index.index_keys import index_entries
+from storage.index.index_sums import VERIFY_MAX_BYTES, IndexSums
 from storage.log.commit_log import CommitLog
 from storage.log.log_walk import WalkedRecords, walk_log
 
@@ -81,6 +85,7 @@ class IndexService:
         reader: LogReader,
         appended: AppendedBatches,
         *,
+        damage: DamageNotes,
         visible: Callable[[], int],
         after_crash: bool,
         checkpoint_ms: int,
@@ -92,6 +97,7 @@ class IndexService:
         self._appended, self._visible, self._on_writable = appended, visible, on_writable
         disk.make_directory(self.directory)
         disk.unlink(self._scratch)
+        self._sums, self._damage = IndexSums(root, shape, damage), damage
         self._files = self._load(after_crash=after_crash, checkpoint_ms=checkpoint_ms)
         """The files, oldest first; replaced by a new list, never changed in place."""
         self._after_crash = after_crash
@@ -176,7 +182,10 @@ class IndexService:
                 continue
             reason = self._reason_to_drop(path, checkpoint_ms if after_crash else None)
             if reason:
-                logger.info("%s %s; it is made again", path, reason)
+                if after_crash:
+                    logger.info("%s %s; it is made again", path, reason)
+                else:
+                    self._damage.note(f"{path} {reason}; it is made again from the log")
                 disk.unlink(path)
             else:
                 files.append(path)
@@ -252,6 +261,7 @@ class IndexService:
     def _prepare(self) -> None:
         """Find the position to go on at; drop the files behind a gap."""
         position = self._log.min_offset
+        self._drop_damaged()
         for path in self._files:
             try:
                 header = self._header(path)
@@ -270,6 +280,26 @@ class IndexService:
         if self._files and self._header(self._files[-1]).next_entry < self._shape.entries:
             self._current = IndexFile(self._files[-1], self._shape)
         self._advance(position)
+
+    def _drop_damaged(self) -> None:
+        """Drop the first file that the disk has changed, and those behind it, to be made again from the log. Only the
+        newest files are looked at, VERIFY_MAX_BYTES of them."""
+        damaged, left_bytes = None, VERIFY_MAX_BYTES
+        for path in reversed(self._files):
+            try:
+                header, data = self._header(path), self._reader.maps.get(str(path), at_random=True).data
+            except FileNotFoundError:
+                continue  # retention was faster
+            left_bytes -= self._sums.used_bytes(header)
+            if left_bytes < 0 or self._stopping:
+                break
+            may_have_grown = self._after_crash and path == self._files[-1]
+            if self._sums.is_damaged(path, header, data, may_have_grown=may_have_grown):
+                damaged = path
+        if damaged is not None:
+            for doomed in self._remove_from(damaged):
+                self._reader.maps.drop_map(str(doomed))
+                disk.unlink(doomed)
 
     def _remove_from(self, path: Path) -> list[Path]:
         """Take the files from `path` on out of the list; returns them."""
@@ -392,7 +422,14 @@ class IndexService:
             except OSError:
                 self._discard_current()
                 raise
-            self.flushed_timestamp_ms = self._current.header.end_timestamp
+            path, header = self._current.path, self._current.header
+            try:
+                data = self._reader.maps.get(str(path), at_random=True).data
+            except FileNotFoundError:
+                logger.warning("%s was deleted under the store", path)
+            else:
+                self._sums.write_down(path, header, data, self._files)
+            self.flushed_timestamp_ms = header.end_timestamp
             self._current.close()
             self._current = None
 

@@ -11,7 +11,6 @@ from this file. A hole ends when its bytes are replaced by good ones, or when re
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -21,22 +20,19 @@ from raymq.record.check import check_record
 from raymq.record.crc import crc32
 from raymq.record.layout import MAGIC_V1, MAGIC_V2, RecordError, read_header
 from storage.files import disk
+from storage.files.damage import DamageNotes
 
 HOLES_FILE: Final = "holes"
-
-logger = logging.getLogger(__name__)
 
 
 class HoleTable:
     """The holes of one store's log. Changed by one thread at a time; `holes` is a plain read."""
 
-    def __init__(self, root: Path) -> None:
-        """Read the file, if there is one. OSError."""
+    def __init__(self, root: Path, damage: DamageNotes) -> None:
+        """Read the file, if there is one. OSError. `damage` takes note of a file that cannot be read."""
         self._path = root / HOLES_FILE
         self.holes: tuple[Hole, ...] = ()
         """All holes, ascending."""
-        self.damage = ""
-        """The reason why the file could not be read; or empty."""
         try:
             crc, _, text = self._path.read_bytes().partition(b"\n")
             if crc != b"%08x" % crc32(text):
@@ -45,8 +41,7 @@ class HoleTable:
         except FileNotFoundError:
             pass
         except (TypeError, ValueError) as error:
-            self.damage = f"{self._path} is damaged ({error}): the holes that it named are found when they are read"
-            logger.warning("%s", self.damage)
+            damage.note(f"{self._path} is damaged ({error}): the holes that it named are found when they are read")
 
     def replace(self, holes: Iterable[Hole], file_size: int) -> None:
         """Have these holes from now on, those that touch in one file of `file_size` bytes as one. On return they are on

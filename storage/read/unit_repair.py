@@ -23,6 +23,9 @@ from storage.queue.consume_queue import ConsumeQueue
 WALK_MAX_BYTES: Final = 64 << 20
 """The bytes of the log that are searched for the record of one unit."""
 _WALK_BYTES: Final = 4 << 20
+MISSED_MAX: Final = 4
+"""After so many units whose records are not found, the others are left as they are: this holds up appends."""
+NEIGHBOURS_MAX: Final = 16
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +35,17 @@ def mend_units(parts: StoreParts, queue: ConsumeQueue, from_offset: int, end_off
     under the append lock. A unit whose record is damaged stays. OSError."""
     if is_light_queue(queue.topic):
         return 0
-    mended = 0
+    mended = missed = 0
     for offset in range(max(from_offset, queue.min_offset), min(end_offset, queue.next_offset)):
         units = queue.units(offset, 1)
         if not len(units) or units[0]["size"] == PRE_BLANK_SIZE or leads_to_own(queue, offset, parts.reader):
             continue
+        if any(hole.offset <= units[0]["physical_offset"] < hole.end_offset for hole in parts.holes.holes):
+            continue
         view = _find_record(parts, queue, offset)
+        missed += view is None
+        if missed == MISSED_MAX:
+            break
         if view is not None and queue.put_unit_at(offset, view.physical_offset, view.size, view.tags_code):
             mended += 1
             logger.error(
@@ -50,8 +58,12 @@ def mend_units(parts: StoreParts, queue: ConsumeQueue, from_offset: int, end_off
 def _find_record(parts: StoreParts, queue: ConsumeQueue, queue_offset: int) -> DispatchView | None:
     """The record of a queue's offset, between the records of the good units next to it; None if it is not there."""
     start, end = parts.log.min_offset, parts.log.end_offset
-    before = _neighbour(queue, range(queue_offset - 1, max(queue_offset - 100, queue.min_offset - 1), -1), parts.reader)
-    after = _neighbour(queue, range(queue_offset + 1, min(queue_offset + 100, queue.next_offset)), parts.reader)
+    before = _neighbour(
+        queue, range(queue_offset - 1, max(queue_offset - NEIGHBOURS_MAX, queue.min_offset) - 1, -1), parts.reader
+    )
+    after = _neighbour(
+        queue, range(queue_offset + 1, min(queue_offset + NEIGHBOURS_MAX, queue.next_offset)), parts.reader
+    )
     if before is not None:
         start = before[0] + before[1]
     elif after is not None:

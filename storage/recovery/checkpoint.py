@@ -1,30 +1,33 @@
 """The checkpoint: up to which store times the log and the queues are known to be on disk (spec/storage.md §4).
 
 On disk
-    checkpoint      4096 bytes: five longs, big-endian, then zeros
+    checkpoint      4096 bytes: five longs, big-endian, a checksum, then zeros
 
     | physic_msg_timestamp 8 | logics_msg_timestamp 8 | index_msg_timestamp 8 | master_flushed_offset 8 |
-    | confirm_physical_offset 8 |
+    | confirm_physical_offset 8 | zeros 24 | "RMQC" 4 | CRC-32 of the five longs 4 |
 
 After a crash recovery starts at the newest log file whose first message is older than both. A checkpoint that is
-missing or cut short counts as zeros: recovery then starts at the first file.
+missing, cut short or damaged counts as zeros: recovery then starts at the first file. RocketMQ writes no checksum; it
+leaves the one that is there, which does not match its values then.
 """
 
 from __future__ import annotations
 
-import logging
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from raymq.record.crc import crc32
 from storage.files import disk
-
-logger = logging.getLogger(__name__)
+from storage.files.damage import DamageNotes
 
 FILE_BYTES: Final = 4096
 _LONGS: Final = struct.Struct(">qqqqq")
 _MARGIN_MS: Final = 3000
+_SEAL: Final = struct.Struct(">4sI")
+_SEAL_AT: Final = 64
+_SEAL_NAME: Final = b"RMQC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +46,25 @@ class Checkpoint:
         return max(0, min(self.physic_msg_timestamp, self.logics_msg_timestamp) - _MARGIN_MS)
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at `path`; zeros when there is none, or when it is too short (which is logged)."""
+def read_checkpoint(path: Path, damage: DamageNotes) -> Checkpoint:
+    """The checkpoint at `path`; zeros when there is none, or when it is too short or damaged, which is noted."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return Checkpoint()
     if len(data) < _LONGS.size:
-        logger.warning("%s has %d bytes instead of %d and is ignored", path, len(data), FILE_BYTES)
+        damage.note(f"{path} has {len(data)} bytes instead of {FILE_BYTES} and is ignored: more of the log is read")
         return Checkpoint()
+    if len(data) >= _SEAL_AT + _SEAL.size:
+        name, crc = _SEAL.unpack_from(data, _SEAL_AT)
+        if name == _SEAL_NAME and crc != crc32(data[: _LONGS.size]):
+            damage.note(f"{path} does not match its checksum and is ignored: more of the log is read")
+            return Checkpoint()
     return Checkpoint(*_LONGS.unpack_from(data))
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Replace the values at `path` and wait until they are on disk. The 40 bytes are one sector: all or nothing."""
+    """Replace the values at `path` and wait until they are on disk. All of them are in one sector: all or nothing."""
     new = not path.exists()
     values = (
         checkpoint.physic_msg_timestamp,
@@ -65,6 +73,8 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         checkpoint.master_flushed_offset,
         checkpoint.confirm_physical_offset,
     )
-    disk.write_file(path, _LONGS.pack(*values).ljust(FILE_BYTES, b"\0"))
+    longs = _LONGS.pack(*values)
+    data = longs.ljust(_SEAL_AT, b"\0") + _SEAL.pack(_SEAL_NAME, crc32(longs))
+    disk.write_file(path, data.ljust(FILE_BYTES, b"\0"))
     if new:
         disk.sync_directory(path.parent)

@@ -42,6 +42,7 @@ from storage.dispatch.redispatch import Redispatch
 from storage.files import disk
 from storage.parts import StoreParts
 from storage.recovery.checkpoint import Checkpoint
+from storage.recovery.cut_bytes import keep_cut_bytes
 from storage.recovery.log_end import LogEnd
 from storage.recovery.snapshot import Snapshot
 
@@ -119,6 +120,7 @@ class Recovery:
             self._let_queues_reach_snapshot(end_offset)
         self._write_down_holes(end_offset)
         units_cut = sum(queue.truncate_from(end_offset) for queue in self._queues)
+        keep_cut_bytes(self._root, self._log, end_offset)
         cut_bytes = self._log.open_for_append(end_offset)
         self._queues.end_deletions_at(end_offset)
         for start in self._log.starts:

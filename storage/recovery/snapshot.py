@@ -16,7 +16,6 @@ seconds for each GiB. Damage further back than the tail is found by neither: it 
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -27,12 +26,11 @@ from raymq.record.crc import crc32
 from storage.dispatch.dedup import ProducerRow
 from storage.dispatch.half_messages import HalfMessages
 from storage.files import disk
+from storage.files.damage import DamageNotes
 
 SNAPSHOT_FILE: Final = "dedup"
 TAIL_BYTES: Final = 4 << 20
 _NAMES: Final = ("end", "last", "tail", "tail_crc", "queues", "producers", "transactions")
-
-logger = logging.getLogger(__name__)
 
 
 class QueueRow(NamedTuple):
@@ -78,19 +76,19 @@ def take_snapshot(
     return Snapshot(end, last, tail, crc32(reader.log_bytes(tail, end)), queues, producers, transactions)
 
 
-def read_snapshot(path: Path) -> Snapshot | None:
-    """The snapshot at `path`, or None if there is none that can be used (which is logged)."""
+def read_snapshot(path: Path, damage: DamageNotes) -> Snapshot | None:
+    """The snapshot at `path`, or None if there is none that can be used, which is noted."""
     try:
         crc, _, text = path.read_bytes().partition(b"\n")
     except FileNotFoundError:
         return None
     if crc != b"%08x" % crc32(text):
-        logger.warning("%s is damaged and is ignored", path)
+        damage.note(f"{path} is damaged and is ignored: what it held is read from the log")
         return None
     try:
         return _parse(text)
     except (AttributeError, KeyError, TypeError, ValueError):
-        logger.warning("%s is of another kind and is ignored", path)
+        damage.note(f"{path} is of another kind and is ignored: what it held is read from the log")
         return None
 
 

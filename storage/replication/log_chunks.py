@@ -26,6 +26,7 @@ from raymq.record.walk import is_blank, walk_records
 from storage.append.appender import Appender
 from storage.append.write_gate import WriteGate
 from storage.files import disk
+from storage.files.damage import DamageNotes
 from storage.files.lock import DirectoryLock
 from storage.log.commit_log import CommitLog
 from storage.log.holes import HoleTable
@@ -191,8 +192,9 @@ def truncate_log(settings: StoreSettings, physical_offset: int) -> int:
     try:
         log = CommitLog(LogPaths.of(settings), settings.mapped_file_size_commit_log_bytes)
         try:
-            _require_boundary(log, physical_offset, HoleTable(root).holes)
-            snapshot = read_snapshot(root / SNAPSHOT_FILE)
+            damage = DamageNotes()
+            _require_boundary(log, physical_offset, HoleTable(root, damage).holes)
+            snapshot = read_snapshot(root / SNAPSHOT_FILE, damage)
             if snapshot is not None and snapshot.end > physical_offset:
                 disk.unlink(root / SNAPSHOT_FILE)
                 disk.sync_directory(root)

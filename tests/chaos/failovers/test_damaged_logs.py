@@ -16,6 +16,7 @@ import pytest
 
 import raymq
 from raymq.record.layout import BODY_CRC_OFFSET, BODY_OFFSET, BODY_SIZE_OFFSET, MAGIC_OFFSET, TOTAL_SIZE_OFFSET
+from storage.files.damage import DamageNotes
 from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
 from tests.support.clusters.cluster import Sandbox, actor_processes, one_group
 from tests.support.history.checker import check
@@ -65,7 +66,7 @@ class DamagedGroup:
 
     def _flip(self, store: Path, *, behind_snapshot: bool) -> str:
         """Flip a bit of a random record before or behind the end of the last snapshot."""
-        snapshot = read_snapshot(store / SNAPSHOT_FILE)
+        snapshot = read_snapshot(store / SNAPSHOT_FILE, DamageNotes())
         end = 0 if snapshot is None else snapshot.end
         records = [record for record in _records(store) if (record[0] + record[1] > end) == behind_snapshot]
         if not records:  # the snapshot has everything, or nothing

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from storage.files import disk
+from storage.files.damage import DamageNotes
 from storage.message_store import MessageStore
 from storage.recovery.checkpoint import read_checkpoint
 from tests.support.stores.stores import PowerCuts, bodies_of, make_batch, open_store
@@ -91,10 +92,10 @@ def test_the_checkpoint_counts_only_what_all_queues_have_on_disk(tmp_path):
     now_ms[0] += 5000
     send(store, 0, 1)
     store._checkpoints.flush_queues(thorough=False)
-    checkpoint = read_checkpoint(tmp_path / "checkpoint")
+    checkpoint = read_checkpoint(tmp_path / "checkpoint", DamageNotes())
     assert checkpoint.logics_msg_timestamp == 1_700_000_000_000
     store._checkpoints.flush_queues()
-    assert read_checkpoint(tmp_path / "checkpoint").logics_msg_timestamp == now_ms[0]
+    assert read_checkpoint(tmp_path / "checkpoint", DamageNotes()).logics_msg_timestamp == now_ms[0]
     store.close()
 
 

@@ -10,6 +10,7 @@ from raymq.errors import MessageIllegalError
 from raymq.logfiles.directory import file_name
 from raymq.logfiles.log_reader import LogReader
 from raymq.record.layout import UNIT_DTYPE, encode_blank
+from storage.files.damage import DamageNotes
 from storage.files.write_handles import WriteHandles
 from storage.log.commit_log import CommitLog
 from storage.log.log_paths import LogPaths
@@ -117,8 +118,9 @@ def test_fact_26_the_checkpoint_file(tmp_path):
     data = path.read_bytes()
     assert data[:40].hex() == "00000000000000010000000000000002000000000000000300000000000000000000000000000065"
     assert len(data) == 4096
-    assert not any(data[40:])
-    assert read_checkpoint(path) == Checkpoint(1, 2, 3, 0, 101)
+    assert data[64:68] == b"RMQC"
+    assert not any(data[40:64] + data[72:])
+    assert read_checkpoint(path, DamageNotes()) == Checkpoint(1, 2, 3, 0, 101)
     assert Checkpoint(5000, 9000).min_timestamp == 2000
     assert Checkpoint(2000, 9000).min_timestamp == 0
 

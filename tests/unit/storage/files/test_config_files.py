@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
 
 from raymq.errors import InvalidArgumentError, StoreCorruptError
 from storage.files.config_files import ConfigFiles, parse_fastjson
+from storage.files.damage import DamageNotes
+from storage.files.sealed_text import unseal
 
 
 @pytest.fixture
@@ -42,8 +45,38 @@ def test_the_text_before_is_kept_as_bak(config):
     config.write("topics.json", '{"v":1}')
     config.write("topics.json", '{"v":2}')
     assert config.read("topics.json") == '{"v":2}'
-    assert (config.directory / "topics.json.bak").read_text() == '{"v":1}'
+    assert unseal((config.directory / "topics.json.bak").read_bytes()) == (b'{"v":1}', "")
     assert sorted(path.name for path in config.directory.iterdir()) == ["topics.json", "topics.json.bak"]
+
+
+def test_a_flipped_bit_anywhere_in_a_file_is_found_and_the_text_is_read(tmp_path):
+    text = '{"orders":7}'
+    config = ConfigFiles(tmp_path)
+    config.write("topics.json", text)
+    path = config.directory / "topics.json"
+    good = path.read_bytes()
+    assert json.loads(good) == {"orders": 7}  # RocketMQ reads it, too
+    for position in range(len(good)):
+        for bit in range(8):
+            path.write_bytes(good[:position] + bytes([good[position] ^ 1 << bit]) + good[position + 1 :])
+            damage = DamageNotes()
+            assert ConfigFiles(tmp_path, damage).read("topics.json") == text, (position, bit)
+            assert len(damage.texts) == 1, (position, bit)
+            assert path.read_bytes() == good
+
+
+def test_a_changed_file_is_not_believed_and_one_of_rocketmq_is(tmp_path):
+    damage = DamageNotes()
+    config = ConfigFiles(tmp_path, damage)
+    config.write("topics.json", '{"v":1}')
+    config.write("topics.json", '{"v":2}')
+    path = config.directory / "topics.json"
+    path.write_bytes(path.read_bytes().replace(b"2", b"99"))
+    assert config.read("topics.json") == '{"v":1}'
+    assert len(damage.texts) == 1
+    path.write_bytes(b'{"v":3}')
+    assert config.read("topics.json") == '{"v":3}'
+    assert len(damage.texts) == 1
 
 
 @pytest.mark.parametrize("damage", [b"", b'{"v":', b"\xff\xfe", None], ids=["empty", "cut", "not text", "missing"])
@@ -94,7 +127,7 @@ def test_who_reads_while_a_text_is_replaced_takes_nothing_away(tmp_path):
         for number in range(60):
             text = f'{{"topics": {number}}}'
             writer.write("topics.json", text)
-            assert (writer.directory / "topics.json").read_text() == text
+            assert unseal((writer.directory / "topics.json").read_bytes()) == (text.encode(), "")
             assert writer.read("topics.json") == text
     finally:
         ended.set()

@@ -1,0 +1,68 @@
+"""The checksums of index files, by which one is found that the disk has changed: it is made again from the log.
+
+On disk
+    index.sums      1a2b3c4d                                    the CRC-32 of what follows
+                    {"20261120180926228": [next entry, crc]}    for each file, when it was last flushed and closed
+
+RocketMQ has no such checksums, and does not look at this file. It covers the header, the slots and the entries that are
+used. A file that has taken more entries since, before a crash, cannot be compared.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from raymq.record.crc import crc32
+from storage.files import disk
+from storage.files.damage import DamageNotes
+from storage.index.index_file import IndexHeader, IndexShape
+
+SUMS_FILE: Final = "index.sums"
+VERIFY_MAX_BYTES: Final = 2 << 30
+"""So much of the index, its newest files, is compared when a store opens: more would keep the disk busy for long."""
+
+
+class IndexSums:
+    """The checksums of one store's index files. For one thread at a time."""
+
+    def __init__(self, root: Path, shape: IndexShape, damage: DamageNotes) -> None:
+        """Read the file, if there is one."""
+        self._path, self._shape, self._damage = root / SUMS_FILE, shape, damage
+        self._sums: dict[str, tuple[int, int]] = {}
+        try:
+            crc, _, text = self._path.read_bytes().partition(b"\n")
+            if crc != b"%08x" % crc32(text):
+                raise ValueError("its checksum does not match")
+            self._sums = {str(name): (int(entries), int(found)) for name, (entries, found) in json.loads(text).items()}
+        except FileNotFoundError:
+            pass
+        except (AttributeError, TypeError, ValueError) as error:
+            damage.note(f"{self._path} is damaged ({error}): the index files are not compared with it")
+
+    def write_down(self, path: Path, header: IndexHeader, data: memoryview, files: list[Path]) -> None:
+        """Keep the checksum of a file that was flushed, and forget those of files not among `files`. OSError."""
+        names = {file.name for file in files}
+        self._sums = {name: found for name, found in self._sums.items() if name in names}
+        self._sums[path.name] = header.next_entry, self._crc(header.next_entry, data)
+        text = json.dumps(self._sums).encode()
+        disk.replace_file(self._path, b"%08x\n" % crc32(text) + text)
+
+    def is_damaged(self, path: Path, header: IndexHeader, data: memoryview, *, may_have_grown: bool) -> bool:
+        """True, and noted, if the disk has changed a file since its checksum was written down. `may_have_grown`: it may
+        have more entries than then."""
+        entries, crc = self._sums.get(path.name, (0, 0))
+        if not entries or (may_have_grown and header.next_entry > entries):
+            return False
+        if header.next_entry == entries and self._crc(entries, data) == crc:
+            return False
+        self._damage.note(f"{path} does not match its checksum: it is made again from the log, and those behind it")
+        return True
+
+    def used_bytes(self, header: IndexHeader) -> int:
+        """The bytes of a file that its checksum covers."""
+        return self._shape.entry_at(min(header.next_entry, self._shape.entries))
+
+    def _crc(self, entries: int, data: memoryview) -> int:
+        return crc32(data[: self._shape.entry_at(min(max(entries, 0), self._shape.entries))])

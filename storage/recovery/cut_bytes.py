@@ -1,0 +1,51 @@
+"""Keeps a copy of the bytes that recovery cuts off a log's end, in case somebody wants to look at them.
+
+On disk
+    lost+cut/00000000000000184232       the bytes from that physical offset on; not read by the store
+
+At most CUT_KEPT_MAX_BYTES of each cut, and the copies of the last KEPT_FILES_MAX cuts. Delete them at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from raymq.logfiles.directory import file_name
+from storage.files import disk
+from storage.log.commit_log import CommitLog
+
+CUT_DIR: Final = "lost+cut"
+CUT_KEPT_MAX_BYTES: Final = 64 << 20
+KEPT_FILES_MAX: Final = 8
+
+logger = logging.getLogger(__name__)
+
+
+def keep_cut_bytes(root: Path, log: CommitLog, end_offset: int) -> None:
+    """Copy the bytes behind `end_offset`, where a log is about to be cut, up to the last one that is not zero. A disk
+    that does not take the copies is logged: the log is cut all the same."""
+    left_bytes = CUT_KEPT_MAX_BYTES
+    try:
+        for start in log.starts:
+            position = max(end_offset - start, 0)
+            if position >= log.file_size or left_bytes <= 0:
+                continue
+            size = min(log.used_end(start, position) - position, left_bytes)
+            if size > 0:
+                with log.path(start).open("rb") as file:
+                    file.seek(position)
+                    _write(root / CUT_DIR, start + position, file.read(size))
+                left_bytes -= size
+    except OSError as error:
+        logger.warning("%s: the bytes that are cut behind %d are not kept: %s", root, end_offset, error)
+
+
+def _write(directory: Path, physical_offset: int, data: bytes) -> None:
+    disk.make_directory(directory)
+    before = sorted(directory.iterdir(), key=lambda path: path.stat().st_mtime)
+    for path in before[: max(len(before) - KEPT_FILES_MAX + 1, 0)]:
+        disk.unlink(path)
+    disk.write_file(directory / file_name(physical_offset), data)
+    disk.sync_directory(directory)
