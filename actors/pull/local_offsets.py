@@ -1,10 +1,14 @@
 """LocalFileOffsetStore keeps a broadcasting instance's offsets in a file on its node (spec/messaging.md §5.11).
 
-    DIRECTORY/offsets.json        {"offsetTable": [{"topic": …, "brokerName": …, "queueId": 0, "offset": 12}, …]}
+    DIRECTORY/offsets.json        {"offsetTable": [{"topic": …, "brokerName": …, "queueId": 0, "offset": 12,
+                                  "creationId": "0a1b…"}, …]}
     DIRECTORY/offsets.json.bak    the version before
 
 A new file is written beside them and flushed. Then the first is renamed to the second, and the new file to the first: a
 crash at any point leaves one of them whole.
+
+`creationId` is that of the topic in the broker group (raymq.protocol.route.TopicConfig), so an offset does not count
+for a topic that was deleted and created anew: that is read from its beginning. Files of older versions do not have it.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +28,7 @@ from raymq.consumer.push.settings import PushSettings
 from raymq.errors import NoPermissionError, RaymqError, ServiceNotAvailableError
 from raymq.message import MessageQueue
 from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from raymq.scan.ranges import NO_CREATIONS, Creations, is_created_anew
 
 DEFAULT_DIRECTORY: Final = "~/.raymq/offsets"
 BROADCAST_CHECK_TIMEOUT_S: Final = 1.0
@@ -40,6 +45,14 @@ class LocalOffsets:
     def __init__(self, directory: Path) -> None:
         self._file = directory / "offsets.json"
         self._backup = directory / "offsets.json.bak"
+        self.creation_ids: dict[MessageQueue, str] = {}
+        """The creation ids of the topics that the offsets are of, as far as they are known."""
+        self._saved_ids: dict[MessageQueue, str] = {}
+
+    @property
+    def has_new_ids(self) -> bool:
+        """True if the file lacks a creation id."""
+        return self.creation_ids != self._saved_ids
 
     def load(self) -> dict[MessageQueue, int]:
         """Read the offsets that were saved last; empty if none were. ServiceNotAvailableError when there are files and
@@ -48,7 +61,12 @@ class LocalOffsets:
         for path in (self._file, self._backup):
             try:
                 rows = json.loads(path.read_text())["offsetTable"]
-                return {MessageQueue(r["topic"], r["brokerName"], int(r["queueId"])): int(r["offset"]) for r in rows}
+                queues = [MessageQueue(r["topic"], r["brokerName"], int(r["queueId"])) for r in rows]
+                offsets = {queue: int(row["offset"]) for queue, row in zip(queues, rows, strict=True)}
+                pairs = zip(queues, rows, strict=True)
+                self.creation_ids = {queue: str(row["creationId"]) for queue, row in pairs if "creationId" in row}
+                self._saved_ids = dict(self.creation_ids)
+                return offsets
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, KeyError, TypeError) as error:
@@ -59,10 +77,16 @@ class LocalOffsets:
         return {}
 
     def save(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Save all offsets; durable on return. ServiceNotAvailableError when the disk refuses; the offsets saved before
-        are still there."""
+        """Save all offsets, with the `creation_ids`; durable on return. ServiceNotAvailableError when the disk refuses;
+        the offsets saved before are still there."""
         rows = [
-            {"topic": queue.topic, "brokerName": queue.broker_name, "queueId": queue.queue_id, "offset": offset}
+            {
+                "topic": queue.topic,
+                "brokerName": queue.broker_name,
+                "queueId": queue.queue_id,
+                "offset": offset,
+                **({"creationId": self.creation_ids[queue]} if queue in self.creation_ids else {}),
+            }
             for queue, offset in sorted(offsets.items())
         ]
         new = self._file.with_suffix(".tmp")
@@ -75,18 +99,26 @@ class LocalOffsets:
             if self._file.exists():
                 os.replace(self._file, self._backup)
             os.replace(new, self._file)
+            self._saved_ids = dict(self.creation_ids)
         except OSError as error:
             raise ServiceNotAvailableError(f"local offsets cannot be written to {self._file}: {error}") from error
 
 
 class LocalFileOffsetStore:
     """An OffsetStore (raymq.consumer.assignment.offset_committer). A queue that is not in the file starts where the
-    group's broker says."""
+    group's broker says. `creations` returns the creation ids of topics now, as far as they are known."""
 
     may_be_reset = True
     """Nobody resets the offsets. But the regular question tells if the group may still read."""
 
-    def __init__(self, name: str, settings: PushSettings, offsets: GroupOffsets) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: PushSettings,
+        offsets: GroupOffsets,
+        creations: Callable[[Iterable[str]], Creations] = lambda topics: NO_CREATIONS,
+    ) -> None:
+        self._creations = creations
         self._query = settings.start
         self._brokers = offsets
         directory = Path(settings.offsets_dir or DEFAULT_DIRECTORY).expanduser()
@@ -106,11 +138,23 @@ class LocalFileOffsetStore:
 
     def start_offsets(self, generations: Mapping[MessageQueue, int]) -> dict[MessageQueue, QueueOffset]:
         refused = {name: self._refusals(name, COMMIT_TIMEOUT_S) for name in {q.broker_name for q in generations}}
+        queues = [queue for queue in generations if queue.topic not in refused[queue.broker_name]]
+        now = self._creations(sorted({queue.topic for queue in queues}))
         with self._lock:
             known = self._known or {}
-            return {
-                q: QueueOffset(known[q]) for q in generations if q in known and q.topic not in refused[q.broker_name]
-            }
+            starts = {q: QueueOffset(self._start(q, known[q], now)) for q in queues if q in known}
+            for queue in queues:
+                if creation_id := now.get(queue.topic, {}).get(queue.broker_name):
+                    self._file.creation_ids[queue] = creation_id
+            return starts
+
+    def _start(self, queue: MessageQueue, offset: int, now: Creations) -> int:
+        """The offset at which a queue of the file starts. Called with the lock."""
+        before = self._file.creation_ids.get(queue)
+        if before is None or not is_created_anew(queue, {queue.topic: {queue.broker_name: before}}, now):
+            return offset
+        logger.warning("%s: its topic was deleted and created anew; it is read from its beginning", queue)
+        return 0
 
     def start_offset(self, queue: MessageQueue, generation: int) -> QueueOffset:
         self._brokers.check_broadcast(queue.broker_name, COMMIT_TIMEOUT_S, topics=[queue.topic])
@@ -123,7 +167,7 @@ class LocalFileOffsetStore:
             for queue, commit in commits.items():
                 if commit.queue_offset is not None:
                     offsets[queue] = commit.queue_offset
-            if offsets != self._known:
+            if offsets != self._known or self._file.has_new_ids:
                 self._file.save(offsets)
                 self._known = offsets
         verdicts = {name: self._verdict(name) for name in {queue.broker_name for queue in commits}}

@@ -73,7 +73,7 @@ class PushInstance:
         self._listener: HandleRef | None = None
         """The Listener actor, once it has called."""
         offsets = GroupOffsets(settings.group)
-        store: OffsetStore = LocalFileOffsetStore(name, settings, offsets)
+        store: OffsetStore = LocalFileOffsetStore(name, settings, offsets, services.creations)
         if settings.clustering:
             store = RemoteBrokerOffsetStore(offsets, settings.start)
         self._committer = OffsetCommitter(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
@@ -14,7 +15,7 @@ from actors.pull.listener_feed import FeedThread
 from raymq.consumer.assignment.offset_committer import CommitThreads
 from raymq.consumer.fetcher import Fetcher
 from raymq.consumer.rebalance_client import RebalanceClient
-from raymq.errors import DataLossError, PredicateFailedError
+from raymq.errors import DataLossError, PredicateFailedError, RaymqError
 from raymq.message import MessageQueue
 from raymq.names import NameServerName
 from raymq.predicates.source import GroupPredicate
@@ -23,11 +24,14 @@ from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.heartbeats import Heartbeats
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
+from raymq.scan.ranges import Creations
 
 EPOCHS_OF_A_LIFE: Final = 1 << 40
 """More than the instances that a Pull actor hosts in one life."""
 PULL_CALL_THREADS: Final = 8
 """Threads for calls that send messages back and that leave groups, of all instances."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -187,6 +191,18 @@ class PullServices:
     def broker(self, name: str) -> ActorRef:
         """The Broker actor of a broker group."""
         return self._brokers.setdefault(name, ActorRef(name))
+
+    def creations(self, topics: Iterable[str]) -> Creations:
+        """The creation ids of topics, by the routes that are known. A topic without a route is left out."""
+        found = {}
+        for topic in topics:
+            try:
+                queues = self.routes.get(topic).queues
+            except RaymqError as error:
+                logger.info("not known now if topic %r was created anew: %s", topic, error)
+            else:
+                found[topic] = {data.broker_name: data.creation_id for data in queues}
+        return found
 
     def close(self) -> None:
         """End all threads."""

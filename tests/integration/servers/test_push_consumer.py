@@ -294,6 +294,15 @@ def test_everyone_hears_everything_in_broadcasting_and_goes_on_after_a_restart(
             lambda: all(set(range(15, 20)) <= set(numbers) for p, numbers in heard().items() if p not in before),
             "what came after the kill",
         )
+    before = set(heard())
+    mq.admin.delete_topic(topic)
+    mq.admin.create_topic(topic, queues=2)  # in each of two broker groups, as at first
+    send(mq, topic, range(100, 200))  # more than the offsets in the files
+    with start():
+        eventually(
+            lambda: [heard()[p] for p in heard() if p not in before] == [list(range(100, 200))] * 2,
+            "everything of the topic that was created anew",
+        )
     assert f"%RETRY%{group}" not in {queue.queue.topic for queue in mq.admin.describe_group(group)}
     shutil.rmtree(tmp_path / "offsets")
 

@@ -129,3 +129,25 @@ def test_in_broadcasting_a_running_instance_is_told_that_it_may_read_no_more(tmp
     brokers.refusal = None
     now_s += local_offsets.BROADCAST_CHECK_PAUSE_S
     assert store.commit_offsets(commits, 1.0).stopped == {}
+
+
+def test_an_offset_does_not_count_for_a_topic_that_was_created_anew(tmp_path):
+    settings = PushSettings(
+        "billing", (Subscription.parse("orders"),), message_model=MessageModel.BROADCASTING, offsets_dir=str(tmp_path)
+    )
+    ids: dict[str, dict[str, str]] = {}
+
+    def start(known: dict[str, dict[str, str]]) -> dict[MessageQueue, QueueOffset]:
+        """The starts of a new life of the instance, which commits 225 and 7 then."""
+        store = LocalFileOffsetStore("pull-billing-0", settings, Brokers(), lambda topics: known)
+        store.prepare("broker-a", 1.0)
+        starts = store.start_offsets({Q: 0, P: 0})
+        store.commit_offsets({Q: OffsetCommit(225, 0, 0), P: OffsetCommit(7, 0, 0)}, 1.0)
+        return starts
+
+    assert start(ids) == {}
+    both = {Q: QueueOffset(225), P: QueueOffset(7)}
+    first = {"orders": {"broker-a": "1", "broker-b": "1"}}
+    assert [start(known) for known in (ids, first, first, ids)] == [both] * 4, "an id that is not known says nothing"
+    assert start({"orders": {"broker-a": "2", "broker-b": "1"}}) == {Q: QueueOffset(0), P: QueueOffset(7)}
+    assert start({"orders": {"broker-a": "2", "broker-b": "1"}}) == both
