@@ -249,8 +249,6 @@ class Node:
     def give_epochs(self, asker: Node, epoch: int) -> None:
         self.role.check_asked(epoch)
         epochs, end = list(self.disk.epochs), self.given_end
-        if self.world.bugs.align_to_flushed:
-            end = self.disk.flushed
         self._answer(asker, lambda: asker.take_epochs(epoch, epochs, end))
 
     def _answer(self, asker: Node, answer: Callable[[], None]) -> None:

@@ -36,7 +36,6 @@ class Bugs:
     acknowledge_early: bool = False
     elect_outside: bool = False
     lead_anew: bool = False
-    align_to_flushed: bool = False
     ignore_floor: bool = False
     lead_as_any_process: bool = False
 
