@@ -7,7 +7,7 @@ where the store is and what its queues hold, and `tests.support.spark.daemon` ma
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from typing import Any
 from raydp_jobs.worker_client import spare_collections
 from raymq.logfiles.log_reader import LogReader
 from raymq.namespaces import NO_NAMESPACE
+from raymq.protocol.route import TopicRoute
 from raymq.protocol.store import FetchRequest, FetchResult, QueueBounds, QueueSpan
 from storage.message_store import MessageStore
 from tests.support.clients.fakes import FakeRoutes, topic_route
@@ -29,6 +30,9 @@ class Routes(FakeRoutes):
 
     def topics(self) -> list[str]:
         return sorted(self.routes)
+
+    def read(self, topics: Sequence[str]) -> dict[str, TopicRoute]:
+        return {topic: self.routes[topic] for topic in topics if topic in self.routes}
 
 
 class NearStore:

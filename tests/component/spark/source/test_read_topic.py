@@ -26,12 +26,14 @@ from raymq.scan.ranges import OffsetRange, ScanOptions
 from storage.message_store import MessageStore
 from storage.retention import cleaner
 from tests.support.spark.near_store import NearStore
+from tests.support.stores.lying_bodies import lying_batch, lying_bodies
 from tests.support.stores.stores import make_batch, open_store
 
 QUEUES = 2
 COUNT = 240
 TAGS = ("paid", "late", "refunded")
 FIRST_MS = 1_700_000_000_000
+LIARS = list(lying_bodies().values())
 
 
 class Topics:
@@ -43,6 +45,7 @@ class Topics:
         for number in range(COUNT):
             self._now_ms = FIRST_MS + number * 1000
             self.store.append([self._message(topic, number) for topic in ("orders", "orders-eu", "payments")])
+        self.store.append([lying_batch([(b"before", 0), *LIARS, (b"after", 0)], topic="poisoned")])
         self.near = NearStore(self.store, directory / "cluster.json", QUEUES)
 
     def _message(self, topic: str, number: int) -> EncodedBatch:
@@ -293,3 +296,15 @@ def test_messages_deleted_between_the_plan_and_the_job_fail_it_or_are_left_out_a
         f"orders@a:{queue_id}: a Spark task has left out offsets 0 to {first - 1}, which are gone"
         for queue_id, first in kept.items()
     ]
+
+
+def test_a_message_that_cannot_be_read_is_a_row_with_an_error(spark: SparkSession, topics: Topics) -> None:
+    frame = read_topic(spark, "poisoned", columns=["queue_offset", "body", "error"], client=topics.near)
+    rows = frame.orderBy("queue_offset").collect()
+    assert [row.body and bytes(row.body) for row in rows] == [b"before", *[None] * len(LIARS), b"after"]
+    assert [row.error is None for row in rows] == [True, *[False] * len(LIARS), True]
+    assert read_topic(spark, "poisoned", client=topics.near).count() == len(rows)
+    with pytest.raises(PySparkException, match=r"offset 1 of poisoned.* cannot be read"):
+        read_topic(spark, "poisoned", unreadable="raise", client=topics.near).collect()
+    with pytest.raises(InvalidArgumentError, match="must be one of null, raise"):
+        read_topic(spark, "poisoned", unreadable="skip", client=topics.near)  # type: ignore[arg-type]  # the point
