@@ -111,6 +111,7 @@ class AssignedQueue(ABC):
     def start(self, start: QueueOffset) -> None:
         """Fetch from the start offset, which the broker has noted as the group's."""
         self.change(AssignmentEvent.START)
+        self.forbidden = None
         self.fetch_offset = self.committed = start.queue_offset
         self.reset_version = start.reset_version
 
@@ -125,6 +126,18 @@ class AssignedQueue(ABC):
         self.change(AssignmentEvent.REVOKE)
         if self.revoked_at_s is None:
             self.revoked_at_s = now_s
+
+    def forbid(self, error: NoPermissionError) -> bool:
+        """Note why the group may not read the queue now, and hold its messages back. False if it was forbidden."""
+        is_new = self.forbidden is None
+        self.forbidden = error
+        if is_new:
+            self.hold_back()
+        return is_new
+
+    def allow(self) -> None:
+        """Note that the group may read the queue."""
+        self.forbidden = None
 
     def hold_back(self) -> None:  # noqa: B027  # most kinds keep it
         """Drop what is held and not delivered: the group may not read the queue now. It can be read again later."""

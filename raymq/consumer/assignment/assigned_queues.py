@@ -141,7 +141,6 @@ class AssignedQueues(ABC, Generic[Q]):
         """Fetch a queue of `starting` from its start offset. Ignored if it was lost or revoked meanwhile."""
         if assigned.state is AssignmentState.STARTING:
             assigned.start(start)
-            assigned.forbidden = None
             self._state_changed(assigned)
 
     def forbid(self, assigned: Q, error: NoPermissionError) -> bool:
@@ -150,16 +149,15 @@ class AssignedQueues(ABC, Generic[Q]):
         queue = assigned.queue
         if self._queues.get(queue) is not assigned or assigned.revoked:
             return False
-        known = assigned.forbidden is not None
-        assigned.forbidden = self._forbidden[queue] = error
-        if not known:
-            assigned.hold_back()
+        self._forbidden[queue] = error
+        is_new = assigned.forbid(error)
+        if is_new:
             self._state_changed(assigned)
-        return not known
+        return is_new
 
     def allow(self, assigned: Q) -> None:
         """Go on with a queue that was forbidden, where it stopped."""
-        assigned.forbidden = None
+        assigned.allow()
         self._state_changed(assigned)
 
     def revoke(self, queues: Iterable[MessageQueue], now_s: float) -> None:
@@ -312,7 +310,7 @@ class AssignedQueues(ABC, Generic[Q]):
             else:
                 table.pop(queue, None)
         if assigned.forbidden is None or assigned.dropped or assigned.revoked:
-            assigned.forbidden = None
+            assigned.allow()
             self._forbidden.pop(queue, None)
         if assigned.dropped and self._queues.get(queue) is assigned:
             del self._queues[queue]

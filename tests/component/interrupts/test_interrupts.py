@@ -20,7 +20,7 @@ from raymq.parallel import aside
 from raymq.producer.producer import Producer
 from tests.unit.raymq.test_forks import kinds
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 600
 
 DIRECT = {
@@ -39,8 +39,8 @@ MAKES_AN_OBJECT = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, ins
 
 def points(program: str, root: Path, *arguments: str) -> dict[str, int]:
     """Run a program of this folder; the points that it interrupted, by call."""
-    command = [sys.executable, str(HERE / program), str(root), "1", *arguments]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
+    command = [sys.executable, "-m", f"tests.component.interrupts.{program}", str(root), "1", *arguments]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     print(sum(found.values()), "points:", found)
@@ -48,7 +48,7 @@ def points(program: str, root: Path, *arguments: str) -> dict[str, int]:
 
 
 def test_a_producer_that_is_interrupted_anywhere_goes_on(tmp_path: Path) -> None:
-    found = points("producer_program.py", tmp_path / "store")
+    found = points("producer_program", tmp_path / "store")
     assert len(found) == 10
     assert all(found.values()), "a call has no points: nothing was tried"
     assert found["send"] > 20
@@ -56,7 +56,7 @@ def test_a_producer_that_is_interrupted_anywhere_goes_on(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 def test_a_pull_consumer_that_is_interrupted_anywhere_goes_on_and_skips_nothing(tmp_path: Path, where: str) -> None:
-    found = points("pull_program.py", tmp_path / "store", where)
+    found = points("pull_program", tmp_path / "store", where)
     assert len(found) == 17
     assert all(found.values()), "a call has no points: nothing was tried"
 

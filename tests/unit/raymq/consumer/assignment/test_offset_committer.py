@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -34,6 +35,7 @@ class Broker:
         self.gate.set()
         self.failures: list[Exception] = []
         self.answer = CommitAnswer()
+        self.stopped: dict[MessageQueue, str] = {}
         self.left_out: dict[MessageQueue, Exception | None] = {}
         self.asked_alone: list[MessageQueue] = []
 
@@ -53,7 +55,7 @@ class Broker:
             raise self.failures.pop()
         self.commits.append({queue: commit.queue_offset for queue, commit in commits.items()})
         answer, self.answer = self.answer, CommitAnswer()
-        return answer
+        return replace(answer, stopped=dict(self.stopped))
 
 
 class Store:
@@ -193,12 +195,12 @@ def test_a_queue_that_is_stopped_goes_on_once_it_may_be_read(scene, monkeypatch)
     scene.begin(A)
     broker = scene.brokers["broker-a"]
     broker.left_out = {A: NoPermissionError("no")}
-    broker.answer = CommitAnswer(stopped={A: "no"})
+    broker.stopped = {A: "no"}
     scene.committer.ask_about_resets()
     eventually(lambda: scene.core.all_forbidden, "the stop", WAIT_S)
     assert scene.wanted() == {}
     scene.grant(A)  # the generation is the same as before
-    broker.left_out = {}
+    broker.stopped, broker.left_out = {}, {}
     eventually(lambda: scene.wanted() == {A: 10}, "its start", WAIT_S)
 
 
