@@ -34,6 +34,8 @@ from raymq.remoting.storage_client import StorageClient
 from tests.support.clusters.cluster import Sandbox, embedded, kill_actors, one_group, user_environment
 from tests.support.history.waiting import eventually
 
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
+
 ADMIN, TEAM, OTHER, ROME, SLOW = (
     raymq.Credentials(name, f"the secret of {name}") for name in ("admin", "orders-team", "other-team", "rome", "slow")
 )

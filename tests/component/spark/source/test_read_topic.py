@@ -237,6 +237,7 @@ OWN_OPTIONS = {
     "expression": "RocketMQ's SQL92 subscription expression",
     "partitionBytes": "Spark's own files.maxPartitionBytes",
     "client": "Kafka's bootstrap servers",
+    "unreadable": "Kafka's client fails at a damaged record",
 }
 OWN_COLUMNS = {
     "broker_name": "a queue is a broker group's, so partition is two columns",
