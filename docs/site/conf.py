@@ -47,7 +47,7 @@ autodoc_type_aliases = {
 }
 
 # Types of other libraries; their pages are not at hand when the site is built.
-nitpick_ignore = [("py:class", "TypeAliasForwardRef"), ("py:class", "BodyType")]
+nitpick_ignore = [("py:class", "TypeAliasForwardRef"), ("py:class", "BodyType"), ("py:class", "Unreadable")]
 nitpick_ignore_regex = [
     ("py:.*", rf"{one}\..*")
     for one in (
