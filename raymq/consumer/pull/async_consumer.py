@@ -22,9 +22,7 @@ from raymq.consumer.pull.fetched_records import (
     PolledRecords,
     as_messages,
     as_table,
-    check_table,
     decode_messages,
-    decode_tables,
     found,
 )
 from raymq.consumer.pull.poll_turn import PollTurn
@@ -102,15 +100,7 @@ class AsyncPullConsumer(OfProcess):
         columns: Sequence[str] | None = None,
         unreadable: Unreadable = "null",
     ) -> pa.Table:
-        self._engine.check_tables()
-        check_table(body_type, columns, unreadable)
-        decode = partial(
-            decode_tables,
-            body_type=body_type,
-            columns=columns,
-            unreadable=unreadable,
-            on_unreadable=self._engine.unreadable.note,
-        )
+        decode = self._engine.table_decoder(body_type, columns, unreadable)
         turn = PollTurn()
         try:
             table = as_table(await self._poll(turn, decode, max_messages, timeout_s), body_type, columns)

@@ -21,9 +21,7 @@ from raymq.consumer.pull.fetched_records import (
     PolledRecords,
     as_messages,
     as_table,
-    check_table,
     decode_messages,
-    decode_tables,
     found,
 )
 from raymq.consumer.pull.poll_turn import PollTurn
@@ -139,15 +137,7 @@ class PullConsumer(OfProcess):
         row with a null body, and the column "error" has the reason. With `unreadable` "raise" a table ends before such
         a message, and the next poll raises BodyUnreadableError; `seek` goes past the message.
         """
-        self._engine.check_tables()
-        check_table(body_type, columns, unreadable)
-        decode = partial(
-            decode_tables,
-            body_type=body_type,
-            columns=columns,
-            unreadable=unreadable,
-            on_unreadable=self._engine.unreadable.note,
-        )
+        decode = self._engine.table_decoder(body_type, columns, unreadable)
         turn = PollTurn()
         try:
             table = as_table(aside(self._poll, turn, decode, max_messages, timeout_s), body_type, columns)

@@ -16,16 +16,24 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from raymq.consumer.assignment.group_member import GroupMember
 from raymq.consumer.assignment.offset_committer import CommitThreads, OffsetCommitter, RemoteBrokerOffsetStore
 from raymq.consumer.fetcher import Fetcher
 from raymq.consumer.group_offsets import GroupOffsets
-from raymq.consumer.pull.fetched_records import Decode, FetchedRecords, Found, PolledRecords, shown_records
+from raymq.consumer.pull.fetched_records import (
+    Decode,
+    FetchedRecords,
+    Found,
+    PolledRecords,
+    check_table,
+    decode_tables,
+    shown_records,
+)
 from raymq.consumer.pull.figures import count_fetched, queue_state
 from raymq.consumer.pull.in_place import InPlaceReader
 from raymq.consumer.pull.poll_turn import PollTurn, TakenRange
@@ -61,6 +69,12 @@ from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
 from raymq.remoting.storage_clients import StorageClients, call_master
 from raymq.trace.deliveries import DeliveryTrace
 from raymq.trace.spans import Spans
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from raymq.kernels.column_bodies import BodyType
+    from raymq.kernels.columns import Unreadable
 
 GROUP_CALL_TIMEOUT_S: Final = 20.0
 """For a call of the program's thread about offsets."""
@@ -416,7 +430,7 @@ class PullEngine:
         """The offsets of messages that the program is to acknowledge."""
         if not self.settings.acknowledge_each:
             return []
-        return [message.queue_offset for message in cast("list[MessageExt]", found)]  # see `check_tables`
+        return [message.queue_offset for message in cast("list[MessageExt]", found)]  # see `table_decoder`
 
     # Positions
 
@@ -481,10 +495,21 @@ class PullEngine:
             self._spans.settled(self.settings.group, sorted({queue.topic for queue in committed}), began_ns)
         return {self.names.shown_queue(queue): offset for queue, offset in committed.items()}
 
-    def check_tables(self) -> None:
-        """ClientStateError if polls must return messages."""
+    def table_decoder(
+        self, body_type: BodyType, columns: Sequence[str] | None, unreadable: Unreadable
+    ) -> Decode[pa.RecordBatch]:
+        """The function that decodes polled records for a table. ClientStateError if polls must return messages,
+        InvalidArgumentError unless tables can be made so."""
         if self.settings.acknowledge_each:
             raise ClientStateError("this consumer acknowledges each message: use poll, not poll_table")
+        check_table(body_type, columns, unreadable)
+        return partial(
+            decode_tables,
+            body_type=body_type,
+            columns=columns,
+            unreadable=unreadable,
+            on_unreadable=self.unreadable.note,
+        )
 
     def acknowledge(self, messages: Iterable[MessageExt]) -> None:
         """Count messages as finished; they are committed soon. Waits for nothing."""
