@@ -17,6 +17,7 @@ argument whose annotation is int or float is checked before the method itself be
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -30,6 +31,8 @@ from typing import Any, Final, Protocol, Self, TypeVar
 from raymq.errors import ClientStateError
 from raymq.names import real_number, seconds, whole_number
 from raymq.parallel import aside
+
+logger = logging.getLogger(__name__)
 
 _objects: Final[weakref.WeakSet[OfProcess]] = weakref.WeakSet()
 """The client objects of this process."""
@@ -221,8 +224,8 @@ def _in_child() -> None:
     for connection in list(_connections):
         try:
             connection.close()
-        except Exception:  # it was half made, or broken: this process has no use for it
-            continue
+        except Exception:  # half made, or broken; the child goes on without it
+            logger.debug("a connection copied from the parent process could not be closed", exc_info=True)
     _connections.clear()
 
 
