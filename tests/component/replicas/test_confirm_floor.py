@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from actors.core.replica.orders import Lead, ReplicaRole
 from raymq.errors import StoreCorruptError
-from raymq.message import SendStatus
-from raymq.protocol.store import AppendResult
-from storage.append.durability import StartedAppend
 from storage.replication.epoch_file import CONFIRM_FILE, ConfirmFile
 from storage.replication.epochs import SyncStateSet
 from storage.replication.log_chunks import truncate_log
-from tests.support.history.waiting import eventually
-from tests.support.replicas.local_replicas import PATIENT, LocalReplicas
-from tests.support.stores.stores import bodies_of, make_batch
+from tests.support.replicas.local_replicas import PATIENT, LocalReplicas, append, filled_groups
+from tests.support.stores.stores import bodies_of
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
@@ -31,33 +25,8 @@ Make = Callable[..., LocalReplicas]
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
     """Makes a group in which all replicas have BODIES, acknowledged."""
-    groups: list[LocalReplicas] = []
-
-    def build(*arguments: Any, **options: Any) -> LocalReplicas:
-        group = LocalReplicas(tmp_path, *arguments, mapped_file_size_commit_log_bytes=1 << 20, **options)
-        groups.append(group)
-        group.settle()
-        append(group, BODIES)
-        return group
-
-    yield build
-    for group in groups:
-        group.end()
-
-
-def append(group: LocalReplicas, bodies: list[bytes]) -> None:
-    """Append each body as a record, acknowledged by all replicas, and have every account given once more."""
-    for body in bodies:
-        started = group.master.start_append([make_batch([body])])
-        [result] = eventually(lambda started=started: settled(group, started), "copies")
-        assert result.status is SendStatus.SEND_OK
-    group.settle()
-
-
-def settled(group: LocalReplicas, started: StartedAppend) -> list[AppendResult] | None:
-    for name in sorted(group.replicas):
-        group.copy(name)
-    return started.settle(time.monotonic())
+    with filled_groups(tmp_path, BODIES, mapped_file_size_commit_log_bytes=1 << 20) as build:
+        yield build
 
 
 def record_ends(group: LocalReplicas, name: int) -> list[int]:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from raymq.message import SendStatus
-from raymq.protocol.store import AppendResult
-from storage.append.durability import StartedAppend
 from storage.replication.log_chunks import truncate_log
-from tests.support.history.waiting import eventually
-from tests.support.replicas.local_replicas import LocalReplicas
-from tests.support.stores.stores import bodies_of, make_batch
+from tests.support.replicas.local_replicas import LocalReplicas, append, filled_groups
+from tests.support.stores.stores import bodies_of
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
@@ -26,33 +20,8 @@ Make = Callable[..., LocalReplicas]
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
     """Makes a group in which all replicas have BODIES, acknowledged."""
-    groups: list[LocalReplicas] = []
-
-    def build(*arguments: Any) -> LocalReplicas:
-        group = LocalReplicas(tmp_path, *arguments)
-        groups.append(group)
-        group.settle()
-        append(group, BODIES)
-        return group
-
-    yield build
-    for group in groups:
-        group.end()
-
-
-def append(group: LocalReplicas, bodies: list[bytes]) -> None:
-    """Append each body as a record, acknowledged by all replicas."""
-    for body in bodies:
-        started = group.master.start_append([make_batch([body])])
-        [result] = eventually(lambda started=started: settled(group, started), "copies")
-        assert result.status is SendStatus.SEND_OK
-    group.settle()
-
-
-def settled(group: LocalReplicas, started: StartedAppend) -> list[AppendResult] | None:
-    for name in sorted(group.replicas):
-        group.copy(name)
-    return started.settle(time.monotonic())
+    with filled_groups(tmp_path, BODIES) as build:
+        yield build
 
 
 def flip(group: LocalReplicas, name: int, body: bytes) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.core.broker.offsets import Owners
 from actors.core.broker.state import BrokerState, Change
@@ -135,6 +135,18 @@ class Broker(Process):
         return known
 
 
+def carry_out(values: dict[str, str], call: Get | Put | Drop) -> Any:
+    """The answer of Ray's GCS, which has these values, to a call."""
+    if isinstance(call, Get):
+        return values.get(call.key)
+    if isinstance(call, Drop):
+        return values.pop(call.key, None)
+    if not call.overwrite and call.key in values:
+        return False
+    values[call.key] = call.value
+    return True
+
+
 class Register(Process):
     """Ray's GCS: it neither dies nor forgets."""
 
@@ -143,14 +155,7 @@ class Register(Process):
         self.values: dict[str, str] = {}
 
     def carry_out(self, call: Get | Put | Drop) -> object:
-        if isinstance(call, Get):
-            return self.values.get(call.key)
-        if isinstance(call, Drop):
-            return self.values.pop(call.key, None)
-        if not call.overwrite and call.key in self.values:
-            return False
-        self.values[call.key] = call.value
-        return True
+        return carry_out(self.values, call)
 
 
 class Rebalance(Process):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,14 @@ from actors.replica.replica import Replica
 from placement.election import FIXED_MASTER, ControlRules, GroupControl, Record
 from raymq.config.store import StoreSettings
 from raymq.errors import RaymqError
+from raymq.message import SendStatus
+from raymq.protocol.store import AppendResult
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane_pool import LANE_NOT_OPENED
+from storage.append.durability import StartedAppend
 from storage.message_store import MessageStore
-from tests.support.stores.stores import small_settings
+from tests.support.history.waiting import eventually
+from tests.support.stores.stores import make_batch, small_settings
 
 GROUP = "broker-a"
 PATIENT = ReplicaRules(lease_s=60.0, slave_timeout_s=60.0)
@@ -215,3 +220,36 @@ class LocalReplicas:
             thread.join(10.0)
         for name in list(self.replicas):
             self.close(name)
+
+
+@contextmanager
+def filled_groups(root: Path, bodies: list[bytes], **defaults: Any) -> Iterator[Callable[..., LocalReplicas]]:
+    """Makes groups in which all replicas have `bodies`, acknowledged, and ends them at last. The function that it
+    yields takes the arguments of LocalReplicas after `root`; `defaults` are its options unless it is given others."""
+    groups: list[LocalReplicas] = []
+
+    def build(*arguments: Any, **options: Any) -> LocalReplicas:
+        group = LocalReplicas(root, *arguments, **(defaults | options))
+        groups.append(group)
+        group.settle()
+        append(group, bodies)
+        return group
+
+    yield build
+    for group in groups:
+        group.end()
+
+
+def append(group: LocalReplicas, bodies: list[bytes]) -> None:
+    """Append each body as a record, acknowledged by all replicas, and have every account given once more."""
+    for body in bodies:
+        started = group.master.start_append([make_batch([body])])
+        [result] = eventually(lambda started=started: _settled(group, started), "copies")
+        assert result.status is SendStatus.SEND_OK
+    group.settle()
+
+
+def _settled(group: LocalReplicas, started: StartedAppend) -> list[AppendResult] | None:
+    for name in sorted(group.replicas):
+        group.copy(name)
+    return started.settle(time.monotonic())

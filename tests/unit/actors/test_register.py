@@ -16,6 +16,7 @@ import storage
 from actors.core.rebalance.slot_lease import Drop, Get, Put
 from actors.pull.services import EPOCHS_OF_A_LIFE, PullServices
 from actors.register import LIVES_KEPT, next_life
+from tests.support.group_sim.processes import carry_out
 
 ORDERING = ("epoch", "life", "incarnation", "generation", "version", "sequence")
 """Words in the names of numbers that order lives, or what came out of them."""
@@ -29,14 +30,7 @@ class Register:
         self.values: dict[str, str] = {}
 
     def carry_out(self, call: Get | Put | Drop) -> Any:
-        if isinstance(call, Get):
-            return self.values.get(call.key)
-        if isinstance(call, Drop):
-            return self.values.pop(call.key, None)
-        if not call.overwrite and call.key in self.values:
-            return False
-        self.values[call.key] = call.value
-        return True
+        return carry_out(self.values, call)
 
 
 def test_each_life_has_a_larger_number_and_old_ones_are_dropped() -> None:

@@ -1,3 +1,5 @@
+"""The metrics that the Controller reports of its broker groups."""
+
 import itertools
 import sys
 

@@ -1,3 +1,5 @@
+"""The reporter turns totals and times of a process into series of Prometheus, with bounded labels."""
+
 import re
 import sys
 
