@@ -359,7 +359,7 @@ class ListenerFeed:
         return; a process that is away is told when it calls."""
         self._kept, listener = state, self._listener
         if listener is None:
-            return  # it is told when it calls
+            return  # the listener gets the state with its next call
         try:
             listener.call("keep", state, what="the listener", timeout_s=KEEP_TIMEOUT_S)
         except RaymqError as error:

@@ -1,4 +1,4 @@
-"""Mends the damaged ranges of a slave's log with its master's bytes, and those of a master's log with its slave's.
+"""Mends damaged ranges of a log with another replica's bytes: a slave's from its master, a master's from a slave.
 
     holes ─▶ log_range of the other replica ─▶ mend: checked, written in place, on disk
 

@@ -793,7 +793,7 @@ class Replica:
         return store.chunks.read_range(physical_offset, size)
 
     def mend(self, epoch: int, physical_offset: int, data: bytes | None) -> None:
-        """Replace the damaged bytes at an offset by those of another replica with the same log. On disk on return.
+        """Replace the damaged bytes at an offset by another replica's bytes. They are on disk when this returns.
 
         With None the master does not have them either: this replica is as good as its master. NotMasterError unless
         this log is that of the epoch's master; other errors as of MessageStore.mend.

@@ -516,7 +516,7 @@ class Storage:
 
     @ray.method(concurrency_group="replicate")
     def mend_log(self, epoch: int, physical_offset: int, data: bytes | None) -> None:
-        """Replace damaged bytes by those of another replica (Replica.mend)."""
+        """Replace damaged bytes by another replica's bytes (Replica.mend)."""
         self._require_replica().mend(epoch, physical_offset, data)
 
     @ray.method(concurrency_group="control")

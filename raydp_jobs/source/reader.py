@@ -163,7 +163,7 @@ def read_ranges(
     creations: Creations = NO_CREATIONS,
 ) -> Iterator[pa.RecordBatch]:
     """In a Spark worker: the messages of some ranges, as Spark takes them. `tags` empty means all, and so
-    does no `sql`. `on_loss` is told what was left out. `creations`: as for `open_ranges`."""
+    does no `sql`. `on_loss` is called with each range of lost messages. `creations`: as for `open_ranges`."""
     client = worker_client(address)
     schema = _arrow_schema(columns)
     batches = open_ranges(

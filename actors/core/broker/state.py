@@ -282,8 +282,8 @@ class BrokerState:
     ) -> tuple[list[Change], dict[str, TopicCommits], dict[str, list[int]]]:
         """Commit offsets per topic and queue id (actors.core.broker.offsets).
 
-        Returns the records to store, what became of each topic's commits, and the queues that are not here: those of
-        topics that do not exist, and those of members whose topic was deleted and made again with fewer queues. Raises
+        Returns the records to store, the answer to each topic's commits, and the queues that do not exist. A queue does
+        not exist if its topic was deleted, or was created anew with fewer queues. Raises
         GroupNotExistError, and InvalidArgumentError for an offset or a queue that cannot be.
         """
         self.require_group(group)
