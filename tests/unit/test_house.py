@@ -151,3 +151,17 @@ def test_no_docstring_begins_with_a_relative_word():
     texts = [(name, text) for name, tree in trees().items() for text in docstrings(tree)]
     assert len(texts) > 1000
     assert [f"{name}: {text}" for name, text in texts if text.split(" ")[0] in RELATIVE_WORDS] == []
+
+
+DICE = {"random", "secrets", "uuid", "uuid4"}
+
+
+def test_no_case_of_a_test_is_drawn_at_random():
+    """pytest-xdist refuses to run tests if its workers do not collect the same cases."""
+    drawn = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "parametrize":
+                names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+                drawn += [f"{path.relative_to(ROOT)}:{node.lineno}"] if names & DICE else []
+    assert drawn == []
