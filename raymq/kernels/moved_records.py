@@ -1,8 +1,8 @@
 """Due records of delayed messages, moved to the queues they are for, many at a time.
 
 The same as `read_waiting` and `move_record` of raymq.record.rewrite do with one record, for the records that they would
-move without a word: with IPv4 hosts, of shapes that records share, with properties that can be read. The caller gives
-the others to those two, which say what is wrong with them.
+move without a word: with IPv4 hosts, of shapes that records share, with properties that can be read and bodies that
+match their CRC. The caller gives the others to those two, which say what is wrong with them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from raymq.message import (
     PROPERTY_TIMER_DELIVER_MS,
 )
 from raymq.record import layout
-from raymq.record.crc import PROPERTY_CRC_PREFIX
+from raymq.record.crc import PROPERTY_CRC_PREFIX, body_crcs
 from raymq.record.encode import ProducerSequence, topic_part
 from raymq.record.layout import RecordError, windows
 from raymq.record.rewrite import EXCHANGED_NAMES, producer_text
@@ -90,11 +90,13 @@ def _move_shape(
     _put_ints(headers, layout.QUEUE_ID_OFFSET, queue_ids)
     body_at, body_end = fields.body_at[rows].tolist(), (fields.body_at + fields.body_size)[rows].tolist()
     view = data.data
+    crcs = body_crcs(view, fields.body_at[rows], (fields.body_at + fields.body_size)[rows])
+    intact = (crcs == fields.head["body_crc"][rows]) | (fields.body_size[rows] == 0)
     for index, row in enumerate(rows.tolist()):
         topic = topics[int(name_codes[index])]
         producer = producers[row]
         properties = kept[index].tobytes() + producer_text(producer)
-        if topic is None or len(properties) > MAX_PROPERTIES_BYTES:
+        if topic is None or len(properties) > MAX_PROPERTIES_BYTES or not intact[index]:
             continue
         body = view[body_at[index] : body_end[index]]
         record = bytearray().join((headers[index].data, body, topic.text, len(properties).to_bytes(2), properties))

@@ -6,6 +6,7 @@ not, the disk has changed one of them.
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 import numpy as np
@@ -27,6 +28,15 @@ from raymq.record.layout import (
 _FIELDS_END: Final = PHYSICAL_OFFSET_OFFSET + 8
 _NO_BODY_SIZE: Final = (-1).to_bytes(4, signed=True)
 _MAGICS: Final = tuple(magic.to_bytes(4, signed=True) for magic in (MAGIC_V1, MAGIC_V2))
+
+
+_PLACE: Final = struct.Struct(">i16xqq")
+"""The size, the queue offset and the physical offset in a header."""
+
+
+def is_at(record: memoryview, position: int, queue_offset: int) -> bool:
+    """`agree` for one record, which has the size that its unit says."""
+    return len(record) >= MIN_RECORD_SIZE and _PLACE.unpack_from(record) == (len(record), queue_offset, position)
 
 
 def agree(

@@ -4,6 +4,9 @@ gives a message back (actors.core.broker.send_back), and a reader of a light que
 Body, flags, born host and time are kept. The scheduler also keeps the number of consumptions and the text of the
 properties, DELAY, REAL_TOPIC and REAL_QID included, as RocketMQ does (spec/storage.md §12). Only raymq's own three are
 exchanged: they identify the producer of the new record.
+
+A new record always has the CRC of its body, so that recovery and replicas take it for whole. If the old record's body
+does not match its CRC, the new record has the flag of a compression that does not exist: readers get an error for it.
 """
 
 from __future__ import annotations
@@ -25,9 +28,11 @@ from raymq.message import (
     PROPERTY_TAGS,
     PROPERTY_TIMER_DELIVER_MS,
 )
-from raymq.record.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PLACEHOLDER, PROPERTY_CRC_PREFIX
+from raymq.record.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PLACEHOLDER, PROPERTY_CRC_PREFIX, body_crc
 from raymq.record.encode import ProducerSequence, topic_part
 from raymq.record.layout import (
+    SYS_FLAG_COMPRESSED,
+    SYS_FLAG_COMPRESSION_TYPE_MASK,
     SYS_FLAG_STORE_HOST_IPV6,
     SYS_FLAG_TRANSACTION_MASK,
     RecordError,
@@ -64,6 +69,11 @@ class RecordParts:
     topic: str
     properties: bytes
     sealed: bool
+
+    @property
+    def body_is_intact(self) -> bool:
+        """True if the body matches the CRC in the header."""
+        return not self.body or body_crc(self.body) == self.header.body_crc
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +160,8 @@ def build_record(
     """The bytes of a new record of `topic`:`queue_id` with the properties in `exchanged` instead of its own of those
     names; one that is empty is only taken out. Its part in a transaction is not taken over either.
 
-    Without `producer` no store recognises its repeats. The fields that only the store knows are zero.
+    Without `producer` no store recognises its repeats. The fields that only the store knows are zero. A body that does
+    not match its CRC is marked as unreadable (see the module).
     MessageIllegalError when the properties exceed 32767 bytes; IllegalNameError when `topic` is no name.
     """
     magic, topic_text = topic_part(topic)
@@ -164,9 +175,14 @@ def build_record(
         raise MessageIllegalError(f"the properties take {len(properties)} bytes; {MAX_PROPERTIES_BYTES} fit")
     kept_flags = record.header.sys_flag & ~(SYS_FLAG_STORE_HOST_IPV6 | SYS_FLAG_TRANSACTION_MASK)
     sys_flag = kept_flags | transaction_bits | store_host_ipv6 * SYS_FLAG_STORE_HOST_IPV6
+    crc = record.header.body_crc
+    if not record.body_is_intact:
+        sys_flag |= SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE_MASK
+        crc = body_crc(record.body)
     header = record.header._replace(
         total_size=header_size(sys_flag) + len(record.body) + len(topic_text) + 2 + len(properties),
         magic=magic,
+        body_crc=crc,
         queue_id=queue_id,
         queue_offset=0,
         physical_offset=0,

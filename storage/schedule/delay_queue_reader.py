@@ -2,6 +2,10 @@
 
 The reader keeps nothing: it looks at the store's own parts. The messages it reads may not be on disk yet: a delivery
 comes after its source in the log, so a power cut that takes the source takes the delivery too.
+
+A record is compared with its unit, as readers of other queues do (raymq/logfiles/own_records.py). If they disagree, the
+store first makes the unit again from the log. What disagrees then is a damaged record: its size is corrected, and any
+other damage makes it unreadable.
 """
 
 from __future__ import annotations
@@ -16,11 +20,13 @@ from numpy.typing import NDArray
 from raymq.delay import is_waiting_topic
 from raymq.errors import DataLossError
 from raymq.logfiles.log_reader import PRE_BLANK_SIZE
+from raymq.logfiles.own_records import is_at, with_places
 from raymq.record.dispatch import dispatch_view
 from raymq.record.layout import IPV6_HOST_BYTES, UNIT_DTYPE, RecordError
 from storage.append.appender import Appender
 from storage.dispatch.delivery_progress import Source, SourceProgress
 from storage.parts import StoreParts
+from storage.queue.consume_queue import ConsumeQueue
 from storage.schedule.delay_queues import Bounds
 
 _NO_CODES: Final = np.empty(0, np.int64)
@@ -84,20 +90,24 @@ class DelayQueueReader:
             return otherwise
 
     def read_records(self, source: Source, queue_offsets: Sequence[int]) -> list[memoryview | None]:
-        """The records at these offsets of a queue; None for one that is gone."""
+        """The records at these offsets of a queue; None for one that is gone. A damaged record has the size, the queue
+        offset and the physical offset that its unit says."""
         queue = self._queues.get_plain(*source)
         if queue is None:
             return [None] * len(queue_offsets)
-        wanted = np.array(queue_offsets, np.int64)
-        found = np.zeros(len(wanted), UNIT_DTYPE)
-        found["size"] = PRE_BLANK_SIZE
-        # The units of a queue lie in several files.
-        first, end = max(min(queue_offsets), queue.min_offset), max(queue_offsets) + 1
-        while first < end and len(units := queue.units(first, end - first)):
-            here = (wanted >= first) & (wanted < first + len(units))
-            found[here] = units[wanted[here] - first]
-            first += len(units)
-        return self._records(found)
+        units = _units_at(queue, queue_offsets)
+        found = self._records(units)
+        wrong = _rows_elsewhere(found, units, queue_offsets)
+        if wrong and self._reader.mend_units is not None:
+            first, last = min(queue_offsets[row] for row in wrong), max(queue_offsets[row] for row in wrong)
+            if self._reader.mend_units(*source, first, last + 1):
+                units = _units_at(queue, queue_offsets)
+                found = self._records(units)
+                wrong = _rows_elsewhere(found, units, queue_offsets)
+        for row in wrong:
+            record = bytearray(found[row] or b"")
+            found[row] = memoryview(with_places(record, int(units[row]["physical_offset"]), queue_offsets[row]))
+        return found
 
     def _records(self, units: NDArray[np.void]) -> list[memoryview | None]:
         """The record of each unit; None for one without, or if the record is lost, which is logged."""
@@ -143,3 +153,30 @@ class DelayQueueReader:
         """Note that no message of a timer queue before offset `low` waits any more."""
         with self._append_lock:
             self._deliveries.raise_low(source, low)
+
+
+def _units_at(queue: ConsumeQueue, queue_offsets: Sequence[int]) -> NDArray[np.void]:
+    """The units at these offsets of a queue; one that points to no record for an offset that the queue lacks."""
+    wanted = np.array(queue_offsets, np.int64)
+    found = np.zeros(len(wanted), UNIT_DTYPE)
+    found["size"] = PRE_BLANK_SIZE
+    # The units of a queue lie in several files.
+    first, end = max(min(queue_offsets), queue.min_offset), max(queue_offsets) + 1
+    while first < end and len(units := queue.units(first, end - first)):
+        here = (wanted >= first) & (wanted < first + len(units))
+        found[here] = units[wanted[here] - first]
+        first += len(units)
+    return found
+
+
+def _rows_elsewhere(
+    records: Sequence[memoryview | None], units: NDArray[np.void], queue_offsets: Sequence[int]
+) -> list[int]:
+    """The rows of the records that do not agree with their units."""
+    return [
+        row
+        for row, (record, position, offset) in enumerate(
+            zip(records, units["physical_offset"].tolist(), queue_offsets, strict=True)
+        )
+        if record is not None and not is_at(record, position, offset)
+    ]

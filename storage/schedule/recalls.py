@@ -9,6 +9,7 @@ does not keep the log's files. The appender refuses more recalls than RECALLS_MA
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -30,6 +31,8 @@ from storage.schedule.delay_queues import Bounds, Due
 
 RECALLS: Final[Source] = (TIMER_TOPIC, TIMER_RECALL_QUEUE)
 _CHUNK: Final = 1024
+
+logger = logging.getLogger(__name__)
 
 
 class Recall(NamedTuple):
@@ -54,9 +57,13 @@ class RecallTable:
         self._seen = max(self._seen, bounds.min_offset)
         while self._seen < bounds.end:
             end = min(self._seen + _CHUNK, bounds.end)
-            for view in self._reader.read_records(RECALLS, range(self._seen, end)):
+            for offset, view in enumerate(self._reader.read_records(RECALLS, range(self._seen, end)), self._seen):
                 recall = read_recall(view)
-                if recall is not None and recall.key not in self._due_ms:
+                if recall is None:
+                    logger.error(
+                        "%s:%d: the recall at offset %d cannot be read: its message is delivered", *RECALLS, offset
+                    )
+                elif recall.key not in self._due_ms:
                     self._due_ms[recall.key] = recall.deliver_at_ms
                     self._times[recall.deliver_at_ms] += 1
             self._seen = end

@@ -14,13 +14,14 @@ failed last.
 
 A message that cannot be read is a dead letter at once: no other attempt can change that. DLQ_ORIGIN_ERROR says why. If
 the CRC of its body is wrong, the copy in the dead letters has the same bytes with their own CRC, so that the log stays
-whole, and the flag of a compression that nobody knows, so that no reader takes the body for the one that was sent.
+whole, and the flag of a compression that nobody knows, so that no reader takes the body for the one that was sent
+(raymq/record/rewrite.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
@@ -45,13 +46,10 @@ from raymq.message import (
 from raymq.names import SCHEDULE_TOPIC, dlq_topic, retry_topic
 from raymq.protocol.group import GroupConfig, SendBackAnswer
 from raymq.record.check import check_record, record_starts
-from raymq.record.crc import body_crc
 from raymq.record.decode import CRC_WRONG
 from raymq.record.encode import EncodedBatch, ProducerSequence
 from raymq.record.hashing import tags_code
 from raymq.record.layout import (
-    SYS_FLAG_COMPRESSED,
-    SYS_FLAG_COMPRESSION_TYPE_MASK,
     RecordError,
     decode_properties,
 )
@@ -100,8 +98,8 @@ def read_returned(
     returned = []
     for record in _split(records):
         parts, why = split_record(record), reason
-        if not check_record(record).ok:
-            parts, why = _sealed(parts), reason or CRC_WRONG
+        if not parts.body_is_intact:
+            why = reason or CRC_WRONG
         times = parts.header.reconsume_times
         level = delay_level or FIRST_RETRY_LEVEL + times
         dead = delay_level < 0 or times >= most or bool(why)
@@ -133,12 +131,6 @@ def _split(records: bytes) -> list[bytes]:
     except RecordError as error:
         raise InvalidArgumentError(f"what is given back are not whole records as consumed: {error}") from None
     return parts
-
-
-def _sealed(parts: RecordParts) -> RecordParts:
-    """A record with a damaged body, as one that the log can hold and whose body no reader takes for intact."""
-    flag = parts.header.sys_flag | SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE_MASK
-    return replace(parts, header=parts.header._replace(sys_flag=flag, body_crc=body_crc(parts.body)))
 
 
 @dataclass(slots=True)

@@ -1,0 +1,144 @@
+"""Delayed messages and recalls of which the disk has damaged one: all others are delivered, once, and the damage is
+reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raymq.delay import TIMER_RECALL_QUEUE, TIMER_TOPIC, timer_queue
+from raymq.message import Message, MessageExt, MessageQueue
+from raymq.names import SCHEDULE_TOPIC
+from raymq.protocol.recall import RECALLED_TOPIC
+from raymq.protocol.store import FetchRequest
+from raymq.record.check import check_record
+from raymq.record.decode import read_record
+from raymq.record.encode import Waiting, encode_batch
+from raymq.record.places import RecordPlace
+from storage.message_store import MessageStore
+from tests.component.schedule.test_recall import recall, send
+from tests.support.stores.clocks import Clock
+from tests.support.stores.damage import FIELDS, flip
+from tests.support.stores.stores import killed_copy
+
+pytestmark = pytest.mark.usefixtures("no_flushes")
+
+BODIES = [b"body of %d" % number for number in range(5)]
+DAMAGED = 2
+DUE_MS = 10_000
+FIELDS_OF_DELAYS = [field for field in FIELDS if field != "queue id"]
+RETURNED = {"size": "intact", "body": "unreadable"}
+"""What consumers get of a message whose record has a damaged field; nothing for every other field."""
+
+
+def put_delayed(store: MessageStore, clock: Clock, kind: str) -> list[int]:
+    """Store the messages, of level 3 or for a time of their own; returns their physical offsets."""
+    due_ms = clock.now_ms + DUE_MS
+    places = []
+    for number, body in enumerate(BODIES):
+        if kind == "level":
+            message, source = Message("orders", body, keys=["k"], delay_level=3), (SCHEDULE_TOPIC, 2)
+        else:
+            message, source = (
+                Message("orders", body, keys=["k"], deliver_at_ms=due_ms),
+                (TIMER_TOPIC, timer_queue(due_ms, clock.now_ms)),
+            )
+        batch = encode_batch([message], source[1], born_host=("127.0.0.1", 1), born_timestamp_ms=clock.now_ms,
+                             message_ids=[f"ID{number}"], waiting=Waiting(source[0], [3]))  # fmt: skip
+        places.append(store.append([batch])[0].physical_offset)
+    return places
+
+
+def received(store: MessageStore, topic: str = "orders", queue_id: int = 3) -> list[MessageExt]:
+    """The messages that a consumer of a queue gets."""
+    bounds = store.queue_bounds(topic, queue_id)
+    messages = []
+    for offset in range(bounds.min_offset, bounds.max_offset):
+        [result] = store.fetch([FetchRequest(topic, queue_id, offset, 1)], max_bytes=1 << 20, wait_s=0)
+        place = RecordPlace(MessageQueue(topic, "broker-a", queue_id), offset)
+        messages.append(read_record(result.records, 0, place))
+    return messages
+
+
+def deliver_all(store: MessageStore) -> None:
+    """Run rounds of the scheduler until nothing is due."""
+    scheduler = store.schedule.new_scheduler()
+    while scheduler.round() == 0:
+        pass
+
+
+def damaged_deliveries(store: MessageStore) -> list[int]:
+    """The physical offsets of the records for consumers that a replica would refuse to copy."""
+    queue = store._parts.queues.get("orders", 3)
+    units = queue.units(0, queue.next_offset)
+    found = []
+    for unit in units:
+        start = int(unit["physical_offset"])
+        size, good = check_record(bytes(store._parts.reader.log_bytes(start, start + int(unit["size"]))))
+        found += [] if good and size == unit["size"] else [start]
+    return found
+
+
+@pytest.mark.parametrize("at_rest", [False, True], ids=["while open", "at rest"])
+@pytest.mark.parametrize("field", FIELDS_OF_DELAYS)
+@pytest.mark.parametrize("kind", ["level", "timer"])
+def test_a_damaged_delayed_message_holds_up_no_other(
+    opened: Callable[..., MessageStore], clock: Clock, tmp_path: Path, caplog, kind: str, field: str, at_rest: bool
+):
+    root = tmp_path / "store"
+    store = opened(deliver=False)
+    places = put_delayed(store, clock, kind)
+    if at_rest:
+        store.close()
+    flip(root, places[DAMAGED], field)
+    if at_rest:
+        store = opened(deliver=False)
+    clock.now_ms += DUE_MS
+    deliver_all(store)
+    messages = received(store)
+    returned = RETURNED.get(field)
+    kept = [body for number, body in enumerate(BODIES) if number != DAMAGED or returned]
+    assert [message.keys for message in messages] == [("k",)] * len(kept)
+    for message, body in zip(messages, kept, strict=True):
+        if body == BODIES[DAMAGED] and returned == "unreadable":
+            assert (message.body_error is not None, message.message_id) == (True, "ID2")
+        else:
+            assert message.body == body
+    assert returned or f"the message at offset {DAMAGED} cannot be delivered" in caplog.text
+    assert damaged_deliveries(store) == []
+    killed = opened(killed_copy(root, tmp_path / "killed"), deliver=False)
+    deliver_all(killed)
+    assert len(received(killed)) == len(messages)
+    assert all(places[DAMAGED] <= hole.offset < places[DAMAGED + 1] for hole in killed.holes)
+
+
+def test_a_wrong_unit_of_a_delayed_message_delivers_no_other_message_twice(opened, clock, tmp_path):
+    store = opened(deliver=False)
+    put_delayed(store, clock, "level")
+    [queue] = store._parts.queues.plain
+    [other] = queue.units(1, 1)
+    with store._parts.append_lock:
+        queue.put_unit_at(DAMAGED, int(other["physical_offset"]), int(other["size"]), clock.now_ms + DUE_MS)
+    clock.now_ms += DUE_MS
+    deliver_all(store)
+    assert [message.body for message in received(store)] == BODIES
+
+
+@pytest.mark.parametrize("field", ["body size", "magic", "body"])
+def test_a_damaged_recall_is_logged_and_the_others_are_obeyed(opened, clock, tmp_path, caplog, field):
+    store = opened(deliver=False)
+    due_ms = clock.now_ms + 60_000
+    handles = [send(store, clock, body, due_ms) for body in BODIES]
+    places = [recall(store, clock, handle, f"r{number}").physical_offset for number, handle in enumerate(handles[:4])]
+    flip(tmp_path / "store", places[1], field)
+    clock.now_ms = due_ms
+    deliver_all(store)
+    # The properties of a recall say all that counts, so damage in its body changes nothing.
+    delivered = [BODIES[4]] if field == "body" else [BODIES[1], BODIES[4]]
+    assert [message.body for message in received(store)] == delivered
+    recalled = [message.body for message in received(store, RECALLED_TOPIC, 0)]
+    assert recalled == [body for body in BODIES if body not in delivered]
+    named = f"{TIMER_TOPIC}:{TIMER_RECALL_QUEUE}: the recall at offset 1 cannot be read"
+    assert (named in caplog.text) == (field != "body")
