@@ -302,7 +302,7 @@ class Controller:
     def _notify_broker(self, group: str) -> None:
         """Have the broker look for its new master at once; by itself it does so every few seconds."""
         try:
-            ActorRef(group).start("look_for_master")
+            ActorRef(group).tell("look_for_master")
         except RaymqError as error:
             logger.info("%s is not notified of its new master: %s", group, error)
 

@@ -202,8 +202,20 @@ class AuthenticationError(NoPermissionError):
 
 
 class SignedTooEarlyError(AuthenticationError):
-    """The request was signed before its server started, which cannot tell if it is a repeat. raymq's clients sign and
-    send it once more by themselves."""
+    """The request was not signed for this process of the server, at about this time. Nothing was carried out.
+
+    The server cannot tell if such a request is a repeat. raymq's clients read the process and its time from this error,
+    sign the request for both, and send it once more.
+
+    `actor`: the server's name. `life`: the id of its process. `now_ms`: the process's own clock, in ms.
+    """
+
+    def __init__(self, text: str, actor: str = "", life: bytes = b"", now_ms: int = 0) -> None:
+        super().__init__(text, actor, life, now_ms)
+        self.text, self.actor, self.life, self.now_ms = text, actor, life, now_ms
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class UserNotExistError(RaymqError):

@@ -36,7 +36,7 @@ from raymq.access.requests import rules_of
 from raymq.access.signatures import Signature
 from raymq.access.state import NO_USERS, AuthState
 from raymq.access.users import SECRET_MIN_CHARACTERS, derive_key
-from raymq.errors import AuthenticationError
+from raymq.errors import AuthenticationError, SignedTooEarlyError
 from raymq.identity import Identity
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane.calls import Guard
@@ -66,13 +66,20 @@ class ServerAccess:
 
 
 class Door:
-    """The door of one server, of the class `server_class`. Thread-safe. `clock` gives the time in ms since 1970."""
+    """The door of one server, of the class `server_class`. Thread-safe.
+
+    `clock` returns ms and never goes back. `life`: the id of this process; None draws one.
+    """
 
     def __init__(
-        self, access: ServerAccess, server_class: str, clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+        self,
+        access: ServerAccess,
+        server_class: str,
+        clock: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
+        life: bytes | None = None,
     ) -> None:
         self.access, self._server, self._class, self._clock = access, access.server, server_class, clock
-        self.gate = Gate(access.server, access.internal, rules_of(server_class), access.state, clock())
+        self.gate = Gate(access.server, access.internal, rules_of(server_class), access.state, life)
 
     def know(self, state: AuthState) -> None:
         """Decide by these users and policies from now on, if they are newer than those that are known."""
@@ -115,13 +122,16 @@ class Door:
     def enter(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
         """Carry out a signed call of `method`, called `name`, and return what its user may see of the result.
 
-        AuthenticationError if it is not signed by the user it names, or was taken before; AccessDeniedError and
-        QuotaExceededError as `Gate.admit`: then the method was not called.
+        AuthenticationError if it is not signed by the user it names, or was taken before; SignedTooEarlyError if it
+        must be signed anew for this process; AccessDeniedError and QuotaExceededError as `Gate.admit`: then the method
+        was not called.
         """
         if not isinstance(signature, Signature) or not isinstance(payload, bytes):
             self.refuse_unsigned(name)
         try:
             user = self.gate.user_of(signature, name, payload, self._clock())
+        except SignedTooEarlyError:
+            raise  # each client's first call of this process
         except AuthenticationError as error:
             logger.warning("a call of %s.%s is refused: %s", self._server, name, error)
             raise

@@ -6,11 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
-
 from raymq.consumer.push.settings import PushSettings
-from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.errors import ServiceNotAvailableError
 from raymq.members.questions import RunningInfo, RunningQueue
 from raymq.remoting.actor_ref import HandleRef
 
@@ -47,13 +44,4 @@ def call_listener(listener: HandleRef | None, method: str, *args: Any, timeout_s
     raised, if that is raymq's."""
     if listener is None:
         raise ServiceNotAvailableError("the listener's process has not called yet")
-    try:
-        return ray.get(listener.start(method, *args), timeout=timeout_s)
-    except GetTimeoutError:
-        raise RequestTimeoutError("the listener's process", timeout_s) from None
-    except RayTaskError as error:
-        if isinstance(error.cause, RaymqError):
-            raise error.cause from None
-        raise ServiceNotAvailableError(f"the listener's process failed: {error}") from error
-    except RayActorError as error:
-        raise ServiceNotAvailableError(f"the listener's process does not run now: {error}") from error
+    return listener.call(method, *args, what="the listener's process", timeout_s=timeout_s)

@@ -8,11 +8,12 @@ unless somebody fills them, and trust addresses, as nothing else here does.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Final
 
 from raymq.access.addresses import pattern_matches
-from raymq.access.signatures import NONCES_MAX, SeenNonces, Signature, check
+from raymq.access.signatures import LIFE_BYTES, NONCES_MAX, SeenNonces, Signature, check, require_fresh
 from raymq.access.state import AuthState
 from raymq.access.users import INTERNAL_USER, User, UserType
 from raymq.errors import AuthenticationError
@@ -24,13 +25,14 @@ ANYBODY: Final = User("", b"", UserType.SUPER)
 class Authenticator:
     """A server's memory of signed requests, and the key of raymq's own actors. Not thread-safe.
 
+    `life`: the id of the server's process, LIFE_BYTES random bytes; None draws one.
     `internal_key`: the key with which raymq's own actors sign, as INTERNAL_USER; None where none do. `white_list`:
     patterns of addresses (raymq.access.addresses) from where requests need no signature at all.
     """
 
     def __init__(
         self,
-        since_ms: int,
+        life: bytes | None = None,
         *,
         internal_key: bytes | None = None,
         white_list: Sequence[str] = (),
@@ -38,7 +40,8 @@ class Authenticator:
     ) -> None:
         self._internal = None if internal_key is None else User(INTERNAL_USER, internal_key, UserType.SUPER)
         self._white_list = tuple(white_list)
-        self._seen = SeenNonces(since_ms, nonces_max)
+        self._life = secrets.token_bytes(LIFE_BYTES) if life is None else life
+        self._seen = SeenNonces(nonces_max)
 
     def user_of(
         self,
@@ -52,8 +55,10 @@ class Authenticator:
         now_ms: int,
     ) -> User:
         """The user who sends this request. AuthenticationError, which changes nothing: nobody known does.
+        SignedTooEarlyError: the client must sign the request anew for this process and time.
 
-        `address` is the peer's as the server's socket sees it, "" where there is none. `now_ms`: ms since 1970.
+        `address` is the peer's as the server's socket sees it, "" where there is none. `now_ms`: the clock of the
+        server's process, which never goes back.
         """
         if any(pattern_matches(pattern, address) for pattern in self._white_list):
             return ANYBODY
@@ -72,6 +77,7 @@ class Authenticator:
             )
         if address and user.white_addresses and pattern_matches(user.white_addresses, address):
             return user
-        check(user.key, signature, actor, method, payload, now_ms)
+        require_fresh(signature, actor, self._life, now_ms)
+        check(user.key, signature, actor, method, payload)
         self._seen.take(signature, now_ms)
         return user

@@ -26,7 +26,7 @@ from raymq.access.authenticate import Authenticator
 from raymq.access.signatures import Signature
 from raymq.access.state import NO_USERS
 from raymq.access.users import INTERNAL_USER, User
-from raymq.errors import AuthenticationError, SignedTooEarlyError
+from raymq.errors import AuthenticationError
 from raymq.identity import SIGNED, Identity
 
 OWNER_NONCES_MAX: Final = 100_000
@@ -57,9 +57,17 @@ class ActorOwner:
 
 
 class OwnerDoor:
-    """The door of an owned actor. Thread-safe. `clock` returns the time in ms since 1970."""
+    """The door of an owned actor. Thread-safe.
 
-    def __init__(self, access: ActorOwner, clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
+    `clock` returns ms and never goes back. `life`: the id of this process; None draws one.
+    """
+
+    def __init__(
+        self,
+        access: ActorOwner,
+        clock: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
+        life: bytes | None = None,
+    ) -> None:
         self._access, self._clock = access, clock
         self._lock = threading.Lock()
         """Guards the authenticator's memory of calls."""
@@ -68,8 +76,7 @@ class OwnerDoor:
             self._state, internal = NO_USERS, owner.key
         else:
             self._state = NO_USERS.with_user(User(owner.user, owner.key), is_new=True)
-        self._since_ms = clock()
-        self._authenticator = Authenticator(self._since_ms, internal_key=internal, nonces_max=OWNER_NONCES_MAX)
+        self._authenticator = Authenticator(life, internal_key=internal, nonces_max=OWNER_NONCES_MAX)
 
     def refuse_unsigned(self, method: str) -> NoReturn:
         """Refuse a call that is not signed. AuthenticationError."""
@@ -86,8 +93,6 @@ class OwnerDoor:
             self.refuse_unsigned(name)
         if signature.user not in (self._access.owner.user, INTERNAL_USER):
             self.refuse_unsigned(name)
-        if signature.time_ms < self._since_ms:  # it waited for the start of this process, however long that took
-            raise SignedTooEarlyError(f"{name} of {self._access.actor} was signed before that started: sign it anew")
         with self._lock:
             self._authenticator.user_of(self._state, signature, self._access.actor, name, payload, now_ms=self._clock())
         args, kwargs = pickle.loads(payload)

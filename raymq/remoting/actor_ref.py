@@ -7,6 +7,7 @@ timeout. A call that Ray reports as failed may have run (design: facts about Ray
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -35,7 +36,14 @@ NAME_SERVERS_MAX: Final = 3
 DEFAULT_TIMEOUT_S = 10.0
 """Bounds an actor call whose caller gives no timeout."""
 SIGN_AGAIN_S: Final = 0.05
-"""The pause before a call is signed anew that was signed before its actor started."""
+"""The pause before a call is signed anew for the second time: its actor starts again and again."""
+CLOCKS_MAX: Final = 10_000
+"""The most actors whose processes a client remembers; beyond it all are forgotten, and learnt anew."""
+
+_clocks: Final[dict[str, tuple[bytes, int]]] = {}
+"""By actor: the id of the actor's process, and the ms by which the process's clock is ahead of this one's."""
+
+logger = logging.getLogger(__name__)
 
 
 def running_nameservers() -> list[NameServerName]:
@@ -97,6 +105,23 @@ class ActorRef:
         ServiceNotAvailableError when no actor has this name."""
         return _start(self.handle(), self.name, identity.present(), method, args, kwargs)
 
+    def tell(self, method: str, *args: Any) -> None:
+        """Call a method, neither wait for its result nor learn of its failure. A call that must be signed anew is.
+        ServiceNotAvailableError when no actor has this name."""
+
+        def sign_anew(answer: Any) -> None:
+            failure = answer.exception()
+            if isinstance(failure, RayTaskError) and isinstance(failure.cause, SignedTooEarlyError):
+                _learn(failure.cause)
+                try:
+                    self.start(method, *args)
+                except RaymqError as error:
+                    logger.info("%s.%s was not called: %s", self.name, method, error)
+
+        started = self.start(method, *args)
+        if identity.present() is not None:
+            started.future().add_done_callback(sign_anew)
+
 
 class HandleRef:
     """An actor that is called by its handle, because its name is in another namespace: a Listener, a PredicateRunner.
@@ -128,10 +153,10 @@ def _start(
 
 
 def _call(start: Callable[[], Any], what: str, timeout_s: float) -> Any:
-    """Start a call and wait for its result. A call that was signed before its actor's process started was not carried
-    out: it is signed anew, again and again where the clock of this machine is behind the actor's."""
+    """Start a call and wait for its result. A call that was signed for another process of its actor, or for none, was
+    not carried out: it is signed anew, until the time is over."""
     until_s = time.monotonic() + timeout_s
-    left_s = timeout_s
+    left_s, pause_s = timeout_s, 0.0
     while True:
         try:
             return resolve(start(), what, left_s)
@@ -139,7 +164,8 @@ def _call(start: Callable[[], Any], what: str, timeout_s: float) -> Any:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 raise
-            time.sleep(min(SIGN_AGAIN_S, left_s))
+            time.sleep(min(pause_s, left_s))
+            pause_s = SIGN_AGAIN_S
 
 
 def _signed(
@@ -149,8 +175,16 @@ def _signed(
     # Ray would put a result in the place of its reference, among plain arguments only.
     values = [ray.get(one, timeout=DEFAULT_TIMEOUT_S) if isinstance(one, ray.ObjectRef) else one for one in args]
     payload = cloudpickle.dumps((values, kwargs))
-    now_ms = time.time_ns() // 1_000_000
-    return sign(who.user, who.key, actor, method, payload, now_ms, secrets.token_bytes(NONCE_BYTES)), payload
+    life, ahead_ms = _clocks.get(actor, (b"", 0))
+    now_ms = time.monotonic_ns() // 1_000_000 + ahead_ms
+    return sign(who.user, who.key, actor, method, payload, life, now_ms, secrets.token_bytes(NONCE_BYTES)), payload
+
+
+def _learn(error: SignedTooEarlyError) -> None:
+    """Sign calls of an actor for the process and the time that its refusal names."""
+    if len(_clocks) >= CLOCKS_MAX:
+        _clocks.clear()
+    _clocks[error.actor] = error.life, error.now_ms - time.monotonic_ns() // 1_000_000
 
 
 class ActorGoneError(ServiceNotAvailableError):
@@ -168,6 +202,8 @@ def resolve(reference: Any, what: str, timeout_s: float) -> Any:
         raise RequestTimeoutError(what, timeout_s) from None
     except RayTaskError as error:
         cause = error.cause
+        if isinstance(cause, SignedTooEarlyError):
+            _learn(cause)
         if isinstance(cause, RaymqError):
             raise cause from None
         raise ServiceNotAvailableError(f"{what} failed in its actor: {cause!r}") from error

@@ -27,7 +27,7 @@ from raymq.access.requests import Rule
 from raymq.access.signatures import Signature
 from raymq.access.state import AuthState
 from raymq.access.users import User
-from raymq.errors import AccessDeniedError, SignedTooEarlyError
+from raymq.errors import AccessDeniedError
 from raymq.identity import Identity
 
 DECISIONS_MAX: Final = 20_000
@@ -37,18 +37,17 @@ _Decisions = dict[tuple[str, str, str, tuple[Need, ...]], None]
 
 
 class Gate:
-    """The gate of the actor called `server`. Thread-safe. Times are ms: `since_ms` and `now_ms` since 1970, those of
-    quotas by a monotonic clock."""
+    """The gate of the actor called `server`. Thread-safe. Times are ms by the process's monotonic clock."""
 
     def __init__(
-        self, server: str, internal: Identity, rules: Mapping[str, Rule], state: AuthState, since_ms: int
+        self, server: str, internal: Identity, rules: Mapping[str, Rule], state: AuthState, life: bytes | None = None
     ) -> None:
-        """`internal`: as whom raymq's actors sign. `rules`: by method. `state`: the users and policies at first."""
+        """`internal`: as whom raymq's actors sign. `rules`: by method. `state`: the users and policies at first.
+        `life`: the id of the process, for which calls are signed; None draws one."""
         self.server, self._internal, self._rules = server, internal, rules
-        self._since_ms = since_ms
         self._lock = threading.Lock()
         """Guards the two that remember what was signed and what was sent."""
-        self._authenticator = Authenticator(since_ms, internal_key=internal.key)
+        self._authenticator = Authenticator(life, internal_key=internal.key)
         self._quotas = Quotas()
         self.meter = Meter(self._user_known)
         self._known: tuple[AuthState, _Decisions] = (state, {})
@@ -75,10 +74,8 @@ class Gate:
     def user_of(self, signature: Signature, method: str, payload: bytes, now_ms: int) -> str:
         """The user who has signed a call of a method; AuthenticationError. The call counts as seen from now on.
 
-        SignedTooEarlyError for one that waited for the start of this server, however long that took.
+        SignedTooEarlyError for one that was signed for an earlier process of this server, or long ago.
         """
-        if signature.time_ms < self._since_ms:
-            raise SignedTooEarlyError(f"{method} of {self.server} was signed before that started: sign it anew")
         with self._lock:
             user = self._authenticator.user_of(self.state, signature, self.server, method, payload, now_ms=now_ms)
         return user.name

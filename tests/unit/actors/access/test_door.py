@@ -41,6 +41,7 @@ ALICE, BOB, ADMIN = (Identity(name, name[:1].encode() * 32) for name in ("alice"
 INTERNAL = Identity(INTERNAL_USER, b"i" * 32)
 SERVER = "server-a"
 NOW_MS = 1_000_000
+LIFE = b"l" * 16
 ROOT = Path(__file__).parents[4]
 FLOORS = ("raymq", "storage", "actors", "placement", "raydp_jobs")
 NO_NAMED_ACTOR = {
@@ -116,7 +117,7 @@ def opened(server: type, real: Any, state: AuthState | None = None) -> Any:
     made: Any = object.__new__(type("Made", (actor_class(server),), {}))
     made._real = real
     access = ServerAccess(SERVER, INTERNAL, users() if state is None else state)
-    made._door = Door(access, server.__name__.removesuffix("Double"), lambda: NOW_MS)
+    made._door = Door(access, server.__name__.removesuffix("Double"), lambda: NOW_MS, LIFE)
     return made
 
 
@@ -133,7 +134,7 @@ def call(server: Any, who: Identity, method: str, *args: Any, **kwargs: Any) -> 
 def signed(who: Identity, method: str, *args: Any, **kwargs: Any) -> tuple[Signature, bytes]:
     payload = pickle.dumps((args, kwargs))
     nonce = secrets.token_bytes(NONCE_BYTES)
-    return sign(who.user, who.key, SERVER, method, payload, NOW_MS, nonce), payload
+    return sign(who.user, who.key, SERVER, method, payload, LIFE, NOW_MS, nonce), payload
 
 
 def test_who_may_is_served_and_gets_what_the_method_gives(scene):
@@ -260,7 +261,7 @@ def test_a_frame_is_guarded_by_the_same_table():
 
 
 def test_what_is_sent_counts_and_the_wait_is_told():
-    gate = Gate(SERVER, INTERNAL, rules_of("Storage"), users(messages_per_second=10), NOW_MS)
+    gate = Gate(SERVER, INTERNAL, rules_of("Storage"), users(messages_per_second=10), LIFE)
     batches = ([Batch("orders")] * 5,)
     gate.admit("alice", "", "append", batches, 0.0)
     with pytest.raises(QuotaExceededError, match="messages per second") as caught:
@@ -300,7 +301,7 @@ def test_what_is_consumed_counts_and_is_read_from_no_files(bounded: bool) -> Non
 
 def test_the_decisions_that_are_remembered_are_bounded(monkeypatch):
     monkeypatch.setattr("actors.core.access.gate.DECISIONS_MAX", 10)
-    gate = Gate(SERVER, INTERNAL, rules_of("NameServer"), users(), NOW_MS)
+    gate = Gate(SERVER, INTERNAL, rules_of("NameServer"), users(), LIFE)
     for number in range(25):
         gate.admit(ADMIN.user, "", "topic_route", (f"t{number}",), 0.0)
     assert len(gate._known[1]) <= 10
@@ -336,7 +337,7 @@ def test_every_actor_class_of_the_code_is_behind_a_door():
 def test_every_method_of_an_actor_with_users_code_serves_its_owner_and_its_pull_actor_only(real):
     made: Any = object.__new__(type("Made", (owned_actor(real),), {}))
     key = b"k" * 32
-    made._real, made._door = Unreachable(), OwnerDoor(ActorOwner(SERVER, ALICE, key), lambda: NOW_MS)
+    made._real, made._door = Unreachable(), OwnerDoor(ActorOwner(SERVER, ALICE, key), lambda: NOW_MS, LIFE)
     names = [name for name in vars(owned_actor(real)) if f"signed_{name}" in vars(owned_actor(real))]
     assert set(names) == {name for name in vars(real) if not name.startswith("_")}
     for name in names:
@@ -359,7 +360,7 @@ def test_every_method_of_an_actor_with_users_code_serves_its_owner_and_its_pull_
 
 
 def test_an_actor_that_pull_actors_started_serves_them_only():
-    door = OwnerDoor(ActorOwner(SERVER, INTERNAL), lambda: NOW_MS)
+    door = OwnerDoor(ActorOwner(SERVER, INTERNAL), lambda: NOW_MS, LIFE)
     assert door.enter("pids", *signed(INTERNAL, "pids"), lambda: 7) == 7
     for who in (ALICE, Identity(INTERNAL_USER, b"x" * 32)):
         with pytest.raises(AuthenticationError):
@@ -367,7 +368,7 @@ def test_an_actor_that_pull_actors_started_serves_them_only():
 
 
 def test_a_call_of_an_actor_with_users_code_from_before_its_start_is_to_be_signed_anew():
-    door = OwnerDoor(ActorOwner(SERVER, ALICE), lambda: NOW_MS + 90_000)
+    door = OwnerDoor(ActorOwner(SERVER, ALICE), lambda: NOW_MS)
     with pytest.raises(SignedTooEarlyError):
         door.enter("pids", *signed(ALICE, "pids"), lambda: 7)
 
@@ -405,7 +406,7 @@ class Unreachable:
 
 def test_newer_users_count_and_the_settings_own_user_is_as_the_settings_say():
     state = users()
-    door = Door(ServerAccess(SERVER, INTERNAL, state, "broker-a", ADMIN.user), "NameServer", lambda: NOW_MS)
+    door = Door(ServerAccess(SERVER, INTERNAL, state, "broker-a", ADMIN.user), "NameServer", lambda: NOW_MS, LIFE)
     newer = state.without_user(BOB.user).with_user(User(ADMIN.user, b"?" * 32, UserType.SUPER), is_new=False)
     door.know(newer.kept_at(NOW_MS))
     assert door.gate.key_of(BOB.user) is None
@@ -416,7 +417,10 @@ def test_newer_users_count_and_the_settings_own_user_is_as_the_settings_say():
 
 def test_a_door_asks_for_newer_users_again_and_again_whatever_fails(monkeypatch):
     monkeypatch.setattr(module, "USERS_INTERVAL_S", 0.0)
-    door, stopping = Door(ServerAccess(SERVER, INTERNAL, users()), "NameServer", lambda: NOW_MS), threading.Event()
+    door, stopping = (
+        Door(ServerAccess(SERVER, INTERNAL, users()), "NameServer", lambda: NOW_MS, LIFE),
+        threading.Event(),
+    )
     asked: list[int] = []
     start = users().version
 

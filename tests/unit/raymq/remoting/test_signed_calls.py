@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import pickle
 import time
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
+from ray.exceptions import RayTaskError
 
 from raymq import identity
-from raymq.access.signatures import check
-from raymq.errors import SignedTooEarlyError
+from raymq.access.signatures import SKEW_MS, check
+from raymq.access.stand_in import ActorOwner, OwnerDoor
+from raymq.errors import AuthenticationError, RaymqError, SignedTooEarlyError
 from raymq.identity import Identity
 from raymq.remoting import actor_ref
 from raymq.remoting.actor_ref import ActorRef
@@ -37,6 +42,7 @@ class Handle:
 @pytest.fixture
 def handle(monkeypatch: pytest.MonkeyPatch) -> Handle:
     made = Handle()
+    monkeypatch.setattr(actor_ref, "_clocks", {})
     monkeypatch.setattr(ActorRef, "handle", lambda self: made)
     return made
 
@@ -54,7 +60,7 @@ def test_a_user_calls_the_twin_with_a_signature_of_just_this_call(handle: Handle
     assert (name, kwargs, signature.user) == ("signed_send", {}, "alice")
     args, keywords = pickle.loads(payload)
     assert (tuple(args), keywords) == (("orders", b"x"), {"tags": "t"})
-    check(ALICE.key, signature, "broker-a", "send", payload, time.time_ns() // 1_000_000)
+    check(ALICE.key, signature, "broker-a", "send", payload)
     assert signature.nonce != second.nonce
     assert ALICE.key not in payload
 
@@ -65,6 +71,7 @@ def test_a_call_that_was_signed_before_the_server_began_is_signed_anew_within_it
 ) -> None:
     def resolve(reference: int, what: str, timeout_s: float) -> str:
         if reference <= times:
+            actor_ref._learn(SignedTooEarlyError(what, "broker-a", b"l" * 16, 5_000))  # as the real one does
             raise SignedTooEarlyError(what)
         return "answer"
 
@@ -75,3 +82,116 @@ def test_a_call_that_was_signed_before_the_server_began_is_signed_anew_within_it
         handle.calls.clear()
         with pytest.raises(SignedTooEarlyError):
             ActorRef("broker-a").call("groups", timeout_s=0.0)
+
+
+class Process:
+    """A process of the actor broker-a behind its door. Ray brings its errors in a RayTaskError."""
+
+    def __init__(self) -> None:
+        self.door = OwnerDoor(ActorOwner("broker-a", ALICE))
+        self.taken: list[tuple[Any, bytes]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(signature: Any, payload: bytes) -> Any:
+            try:
+                answer = self.door.enter(name.removeprefix(identity.SIGNED), signature, payload, lambda: "answer")
+            except RaymqError as error:
+                return RayTaskError("signed_groups", "traceback", pickle.loads(pickle.dumps(error)))
+            self.taken.append((signature, payload))
+            return answer
+
+        return SimpleNamespace(remote=remote)
+
+
+class Cluster:
+    """The cluster's one actor, and the wall clock of all its machines."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.process, self.calls, self.offset_s = Process(), 0, 0.0
+        real_s, real_ns = time.time, time.time_ns
+        monkeypatch.setattr(actor_ref, "_clocks", {})
+        monkeypatch.setattr(ActorRef, "handle", lambda _: self.process)
+        monkeypatch.setattr(ray, "get", self.get)
+        monkeypatch.setattr(time, "time", lambda: real_s() + self.offset_s)
+        monkeypatch.setattr(time, "time_ns", lambda: real_ns() + int(self.offset_s * 1e9))
+
+    def get(self, answer: Any, timeout: float) -> Any:
+        self.calls += 1
+        if isinstance(answer, RayTaskError):
+            raise answer
+        return answer
+
+    def call(self) -> int:
+        """Call the actor as ALICE. The number of tries."""
+        before = self.calls
+        with identity.acting_as(ALICE):
+            assert ActorRef("broker-a").call("groups") == "answer"
+        return self.calls - before
+
+
+@pytest.mark.parametrize("step_s", [-3600.0, -61.0, 61.0, 3600.0])
+@pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
+def test_a_wall_clock_that_is_set_stops_no_signed_call(
+    monkeypatch: pytest.MonkeyPatch, step_s: float, restarted: bool
+) -> None:
+    cluster = Cluster(monkeypatch)
+    assert [cluster.call(), cluster.call()] == [2, 1]
+    cluster.offset_s = step_s
+    if restarted:
+        cluster.process = Process()
+    assert [cluster.call(), cluster.call()] == ([2, 1] if restarted else [1, 1])
+
+
+def test_a_call_that_was_heard_is_taken_once_wherever_the_wall_clock_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    cluster.call()
+    [heard] = cluster.process.taken
+    for process, error in ((cluster.process, AuthenticationError), (Process(), SignedTooEarlyError)):
+        for cluster.offset_s in (0.0, -3600.0, 3600.0):
+            answer = process.signed_groups.remote(*heard)
+            assert isinstance(answer, RayTaskError)
+            assert type(answer.cause) is error
+            assert process.taken == ([heard] if process is cluster.process else [])
+
+
+def test_a_monotonic_clock_that_drifted_away_is_learnt_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    cluster.call()
+    [(life, ahead_ms)] = actor_ref._clocks.values()
+    actor_ref._clocks["broker-a"] = life, ahead_ms - 2 * SKEW_MS
+    assert [cluster.call(), cluster.call()] == [2, 1]
+
+
+def test_the_memory_of_actors_clocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor_ref, "CLOCKS_MAX", 3)
+    monkeypatch.setattr(actor_ref, "_clocks", {})
+    for number in range(10):
+        actor_ref._learn(SignedTooEarlyError("", f"listener-{number}", b"l" * 16, 5))
+        assert f"listener-{number}" in actor_ref._clocks
+        assert len(actor_ref._clocks) <= 3
+
+
+def test_a_call_whose_answer_nobody_awaits_is_signed_anew_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    made = cluster.process.__getattr__
+
+    class Answer(Future[Any]):
+        def future(self) -> Future[Any]:
+            return self
+
+    def started(name: str) -> Any:
+        def remote(*args: Any) -> Answer:
+            answer, result = Answer(), made(name).remote(*args)
+            if isinstance(result, RayTaskError):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+            return answer
+
+        return SimpleNamespace(remote=remote)
+
+    handle = SimpleNamespace(signed_look_for_master=started("signed_look_for_master"))
+    monkeypatch.setattr(ActorRef, "handle", lambda _: handle)
+    with identity.acting_as(ALICE):
+        ActorRef("broker-a").tell("look_for_master")
+    assert len(cluster.process.taken) == 1
