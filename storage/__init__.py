@@ -11,6 +11,7 @@ A store directory
     checkpoint                            the store times up to which log and queues are known to be on disk
     holes                                 the damaged ranges of the log, if it has any
     index.sums                            the checksums of the index files
+    index.mended                          keys of damaged records that were mended after the index had passed them
     lost+cut/00000000000000184232         copies of what recovery cut off the log's end
     dedup                                 a snapshot of the producers' sequences, so that recovery need not walk far
     abort                                 there while the store is open: found at open, it tells of a crash
@@ -42,7 +43,7 @@ queue (QueueTable), the directories of the log (LogPaths, and log_files.py for r
 not ask about them.
 
 After a crash, recovery.py walks the newest part of the log, cuts it behind the last good record and brings the queues
-in line with it. Damaged records before that are kept (log_end.py).
+in line with it. Damaged records before that are kept (log_end.py) until mend.py gets them from another replica.
 
 The index (index_service.py) follows the log in a thread of its own. Retention (rules.py decides, cleaner.py does)
 deletes the oldest log files, and the queue and index files that only lead to them. log_chunks.py, chunk_appender.py

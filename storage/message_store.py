@@ -77,7 +77,7 @@ from storage.recovery.checkpoint import Checkpoint, read_checkpoint
 from storage.recovery.recovery import Recovery
 from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
 from storage.replication.log_chunks import LogChunks
-from storage.replication.mend import mend_hole
+from storage.replication.mend import mend_part
 from storage.retention.cleaner import Cleaner
 from storage.running_flags import AGAINST_APPENDS, AGAINST_STATE, RunningFlag, RunningFlags
 from storage.schedule.schedule_service import ScheduleService
@@ -598,8 +598,8 @@ class MessageStore:
         return self._parts.holes.from_offset(self._log.min_offset)
 
     def mend(self, offset: int, data: bytes) -> None:
-        """Replace the bytes of the hole at a physical offset by good ones, of another replica. On return they are
-        on disk, and the hole is gone.
+        """Replace the bytes of a hole, or a part of it from a physical offset on, by another replica's good ones. On
+        return they are on disk, the hole is smaller by them or gone, and the records are found by their keys.
 
         InvalidArgumentError, and nothing is changed, unless `data` are whole, good records for exactly this place.
         StoreNotWritableError: the disk failed.
@@ -607,11 +607,15 @@ class MessageStore:
         with self._parts.append_lock:
             self._require_open()
             try:
-                mend_hole(self._parts, offset, data)
+                mend_part(self._parts, offset, data, self._put_mended_keys)
             except OSError as error:
                 self._gate.fail(error)
                 raise StoreNotWritableError(f"{self._gate.failure}; the hole at {offset} was not mended") from error
         self._checkpoints.forget_snapshot()
+
+    def _put_mended_keys(self, data: bytes, starts: Sequence[int], offset: int) -> None:
+        if self._index is not None:
+            self._index.put_mended(data, starts, offset)
 
     def _mend_units(self, queue: ConsumeQueue, from_offset: int, end_offset: int) -> int:
         """Make the units of a queue between two offsets again that do not lead to their records."""
@@ -717,6 +721,8 @@ class MessageStore:
             hooks=self._hooks.figures(),
             disk_failure=self._gate.failure,
             holes=self.holes,
+            mended_bytes=self._parts.holes.mended_bytes,
+            mended_holes=self._parts.holes.mended_holes,
             damaged_files=self._parts.damage.texts,
         )
 

@@ -1,10 +1,12 @@
 """Mends damaged ranges of a log with another replica's bytes: a slave's from its master, a master's from a slave.
 
-    holes ─▶ log_range of the other replica ─▶ mend: checked, written in place, on disk
+    holes ─▶ log_part of the other replica ─▶ mend_log: checked, written in place, on disk ─▶ the next part
+                                          └─▶ note_lacking: the other replica has no intact bytes for the rest
 
 A change of when damage is mended belongs here; how bytes are checked and written, in storage.replication.mend. A
 Replicator mends before it copies, so a slave acknowledges nothing with damage that its master can mend, and looks for
-new damage every MEND_INTERVAL_S. Nothing here survives the process, and everything it calls is safe to repeat.
+new damage every MEND_INTERVAL_S. A part is a few whole records, so a large hole needs little memory. Nothing here
+survives the process, and everything it calls is safe to repeat.
 
 May wait for: Storage.
 """
@@ -19,8 +21,6 @@ from raymq.errors import InvalidArgumentError, NotMasterError
 from raymq.protocol.store import Hole
 
 MEND_INTERVAL_S: Final = 5.0
-MEND_MAX_BYTES: Final = 64 << 20
-"""A larger damaged range is not mended: its bytes pass through the memory of three processes."""
 HOLES_MAX: Final = 1000
 """The most ranges that are mended at a time."""
 MEND_CALL_TIMEOUT_S: Final = 10.0
@@ -36,34 +36,42 @@ class StorageCalls(Protocol):
     def call(self, method: str, *arguments: Any, timeout_s: float) -> Any: ...
 
 
-def mend_both(master: StorageCalls, slave: StorageCalls, following: Following) -> int:
-    """Mend a slave's log, then its master's. Returns the number of bytes that were replaced.
+def mend_both(master: StorageCalls, slave: StorageCalls, following: Following, replica: int) -> int:
+    """Mend the log of a slave, which is `replica`, then its master's. Returns the number of bytes that were replaced.
 
     RaymqError: a call failed, which it does when a role changes. What was mended until then stays mended.
     """
-    mended = _mend(slave, master, following.epoch, is_slave=True)
-    return mended + _mend(master, slave, following.epoch, is_slave=False)
+    mended = _mend(slave, master, following.epoch, following.master)
+    return mended + _mend(master, slave, following.epoch, replica)
 
 
-def _mend(damaged: StorageCalls, other: StorageCalls, epoch: int, *, is_slave: bool) -> int:
-    """Mend one log by the bytes of another one, which is the same."""
+def _mend(damaged: StorageCalls, other: StorageCalls, epoch: int, replica: int) -> int:
+    """Mend one log by the bytes of another one, which is the same, and is that of `replica`."""
     holes: tuple[Hole, ...] = damaged.call("log_holes", timeout_s=MEND_CALL_TIMEOUT_S)
     mended = 0
     for hole in holes[:HOLES_MAX]:
-        if hole.size > MEND_MAX_BYTES:
-            logger.error("%s: %d damaged bytes at %d are too many to mend", damaged.name, hole.size, hole.offset)
-            continue
-        data = other.call("log_range", epoch, hole.offset, hole.size, timeout_s=MEND_CALL_TIMEOUT_S)
-        if data is None and not is_slave:
-            continue  # another slave may have the bytes
         try:
-            damaged.call("mend_log", epoch, hole.offset, data, timeout_s=MEND_CALL_TIMEOUT_S)
+            mended += _mend_hole(damaged, other, epoch, replica, hole)
         except NotMasterError:
             raise
         except InvalidArgumentError as error:
             logger.warning("%s: the damaged bytes at %d were not mended: %s", damaged.name, hole.offset, error)
-            continue
-        if data is not None:
-            mended += hole.size
-            logger.warning("%s: %d damaged bytes at %d came from %s", damaged.name, hole.size, hole.offset, other.name)
+    return mended
+
+
+def _mend_hole(damaged: StorageCalls, other: StorageCalls, epoch: int, replica: int, hole: Hole) -> int:
+    """Mend one hole part by part, and have its log note each rest that the other log lacks, too. Returns the number of
+    bytes that were replaced."""
+    position, rest, mended = hole.offset, hole.offset, 0
+    while position < hole.end_offset:
+        left = hole.end_offset - position
+        part: tuple[int, bytes] | None = other.call("log_part", epoch, position, left, timeout_s=MEND_CALL_TIMEOUT_S)
+        begin, data = (hole.end_offset, b"") if part is None else part
+        if data:
+            damaged.call("mend_log", epoch, begin, data, timeout_s=MEND_CALL_TIMEOUT_S)
+            logger.warning("%s: %d damaged bytes at %d came from %s", damaged.name, len(data), begin, other.name)
+            mended += len(data)
+        if begin > rest:
+            damaged.call("note_lacking", epoch, replica, rest, timeout_s=MEND_CALL_TIMEOUT_S)
+        position = rest = begin + len(data)
     return mended

@@ -77,6 +77,7 @@ from raymq.record.encode import EncodedBatch
 from storage.append.durability import ReplicaAcks, StartedAppend
 from storage.files.config_files import ConfigFiles
 from storage.files.disk_usage import is_want_of_space
+from storage.index.mended_keys import MENDED_KEYS_FILE
 from storage.log.holes import HOLES_FILE
 from storage.message_store import MessageStore
 from storage.read.long_polls import LongPolls
@@ -664,6 +665,7 @@ class Replica:
         (root / "dedup").unlink(missing_ok=True)
         (root / "checkpoint").unlink(missing_ok=True)
         (root / HOLES_FILE).unlink(missing_ok=True)
+        (root / MENDED_KEYS_FILE).unlink(missing_ok=True)
         self._epochs.truncate_from(0)
 
     def _reopen(self, change: Callable[[], None]) -> None:
@@ -784,29 +786,36 @@ class Replica:
         """The damaged bytes that another replica may have; what its own master lacks, too, is not counted."""
         return sum(hole.size for hole in self._store.holes if hole.offset not in self._shared_holes)
 
-    def read_range(self, epoch: int, physical_offset: int, size: int) -> bytes | None:
-        """The intact records that fill a range of the log, for a replica whose log is damaged there; None if they are
-        not here (LogChunks.read_range). NotMasterError unless this log is that of the epoch's master."""
+    def read_part(self, epoch: int, physical_offset: int, size: int) -> tuple[int, bytes] | None:
+        """The first intact records in a range of the log, for a replica whose log is damaged there: their offset and
+        bytes; None if there are none (LogChunks.read_part). NotMasterError unless this log is that of the epoch's
+        master."""
         with self._changed:
             self._check_same_log(epoch)
             store = self._store
-        return store.chunks.read_range(physical_offset, size)
+        return store.chunks.read_part(physical_offset, size)
 
-    def mend(self, epoch: int, physical_offset: int, data: bytes | None) -> None:
-        """Replace the damaged bytes at an offset by another replica's bytes. They are on disk when this returns.
+    def mend(self, epoch: int, physical_offset: int, data: bytes) -> None:
+        """Replace damaged bytes by another replica's bytes. They are on disk when this returns.
 
-        With None the master does not have them either: this replica is as good as its master. NotMasterError unless
-        this log is that of the epoch's master; other errors as of MessageStore.mend.
+        NotMasterError unless this log is that of the epoch's master; other errors as of MessageStore.mend.
         """
         with self._order_lock, self._failing_on_disk_errors():
             with self._changed:
                 self._check_same_log(epoch)
                 store = self._store
-            if data is None:
+            store.mend(physical_offset, data)
+
+    def note_lacking(self, epoch: int, replica: int, physical_offset: int) -> None:
+        """Note that another replica has no intact bytes for the hole at an offset.
+
+        A slave is then as good as its master, if that is the replica. NotMasterError unless this log is that of the
+        epoch's master.
+        """
+        with self._order_lock, self._changed:
+            self._check_same_log(epoch)
+            if self._role.role is ReplicaRole.SLAVE:
                 self._shared_holes |= {physical_offset}
-            else:
-                store.mend(physical_offset, data)
-                self._shared_holes -= {physical_offset}
 
     def _check_same_log(self, epoch: int) -> None:
         """NotMasterError unless this replica leads in `epoch`, or follows in it and has cut what differs."""

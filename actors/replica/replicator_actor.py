@@ -139,7 +139,7 @@ class Replicator:
         """Mend what is damaged in one of the two logs by the other one."""
         master = ActorRef(str(StorageName(self._name.broker_name, following.master)))
         with self._mending:
-            self._mended += mend_both(master, self._slave, following)
+            self._mended += mend_both(master, self._slave, following, self._name.replica)
 
     def _mend_again(self) -> None:
         """Mend what is found to be damaged while chunks are copied."""

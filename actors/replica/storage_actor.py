@@ -510,14 +510,19 @@ class Storage:
         return self._require_replica().holes
 
     @ray.method(concurrency_group="replicate")
-    def log_range(self, epoch: int, physical_offset: int, size: int) -> bytes | None:
-        """The records of a range that is damaged in another replica (Replica.read_range)."""
-        return self._require_replica().read_range(epoch, physical_offset, size)
+    def log_part(self, epoch: int, physical_offset: int, size: int) -> tuple[int, bytes] | None:
+        """Records of a range that is damaged in another replica (Replica.read_part)."""
+        return self._require_replica().read_part(epoch, physical_offset, size)
 
     @ray.method(concurrency_group="replicate")
-    def mend_log(self, epoch: int, physical_offset: int, data: bytes | None) -> None:
+    def mend_log(self, epoch: int, physical_offset: int, data: bytes) -> None:
         """Replace damaged bytes by another replica's bytes (Replica.mend)."""
         self._require_replica().mend(epoch, physical_offset, data)
+
+    @ray.method(concurrency_group="replicate")
+    def note_lacking(self, epoch: int, replica: int, physical_offset: int) -> None:
+        """Note that another replica cannot mend a damaged range of this log (Replica.note_lacking)."""
+        self._require_replica().note_lacking(epoch, replica, physical_offset)
 
     @ray.method(concurrency_group="control")
     def light_queues(self) -> list[LightQueue]:

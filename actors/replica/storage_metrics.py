@@ -99,6 +99,8 @@ def _report_state(reporter: Reporter, status: StoreStatus, reserved_ms: int) -> 
     reporter.gauge("raymq_recovery_cut_bytes", status.cut_bytes)
     reporter.gauge("raymq_log_holes", len(status.holes))
     reporter.gauge("raymq_log_hole_bytes", sum(hole.size for hole in status.holes))
+    reporter.count("raymq_log_mended_bytes", status.mended_bytes)
+    reporter.count("raymq_log_holes_mended", status.mended_holes)
     reporter.gauge("raymq_damaged_files", len(status.damaged_files))
     reporter.count("raymq_duplicates_dropped", status.duplicates_dropped)
     if status.retention is not None and status.retention.disk_ratio >= 0:

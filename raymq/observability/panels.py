@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from raymq.observability.series import highest, lowest, per_second, percentile, total
+from raymq.observability.series import highest, increase, lowest, per_second, percentile, total
 
 MESSAGES: Final = "short"
 MESSAGES_PER_S: Final = "suffix: msg/s"
@@ -438,6 +438,15 @@ STORAGE: Final = Row(
                 "files of {{storage}}": highest("raymq_damaged_files", "storage"),
             },
             "Damage that was found when the store was opened: raymq doctor names it.",
+        ),
+        Panel(
+            "Mended by another replica",
+            NUMBER,
+            {
+                "ranges in the log of {{storage}}": increase("raymq_log_holes_mended", "storage"),
+                "bytes in the log of {{storage}}": increase("raymq_log_mended_bytes", "storage"),
+            },
+            "Damage of the log that the good bytes of another replica have replaced.",
         ),
     ),
 )

@@ -46,6 +46,11 @@ def per_second(name: str, *by: str, **equal: str) -> str:
     return _summed("sum", by, f"rate({selector(name, '_total', **equal)}[{RATE_WINDOW}])")
 
 
+def increase(name: str, *by: str, **equal: str) -> str:
+    """The growth of a counter within the window, summed over all series with the same values of `by`."""
+    return _summed("sum", by, f"increase({selector(name, '_total', **equal)}[{RATE_WINDOW}])")
+
+
 def total(name: str, *by: str, **equal: str) -> str:
     """The values of a gauge, summed over all series with the same values of `by`."""
     return _summed("sum", by, selector(name, **equal))

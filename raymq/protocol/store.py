@@ -248,8 +248,9 @@ class StoreStatus:
     is not in the index yet.
     `schedule` is None where delayed messages are not delivered: on a store that is no master. `disk_failure` says how
     the disk failed; it is empty while the disk works, and again once the store is opened anew.
-    `holes` are the damaged ranges of the log; `damaged_files` names the other files that were found damaged when the
-    store was opened, and says what was done about each.
+    `holes` are the damaged ranges of the log. Since the store was opened, `mended_bytes` damaged bytes were replaced by
+    another replica's good ones, which ended `mended_holes` holes. `damaged_files` names the other files that were found
+    damaged when the store was opened, and says what was done about each.
     """
 
     pid: int
@@ -277,4 +278,6 @@ class StoreStatus:
     hooks: tuple[HookFigures, ...] = ()
     disk_failure: str = ""
     holes: tuple[Hole, ...] = ()
+    mended_bytes: int = 0
+    mended_holes: int = 0
     damaged_files: tuple[str, ...] = ()

@@ -135,6 +135,16 @@ def write_again(path: Path, begin: int, end: int) -> None:
         os.close(descriptor)
 
 
+def overwrite(path: Path, position: int, data: Bytes) -> None:
+    """Write `data` over the bytes at byte `position` of an existing file; on return they are on disk."""
+    descriptor = open_file(path, os.O_RDWR)
+    try:
+        pwrite_all(descriptor, position, data)
+        flush(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def flush_path(path: Path) -> None:
     """Flush the file at `path`, or the names in it if it is a directory; nothing to do if it is gone."""
     if path.is_dir():

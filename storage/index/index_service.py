@@ -24,7 +24,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -51,6 +51,7 @@ from storage.index.index_file import (
 )
 from storage.index.index_keys import index_entries
 from storage.index.index_sums import VERIFY_MAX_BYTES, IndexSums
+from storage.index.mended_keys import MendedKey, MendedKeys
 from storage.log.commit_log import CommitLog
 from storage.log.log_walk import WalkedRecords, walk_log
 
@@ -98,6 +99,7 @@ class IndexService:
         disk.make_directory(self.directory)
         disk.unlink(self._scratch)
         self._sums, self._damage = IndexSums(root, shape, damage), damage
+        self._mended = MendedKeys(root, commit_log.min_offset, commit_log.end_offset, damage)
         self._files = self._load(after_crash=after_crash, checkpoint_ms=checkpoint_ms)
         """The files, oldest first; replaced by a new list, never changed in place."""
         self._after_crash = after_crash
@@ -138,6 +140,29 @@ class IndexService:
         twice.
         """
         key_hash = index_key_hash(topic, key)
+        mended = self._mended.find(key_hash, begin_ms, end_ms)
+        if not mended:
+            yield from self._find_in_files(key_hash, begin_ms, end_ms)
+            return
+        for physical_offset in self._find_in_files(key_hash, begin_ms, end_ms):
+            while mended and mended[0] > physical_offset:
+                yield mended.pop(0)
+            yield physical_offset
+        yield from mended
+
+    def put_mended(self, data: bytes, starts: Sequence[int], physical_offset: int) -> None:
+        """Have records found by their keys that were damaged when the index passed them. On return that is on disk.
+
+        The records are at `starts` of `data`, whose first byte is at `physical_offset`. Called by one thread at a time.
+        OSError.
+        """
+        entries = index_entries(np.frombuffer(data, np.uint8), np.array(starts, np.int64), physical_offset)
+        columns = entries.key_hashes, entries.physical_offsets, entries.store_timestamps
+        keys = [MendedKey(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+        if keys:
+            self._mended.add(keys)
+
+    def _find_in_files(self, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         for path in reversed(self._files.copy()):
             try:
                 data = self._reader.maps.get(str(path), at_random=True).data

@@ -5,7 +5,8 @@ On disk
                 [[offset, size, reason], …]         ascending; no two touch in one file
 
 There is no such file while the log has no hole. Recovery finds the holes of what it walks, and takes those before that
-from this file. A hole ends when its bytes are replaced by good ones, or when retention deletes its log file.
+from this file. A hole ends when its bytes are replaced by good ones, or when retention deletes its log file. A slave
+whose master has a hole gets the damaged bytes, and takes note of the same hole (storage/replication/chunk_appender.py).
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class HoleTable:
         self._path = root / HOLES_FILE
         self.holes: tuple[Hole, ...] = ()
         """All holes, ascending."""
+        self.mended_bytes = self.mended_holes = 0
+        """The bytes that were replaced by good ones since the store was opened, and the holes that ended so."""
         try:
             crc, _, text = self._path.read_bytes().partition(b"\n")
             if crc != b"%08x" % crc32(text):

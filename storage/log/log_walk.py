@@ -63,7 +63,8 @@ def walk_log(reader: LogReader, physical_offset: int, limit: int, max_bytes: int
     starts, end = walk_records(data, 0, max_bytes)
     end_offset = physical_offset + end
     if end < min(max_bytes, len(data)):
-        end_offset = file_start + file_size
+        # At `limit`, if that is before the file's end: a hole may be the last thing in a replica's log.
+        end_offset = min(limit, file_start + file_size)
         if not is_blank(data, end):
             file = reader.log_bytes(file_start, min(limit, file_start + file_size))
             behind = resume_behind(file, file_start, physical_offset + end - file_start)

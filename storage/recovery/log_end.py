@@ -26,6 +26,7 @@ from raymq.record.layout import (
     MAGIC_V2,
     MIN_RECORD_SIZE,
     RecordError,
+    encode_blank,
     store_timestamp_at,
 )
 from storage.dispatch.record_check import SECTOR_BYTES, is_implausible
@@ -115,6 +116,18 @@ class LogEnd:
                     continue
                 return None if is_implausible(view, hole.offset) else view
         return None
+
+    def lost_blank(self, physical_offset: int) -> bytes:
+        """The 8 bytes of the BLANK that a file had at an offset, if only one of its two fields is damaged; else empty.
+
+        Its content follows from the file's size. All that is behind it in the file is zero: a damaged record is not.
+        """
+        start = physical_offset - physical_offset % self._log.file_size
+        data, position = self._data(start), physical_offset - start
+        found, blank = bytes(data[position : position + BLANK_LENGTH]), encode_blank(len(data) - position)
+        half = BLANK_LENGTH // 2
+        is_half = (found[:half] == blank[:half]) != (found[half:] == blank[half:])
+        return blank if is_half and not any(data[position + BLANK_LENGTH :]) else b""
 
     def _records_between(self, data: memoryview, start: int, position: int, end: int) -> list[Hole]:
         """The damaged records in a range of a file: one by one if their sizes lead from its start to its end."""

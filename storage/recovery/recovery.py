@@ -8,7 +8,8 @@ end are removed.
 
 The log ends before the first record that fails its checks, if no intact record follows it (log_end.py). RocketMQ ends
 it there in any case, and so loses all that is intact behind a record that rotted on the disk. Here such a record is a
-hole (storage/log/holes.py): its bytes stay, its unit stays or is made, and the walk goes on behind it.
+hole (storage/log/holes.py): its bytes stay, its unit stays or is made, and the walk goes on behind it. A damaged BLANK,
+of which one field is left, is written again: its content follows from the file's size.
 
 In three more cases RocketMQ guesses, and this does not:
 
@@ -98,6 +99,8 @@ class Recovery:
         """The physical offset at which the last walk began."""
         self._walked = 0
         """The number of records that were walked."""
+        self._blanks = 0
+        """The damaged BLANKs that were written again."""
 
     def run(self) -> Recovered:
         """Recover. Nothing that is intact is lost.
@@ -172,6 +175,8 @@ class Recovery:
             text += f", {self._redispatch.queued} put into their queues again"
         if self._redispatch.mended:
             text += f", {self._redispatch.mended} damaged queue units made again"
+        if self._blanks:
+            text += f", {self._blanks} damaged ends of files written again"
         if self._hole_table.holes:
             text += f", {len(self._hole_table.holes)} damaged ranges kept"
         if units_cut:
@@ -300,6 +305,10 @@ class Recovery:
         self._redispatch.knows_ends = is_whole or may_fill_gaps or self._uses_snapshot
         end_offset = self._walk_good(physical_offset, may_fill_gaps=may_fill_gaps)
         while (resume := self._end.resume_offset(end_offset)) is not None:
+            blank = self._end.lost_blank(end_offset)
+            if blank:
+                self._rewrite(end_offset, blank)
+                resume = end_offset
             for hole in self._end.holes_between(end_offset, resume):
                 self._pass_hole(hole)
             end_offset = self._walk_good(resume, may_fill_gaps=may_fill_gaps)
@@ -315,6 +324,13 @@ class Recovery:
                 if not complete:
                     break
         return end_offset
+
+    def _rewrite(self, physical_offset: int, blank: bytes) -> None:
+        """Write the damaged BLANK of a file again; on return it is on disk. OSError."""
+        path = self._log.path(physical_offset - physical_offset % self._log.file_size)
+        disk.overwrite(path, physical_offset % self._log.file_size, blank)
+        logger.error("%s: the BLANK at %d was damaged, and is written again", path, physical_offset)
+        self._blanks += 1
 
     def _pass_hole(self, hole: Hole) -> None:
         """Note a damaged record. If its header can still be read, its queue, its producer and its transaction get

@@ -59,23 +59,36 @@ def parse_chunk(
 ) -> list[DispatchView]:
     """The records of a chunk that is to be written at `physical_offset`. InvalidArgumentError unless it is whole and
     good."""
+    if len(data) > file_size - physical_offset % file_size:
+        raise InvalidArgumentError(f"a chunk of {len(data)} bytes at {physical_offset} goes over its file's end")
+    views, end = leading_records(data, physical_offset, file_size, delay_levels_ms, len(data))
+    if end < len(data):
+        raise InvalidArgumentError(f"the chunk for {physical_offset} has no good record at its byte {end}")
+    return views
+
+
+def leading_records(
+    data: memoryview, physical_offset: int, file_size: int, delay_levels_ms: tuple[int, ...], max_bytes: int
+) -> tuple[list[DispatchView], int]:
+    """The intact records at the beginning of `data`, whose first byte is at `physical_offset`, and their length.
+
+    No record begins at `max_bytes` or after it. A BLANK at the end of a file counts, with the rest of the file.
+    """
     views: list[DispatchView] = []
     position, left = 0, file_size - physical_offset % file_size
-    if len(data) > left:
-        raise InvalidArgumentError(f"a chunk of {len(data)} bytes at {physical_offset} goes over its file's end")
-    while position < len(data):
+    while position < min(len(data), max_bytes):
         size, good = check_record(data, position)
         if good and size == 0 and len(data) == left:
-            return views
+            return views, len(data)
         try:
             view = dispatch_view(data, position, delay_levels_ms=delay_levels_ms) if good and size > 0 else None
         except RecordError:
             view = None
         if view is None or not _fits(view, physical_offset + position):
-            raise InvalidArgumentError(f"the chunk for {physical_offset} has no good record at its byte {position}")
+            break
         views.append(view)
         position += size
-    return views
+    return views, position
 
 
 def _has_many(data: memoryview) -> bool:

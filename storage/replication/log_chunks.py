@@ -34,7 +34,7 @@ from storage.log.log_paths import LogPaths
 from storage.log.log_walk import resume_behind
 from storage.parts import StoreParts
 from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
-from storage.replication.chunk_appender import ChunkAppender, parse_chunk
+from storage.replication.chunk_appender import ChunkAppender, leading_records
 from storage.running_flags import AGAINST_REPLICATED_STATE, AGAINST_REPLICATION
 from storage.stats import PutKind, StoreStats
 
@@ -82,26 +82,33 @@ class LogChunks:
                 break
         return read_chunk(self._parts.reader, self._parts.log.min_offset, physical_offset, limit, max_bytes)
 
-    def read_range(self, physical_offset: int, size: int) -> bytes | None:
-        """The intact records that fill a range of the log, in one file, exactly. None if this log does not have them:
-        the range is not whole on this disk, was deleted, or has damage of its own.
+    def read_part(self, physical_offset: int, size: int, max_bytes: int = CHUNK_MAX_BYTES) -> tuple[int, bytes] | None:
+        """The first intact records in a range of the log, in one file: their physical offset and their bytes.
 
-        ServiceNotAvailableError for a store that is closed, or must not be read now. OSError.
+        A record starts at `physical_offset`. About `max_bytes` are returned, and at least a record. None if this log
+        has no intact record that lies in the range. ServiceNotAvailableError for a store that is closed, or must not be
+        read now. OSError.
         """
         self._require_readable()
-        log, end = self._parts.log, physical_offset + size
-        in_file = physical_offset // log.file_size == (end - 1) // log.file_size
-        if size <= 0 or not in_file or physical_offset < log.min_offset or end > self._gate.stored_offset:
+        log, levels_ms = self._parts.log, self._parts.settings.delay_levels_ms
+        file_start = physical_offset - physical_offset % log.file_size
+        if size <= 0 or physical_offset + size > file_start + log.file_size or physical_offset < log.min_offset:
             return None
-        if any(one.offset < end and one.end_offset > physical_offset for one in self._parts.holes.holes):
-            return None
-        data = self._parts.reader.log_bytes(physical_offset, end)
-        try:
-            parse_chunk(data, physical_offset, log.file_size, self._parts.settings.delay_levels_ms)
-        except InvalidArgumentError as error:
-            logger.error("%s: the log has new damage: %s", self._parts.settings.store_path_root_dir, error)
-            return None
-        return bytes(data)
+        position, end = physical_offset, min(physical_offset + size, self._gate.stored_offset)
+        while position < end:
+            ahead = [one for one in self._parts.holes.holes if one.end_offset > position]
+            if ahead and ahead[0].offset <= position:
+                position = ahead[0].end_offset
+                continue
+            limit = min([end, *(one.offset for one in ahead)])
+            data = self._parts.reader.log_bytes(position, limit)
+            length = leading_records(data, position, log.file_size, levels_ms, max_bytes)[1]
+            if length:
+                return position, bytes(data[:length])
+            found = resume_behind(self._parts.reader.log_bytes(file_start, limit), file_start, position - file_start)
+            logger.error("%s: the log has new damage at %d", self._parts.reader.root, position)
+            position = limit if found is None else file_start + found
+        return None
 
     def append_chunk(self, physical_offset: int, data: Bytes, *, wait: bool = True) -> bool:
         """Append a chunk of another replica at the log's end (`ChunkAppender.append_chunk`). A fenced store takes it.

@@ -1,16 +1,18 @@
 """Replaces damaged bytes of a log by the good ones of another replica, in place.
 
-All replicas have the same bytes at the same physical offsets, so the bytes of a hole are right if they are whole, good
-records, each of which says that it is at its place, and if they fill the hole exactly. The queues' units that lead into
-the hole are made again from these records. The index does not get their keys before it is built anew.
+All replicas have the same bytes at the same physical offsets, so bytes are right for a part of a hole if they are
+whole, good records, each of which says that it is at its place. A large hole is mended part by part: each part is
+checked and on disk before the hole shrinks by it, so a crash leaves a smaller hole and whole records. The queues' units
+that lead into the part are made again from these records, and the index gets their keys.
 """
 
 from __future__ import annotations
 
 import logging
-import os
+from collections.abc import Callable, Sequence
 
 from raymq.errors import InvalidArgumentError
+from raymq.protocol.store import Hole
 from storage.dispatch.block_dedup import remember_producer
 from storage.dispatch.multi_dispatch import QueueUnit, units_elsewhere
 from storage.dispatch.record_blocks import is_queued
@@ -20,27 +22,25 @@ from storage.replication.chunk_appender import parse_chunk
 
 logger = logging.getLogger(__name__)
 
+PutKeys = Callable[[bytes, Sequence[int], int], None]
+"""Puts the keys of records into the index: their bytes, the starts of the records there, and the offset of the bytes.
+"""
 
-def mend_hole(parts: StoreParts, offset: int, data: bytes) -> None:
-    """Write `data` over the hole at a physical offset. Called under the append lock. On return it is on disk.
 
-    InvalidArgumentError, and nothing is changed, unless there is such a hole and `data` fits it. OSError: the disk
-    failed; the hole stays.
+def mend_part(parts: StoreParts, offset: int, data: bytes, put_keys: PutKeys) -> None:
+    """Write `data` over a part of a hole, from a physical offset on. Called under the append lock. On return it is on
+    disk, and the hole is smaller by this part.
+
+    InvalidArgumentError, and nothing is changed, unless the part lies in one hole and `data` are good records for it.
+    OSError: the disk failed; the hole stays.
     """
-    hole = next((one for one in parts.holes.holes if one.offset == offset), None)
+    end = offset + len(data)
+    hole = next((one for one in parts.holes.holes if one.offset <= offset < end <= one.end_offset), None)
     if hole is None:
-        raise InvalidArgumentError(f"the log has no hole at physical offset {offset}")
-    if len(data) != hole.size:
-        raise InvalidArgumentError(f"the hole at physical offset {offset} has {hole.size} bytes, not {len(data)}")
+        raise InvalidArgumentError(f"the log has no hole from physical offset {offset} to {end}")
     file_size = parts.log.file_size
     views = parse_chunk(memoryview(data), offset, file_size, parts.settings.delay_levels_ms)
-    start = offset - offset % file_size
-    descriptor = disk.open_file(parts.log.path(start), os.O_RDWR)
-    try:
-        disk.pwrite_all(descriptor, offset - start, data)
-        disk.flush(descriptor)
-    finally:
-        os.close(descriptor)
+    disk.overwrite(parts.log.path(offset - offset % file_size), offset % file_size, data)
     for view in views:
         if not is_queued(view.sys_flag) or parts.queues.was_deleted_after(view.topic, view.physical_offset):
             continue
@@ -50,7 +50,17 @@ def mend_hole(parts: StoreParts, offset: int, data: bytes) -> None:
             if queue is not None and queue.first_offset <= unit.queue_offset < queue.next_offset:
                 queue.put_unit_at(unit.queue_offset, view.physical_offset, view.size, view.tags_code)
         remember_producer(view, parts.dedup, parts.deliveries)
-    parts.holes.replace([one for one in parts.holes.holes if one is not hole], file_size)
-    logger.warning(
-        "%s: the %d damaged bytes at %d were replaced", parts.settings.store_path_root_dir, hole.size, offset
-    )
+    if views:
+        put_keys(data, [view.physical_offset - offset for view in views], offset)
+    left = [
+        one
+        for one in (
+            Hole(hole.offset, offset - hole.offset, hole.reason),
+            Hole(end, hole.end_offset - end, hole.reason),
+        )
+        if one.size
+    ]
+    parts.holes.replace([*(one for one in parts.holes.holes if one is not hole), *left], file_size)
+    parts.holes.mended_bytes += len(data)
+    parts.holes.mended_holes += not left
+    logger.warning("%s: %d damaged bytes at %d were replaced", parts.settings.store_path_root_dir, len(data), offset)

@@ -123,6 +123,40 @@ def undamaged(snapshot: Snapshot) -> list[Finding]:
     return found or [ok("no damage was found")]
 
 
+def nothing_lost(snapshot: Snapshot) -> list[Finding]:
+    """No master was elected without acknowledged messages, and no recovery has cut bytes off a log."""
+    do_elected = (
+        "messages are gone from the group: docs/cluster.md, 'When a replica has lost messages', says what is left"
+    )
+    found = [
+        fail(f"elected although {one['loss']}", do_elected, one["broker"])
+        for one in _groups(snapshot)
+        if one.get("loss")
+    ]
+    for store in _cluster(snapshot).status.get("stores", []):
+        if store.get("cut_bytes"):
+            seen = f"{store['cut_bytes']:,} bytes were cut off the end of its log when it was opened"
+            do = (
+                "usual after a crash: nobody had an acknowledgement. Else check the disk; lost+cut/ there has the bytes"
+            )
+            found.append(warn(seen, do, store["actor"]))
+    return found or [ok("no message was lost")]
+
+
+def followers(snapshot: Snapshot) -> list[Finding]:
+    """No replica refuses to follow its master."""
+    do = (
+        "only it has these messages: docs/cluster.md, 'Messages that only one replica has', says how to keep them or "
+        "give them up"
+    )
+    refusing = [
+        fail(store["refusal"], do, store["actor"])
+        for store in _cluster(snapshot).status.get("stores", [])
+        if store.get("refusal")
+    ]
+    return refusing or _replicas_ok(snapshot, "no replica refuses to follow")
+
+
 def copies(snapshot: Snapshot) -> list[Finding]:
     """Messages are on more than one disk."""
     replicated = {group["broker"] for group in _groups(snapshot) if len(group["replicas"]) > 1}
@@ -276,6 +310,8 @@ CLUSTER_CHECKS: Final = (
     Check("stores take messages", "cluster", stores_writable),
     Check("stores on disk", "cluster", stores_on_disk),
     Check("stores undamaged", "cluster", undamaged),
+    Check("nothing lost", "cluster", nothing_lost),
+    Check("replicas follow", "cluster", followers),
     Check("replicas apart", "cluster", places),
     Check("copies", "cluster", copies),
     Check("a replica to spare", "cluster", spare_replicas),

@@ -156,6 +156,8 @@ def test_the_state_of_the_store(store, report):
     assert seen.value("raymq_requests_refused", processor="pull", reason="late") == 6
     assert seen.value("raymq_recovery_cut_bytes") == 0
     assert [seen.value(f"raymq_{name}") for name in ("log_holes", "log_hole_bytes", "damaged_files")] == [0, 0, 0]
+    store._parts.holes.mended_bytes, store._parts.holes.mended_holes = 400, 2
+    assert [report().value(f"raymq_{name}") for name in ("log_mended_bytes", "log_holes_mended")] == [400, 2]
     store.fence("it follows")
     assert report().value("raymq_storage_writable") == 0
     assert seen.value("raymq_storage_disk_failed") == 0

@@ -94,6 +94,11 @@ HISTORIES = [
         gauge("storage_disk_ratio", 'storage="storage-broker-a-0",path="/d"', "0.85x60"),
     ),
     History(
+        "RaymqLogDamaged",
+        gauge("log_hole_bytes", 'storage="storage-broker-a-0"', "400x60"),
+        gauge("log_hole_bytes", 'storage="storage-broker-a-0"', "400x5 0x55"),
+    ),
+    History(
         "RaymqDelayedLate",
         gauge("timer_dequeue_latency_milliseconds", 'broker="broker-a"', "5001x60"),
         gauge("timer_dequeue_latency_milliseconds", 'broker="broker-a"', "4999x60"),
@@ -107,7 +112,7 @@ HISTORIES = [
 
 
 def test_promtool_takes_the_rules() -> None:
-    assert "11 rules found" in check_with_promtool("check", "rules", str(RULES))
+    assert "12 rules found" in check_with_promtool("check", "rules", str(RULES))
 
 
 def test_every_alert_has_a_history() -> None:

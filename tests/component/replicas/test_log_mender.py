@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from storage.replication.log_chunks import truncate_log
-from tests.support.replicas.local_replicas import LocalReplicas, append, filled_groups
-from tests.support.stores.stores import bodies_of
+from raymq.errors import StoreNotWritableError
+from raymq.protocol.store import Hole
+from raymq.record.decode import decode_records
+from raymq.record.layout import BLANK_MAGIC
+from storage.files import disk
+from storage.message_store import MessageStore
+from storage.replication.log_chunks import LogChunks, truncate_log
+from tests.support.replicas.local_replicas import LocalReplicas, append, filled_groups, settle_append
+from tests.support.stores.stores import bodies_of, intact_bodies, make_batch
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
+BLANK = BLANK_MAGIC.to_bytes(4, signed=True)
 BODIES = [b"%06d" % number + b"x" * 100 for number in range(60)]
 Make = Callable[..., LocalReplicas]
 
@@ -24,13 +35,17 @@ def make(tmp_path: Path) -> Iterator[Make]:
         yield build
 
 
-def flip(group: LocalReplicas, name: int, body: bytes) -> None:
-    """Change a byte of a body in the log of a replica that is closed."""
+BODY_AFTER_MAGIC = 84
+"""The bytes from the magic of a record to its body."""
+
+
+def flip(group: LocalReplicas, name: int, body: bytes, back: int = 0) -> None:
+    """Change a byte of a body in the log of a replica that is closed, or so many bytes before it."""
     for path in sorted((group.directory(name) / "commitlog").iterdir()):
         data = bytearray(path.read_bytes())
         position = data.find(body)
         if position >= 0:
-            data[position] ^= 1
+            data[position - back] ^= 1
             path.write_bytes(data)
             return
     raise AssertionError(f"replica {name} has no {body!r}")
@@ -140,9 +155,157 @@ def test_a_range_with_damage_is_not_given_to_others(make):
     group.control(6)
     epoch = group.control_state.record.epoch
     master = group.master
-    assert master.read_range(epoch, hole.offset, hole.size - 1) is None
-    assert master.read_range(epoch, hole.offset, 1 << 40) is None
-    data = master.read_range(epoch, hole.offset, hole.size)
-    assert data is not None
-    assert len(data) == hole.size
-    assert group.replicas[other].any_store.chunks.read_range(hole.offset, hole.size) is None
+    assert master.read_part(epoch, hole.offset, hole.size - 1) is None
+    assert master.read_part(epoch, hole.offset, 1 << 40) is None
+    found = master.read_part(epoch, hole.offset, hole.size)
+    assert found is not None
+    assert (found[0], len(found[1])) == (hole.offset, hole.size)
+    chunks = group.replicas[other].any_store.chunks
+    assert chunks.read_part(hole.offset, hole.size) is None
+    after = chunks.read_part(hole.offset, 2 * hole.size)  # the records are of one size
+    assert after == master.any_store.chunks.read_part(hole.end_offset, hole.size)
+
+
+def damage(group: LocalReplicas, name: int, numbers: range) -> None:
+    """Change a byte in the body of several records of a replica that is closed."""
+    for number in numbers:
+        flip(group, name, BODIES[number])
+
+
+def count_parts(monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> list[int]:
+    """Have parts of about so many bytes sent at most; the list gets the size of each part that is written."""
+    sizes: list[int] = []
+    read_part, mend = LogChunks.read_part, MessageStore.mend
+
+    def note(store: MessageStore, offset: int, data: bytes) -> None:
+        sizes.append(len(data))
+        mend(store, offset, data)
+
+    monkeypatch.setattr(LogChunks, "read_part", lambda self, offset, size: read_part(self, offset, size, max_bytes))
+    monkeypatch.setattr(MessageStore, "mend", note)
+    return sizes
+
+
+def test_a_large_hole_is_mended_part_by_part_each_of_whole_records(make, monkeypatch):
+    group = make()
+    other = min(group.names - {group.control_state.record.master})
+    stop(group)
+    damage(group, other, range(10, 40))
+    start(group)
+    [hole] = group.replicas[other].holes
+    sizes = count_parts(monkeypatch, 1)
+    group.settle()
+    check_whole(group, BODIES)
+    assert sizes == [hole.size // 30] * 30
+    status = group.replicas[other].any_store.status()
+    assert (status.mended_bytes, status.mended_holes) == (hole.size, 1)
+
+
+def test_two_replicas_with_damage_side_by_side_give_each_other_what_they_have(make):
+    group = make(2)
+    stop(group)
+    damage(group, 0, range(10, 20))
+    damage(group, 1, range(15, 25))
+    start(group)
+    group.settle()
+    assert len({replica.holes for replica in group.replicas.values()}) == 1
+    assert [replica.account().complete for replica in group.replicas.values() if replica is not group.master] == [True]
+    expected = [*BODIES[:15], *[None] * 5, *BODIES[20:]]
+    assert [intact_bodies(replica.store) for replica in group.replicas.values()] == [expected] * 2
+
+
+def test_a_part_that_fails_leaves_the_rest_damaged_and_what_is_mended_stays(make, monkeypatch):
+    group = make(2)
+    other = min(group.names - {group.control_state.record.master})
+    stop(group)
+    damage(group, other, range(10, 20))
+    start(group)
+    [hole] = group.replicas[other].holes
+    group.control(6)
+    count_parts(monkeypatch, 1)
+    overwrite, calls = disk.overwrite, itertools.count()
+
+    def fail_at_fourth(path: Path, position: int, data: bytes) -> None:
+        if next(calls) == 3:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        overwrite(path, position, data)
+
+    monkeypatch.setattr(disk, "overwrite", fail_at_fourth)
+    with pytest.raises(StoreNotWritableError, match="was not mended"):
+        group.copy(other)
+    step = hole.size // 10
+    assert group.replicas[other].holes == (Hole(hole.offset + 3 * step, hole.size - 3 * step, hole.reason),)
+    assert len(logs(group)) == 2
+    group.close(other)
+    start(group, other)
+    group.settle()
+    check_whole(group, BODIES)
+
+
+def test_mended_records_are_found_by_their_keys(make):
+    group = make(2)
+    other = min(group.names - {group.control_state.record.master})
+    for body in (b"first", b"keyed", b"last"):
+        settle_append(group, make_batch([body], extra_properties={"KEYS": f"one {body.decode()}"}))
+    stop(group)
+    flip(group, other, b"keyed", BODY_AFTER_MAGIC)
+    shutil.rmtree(group.directory(other) / "index")
+    start(group, other)
+    assert keyed(group, other, "keyed") == []
+    start(group, *(group.names - {other}))
+    group.settle()
+    for _ in range(2):
+        assert has_no_damage(group)
+        assert keyed(group, other, "keyed") == [b"keyed"]
+        assert keyed(group, other, "one") == [b"first", b"keyed", b"last"]
+        assert keyed(group, other, "one", max_num=2) == [b"keyed", b"last"]
+        group.close(other)
+        start(group, other)
+        group.settle()
+
+
+def keyed(group: LocalReplicas, name: int, key: str, **options: int) -> list[bytes]:
+    """The bodies that a replica's store finds by a key."""
+    found = group.replicas[name].any_store.queries.by_key("orders", key, **options)
+    return [one.body for one in decode_records(found.records)]
+
+
+def last_blank(group: LocalReplicas, name: int) -> tuple[Path, int]:
+    """A replica's first log file, and the position of the BLANK that ends it."""
+    path = min((group.directory(name) / "commitlog").iterdir())
+    data, position = path.read_bytes(), 0
+    while data[position + 4 : position + 8] != BLANK:
+        position += int.from_bytes(data[position : position + 4])
+    return path, position
+
+
+@pytest.mark.parametrize(
+    ("damaged", "is_made_again"),
+    [((0,), True), ((5,), True), ((1, 6), False), ((40,), False)],
+    ids=["its size", "its magic", "both", "the magic is lost and the rest is not zero"],
+)
+def test_a_damaged_end_of_a_file_is_written_again_here_or_mended(make, damaged, is_made_again):
+    group = make(2)
+    append(group, [b"y" * 20_000] * 3)
+    other = min(group.names - {group.control_state.record.master})
+    expected = bodies_of(group.master.store)
+    path, position = last_blank(group, other)
+    stop(group)
+    data = bytearray(path.read_bytes())
+    for at in damaged:
+        data[position + at] ^= 0x41
+    if damaged == (40,):
+        data[position + 5] ^= 1
+    path.write_bytes(data)
+    for name in ("dedup", "checkpoint"):  # as after a crash: the whole log is walked
+        (group.directory(other) / name).unlink()
+    (group.directory(other) / "abort").touch()
+    start(group, other)
+    assert bool(group.replicas[other].holes) != is_made_again
+    start(group, *(group.names - {other}))
+    group.settle()
+    check_whole(group, expected)
+    group.close(other)
+    start(group, other)
+    group.settle()
+    check_whole(group, expected)

@@ -24,6 +24,7 @@ from raymq.config.store import StoreSettings
 from raymq.errors import RaymqError
 from raymq.message import SendStatus
 from raymq.protocol.store import AppendResult
+from raymq.record.encode import EncodedBatch
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane_pool import LANE_NOT_OPENED
 from storage.append.durability import StartedAppend
@@ -45,7 +46,12 @@ class LocalCalls:
     def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
         if method == "log_holes":
             return self._replica.holes
-        return {"log_range": self._replica.read_range, "mend_log": self._replica.mend}[method](*arguments)
+        methods: dict[str, Callable[..., Any]] = {
+            "log_part": self._replica.read_part,
+            "mend_log": self._replica.mend,
+            "note_lacking": self._replica.note_lacking,
+        }
+        return methods[method](*arguments)
 
 
 class LocalReplicas:
@@ -160,7 +166,7 @@ class LocalReplicas:
         following = self.replicas[name].following(0.0)
         if following is None or following.master not in self.replicas:
             return 0
-        return mend_both(LocalCalls(self, following.master), LocalCalls(self, name), following)
+        return mend_both(LocalCalls(self, following.master), LocalCalls(self, name), following, name)
 
     def _copy_over_lanes(self, name: int, following: Following, position: int, chunk_bytes: int) -> None:
         """`_copy` by the Replicator's own carrier. The second empty chunk shows that the master knows of all before."""
@@ -243,10 +249,15 @@ def filled_groups(root: Path, bodies: list[bytes], **defaults: Any) -> Iterator[
 def append(group: LocalReplicas, bodies: list[bytes]) -> None:
     """Append each body as a record, acknowledged by all replicas, and have every account given once more."""
     for body in bodies:
-        started = group.master.start_append([make_batch([body])])
-        [result] = eventually(lambda started=started: _settled(group, started), "copies")
-        assert result.status is SendStatus.SEND_OK
+        settle_append(group, make_batch([body]))
     group.settle()
+
+
+def settle_append(group: LocalReplicas, batch: EncodedBatch) -> None:
+    """Append a batch, acknowledged by all replicas that run."""
+    started = group.master.start_append([batch])
+    [result] = eventually(lambda: _settled(group, started), "copies")
+    assert result.status is SendStatus.SEND_OK
 
 
 def _settled(group: LocalReplicas, started: StartedAppend) -> list[AppendResult] | None:

@@ -1,0 +1,76 @@
+"""The keys of records that were damaged when the index passed them, and mended later.
+
+On disk
+    index.mended    1a2b3c4d                                    the CRC-32 of what follows
+                    [[key hash, physical offset, store time in ms], …]
+
+An index file takes entries in the order of the log, so the keys of an older record have no place in the newest file.
+They are few: only damaged records have any. A search looks through this table beside the files. RocketMQ does not look
+at it, and finds these records again once the index files are made again from the log.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from raymq.record.crc import crc32
+from storage.files import disk
+from storage.files.damage import DamageNotes
+
+MENDED_KEYS_FILE: Final = "index.mended"
+MENDED_KEYS_MAX: Final = 100_000
+"""The most keys in the table. Beyond it, the keys of the oldest records are dropped, which is logged."""
+
+logger = logging.getLogger(__name__)
+
+
+class MendedKey(NamedTuple):
+    """A key of a mended record: the key's hash, the record's physical offset, and its store time in ms."""
+
+    key_hash: int
+    physical_offset: int
+    store_timestamp_ms: int
+
+
+class MendedKeys:
+    """The table of one store. One thread at a time adds keys; any may search."""
+
+    def __init__(self, root: Path, min_offset: int, end_offset: int, damage: DamageNotes) -> None:
+        """Read the file, if it exists, without the keys of records that are not in the log any more. OSError.
+
+        The log reaches from `min_offset` to `end_offset`. `damage` takes note of a file that cannot be read.
+        """
+        self._path = root / MENDED_KEYS_FILE
+        self._keys: tuple[MendedKey, ...] = ()
+        """All keys, those of the newest records first."""
+        try:
+            crc, _, text = self._path.read_bytes().partition(b"\n")
+            if crc != b"%08x" % crc32(text):
+                raise ValueError("its checksum does not match")
+            keys = [MendedKey(*map(int, row)) for row in json.loads(text)]
+            self._keys = tuple(key for key in keys if min_offset <= key.physical_offset < end_offset)
+        except FileNotFoundError:
+            pass
+        except (TypeError, ValueError) as error:
+            damage.note(f"{self._path} is damaged ({error}): some mended records are not found by their keys")
+
+    def add(self, keys: list[MendedKey]) -> None:
+        """Add keys; on return they are on disk. OSError: the table is as before."""
+        merged = sorted({*self._keys, *keys}, key=lambda key: key.physical_offset, reverse=True)
+        if len(merged) > MENDED_KEYS_MAX:
+            logger.error("%s is full: %d keys are dropped", self._path, len(merged) - MENDED_KEYS_MAX)
+            del merged[MENDED_KEYS_MAX:]
+        text = json.dumps(merged).encode()
+        disk.replace_file(self._path, b"%08x\n" % crc32(text) + text)
+        self._keys = tuple(merged)
+
+    def find(self, key_hash: int, begin_ms: int, end_ms: int) -> list[int]:
+        """The physical offsets of records that may have a key, stored in [`begin_ms`, `end_ms`], newest first."""
+        return [
+            key.physical_offset
+            for key in self._keys
+            if key.key_hash == key_hash and begin_ms <= key.store_timestamp_ms <= end_ms
+        ]
