@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.config.store import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
-from raymq.errors import StoreCorruptError
+from raymq.errors import DataLossError, StoreCorruptError
 from raymq.kernels.stamp import begins_of, fill_units, units_of
 from raymq.logfiles.directory import CONSUME_QUEUE_DIR
 from raymq.logfiles.log_reader import PRE_BLANK_SIZE
-from raymq.record.layout import UNIT_DTYPE
+from raymq.record.layout import UNIT_DTYPE, RecordError, read_header
 from storage.queue.base_queue import NO_LIMIT, BaseConsumeQueue
 from storage.queue.compacted_log import CompactedLog
 
@@ -39,6 +39,10 @@ _SCAN_UNITS: Final = 16_384
 _RECOVER_FIRST_UNITS: Final = 256
 """The units of a file that recovery looks at first. If all are good, it goes on with more at a time."""
 _RECOVER_GROWTH: Final = 4
+_DAMAGED_MAX: Final = 1000
+"""So many damaged records in a row are passed over by a search by time."""
+_COMPARED_RECORDS: Final = 3
+"""The records before the end of old messages whose times are looked at, too."""
 _LOST_UNITS_MAX: Final = 65_536
 """About so many removed units are kept in memory while a store is recovered."""
 
@@ -309,17 +313,61 @@ class ConsumeQueue(BaseConsumeQueue):
 
     def first_stored_at(self, time_ms: int) -> int:
         """The first offset, from `min_offset` on, whose message was stored at `time_ms` or later; `visible_offset` if
-        none of those that consumers may read was. DataLossError when a record is gone."""
-        low, high = self.min_offset, self.visible_offset
+        none of those that consumers may read was.
+
+        Damaged records and units are passed over. If a record says that it is older than the records before it, those
+        count: retention must not drop messages because one time is wrong.
+        """
+        min_offset = self.min_offset
+        first = self._search_stored_at(time_ms, min_offset, self.visible_offset)
+        while (younger := self._stored_before(first - 1, time_ms, min_offset)) is not None:
+            first = self._search_stored_at(time_ms, min_offset, younger)
+        return first
+
+    def _search_stored_at(self, time_ms: int, low: int, high: int) -> int:
+        """The offset in [`low`, `high`] before which all messages were stored before `time_ms`, if times ascend."""
         while low < high:
             middle = (low + high) // 2
-            # For an offset without a record, the time of the next record counts.
-            unit = self.next_unit(middle, high)
-            if len(unit) and self._reader.store_timestamps(unit["physical_offset"])[0] < time_ms:
-                low = middle + 1
+            # For an offset without a good record, the time of the next record counts.
+            offset, stored_ms = self._next_stored(middle, high)
+            if stored_ms is not None and stored_ms < time_ms:
+                low = offset + 1
             else:
                 high = middle
         return low
+
+    def _next_stored(self, from_offset: int, end_offset: int) -> tuple[int, int | None]:
+        """The offset and the store time of the first good record in [`from_offset`, `end_offset`). The time is None if
+        there is none among the next _DAMAGED_MAX records."""
+        for _ in range(_DAMAGED_MAX):
+            from_offset, unit = self._next_pointing(from_offset, end_offset)
+            if not len(unit):
+                break
+            stored_ms = self._stored_ms(unit)
+            if stored_ms is not None:
+                return from_offset, stored_ms
+            from_offset += 1
+        return from_offset, None
+
+    def _stored_before(self, queue_offset: int, time_ms: int, min_offset: int) -> int | None:
+        """The offset of one of the last records before `queue_offset` that was stored at `time_ms` or later."""
+        for offset in range(queue_offset - 1, max(queue_offset - 1 - _COMPARED_RECORDS, min_offset - 1), -1):
+            unit = self.units(offset, 1)
+            stored_ms = self._stored_ms(unit) if len(unit) else None
+            if stored_ms is not None and stored_ms >= time_ms:
+                return offset
+        return None
+
+    def _stored_ms(self, unit: NDArray[np.void]) -> int | None:
+        """The store time of the record that a unit leads to; None if the record is damaged, or not there."""
+        [[start, size, _]] = unit.tolist()
+        if size == PRE_BLANK_SIZE:
+            return None
+        try:
+            header = read_header(self._reader.log_bytes(start, start + size))
+        except (DataLossError, RecordError):
+            return None
+        return header.store_timestamp_ms if (header.total_size, header.physical_offset) == (size, start) else None
 
     def forget_before(self, queue_offset: int) -> None:
         """Let the queue begin at `queue_offset`, or its end if that comes first, whatever the log holds; never earlier

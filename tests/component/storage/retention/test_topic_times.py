@@ -11,10 +11,12 @@ import pytest
 
 from raymq.message import PullStatus
 from raymq.protocol.store import FetchRequest
+from raymq.record.layout import STORE_TIMESTAMP_OFFSET
 from storage.message_store import MessageStore
 from storage.queue.topic_attributes import TOPICS_FILE, parse_attributes
 from storage.retention import cleaner
-from tests.support.stores.stores import bodies_of, killed_copy, make_batch, open_store
+from tests.support.stores.damage import FIELDS, flip
+from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store
 
 MINUTE_MS = 60_000
 NOW = datetime(2023, 11, 15, 3)
@@ -170,3 +172,45 @@ def test_times_are_those_of_rocketmqs_file(text, expected):
 )
 def test_a_file_that_is_none_of_rocketmqs_says_nothing_of_any_topic(text):
     assert parse_attributes(text) == {}
+
+
+@pytest.mark.parametrize("kind", [*FIELDS, "old time", "new time"])
+def test_one_damaged_record_makes_no_young_message_old(root, clock, kind):
+    """The search for the first young message meets the damaged record at some of these offsets."""
+    store = filled(root, clock, 90)
+    [queue] = [one for one in store._parts.queues.plain if one.topic == "orders"]
+    expected = 90 - 31
+    for offset in range(90):
+        [unit] = queue.units(offset, 1)
+        start = int(unit["physical_offset"])
+        path = root / "commitlog" / f"{start - start % LOG_FILE_BYTES:020}"
+        good = path.read_bytes()
+        if kind in FIELDS:
+            flip(root, start, kind)
+        else:
+            stored_ms = 1 if kind == "old time" else NOW_MS * 2
+            with path.open("r+b", buffering=0) as file:
+                file.seek(start % LOG_FILE_BYTES + STORE_TIMESTAMP_OFFSET)
+                file.write(stored_ms.to_bytes(8))
+        found = queue.first_stored_at(NOW_MS - 30 * MINUTE_MS)
+        if kind == "new time":  # the messages behind it count as new, too
+            assert found in (min(offset, expected), expected)
+        elif offset == expected - 1:  # its time is unknown, so it is kept, unless the header is good
+            assert found in (offset, expected)
+        elif offset == expected:  # the first young message is lost itself
+            assert found in (expected, expected + 1)
+        else:
+            assert found == expected
+        with path.open("r+b", buffering=0) as file:
+            file.write(good)
+    store.close()
+
+
+def test_a_damaged_message_keeps_no_old_message_from_being_forgotten(root, clock):
+    store = filled(root, clock, 90)
+    store.write_config(TOPICS_FILE, topics_json(orders=30 * MINUTE_MS))
+    [queue] = [one for one in store._parts.queues.plain if one.topic == "orders"]
+    flip(root, int(queue.units(45, 1)[0]["physical_offset"]), "size")
+    store.cleaner.run_once(NOW)
+    assert store.queue_bounds("orders", 0).min_offset == 59
+    store.close()
