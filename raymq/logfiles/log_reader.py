@@ -36,7 +36,7 @@ from raymq.logfiles.directory import CONSUME_QUEUE_DIR, CONSUME_QUEUE_EXT_DIR, b
 from raymq.logfiles.ext_units import EXT_ADDRESS_MAX, ExtensionReader
 from raymq.logfiles.file_maps import FileMaps
 from raymq.logfiles.log_files import open_log_directories
-from raymq.logfiles.own_records import agree, with_places
+from raymq.logfiles.own_records import agree, with_places_of
 from raymq.message import PullStatus
 from raymq.names import is_light_queue
 from raymq.protocol.store import FetchRequest, FetchResult
@@ -218,14 +218,11 @@ class LogReader:
             records = b"".join([view for units, _ in pieces for view in self.views(units)])
             units, offsets = map(np.concatenate, zip(*pieces, strict=True))
             sizes = units["size"].astype(np.int64)
-            starts = np.cumsum(sizes) - sizes
-            same = agree(records, starts, sizes, units["physical_offset"], offsets)
-            if not same.all():
-                wrong = np.flatnonzero(~same)
+            records, wrong = with_places_of(records, sizes, units["physical_offset"], offsets)
+            if len(wrong) and self.mend_units is not None:
                 first, last = int(offsets[wrong[0]]), int(offsets[wrong[-1]])
-                if self.mend_units is not None and self.mend_units(request.topic, request.queue_id, first, last + 1):
+                if self.mend_units(request.topic, request.queue_id, first, last + 1):
                     return self.fetch(request, min_offset, max_offset, max_bytes)
-                records = _with_places(records, starts, sizes, units["physical_offset"], offsets, wrong)
         count = sum(len(units) for units, _ in pieces)
         return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, records, count)
 
@@ -447,23 +444,6 @@ def _own(records: LocatedRecords) -> LocatedRecords:
             "or is damaged"
         )
     return records.part(0, int(np.argmin(same)))
-
-
-def _with_places(
-    records: bytes,
-    starts: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    positions: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    wrong: NDArray[np.int64],
-) -> bytes:
-    """Records back to back, of which those at the rows `wrong` do not agree with their units: these are changed so that
-    readers find their ends (`with_places`)."""
-    changed = bytearray(records)
-    for row in wrong.tolist():
-        span = slice(int(starts[row]), int(starts[row] + sizes[row]))
-        changed[span] = with_places(changed[span], int(positions[row]), int(offsets[row]))
-    return bytes(changed)
 
 
 def _excludes(request: FetchRequest) -> bool:

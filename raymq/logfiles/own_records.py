@@ -78,3 +78,20 @@ def with_places(record: bytearray, position: int, queue_offset: int) -> bytearra
         record[SYS_FLAG_OFFSET : SYS_FLAG_OFFSET + 4] = bytes(4)
         record[BODY_SIZE_OFFSET : BODY_SIZE_OFFSET + 4] = _NO_BODY_SIZE
     return record
+
+
+def with_places_of(
+    records: bytes, sizes: NDArray[np.int64], positions: NDArray[np.int64], offsets: NDArray[np.int64]
+) -> tuple[bytes, NDArray[np.int64]]:
+    """Records back to back, of which those that do not agree with their units are changed so that readers find their
+    ends (`with_places`); and the rows of these."""
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    wrong = np.flatnonzero(~agree(records, starts, sizes, positions, offsets))
+    if not len(wrong):
+        return records, wrong
+    changed = bytearray(records)
+    for row in wrong.tolist():
+        span = slice(int(starts[row]), int(ends[row]))
+        changed[span] = with_places(changed[span], int(positions[row]), int(offsets[row]))
+    return bytes(changed), wrong

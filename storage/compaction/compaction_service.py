@@ -3,7 +3,8 @@
 Each replica compacts its own queues. Until a message is in its queue's compacted log, retention keeps it in the commit
 log. In a broker group of several replicas retention also keeps the log from the first message on that is still the
 newest of its key: a replica that is added is filled from the log alone. A disk that is nearly full may take those log
-files; the messages stay in the compacted logs that have them.
+files; the messages stay in the compacted logs that have them. A damaged record is in no compacted log: from it on the
+log is kept in the same way, until the record is mended.
 """
 
 from __future__ import annotations
@@ -80,8 +81,17 @@ class CompactionService:
         return self._first_physical(lambda queue: 0 if queue.compacted is None else queue.compacted.end_offset)
 
     def reserved_from(self) -> int:
-        """The physical offset from which on other replicas need the log; its end if there are none, or no topics."""
-        return self._first_physical(lambda queue: 0) if self._replicated else self._parts.log.end_offset
+        """The physical offset from which on other replicas, or readers of damaged records, need the log; its end if
+        there are none, or no topics."""
+        if self._replicated:
+            return self._first_physical(lambda queue: 0)
+        start = self._parts.log.end_offset
+        for queue in self._compacted_queues():
+            damaged = () if queue.compacted is None else queue.compacted.damaged_offsets()
+            for offset in [offset for offset in damaged if offset >= queue.min_offset][:1]:
+                [unit] = queue.units(offset, 1)
+                start = min(start, int(unit["physical_offset"]))
+        return start
 
     def close(self) -> None:
         """Stop the thread; a pass is given up. Idempotent."""

@@ -7,6 +7,10 @@
 The units that are blanked in the consume queue keep their offsets and point to no record from then on, so readers in
 place pass them over, too. What the blanked units said is not needed: where recovery makes units again from the log,
 messages show that are not the newest of their keys, until the next pass.
+
+A damaged record is not copied, replaces no other message of its key, and keeps its unit. Its bytes stay in the commit
+log, where readers get an error for it (CompactionService.reserved_from). Each pass looks at it again: when the record
+is mended, the pass takes it in.
 """
 
 from __future__ import annotations
@@ -14,15 +18,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
-from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raymq.errors import DataLossError
 from raymq.logfiles.log_reader import PRE_BLANK_SIZE
+from raymq.logfiles.own_records import is_at
 from raymq.message import PROPERTY_KEYS
+from raymq.record.check import check_record
 from raymq.record.dispatch import dispatch_view
 from raymq.record.layout import RecordError, read_header
 from storage.compaction.rules import survivors
@@ -31,6 +37,7 @@ from storage.parts import StoreParts
 from storage.queue.compacted_log import (
     COMPACTED_UNIT,
     COMPACTION_DIR,
+    DAMAGED,
     KEYLESS,
     TOMBSTONE,
     CompactedLog,
@@ -79,7 +86,7 @@ class Compactor:
 
     def compact(self, queue: ConsumeQueue, now_ms: int) -> bool:
         """Take in the next messages of a queue that are old enough and settled; False if there are none, or the work
-        was given up. OSError; DataLossError when the commit log does not hold a record that it should."""
+        was given up. OSError."""
         before = queue.compacted
         start = max(0 if before is None else before.end_offset, queue.min_offset)
         end = min(
@@ -92,10 +99,13 @@ class Compactor:
         new = self._read_units(queue, start, end)
         if new is None:
             return False
-        old = np.zeros(0, COMPACTED_UNIT) if before is None else before.units
+        old, in_log = (
+            (np.zeros(0, COMPACTED_UNIT), np.zeros(0, np.bool_)) if before is None else self._old(queue, before)
+        )
         units = np.concatenate((old, new))
         stays = survivors(units, now_ms)
-        after = self._write(queue, before, units, stays, len(old), end)
+        in_log = np.concatenate((in_log, np.ones(len(new), np.bool_)))
+        after = self._write(queue, before, units, stays, in_log, end)
         if after is None:
             return False
         if before is not None:
@@ -128,20 +138,61 @@ class Compactor:
         while offset < end:
             units = queue.units(offset, min(CHUNK_UNITS, end - offset))
             pointing = np.flatnonzero(units["size"] != PRE_BLANK_SIZE)
-            chosen = units[pointing]
-            data = b"".join(self._parts.reader.views(chosen))
-            here = np.zeros(len(chosen), COMPACTED_UNIT)
-            for name in ("physical_offset", "size", "tags_code"):
-                here[name] = chosen[name]
-            here["queue_offset"] = offset + pointing
-            starts = accumulate(chosen["size"].tolist(), initial=0)
-            for row, position in zip(range(len(chosen)), starts, strict=False):
-                here[["flags", "store_timestamp", "key_high", "key_low"]][row] = _key_of(data, position)
+            here = np.zeros(len(pointing), COMPACTED_UNIT)
+            for row, index in enumerate(pointing.tolist()):
+                here[row] = self._read_unit(queue, offset + index)
             found.append(here)
             offset += max(len(units), 1)
             if not self._pause():
                 return None
         return np.concatenate(found) if found else np.zeros(0, COMPACTED_UNIT)
+
+    def _old(self, queue: ConsumeQueue, before: CompactedLog) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
+        """The units of the generation before, and a mask of those whose records are to be read from the commit log:
+        they were damaged, and are mended. Damaged ones that left the commit log are left out."""
+        units = before.units.copy()
+        in_log = np.zeros(len(units), np.bool_)
+        for row in np.flatnonzero(units["flags"] & DAMAGED).tolist():
+            offset = int(units[row]["queue_offset"])
+            if offset >= queue.min_offset:
+                units[row] = self._read_unit(queue, offset, is_known=True)
+                in_log[row] = not units[row]["flags"] & DAMAGED
+        left = (units["flags"] & DAMAGED != 0) & (units["queue_offset"] < queue.min_offset)
+        return units[~left], in_log[~left]
+
+    def _read_unit(self, queue: ConsumeQueue, offset: int, *, is_known: bool = False) -> np.void:
+        """The unit of the record at an offset of a queue, with its key. A damaged record is logged, unless it is known
+        to be damaged."""
+        found = np.zeros(1, COMPACTED_UNIT)
+        unit, record = self._record_of(queue, offset)
+        mend = self._parts.reader.mend_units
+        if record is None and mend is not None and mend(*queue.key, offset, offset + 1):
+            unit, record = self._record_of(queue, offset)
+        for name in ("physical_offset", "size", "tags_code"):
+            found[name] = unit[name]
+        found["queue_offset"] = offset
+        if record is None:
+            found[["size", "flags"]] = 0, KEYLESS | DAMAGED
+            if not is_known:
+                logger.error(
+                    "the record of %s:%d at offset %d is damaged, at %d in the log: it is not compacted, and its log "
+                    "file is kept",
+                    *(queue.topic, queue.queue_id, offset, unit["physical_offset"]),
+                )
+        else:
+            found[["flags", "store_timestamp", "key_high", "key_low"]] = _key_of(record)
+        row: np.void = found[0]
+        return row
+
+    def _record_of(self, queue: ConsumeQueue, offset: int) -> tuple[np.void, bytes | None]:
+        """The unit at an offset of a queue, and its record; None if that is damaged."""
+        [unit] = units = queue.units(offset, 1)
+        try:
+            record = bytes(self._parts.reader.views(units)[0])
+        except DataLossError:
+            return unit, None
+        good = is_at(memoryview(record), int(unit["physical_offset"]), offset) and check_record(record).ok
+        return unit, record if good else None
 
     def _write(
         self,
@@ -149,23 +200,25 @@ class Compactor:
         before: CompactedLog | None,
         units: NDArray[np.void],
         stays: NDArray[np.bool_],
-        old: int,
+        in_log: NDArray[np.bool_],
         end: int,
     ) -> CompactedLog | None:
-        """Write the units that stay, of which the first `old` are in the generation `before`, as the next generation,
-        and have readers use it; None if the work was given up, or the topic is deleted."""
+        """Write the units that stay as the next generation, and have readers use it; None if the work was given up, or
+        the topic is deleted. `in_log`: a mask of the units whose records are in the commit log; those of the others are
+        in the generation `before`."""
         rows = np.flatnonzero(stays)
         writer = NewGeneration(self._directory(queue), 1 if before is None else before.generation + 1)
         try:
-            for chunk in _chunks(rows[rows < old], units["size"]):
-                assert before is not None
-                writer.write(before.records(chunk))
-                if not self._pause():
-                    return None
-            for chunk in _chunks(rows[rows >= old], units["size"]):
-                writer.write(self._parts.reader.views(units[chunk]))
-                if not self._pause():
-                    return None
+            for part in np.split(rows, np.flatnonzero(np.diff(in_log[rows])) + 1):
+                for chunk in _chunks(part, units["size"]):
+                    if in_log[chunk[0]]:
+                        copied = units[chunk]
+                        writer.write(self._parts.reader.views(copied[copied["size"] > 0]))
+                    else:
+                        assert before is not None
+                        writer.write(before.records(_rows_in(before, units[chunk])))
+                    if not self._pause():
+                        return None
             writer.finish(units[rows], end)
         finally:
             writer.close()
@@ -204,12 +257,17 @@ class Compactor:
         return True
 
 
-def _key_of(data: bytes, position: int) -> tuple[int, int, int, int]:
-    """Flags, store time, and the two halves of the hash of the key of the record at `position`. A record that cannot be
-    read has no key."""
+def _rows_in(log: CompactedLog, units: NDArray[np.void]) -> NDArray[np.int64]:
+    """The numbers that these units have in a generation."""
+    return np.searchsorted(log.units["queue_offset"], units["queue_offset"])
+
+
+def _key_of(record: bytes) -> tuple[int, int, int, int]:
+    """Flags, store time, and the two halves of the hash of the key of a record. A record that cannot be read has no
+    key."""
     try:
-        view = dispatch_view(data, position)
-        is_empty = read_header(data, position).body_size == 0
+        view = dispatch_view(record)
+        is_empty = read_header(record).body_size == 0
     except RecordError:
         return KEYLESS, 0, 0, 0
     key = view.properties.get(PROPERTY_KEYS, "").strip()

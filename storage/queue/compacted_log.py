@@ -8,6 +8,9 @@ The number is that of the generation. Each is written whole, beside the one befo
 name; then the one before is deleted. So a crash leaves the old one or the new one, and what else it leaves is deleted
 when the store opens. The copy lives on when the commit log's files are deleted.
 
+A damaged record is not copied: its unit has the flag DAMAGED and size 0. The record stays in the commit log, and its
+unit in the consume queue, so that readers find it there.
+
 The files are raymq's own: RocketMQ's compactionLog and compactionCq have other formats, and it builds them anew.
 """
 
@@ -27,6 +30,7 @@ from numpy.typing import NDArray
 from raymq.errors import StoreCorruptError
 from raymq.filters.columns import matching
 from raymq.filters.sql import SqlFilter
+from raymq.logfiles.own_records import with_places_of
 from raymq.message import PullStatus
 from raymq.protocol.store import Boundary, FetchRequest, FetchResult
 from storage.files import disk
@@ -48,6 +52,7 @@ COMPACTED_UNIT: Final = np.dtype(
 """One message: its places in the queue, in the commit log and in the copy, and the hash of its key."""
 TOMBSTONE: Final = 1
 KEYLESS: Final = 2
+DAMAGED: Final = 4
 _HEADER: Final = struct.Struct("<q")
 _SCAN_ROWS: Final = 16_384
 """Units whose tag codes are compared in one fetch."""
@@ -68,6 +73,7 @@ class CompactedLog:
         [self.end_offset] = _HEADER.unpack_from(head)
         self.units: NDArray[np.void] = np.frombuffer(head, COMPACTED_UNIT, offset=_HEADER.size)
         self._offsets = np.ascontiguousarray(self.units["queue_offset"])
+        self._has_record = self.units["flags"] & DAMAGED == 0
         last = self.units[-1] if len(self.units) else None
         if last is not None and int(last["position"]) + int(last["size"]) > len(self._data):
             raise StoreCorruptError(f"{_log_path(directory, generation)} ends before its last record: it is damaged")
@@ -86,29 +92,31 @@ class CompactedLog:
         fitting = max(int(np.searchsorted(np.cumsum(sizes), max_bytes, "right")), 1)
         taken = matches[: min(fitting, request.max_messages)]
         next_offset = scanned_to if len(taken) == len(matches) else int(self._offsets[matches[len(taken)]])
-        return FetchResult(
-            PullStatus.FOUND, next_offset, min_offset, max_offset, b"".join(self.records(taken)), len(taken)
-        )
+        units = self.units[taken]
+        places = units["size"].astype(np.int64), units["physical_offset"], units["queue_offset"]
+        records, _ = with_places_of(b"".join(self.records(taken)), *places)
+        return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, records, len(taken))
 
     def _matches(self, request: FetchRequest, first: int) -> tuple[NDArray[np.int64], int]:
         """The numbers of the units from `first` on that answer a request, as far as one fetch looks, and the number of
         the first unit behind."""
         if request.tag_codes is None and request.sql is None:
             end = min(len(self.units), first + request.max_messages)
-            return np.arange(first, end), end
+            return first + np.flatnonzero(self._has_record[first:end]), end
         end = min(len(self.units), first + _SCAN_ROWS)
         if request.sql is not None and first < end:
             # By bytes, too; one record at least.
             limit = int(self.units[first]["position"]) + _SCAN_BYTES
             end = max(first + 1, first + int(np.searchsorted(self.units["position"][first:end], limit)))
-        wanted = np.ones(end - first, np.bool_)
+        wanted = self._has_record[first:end].copy()
         if request.tag_codes is not None:
             codes = np.array(sorted(request.tag_codes), np.int64).astype(np.int32)
             wanted &= np.isin(self.units["tags_code"][first:end].astype(np.int32), codes)
         if request.sql is not None and first < end:
             [data] = self.records(np.arange(first, end))
-            starts = self.units["position"][first:end] - self.units[first]["position"]
-            wanted &= matching(data, starts, SqlFilter(request.sql))
+            rows = first + np.flatnonzero(wanted)
+            starts = self.units["position"][rows] - self.units[first]["position"]
+            wanted[rows - first] = matching(data, starts, SqlFilter(request.sql))
         return first + np.flatnonzero(wanted), end
 
     def records(self, rows: NDArray[np.int64]) -> Iterable[memoryview]:
@@ -125,10 +133,14 @@ class CompactedLog:
         that of the last one stored at the time or before, 0 if there is none."""
         times = self.units["store_timestamp"]
         if boundary is Boundary.LOWER:
-            later = np.flatnonzero(times >= time_ms)
+            later = np.flatnonzero((times >= time_ms) & self._has_record)
             return int(self._offsets[later[0]]) if len(later) else self.end_offset
-        earlier = np.flatnonzero(times <= time_ms)
+        earlier = np.flatnonzero((times <= time_ms) & self._has_record)
         return int(self._offsets[earlier[-1]]) if len(earlier) else 0
+
+    def damaged_offsets(self) -> NDArray[np.int64]:
+        """The queue offsets whose records are damaged, and not copied; ascending."""
+        return self._offsets[~self._has_record]
 
     def delete(self) -> None:
         """Delete the files. Readers that have them mapped keep their bytes."""

@@ -13,11 +13,14 @@ import pytest
 
 from raymq.errors import DataLossError
 from raymq.logfiles.log_reader import LogReader
-from raymq.message import Message, PullStatus
+from raymq.message import Message, MessageQueue, PullStatus
 from raymq.protocol.store import Boundary, FetchRequest
-from raymq.record.decode import decode_records
+from raymq.record.check import record_starts
+from raymq.record.decode import decode_records, read_record
 from raymq.record.encode import encode_batch
 from raymq.record.hashing import tags_code
+from raymq.record.layout import read_header
+from raymq.record.places import RecordPlace
 from storage.compaction import compactor
 from storage.compaction.rules import TOMBSTONE_KEPT_MS
 from storage.files import disk
@@ -25,6 +28,7 @@ from storage.message_store import MessageStore
 from storage.queue import compacted_log
 from storage.queue.topic_attributes import SETTLED_MS, TOPICS_FILE
 from storage.retention import cleaner
+from tests.support.stores.damage import flip
 from tests.support.stores.power import LossyDisk
 from tests.support.stores.stores import LOG_FILE_BYTES, QUEUE_FILE_UNITS, killed_copy, make_batch, open_store
 
@@ -303,6 +307,100 @@ def test_a_replica_compacts_nothing_that_may_be_cut_when_another_one_leads(root)
     assert it.compact() == 0
     it.store.show(it.store.stored_offset)
     assert it.compact() == 1
+    it.store.close()
+
+
+# Damaged records
+
+
+def places(store: MessageStore) -> list[int]:
+    """The physical offsets of the queue's first records."""
+    [queue] = store._parts.queues.plain
+    return queue.units(0, QUEUE_FILE_UNITS)["physical_offset"].tolist()
+
+
+def intact(store: MessageStore) -> dict[int, bytes | None]:
+    """What a consumer reads one by one, by offset; None for a record that is damaged."""
+    found: dict[int, bytes | None] = {}
+    offset, end = 0, store.queue_bounds("orders", 0).max_offset
+    while offset < end:
+        [result] = store.fetch([FetchRequest("orders", 0, offset, 1)], max_bytes=1, wait_s=0)
+        if result.count:
+            message = read_record(result.records, 0, RecordPlace(MessageQueue("orders", "broker-a", 0)))
+            found[read_header(result.records).queue_offset] = None if message.body_error else message.body
+        offset = result.next_offset
+    return found
+
+
+@pytest.mark.parametrize("field", ["magic", "queue offset", "physical offset", "body size", "body", "topic size"])
+def test_a_damaged_record_is_not_copied_and_stays_in_the_log_until_it_is_mended(root, caplog, field):
+    it = Compacted(root)
+    for n in range(300):
+        it.send((f"k{n % 60}" if n < 100 else f"m{n}", b"%d" % n + b"x" * 300))
+    at, before = places(it.store)[90], (root / "commitlog" / ("0" * 20)).read_bytes()
+    assert at + 500 < len(before), "the record is in the first file"
+    flip(root, at, field)
+    assert it.compact() == 1
+    # The message before it with the same key is the newest that can be read.
+    kept = {**it.newest(), 30: it.sent[30][1]}
+    damaged = {90: None}
+    assert intact(it.store) == kept | damaged
+    assert "orders:0 at offset 90 is damaged" in caplog.text
+    it.drop_log()
+    assert it.store.min_offset <= at
+    it.send(("new", b"new" + b"x" * 300))
+    it.now_ms = LATER_MS
+    it.compact(LATER_MS + SETTLED_MS)
+    it.store.close()
+    it.open()
+    assert intact(it.store) == kept | damaged | {300: it.sent[300][1]}
+    it.compact(LATER_MS + 2 * SETTLED_MS)
+    with (root / "commitlog" / ("0" * 20)).open("r+b") as file:
+        file.write(before)  # as good bytes of another replica
+    it.send(("last", b"last"))
+    it.now_ms = LATER_MS + 2 * SETTLED_MS
+    assert it.compact(LATER_MS + 4 * SETTLED_MS) == 1
+    assert read(it.store) == it.newest()
+    it.drop_log()
+    assert read(it.store) == it.newest()
+    it.store.close()
+
+
+def test_a_unit_that_leads_nowhere_stops_compaction_only_until_a_reader_meets_it(root):
+    it = Compacted(root)
+    it.send(*[(f"k{n % 3}", b"%d" % n) for n in range(9)])
+    [queue] = it.store._parts.queues.plain
+    at = places(it.store)[4]
+    with it.store._parts.append_lock:
+        queue.put_unit_at(4, at + (1 << 40), 300, 0)
+    it.compact()
+    assert read(it.store).items() >= it.newest().items()
+    it.compact()
+    assert read(it.store) == it.newest()
+    it.store.close()
+
+
+def test_a_copy_that_the_disk_has_damaged_holds_up_no_other(root):
+    it = Compacted(root)
+    for n in range(300):
+        it.send((f"k{n % 200}", b"%d" % n + b"x" * 300))
+    it.compact()
+    it.drop_log()
+    assert it.store.min_offset > 0
+    [path] = (root / "compaction/orders/0").glob("*.log")
+    [queue] = it.store._parts.queues.plain
+    unit = queue.compacted.units[3]
+    with path.open("r+b", buffering=0) as file:
+        file.seek(int(unit["position"]) + 2)
+        file.write(b"\xff")  # its size
+    wrong = int(unit["queue_offset"])
+    found = intact(it.store)
+    assert {offset: body for offset, body in found.items() if offset != wrong} == {
+        offset: body for offset, body in it.newest().items() if offset != wrong
+    }
+    assert found[wrong] in (None, it.newest()[wrong])
+    [result] = it.store.fetch([FetchRequest("orders", 0, 0, 10)], max_bytes=1 << 20, wait_s=0)
+    assert len(record_starts(result.records)) == result.count == 10
     it.store.close()
 
 
