@@ -140,7 +140,8 @@ class CompactedLog:
 
     def damaged_offsets(self) -> NDArray[np.int64]:
         """The queue offsets whose records are damaged, and not copied; ascending."""
-        return self._offsets[~self._has_record]
+        offsets: NDArray[np.int64] = self._offsets[~self._has_record]
+        return offsets
 
     def delete(self) -> None:
         """Delete the files. Readers that have them mapped keep their bytes."""
