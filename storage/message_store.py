@@ -155,6 +155,7 @@ class MessageStore:
         self._queries = StoreQueries(
             parts.log,
             parts.reader,
+            parts.queues,
             self._index,
             visible=self._visible_offset,
             max_num=settings.max_msgs_num_batch,

@@ -22,7 +22,16 @@ from numpy.typing import NDArray
 from raymq.errors import InvalidArgumentError
 from raymq.kernels.byte_column import int_array, mask_of, numbers_of, text_array, text_scalar
 from raymq.kernels.column_bodies import BODY_TYPES, Bodies, BodyType, read_bodies, slices_of, spread
-from raymq.kernels.fields import Bytes, DamagedRowsError, FieldOffsets, Ints, check_places, find_fields, find_intact
+from raymq.kernels.fields import (
+    Bytes,
+    DamagedRowsError,
+    FieldOffsets,
+    Ints,
+    check_places,
+    check_topics,
+    find_fields,
+    find_intact,
+)
 from raymq.kernels.messages import read_messages
 from raymq.kernels.templates import find_templates
 from raymq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, RESERVED_PROPERTIES
@@ -164,6 +173,7 @@ def _decode_intact(
     fields = find_fields(data, starts)
     if places is not None:
         check_places(data, starts, places)
+        check_topics(data, fields, places.queue.topic)
     if bodies is None:
         bodies = order.bodies(data, fields.body_at, fields.body_size, fields.sys_flag, fields.head["body_crc"])
         if bodies.rows < len(starts):
@@ -255,6 +265,8 @@ def _decode_by_templates(
     if records is None:
         return None
     if places is not None:
+        if places.queue.topic and not records.have_topic(places.queue.topic):
+            return None
         check_places(data, starts, places)
     head = records.head
     if bodies is None:

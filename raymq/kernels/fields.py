@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from raymq.record import layout
 from raymq.record.layout import HEAD_FIELDS, RecordError, windows
-from raymq.record.places import RecordPlaces
+from raymq.record.places import RecordPlaces, is_topic
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
@@ -110,6 +110,7 @@ def find_intact(
             fields = find_fields(data, starts[rows])
             if places is not None:
                 check_places(data, starts[rows], places.pick(rows) if damaged else places)
+                check_topics(data, fields, places.queue.topic)
             return fields, rows, damaged
         except DamagedRowsError as error:
             damaged.update(dict.fromkeys(rows[error.rows].tolist(), error.reason))
@@ -125,7 +126,7 @@ def check_places(data: Bytes, starts: Ints, places: RecordPlaces) -> None:
     if places.sizes is not None:
         sizes = windows(data, 4)[starts].view(">i4")
         _require(sizes == places.sizes, starts, "has another size than its queue says")
-    if places.offsets is None and places.physical_offsets is None:
+    if places.offsets is None and places.physical_offsets is None and places.queue.queue_id < 0:
         return
     head = windows(data, _PLACED.itemsize)[starts + layout.QUEUE_ID_OFFSET].view(_PLACED)
     if places.queue.queue_id >= 0:
@@ -135,6 +136,19 @@ def check_places(data: Bytes, starts: Ints, places: RecordPlaces) -> None:
     if places.physical_offsets is not None:
         holds = head["physical_offset"] == places.physical_offsets
         _require(holds, starts, "has another physical offset than its queue says")
+
+
+def check_topics(data: Bytes, fields: FieldOffsets, topic: str) -> None:
+    """DamagedRowsError unless all records are of `topic`; empty: the topic is not known, and nothing is checked."""
+    if not topic or not len(fields.starts):
+        return
+    text, at = np.frombuffer(topic.encode(errors="surrogatepass"), np.uint8), fields.topic_at
+    same = fields.topic_size == len(text)
+    rows = np.flatnonzero(same)
+    same[rows] = windows(data, len(text))[at[rows]] == np.void(text.tobytes())
+    for row in np.flatnonzero(~same).tolist():
+        same[row] = is_topic(data[at[row] : at[row] + fields.topic_size[row]].tobytes(), topic)
+    _require(same, fields.starts, "has another topic than its queue")
 
 
 def _require(holds: NDArray[np.bool_], starts: Ints, otherwise: str) -> None:

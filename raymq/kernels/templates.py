@@ -84,6 +84,10 @@ class TemplatedRecords:
     """The position of each record's body, shape (n,)."""
     _templates: list[RecordTemplate]
 
+    def have_topic(self, topic: str) -> bool:
+        """True if all records are of `topic`."""
+        return all(template.topic == topic for template in self._templates)
+
     def topics(self) -> pa.Array:
         """The topic of each record."""
         names = [template.topic for template in self._templates]

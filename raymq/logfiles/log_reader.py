@@ -218,7 +218,8 @@ class LogReader:
             records = b"".join([view for units, _ in pieces for view in self.views(units)])
             units, offsets = map(np.concatenate, zip(*pieces, strict=True))
             sizes = units["size"].astype(np.int64)
-            records, wrong = with_places_of(records, sizes, units["physical_offset"], offsets)
+            places = sizes, units["physical_offset"], offsets
+            records, wrong = with_places_of(records, *places, request.queue_id)
             if len(wrong) and self.mend_units is not None:
                 first, last = int(offsets[wrong[0]]), int(offsets[wrong[-1]])
                 if self.mend_units(request.topic, request.queue_id, first, last + 1):
@@ -251,7 +252,8 @@ class LogReader:
             edges = [0, *(np.flatnonzero(part[1:] != part[:-1]) + 1).tolist(), len(units)]
             for first, last in pairwise(edges):
                 try:
-                    here = _own(self.records_at(positions[first:last], sizes[first:last], offsets[first:last]))
+                    here = self.records_at(positions[first:last], sizes[first:last], offsets[first:last])
+                    here = _own(here, request.queue_id)
                 except DataLossError:
                     if not found:
                         raise
@@ -279,7 +281,8 @@ class LogReader:
             LocatedRecords(
                 *(data[start : start + size], _AT_ONCE, np.array((size,), np.int64)),
                 *(np.array((offset,), np.int64), position),
-            )
+            ),
+            request.queue_id,
         )
 
     def records_at(
@@ -431,10 +434,11 @@ class LogReader:
             ) from None
 
 
-def _own(records: LocatedRecords) -> LocatedRecords:
+def _own(records: LocatedRecords, queue_id: int) -> LocatedRecords:
     """The first of these records, up to one that does not agree with its unit. DataLossError if that is the first of
     all: the store may know better (`mend_units`), and hands a damaged record over in a form that is safe to read."""
-    same = agree(records.data, records.starts, records.sizes, records.starts + records.position, records.offsets)
+    positions = records.starts + records.position
+    same = agree(records.data, records.starts, records.sizes, positions, records.offsets, queue_id)
     if same.all():
         return records
     if not same[0]:

@@ -49,7 +49,7 @@ def read_record(buffer: Buffer, position: int, place: RecordPlace, *, check_crc:
     """
     try:
         header, sections = _whole_record(buffer, position)
-        place.check(header)
+        place.check(header, buffer[sections[2] : sections[3] - 2])
     except RecordError as error:
         return place.damaged(error.reason)
     data = bytes(buffer[position : sections[-1]])

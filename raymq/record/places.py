@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.errors import BodyUnreadableError
+from raymq.java_text import decode_utf8
 from raymq.message import MessageExt, MessageQueue
-from raymq.record.layout import HeaderFields, RecordError
+from raymq.record.layout import Buffer, HeaderFields, RecordError
 from raymq.record.memory_records import LocatedRecords
 
 
@@ -25,8 +26,8 @@ class RecordPlace(NamedTuple):
     physical_offset: int = -1
     size: int = -1
 
-    def check(self, header: HeaderFields) -> None:
-        """RecordError unless a record's header agrees with the place."""
+    def check(self, header: HeaderFields, topic: Buffer) -> None:
+        """RecordError unless a record's header, and the bytes of its topic, agree with the place."""
         for known, found, what in (
             (self.size, header[0], "size"),
             (self.queue.queue_id, header[3], "queue id"),
@@ -36,6 +37,9 @@ class RecordPlace(NamedTuple):
             if known >= 0 and known != found:
                 reason = f"its header has {what} {found}, and its queue {known}"
                 raise RecordError(reason)
+        if self.queue.topic and not is_topic(topic, self.queue.topic):
+            reason = f"its topic is {decode_utf8(bytes(topic))!r}, and its queue's {self.queue.topic!r}"
+            raise RecordError(reason)
 
     def error(self, reason: str, *, record_damaged: bool = True) -> BodyUnreadableError:
         """The error for the message at this place."""
@@ -81,3 +85,8 @@ class RecordPlaces(NamedTuple):
             None if self.physical_offsets is None else self.physical_offsets[rows],
             None if self.sizes is None else self.sizes[rows],
         )
+
+
+def is_topic(data: Buffer, topic: str) -> bool:
+    """True if `data`, the bytes of a topic in a record, stand for `topic`."""
+    return data == topic.encode(errors="surrogatepass") or decode_utf8(bytes(data)) == topic

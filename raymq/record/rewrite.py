@@ -19,6 +19,7 @@ from raymq.errors import MessageIllegalError
 from raymq.java_text import decode_utf8
 from raymq.message import (
     MAX_PROPERTIES_BYTES,
+    PROPERTY_INNER_MULTI_DISPATCH,
     PROPERTY_INNER_MULTI_QUEUE_OFFSET,
     PROPERTY_PRODUCER_EPOCH,
     PROPERTY_PRODUCER_ID,
@@ -198,9 +199,16 @@ def build_record(
 def light_record(record: bytes | memoryview, topic: str, queue_offset: int) -> bytes:
     """A stored record as a reader of light queue `topic` gets it: with the queue and the offset that it was read from.
     All else stays, so that it names its place in the log; REAL_TOPIC and REAL_QID name the queue that it was sent to,
-    and a property CRC, which would be wrong now, is left out. RecordError when it is damaged.
+    and a property CRC, which would be wrong now, is left out. RecordError when it is damaged, and when it does not say
+    itself that it is at this offset of the light queue.
     """
     parts = split_record(record)
+    table = decode_properties(parts.properties)
+    names, offsets = (
+        table.get(name, "").split(",") for name in (PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET)
+    )
+    if (topic, str(queue_offset)) not in zip(names, offsets, strict=False):
+        raise RecordError(f"the record does not say that it is at offset {queue_offset} of {topic}")
     magic, topic_text = topic_part(topic)
     sent_to = {PROPERTY_REAL_TOPIC: parts.topic, PROPERTY_REAL_QUEUE_ID: str(parts.header.queue_id)}
     kept = [piece for piece in parts.properties.split(b"\x02") if piece and not piece.startswith(_REAL_NAMES)]

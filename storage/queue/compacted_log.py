@@ -94,7 +94,7 @@ class CompactedLog:
         next_offset = scanned_to if len(taken) == len(matches) else int(self._offsets[matches[len(taken)]])
         units = self.units[taken]
         places = units["size"].astype(np.int64), units["physical_offset"], units["queue_offset"]
-        records, _ = with_places_of(b"".join(self.records(taken)), *places)
+        records, _ = with_places_of(b"".join(self.records(taken)), *places, request.queue_id)
         return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, records, len(taken))
 
     def _matches(self, request: FetchRequest, first: int) -> tuple[NDArray[np.int64], int]:

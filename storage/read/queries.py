@@ -1,8 +1,9 @@
 """Finding messages other than by queue and offset: by key, by unique id, by position in the log, by time.
 
 Queries change nothing in the store. A record that the index names is read from the log and compared with the key.
-Damage hides nothing: a record whose body fails its CRC is returned as it is, for the reader to say so. For a record
-that cannot be taken apart, its physical offset is returned.
+Damage hides nothing: a record whose body fails its CRC is returned as it is, for the reader to say so. The physical
+offset is returned of a record that cannot be taken apart, that has no key for which the index names it, or whose queue
+has another record at the queue offset that it claims.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from collections.abc import Callable
 from typing import Final
 
 from raymq.errors import BodyUnreadableError, DataLossError, InvalidArgumentError
-from raymq.logfiles.log_reader import LogReader
+from raymq.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
 from raymq.names import check_topic
 from raymq.protocol.store import Boundary, QueryResult
 from raymq.record.check import check_record, find_starts
 from raymq.record.dispatch import DispatchView, dispatch_view
-from raymq.record.inner_batch import split_inner_batch
+from raymq.record.hashing import index_key_hash
+from raymq.record.inner_batch import inner_keys, split_inner_batch
 from raymq.record.layout import (
     BLANK_MAGIC,
     MAGIC_V1,
@@ -27,11 +29,13 @@ from raymq.record.layout import (
     RecordError,
     read_header,
 )
+from storage.dispatch.queue_check import leads_to_own
+from storage.dispatch.record_blocks import is_queued
 from storage.index.index_service import IndexService
 from storage.log.commit_log import CommitLog
 from storage.queue.batch_consume_queue import BatchConsumeQueue
 from storage.queue.consume_queue import ConsumeQueue
-from storage.queue.queue_table import AnyQueue
+from storage.queue.queue_table import AnyQueue, QueueTable
 
 UNIQUE_ID_MAX_NUM: Final = 32
 """The most messages that a query by unique id returns (spec/storage.md §3)."""
@@ -40,6 +44,7 @@ _DAMAGED_MAX: Final = 1000
 _SEARCH_BYTES: Final = 1 << 20
 """So far behind a damaged record the next one is searched."""
 _DAMAGED: Final = "its length fields or its header are damaged"
+_MISPLACED: Final = "its queue has another record at the offset that it claims"
 
 
 class StoreQueries:
@@ -49,13 +54,14 @@ class StoreQueries:
         self,
         commit_log: CommitLog,
         reader: LogReader,
+        queues: QueueTable,
         index: IndexService | None,
         *,
         visible: Callable[[], int],
         max_num: int,
         wait_s: float,
     ) -> None:
-        self._log, self._reader, self._index = commit_log, reader, index
+        self._log, self._reader, self._queues, self._index = commit_log, reader, queues, index
         self._visible = visible
         self._max_num, self._wait_s = max_num, wait_s
 
@@ -92,6 +98,8 @@ class StoreQueries:
                 f"what was at physical offset {physical_offset} was deleted; the log starts at {self._log.min_offset}"
             )
         view = self._record_at(physical_offset, end)
+        if view is not None and not self._has_its_place(view):
+            raise BodyUnreadableError("an unknown queue", -1, physical_offset, _MISPLACED, True)
         if view is not None:
             return bytes(self._reader.log_bytes(physical_offset, physical_offset + view.size))
         if self._is_damaged(physical_offset, end):
@@ -161,12 +169,13 @@ class StoreQueries:
                 view = self._record_at(physical_offset, visible)
                 try:
                     records = [] if view is None or view.topic != topic else self._accepted(view, accept)
+                    changed = view is not None and not self._fits(view, topic, key, is_wanted=bool(records))
                 except RecordError:
-                    records, view = [], None
-                if records:
-                    found[physical_offset] = records
-                elif view is None and self._is_damaged(physical_offset, visible):
+                    records, view, changed = [], None, False
+                if changed or (view is None and self._is_damaged(physical_offset, visible)):
                     damaged.add(physical_offset)
+                elif records:
+                    found[physical_offset] = records
                 if len(found) + len(damaged) == max_num:
                     break
         records = [record for offset in sorted(found) for record in found[offset]]
@@ -179,6 +188,33 @@ class StoreQueries:
             return [self._bytes_of(view)] if accept(view) else []
         messages = split_inner_batch(self._bytes_of(view))
         return [record for record in messages if accept(dispatch_view(record))] or (messages if accept(view) else [])
+
+    def _fits(self, view: DispatchView, topic: str, key: str, *, is_wanted: bool) -> bool:
+        """False if the disk has changed a record that the index names for `topic` and `key`. `is_wanted`: the record
+        has this topic and this key. RecordError if it is an inner batch that is damaged."""
+        if is_wanted:
+            return self._has_its_place(view)
+        # Hashes collide: the record may have another key of the same hash.
+        inner = inner_keys(self._bytes_of(view)) if view.sys_flag & SYS_FLAG_INNER_BATCH else []
+        wanted = index_key_hash(topic, key)
+        return any(index_key_hash(view.topic, one) == wanted for one in (*view.keys, *inner))
+
+    def _has_its_place(self, view: DispatchView) -> bool:
+        """False if the queue that a record names has not come to the record's offset there, or has another record at
+        that offset. A queue that does not hold the offset any more says nothing, nor does a unit that is damaged."""
+        topic, queue_id, offset = view.topic, view.queue_id, view.queue_offset
+        if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
+            return True
+        if self._queues.was_deleted_after(topic, view.physical_offset) or self._queues.holds_batches(topic, queue_id):
+            return True
+        queue = self._queues.get_plain(topic, queue_id)
+        if queue is None or not 0 <= offset < queue.next_offset:
+            return False
+        units = queue.units(max(offset, queue.first_offset), 1)
+        if offset < queue.first_offset or not len(units) or units[0]["size"] == PRE_BLANK_SIZE:
+            return True
+        leads_here = bool(units[0]["physical_offset"] == view.physical_offset)
+        return leads_here or not leads_to_own(queue, offset, self._reader)
 
     def _bytes_of(self, view: DispatchView) -> bytes:
         return bytes(self._reader.log_bytes(view.physical_offset, view.physical_offset + view.size))

@@ -106,7 +106,8 @@ class DelayQueueReader:
                 wrong = _rows_elsewhere(found, units, queue_offsets)
         for row in wrong:
             record = bytearray(found[row] or b"")
-            found[row] = memoryview(with_places(record, int(units[row]["physical_offset"]), queue_offsets[row]))
+            place = int(units[row]["physical_offset"]), queue_offsets[row], source[1]
+            found[row] = memoryview(with_places(record, *place))
         return found
 
     def _records(self, units: NDArray[np.void]) -> list[memoryview | None]:

@@ -89,13 +89,18 @@ def test_a_reader_beside_the_store_reads_the_same_and_leaves_what_it_cannot_map(
     reader.close()
 
 
-def test_a_damaged_record_does_not_hold_up_a_light_queue(tmp_path, store):
+@pytest.mark.parametrize("where", ["magic", "name", "offset"])
+def test_a_damaged_record_does_not_hold_up_a_light_queue(tmp_path, store, where):
+    """The magic; the name of the light queue in the record's properties; its offset there."""
     names = {"INNER_MULTI_DISPATCH": ALICE}
     store.append([make_batch([b"one", b"the damaged two", b"three"], extra_properties=names)])
     log = tmp_path / "store" / "commitlog" / f"{0:020d}"
     with log.open("r+b") as file:
-        file.seek(log.read_bytes().index(b"the damaged two") - BODY_OFFSET + 5)
-        file.write(b"?")
+        data = log.read_bytes()
+        body = data.index(b"the damaged two")
+        name, offset = data.index(ALICE.encode(), body), data.index(b"INNER_MULTI_QUEUE_OFFSET", body)
+        file.seek({"magic": body - BODY_OFFSET + 5, "name": name + len(ALICE) - 1, "offset": offset + 25}[where])
+        file.write(b"7")
     [part] = store.fetch([FetchRequest(ALICE, 0, 0, 10)], max_bytes=1 << 20, wait_s=0)
     found = LocatedRecords.of_fetch(part.records, part.count, 0, part.next_offset)
     places = RecordPlaces.of(MessageQueue(ALICE, "a", 0), found)

@@ -29,7 +29,7 @@ BODIES = [b"body of %d" % number for number in range(5)]
 DAMAGED = 2
 DUE_MS = 10_000
 FIELDS_OF_DELAYS = [field for field in FIELDS if field != "queue id"]
-RETURNED = {"size": "intact", "body": "unreadable"}
+RETURNED = {"size": "intact", "topic": "intact", "body": "unreadable"}
 """What consumers get of a message whose record has a damaged field; nothing for every other field."""
 
 

@@ -13,7 +13,7 @@ from raymq.record.layout import (
 )
 from tests.support.stores.stores import LOG_FILE_BYTES
 
-FIELDS = ("size", "magic", "queue id", "queue offset", "physical offset", "body size", "body", "topic size")
+FIELDS = ("size", "magic", "queue id", "queue offset", "physical offset", "body size", "body", "topic size", "topic")
 """Parts of a record that a reader can find to be damaged."""
 
 
@@ -23,7 +23,7 @@ def flip(root: Path, physical_offset: int, field: str, *, file_size: int = LOG_F
     with (root / "commitlog" / f"{start:020}").open("r+b", buffering=0) as file:
         data = file.read()
         at = physical_offset - start
-        body_at, body_end, *_ = find_sections(data, at, read_header(data, at))
+        body_at, body_end, topic_at, properties_at, _ = find_sections(data, at, read_header(data, at))
         position = {
             "size": at + 2,
             "magic": at + 5,
@@ -33,6 +33,8 @@ def flip(root: Path, physical_offset: int, field: str, *, file_size: int = LOG_F
             "body size": at + BODY_SIZE_OFFSET + 2,
             "body": (body_at + body_end) // 2,
             "topic size": body_end,
+            "topic": topic_at + 2,
+            "key": data.find(b"KEYS\x01", properties_at) + len("KEYS\x01"),
         }[field]
         file.seek(position)
         file.write(bytes([data[position] ^ 0x01]))

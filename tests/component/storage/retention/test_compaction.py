@@ -11,6 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from raymq.consumer.pull_once import read_fetched
 from raymq.errors import DataLossError
 from raymq.logfiles.log_reader import LogReader
 from raymq.message import Message, MessageQueue, PullStatus
@@ -19,7 +20,7 @@ from raymq.record.check import record_starts
 from raymq.record.decode import decode_records, read_record
 from raymq.record.encode import encode_batch
 from raymq.record.hashing import tags_code
-from raymq.record.layout import read_header
+from raymq.record.layout import BODY_OFFSET, read_header
 from raymq.record.places import RecordPlace
 from storage.compaction import compactor
 from storage.compaction.rules import TOMBSTONE_KEPT_MS
@@ -120,6 +121,27 @@ def test_the_newest_message_of_each_key_stays_at_its_offset_with_its_bytes(root)
     assert (bounds.min_offset, bounds.max_offset) == (0, 6)
     assert read(it.store, 3) == {3: b"4", 5: b"6"}
     assert it.compact() == 0
+    it.store.close()
+
+
+@pytest.mark.parametrize("field", ["queue id", "queue offset", "physical offset", "topic"])
+def test_a_damaged_record_of_the_compacted_log_is_never_another_message(root, field):
+    """The unit of the compacted log tells the place of each record."""
+    it = Compacted(root)
+    it.send(*[(f"key-{n}", b"%d" % n) for n in range(4)], ("key-1", b"newest"))
+    it.compact()
+    [path] = (root / "compaction" / "orders" / "0").glob("*.log")
+    position = {"queue id": 15, "queue offset": 27, "physical offset": 35, "topic": BODY_OFFSET + 1 + 1 + 2}[field]
+    with path.open("r+b") as file:
+        data = bytearray(file.read())
+        data[record_starts(bytes(data))[1] + position] ^= 4
+        file.seek(0)
+        file.write(data)
+    log = it.store._parts.queues.get_plain("orders", 0).compacted
+    result = log.fetch(FetchRequest("orders", 0, 0, 10), 0, 5, 10**6)
+    found = read_fetched(result.records, MessageQueue("orders", "a", 0), 0, result.next_offset)
+    assert [one.message.record_damaged for one in found] == [False, True, False, False]
+    assert [one.message.body for one in found if not one.message.record_damaged] == [b"0", b"3", b"newest"]
     it.store.close()
 
 

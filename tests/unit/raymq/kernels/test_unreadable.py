@@ -169,6 +169,7 @@ FLIPS = {
     "body's size": (87, True),
     "body": (88, False),
     "topic's length": (88 + 6, True),
+    "topic": (88 + 6 + 1 + 3, True),
     "properties' length": (88 + 6 + 1 + 6 + 1, True),
 }
 

@@ -17,7 +17,7 @@ from tests.support.stores.damage import flip
 from tests.support.stores.stores import open_store
 
 FIRST_MS = 1_700_000_000_000
-FIELDS = ("size", "magic", "physical offset", "body size", "topic size", "body")
+FIELDS = ("size", "magic", "queue id", "queue offset", "physical offset", "body size", "topic size", "topic", "body")
 
 
 @pytest.fixture
@@ -82,3 +82,25 @@ def test_times_are_found_beside_damaged_records(store, tmp_path, field):
         assert store.offset_by_time("orders", 0, stored_ms, Boundary.UPPER) == number
         assert store.offset_by_time("orders", 0, stored_ms, Boundary.LOWER) in (number, number - 1, number - 2)
     assert store.queries.earliest_store_time_ms() > 0
+
+
+@pytest.mark.parametrize("name", ["KEYS", "UNIQ_KEY"])
+def test_a_record_that_lost_the_key_for_which_the_index_names_it_is_reported(store, tmp_path, name):
+    before = places(store)
+    with (tmp_path / "store" / "commitlog" / f"{0:020}").open("r+b", buffering=0) as file:
+        data = file.read()
+        file.seek(data.find(f"{name}\x01".encode(), before[4]) + len(name) + 1)
+        file.write(b"?")
+    all_found, one = store.queries.by_key("orders", "all"), store.queries.by_unique_id("orders", "ID4")
+    lost, kept = (all_found, one) if name == "KEYS" else (one, all_found)
+    assert (lost.damaged, kept.damaged) == ((before[4],), ())
+    assert kept.count == (1 if kept is one else 9)
+
+
+def test_a_damaged_unit_does_not_make_its_record_a_damaged_one(store, tmp_path):
+    before = places(store)
+    with (tmp_path / "store" / "consumequeue" / "orders" / "0" / f"{0:020}").open("r+b", buffering=0) as file:
+        file.seek(20 * 4 + 7)
+        file.write(b"\xff")
+    assert places(store) == before
+    assert store.queries.by_physical_offset(before[4])
