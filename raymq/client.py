@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar, Unpack, cast
 
 import ray
 
@@ -71,7 +71,15 @@ NAMESPACE_VARIABLE: Final = "RAYMQ_NAMESPACE"
 QUEUES_TIMEOUT_S: Final = 20.0
 """The time to wait for a topic's queues, over a restart of the NameServers."""
 
-T = TypeVar("T")
+CLOSE_AT_EXIT_S: Final = 60.0
+"""The longest that a process which ends waits for a `close` that was interrupted."""
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=_Closable)
 
 logger = logging.getLogger(__name__)
 
@@ -245,7 +253,9 @@ class Client(Closing):
         self.rebalance = RebalanceClient(self.routes)
         self._commits = CommitThreads()
         self._pid = os.getpid()
-        atexit.register(self.close)
+        self._ended = threading.Event()
+        """Set once `close` has done all of its work."""
+        atexit.register(self._close_at_exit)
 
     def _acts_as(self, who: Identity) -> None:
         """Give this user back when the client is closed."""
@@ -500,7 +510,20 @@ class Client(Closing):
                 return
             self._closed = True
             opened = list(self._open.values())
-        atexit.unregister(self.close)
+        try:
+            self._close_all(opened)
+        finally:
+            self._ended.set()
+            atexit.unregister(self._close_at_exit)
+
+    def _close_at_exit(self) -> None:
+        """Close, and wait for a `close` whose caller was interrupted: it goes on in a thread that the process's end
+        would end."""
+        self.close()
+        if os.getpid() == self._pid:
+            self._ended.wait(CLOSE_AT_EXIT_S)
+
+    def _close_all(self, opened: Sequence[Any]) -> None:
         failures: list[Exception] = []
         for item in opened:
             try:
@@ -539,9 +562,14 @@ class Client(Closing):
             raise ClientStateError("this client is closed; call raymq.connect() again")
 
     def _track(self, item: T) -> T:
+        """Have `close` close an object. One that was still being made while the client closed is closed at once:
+        ClientStateError."""
         with self._lock:
-            self._open[id(item)] = item
-        return item
+            if not self._closed:
+                self._open[id(item)] = item
+                return item
+        item.close()
+        raise ClientStateError("this client was closed meanwhile; call raymq.connect() again")
 
     def _forget(self, item: Any) -> None:
         self.heartbeats.remove(item)

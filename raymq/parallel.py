@@ -11,9 +11,10 @@ thread waits for it; so the handler's exception ends the wait, never the call.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from _thread import allocate_lock, get_ident
+from _thread import allocate_lock, get_ident, start_new_thread
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -27,6 +28,10 @@ Result = TypeVar("Result")
 
 HELPER_IDLE_S: Final = 10.0
 """A helper thread that was not used for so long ends, if another one is idle."""
+SIGNAL_LOOK_S: Final = 1.0
+"""How long a signal may wait for its handler. One that comes just before the main thread blocks does not wake it."""
+
+logger = logging.getLogger(__name__)
 
 
 class _Call:
@@ -58,8 +63,11 @@ class _Helper:
 
     def _run(self) -> None:
         while (call := self._next()) is not None:
-            if not _idle:  # the main thread, which may be interrupted while it starts a thread, finds one next time
-                _idle.append(_Helper())
+            if not _idle:  # the main thread finds one next time
+                try:
+                    _idle.append(_Helper())
+                except RuntimeError as error:  # the process has as many threads as it may: the call needs no other
+                    logger.debug("no further helper thread can be started now: %s", error)
             call.make()
             del call
             _idle.append(self)
@@ -81,6 +89,19 @@ class _Helper:
             return None
 
 
+def _start_helper(call: _Call) -> None:
+    """Make a call in a new helper. Runs in a bare thread, which the main thread starts by one call of C.
+
+    `threading.Thread.start` takes several steps, and none of them may be interrupted: it would leave locks of the
+    `threading` module held, or a thread that dies before it runs.
+    """
+    try:
+        _Helper().calls.put(call)
+    except BaseException as error:  # no thread can be started: the main thread must not wait for ever
+        call.error = error
+        call.ended.release()
+
+
 _idle: Final[list[_Helper]] = []
 """Helpers without a call. Each step on the list is atomic."""
 os.register_at_fork(after_in_child=_idle.clear)
@@ -98,9 +119,11 @@ def aside(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> 
     try:
         helper = _idle.pop()
     except IndexError:
-        helper = _Helper()
-    helper.calls.put(call)
-    call.ended.acquire()
+        start_new_thread(_start_helper, (call,))
+    else:
+        helper.calls.put(call)
+    while not call.ended.acquire(True, SIGNAL_LOOK_S):
+        pass
     if call.error is not None:
         try:
             raise call.error

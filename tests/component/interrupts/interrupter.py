@@ -26,10 +26,15 @@ CHECKING = {
 """Instructions at which, or right after which, handlers run. PRECALL stands for the CALL that follows it."""
 CHECKING.discard(dis.opmap.get("JUMP_BACKWARD_NO_INTERRUPT", -1))
 
-UNTRACED = tuple(
-    f"{os.sep}{folder}{os.sep}" for folder in ("tests", "storage", "actors", "importlib", "logging", "site-packages")
+UNTRACED = (
+    "_weakrefset.py",
+    *(
+        f"{os.sep}{folder}{os.sep}"
+        for folder in ("tests", "storage", "actors", "importlib", "logging", "site-packages")
+    ),
 )
-"""Folders of code in which no handler runs here: the doubles of tests, servers that run in this process, libraries."""
+"""Code in which no handler runs here: the doubles of tests, servers that run in this process, libraries, and callbacks
+of weak references, which Python calls wherever it drops the last one, and whose exceptions it only prints."""
 
 
 PROGRAMS = os.path.join("component", "interrupts")
@@ -55,6 +60,8 @@ class Interrupter:
     def __init__(self) -> None:
         self._left = 0
         self.where = ""
+        self.on_handled: Callable[[], None] = lambda: None
+        """Called by the handler before it raises."""
         signal.signal(signal.SIGUSR1, self._handle)
 
     def call(self, call: Callable[[], Any], point: int) -> bool:
@@ -76,6 +83,7 @@ class Interrupter:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         sys.settrace(None)
+        self.on_handled()
         raise InterruptedByTestError(self.where)
 
     def _is_untraced(self, frame: FrameType) -> bool:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,22 +34,36 @@ DIRECT = {
 }
 """The methods that run in the thread that calls them, by class. Those of a Producer that are steps of a send are tried
 with it."""
+NOTHING_ASIDE = {"AsyncProducer", "AsyncPullConsumer", "AsyncSimpleConsumer", "NamespacedCalls"}
+"""The kinds that aside_program does not try: all of their calls are coroutines, or calls of another kind."""
+WAITS = 2
+"""The interrupts of a caller that waits: before its call runs, and after that."""
 MAKES_AN_OBJECT = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 """Functions whose call only makes an object, which does the work later."""
 
 
-def points(program: str, root: Path, *arguments: str) -> dict[str, int]:
-    """Run a program of this folder; the points that it interrupted, by call."""
-    command = [sys.executable, "-m", f"tests.component.interrupts.{program}", str(root), "1", *arguments]
+def run_program(name: str, *arguments: object) -> str:
+    """Run a program of this folder; what it prints."""
+    command = [sys.executable, "-m", f"tests.component.interrupts.{name}", *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    print(sum(found.values()), "points:", found)
+    return done.stdout
+
+
+def points(program: str, *arguments: object) -> dict[str, Any]:
+    """Run a program of this folder; the points that it interrupted, by call."""
+    found: dict[str, Any] = json.loads(run_program(program, *arguments).splitlines()[-1])
+    print(total(found), "points:", found)
     return found
 
 
+def total(found: Any) -> int:
+    """The sum of all numbers in nested dictionaries."""
+    return sum(map(total, found.values())) if isinstance(found, dict) else found
+
+
 def test_a_producer_that_is_interrupted_anywhere_goes_on(tmp_path: Path) -> None:
-    found = points("producer_program", tmp_path / "store")
+    found = points("producer_program", tmp_path / "store", 1)
     assert len(found) == 10
     assert all(found.values()), "a call has no points: nothing was tried"
     assert found["send"] > 20
@@ -56,9 +71,22 @@ def test_a_producer_that_is_interrupted_anywhere_goes_on(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 def test_a_pull_consumer_that_is_interrupted_anywhere_goes_on_and_skips_nothing(tmp_path: Path, where: str) -> None:
-    found = points("pull_program", tmp_path / "store", where)
+    found = points("pull_program", tmp_path / "store", 1, where)
     assert len(found) == 17
     assert all(found.values()), "a call has no points: nothing was tried"
+
+
+def test_a_caller_that_is_interrupted_while_a_helper_makes_its_call_leaves_nothing_taken(tmp_path: Path) -> None:
+    """Every public method that runs aside, of every kind of object, over a raymq in the program's own process."""
+    found = points("aside_program", tmp_path)
+    assert {kind.__name__ for kind in kinds()} - set(found) == NOTHING_ASIDE
+    for kind, calls in found.items():
+        assert all(count > WAITS for count in calls.values()), f"{kind}: a call has no points of its own: {calls}"
+    assert sum(len(calls) for calls in found.values()) > 140
+
+
+def test_a_process_that_ends_waits_for_a_close_whose_caller_was_interrupted(tmp_path: Path) -> None:
+    assert run_program("exit_program", tmp_path).splitlines() == ["close was interrupted", "all is closed"]
 
 
 @pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from textwrap import dedent
 
 import pytest
 
@@ -51,3 +54,62 @@ def test_the_first_failure_is_raised_when_all_calls_have_ended() -> None:
     with pytest.raises(ValueError, match="1"):
         map_parallel(call, range(6), threads_max=2, name="test")
     assert sorted(ended) == list(range(6))
+
+
+def aside_in_main(code: str) -> str:
+    """What a program prints that makes calls aside in its main thread."""
+    program = f"import threading\nfrom raymq import parallel\nfrom raymq.parallel import aside\n{dedent(code)}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S, check=True)
+    return done.stdout.strip()
+
+
+def test_a_call_for_which_no_thread_can_be_started_raises_the_reason() -> None:
+    assert (
+        aside_in_main("""
+        def refuse(self): raise RuntimeError("can't start new thread")
+        threading.Thread.start = refuse
+        try:
+            aside(print)
+        except RuntimeError as error:
+            print(error)
+        """)
+        == "can't start new thread"
+    )
+
+
+def test_a_call_is_made_though_no_further_helper_can_be_started() -> None:
+    assert (
+        aside_in_main("""
+        start = threading.Thread.start
+        def once(self):
+            threading.Thread.start = refuse
+            start(self)
+        def refuse(self): raise RuntimeError("can't start new thread")
+        threading.Thread.start = once
+        print(aside(int, "1"), aside(int, "2"))
+        """)
+        == "1 2"
+    )
+
+
+def test_a_signal_that_comes_just_before_the_wait_is_handled_soon() -> None:
+    """The helper's own signal comes before the main thread waits, or while it does: there is no order between them."""
+    assert (
+        aside_in_main("""
+        import signal, time
+        parallel.SIGNAL_LOOK_S = 0.01
+        def handle(number, frame): raise KeyboardInterrupt
+        signal.signal(signal.SIGUSR1, handle)
+        def call():
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            never.wait()
+        never, raised = threading.Event(), 0
+        for _ in range(200):
+            try:
+                aside(call)
+            except KeyboardInterrupt:
+                raised += 1
+        print(raised)
+        """)
+        == "200"
+    )

@@ -1,0 +1,47 @@
+"""A program that ends while a `close`, whose caller was interrupted, goes on in its helper thread."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+import raymq
+from tests.component.interrupts.interrupter import InterruptedByTestError
+from tests.support.clusters.local_cluster import start_cluster
+
+MARGIN_S = 0.5
+"""The process would have ended long before, if nothing waited."""
+ending = threading.Event()
+
+
+class Slow:
+    """Something that a client closes, which takes until the process ends."""
+
+    def close(self) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        ending.wait()
+        time.sleep(MARGIN_S)
+        print("all is closed", flush=True)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    raise InterruptedByTestError
+
+
+if __name__ == "__main__":
+    atexit.register(os._exit, 0)  # the last function: servers run in this process
+    start_cluster(Path(sys.argv[1]))
+    client = raymq.connect()
+    client._track(Slow())
+    atexit.register(ending.set)
+    signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        client.close()
+    except InterruptedByTestError:
+        print("close was interrupted", flush=True)
