@@ -164,7 +164,7 @@ class LogLanes:
         except Exception as error:
             read.request.fail(read.request.told(error, "the reading of a chunk"))
             return
-        head = ChunkHead(chunk.physical_offset, chunk.confirm_offset, chunk.end_offset, chunk.entry)
+        head = ChunkHead(chunk.physical_offset, chunk.confirm_offset, chunk.end_offset, chunk.entry, chunk.hole)
         read.request.answer(encode_chunk_head(head), chunk.data)
 
     def _end(self, read: _Read) -> None:
@@ -182,7 +182,7 @@ class LogLanes:
     def _append_log(self, request: LaneRequest) -> None:
         epoch, head, data = decode_append_log(request.payload)
         entry = None if head.entry is None else EpochEntry(*head.entry)
-        chunk = LogChunk(head.physical_offset, data, entry, head.confirm_offset, head.end_offset)
+        chunk = LogChunk(head.physical_offset, data, entry, head.confirm_offset, head.end_offset, head.hole)
         copied = self._replica.start_append_log(epoch, chunk)
         deadline_s = time.monotonic() + APPEND_LOG_TIMEOUT_S
         self._copies.append(_Copy(request, epoch, copied.next_offset, copied.copied_bytes, deadline_s))

@@ -43,6 +43,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from actors.core.replica.hole_reports import HoleReports
 from actors.core.replica.orders import (
     Copied,
     Drain,
@@ -157,6 +158,8 @@ class Replica:
         """True once this process has led, or has had everything that its master had confirmed."""
         self._shared_holes: frozenset[int] = frozenset()
         """The offsets of the damaged ranges that this replica's master could not mend."""
+        self._hole_reports = HoleReports(replica, 0.0)
+        """The reports of the other replicas about this master's damaged ranges."""
         self._refusal = ""
         """The reason why this replica does not follow its master; empty if there is none."""
         self._role = ReplicaRoleState(broker_name, replica, self._last_epoch())
@@ -397,6 +400,7 @@ class Replica:
             self._caught_up, self._refusal = True, ""
             self._note_confirmed(end)
             self._sync = self._rules.begin(self._replica, first, end, self._clock_s())
+            self._hole_reports = HoleReports(self._replica, self._clock_s(), self._rules.hole_wait_s)
             self._store.show(end)
             self._notified_offset = -1
             self._wake_all()
@@ -499,7 +503,8 @@ class Replica:
     def read_log(self, request: LogRequest, max_bytes: int, wait_s: float) -> LogChunk:
         """The chunk of the log that a follower requests; waits up to `wait_s` for records.
 
-        NotMasterError unless this replica leads the request's epoch; DataLossError for what retention has deleted.
+        NotMasterError unless this replica leads the request's epoch; DataLossError for what retention has deleted;
+        StoreCorruptError for damaged bytes that a replica may still mend.
         """
         self.note_request(request)
         epoch, physical_offset = request.epoch, request.next_offset
@@ -538,8 +543,27 @@ class Replica:
             entry = self._entry_at(physical_offset)
             following = [one.start_offset for one in self._epochs.entries if one.start_offset > physical_offset]
             end, confirm = self._given_end, self._sync.confirm_offset
-        data = self._store.chunks.read_chunk(physical_offset, max_bytes, min([end, *following]))
-        return LogChunk(physical_offset, data, entry, confirm, end)
+        chunks, limit, hole = self._store.chunks, min([end, *following]), None
+        damaged = chunks.hole_at(physical_offset) if physical_offset < limit else None
+        if damaged is None:
+            data = chunks.read_chunk(physical_offset, max_bytes, limit)
+        else:
+            self._require_unmendable(damaged)
+            data, hole = chunks.read_hole(physical_offset, limit)
+        return LogChunk(physical_offset, data, entry, confirm, end, hole)
+
+    def _require_unmendable(self, hole: Hole) -> None:
+        """StoreCorruptError while a replica may still mend a hole of this master (HoleReports)."""
+        with self._changed:
+            assert self._sync is not None
+            now_s = self._clock_s()
+            may_have = self._sync.sync_state_set.members | self._sync.in_sync(now_s)
+            reason = self._hole_reports.reason_to_wait(hole.offset, may_have, now_s)
+        if reason:
+            raise StoreCorruptError(
+                f"the {hole.size} bytes at {hole.offset} in the log of replica {self._replica} of {self._broker_name} "
+                f"are damaged: {hole.reason}; they are not copied yet, because {reason}"
+            )
 
     def call_on_log(self, callback: Callable[[], None]) -> None:
         """Have `callback` called, by whatever thread, when the log may have grown. It must not block. A change of the
@@ -749,7 +773,12 @@ class Replica:
             return True
         if chunk.entry is not None and chunk.entry.epoch > self._last_epoch():
             self._begin_epoch(*chunk.entry)
-        return self._store.chunks.append_chunk(chunk.physical_offset, chunk.data, wait=wait)
+        if chunk.hole is None:
+            return self._store.chunks.append_chunk(chunk.physical_offset, chunk.data, wait=wait)
+        self._store.chunks.append_hole(chunk.physical_offset, chunk.data, chunk.hole)
+        with self._changed:
+            self._shared_holes |= {chunk.physical_offset}
+        return False
 
     def _show_chunk(self, chunk: LogChunk) -> None:
         """Show consumers what the chunk's master has confirmed."""
@@ -809,12 +838,14 @@ class Replica:
     def note_lacking(self, epoch: int, replica: int, physical_offset: int) -> None:
         """Note that another replica has no intact bytes for the hole at an offset.
 
-        A slave is then as good as its master, if that is the replica. NotMasterError unless this log is that of the
-        epoch's master.
+        A slave is then as good as its master, if that is the replica. A master that hears it from all others gives the
+        damaged bytes to slaves that need them. NotMasterError unless this log is that of the epoch's master.
         """
         with self._order_lock, self._changed:
             self._check_same_log(epoch)
-            if self._role.role is ReplicaRole.SLAVE:
+            if self._role.role is ReplicaRole.MASTER:
+                self._hole_reports.note_lacking(replica, physical_offset)
+            elif replica == self._role.master:
                 self._shared_holes |= {physical_offset}
 
     def _check_same_log(self, epoch: int) -> None:

@@ -237,6 +237,26 @@ class Hole:
         return self.offset + self.size
 
 
+class HoleUnit(NamedTuple):
+    """A unit of a queue that leads into a hole: the queue, its offset, and the place that it leads to."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    size: int
+    tags_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoleCopy:
+    """The notes that go along with the damaged bytes of a master's hole: the `reason` of the Hole, and the units of
+    queues that lead into it, by queue and queue offset."""
+
+    reason: str
+    units: tuple[HoleUnit, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
     """A snapshot of one store, for people and for health checks.

@@ -6,7 +6,7 @@ On disk
 
 There is no such file while the log has no hole. Recovery finds the holes of what it walks, and takes those before that
 from this file. A hole ends when its bytes are replaced by good ones, or when retention deletes its log file. A slave
-whose master has a hole gets the damaged bytes, and takes note of the same hole (storage/replication/chunk_appender.py).
+whose master has a hole that nobody can mend gets the damaged bytes, and notes the same hole (chunk_appender.py).
 """
 
 from __future__ import annotations

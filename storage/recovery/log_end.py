@@ -48,18 +48,32 @@ class LogEnd:
     ) -> None:
         """`checks`: those of `check_record`, for the records of this log."""
         self._log, self._reader, self._checks = parts.log, parts.reader, checks
-        self._after_crash = parts.after_crash
+        self._after_crash, self._named = parts.after_crash, parts.holes.holes
         self._replica_file = parts.settings.store_path_root_dir / "config" / "replica.json"
         self._flushed_ms = checkpoint.physic_msg_timestamp
         self._flushed_offset = 0 if snapshot is None else snapshot.end
 
     def resume_offset(self, physical_offset: int) -> int | None:
-        """The physical offset of the next intact record behind a position of the log at which none starts; None if the
-        log ends at that position."""
+        """The physical offset behind a position at which no intact record starts where the log goes on: with an intact
+        record, or after a hole that is known. None if the log ends at that position."""
         found = self._next_record(physical_offset)
+        known = self._known_end(physical_offset)
+        if known is not None:
+            return known if found is None else min(found, known)
         if found is None or self._was_never_written(physical_offset, found):
             return None
         return found
+
+    def _known_end(self, physical_offset: int) -> int | None:
+        """The end of the hole at a position that the file `holes` names; None if it names none there.
+
+        Its bytes were on disk before the file named it. So it is neither torn nor unwritten, even if it is the last
+        thing in the log, as it may be on a slave (storage/replication/chunk_appender.py).
+        """
+        named = [hole.end_offset for hole in self._named if hole.offset <= physical_offset < hole.end_offset]
+        return (
+            named[0] if named and physical_offset - physical_offset % self._log.file_size in self._log.starts else None
+        )
 
     def holes_between(self, physical_offset: int, resume_offset: int) -> list[Hole]:
         """The damaged records from one offset up to the intact record at another one, each in one file."""
@@ -102,20 +116,10 @@ class LogEnd:
         return position != end and not (fills_file(data, position) and end == len(data))
 
     def header_of(self, hole: Hole, delay_levels_ms: tuple[int, ...]) -> DispatchView | None:
-        """The view of a damaged record of which only the body is damaged, or the size or the magic; None if its other
-        fields cannot be believed."""
+        """The view of a damaged record (`believable_view`)."""
         start = hole.offset - hole.offset % self._log.file_size
-        record = bytearray(self._data(start)[hole.offset - start : hole.end_offset - start])
-        record[:4] = len(record).to_bytes(4)
-        for magic in (bytes(record[4:HEAD_BYTES]), *_MAGICS):
-            record[4:HEAD_BYTES] = magic
-            if is_intact(memoryview(record), hole.offset, 0, check_crc=False):
-                try:
-                    view = dispatch_view(record, delay_levels_ms=delay_levels_ms)
-                except RecordError:
-                    continue
-                return None if is_implausible(view, hole.offset) else view
-        return None
+        record = self._data(start)[hole.offset - start : hole.end_offset - start]
+        return believable_view(record, hole.offset, delay_levels_ms)
 
     def lost_blank(self, physical_offset: int) -> bytes:
         """The 8 bytes of the BLANK that a file had at an offset, if only one of its two fields is damaged; else empty.
@@ -195,6 +199,22 @@ class LogEnd:
 
     def _data(self, start: int) -> memoryview:
         return self._reader.maps.get(str(self._log.path(start))).data
+
+
+def believable_view(damaged: memoryview, physical_offset: int, delay_levels_ms: tuple[int, ...]) -> DispatchView | None:
+    """The view of a damaged record of which only the body is damaged, or the size or the magic; None if its other
+    fields cannot be believed."""
+    record = bytearray(damaged)
+    record[:4] = len(record).to_bytes(4)
+    for magic in (bytes(record[4:HEAD_BYTES]), *_MAGICS):
+        record[4:HEAD_BYTES] = magic
+        if is_intact(memoryview(record), physical_offset, 0, check_crc=False):
+            try:
+                view = dispatch_view(record, delay_levels_ms=delay_levels_ms)
+            except RecordError:
+                continue
+            return None if is_implausible(view, physical_offset) else view
+    return None
 
 
 def _with_head(record: memoryview) -> bytearray:

@@ -5,10 +5,13 @@ is done, and the chunk is read record by record. That has the same result and ca
 batches into their queues (batch_dispatch.py) and messages into several (multi_dispatch.py), and delete a topic in the
 chunk's middle. It is also faster for few records. Which way a chunk goes is seen from its records, not from this
 store's settings: the master may have others.
+
+A hole of the master is appended as a hole: the same damaged bytes, the same entry in the file `holes`, the same units.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -17,22 +20,28 @@ from numpy.typing import NDArray
 
 from raymq.errors import InvalidArgumentError, StoreNotWritableError
 from raymq.kernels.fields import Ints
+from raymq.names import HALF_TOPIC, OP_HALF_TOPIC
+from raymq.protocol.store import Hole, HoleCopy, HoleUnit
 from raymq.record.check import check_record
 from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.inner_batch import inner_batch
-from raymq.record.layout import SYS_FLAG_INNER_BATCH, RecordError
+from raymq.record.layout import BLANK_LENGTH, SYS_FLAG_INNER_BATCH, RecordError
 from storage.append.appender import Appender
 from storage.dispatch.batch_dispatch import belongs_to_batches, is_good_batch, put_batch
 from storage.dispatch.block_dedup import producers_of, remember_producer
 from storage.dispatch.multi_dispatch import QueueUnit, is_dispatched, put_elsewhere, units_elsewhere
 from storage.dispatch.record_blocks import is_queued, read_block
 from storage.dispatch.record_check import is_implausible
+from storage.files import disk
 from storage.files.disk_usage import is_want_of_space, no_space_text
 from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue
+from storage.recovery.log_end import believable_view
 
 BLOCK_RECORDS_MIN: Final = 32
 """A chunk with fewer records is read record by record."""
+
+logger = logging.getLogger(__name__)
 
 
 class _Units(NamedTuple):
@@ -106,7 +115,7 @@ class ChunkAppender:
 
     def __init__(self, parts: StoreParts, appender: Appender) -> None:
         self._log, self._queues, self._dedup, self._deliveries = parts.log, parts.queues, parts.dedup, parts.deliveries
-        self._halves = parts.halves
+        self._halves, self._holes = parts.halves, parts.holes
         self._visibility, self._appender = parts.visibility, appender
         self._delay_levels_ms = parts.settings.delay_levels_ms
         self._root = parts.settings.store_path_root_dir
@@ -131,6 +140,55 @@ class ChunkAppender:
             views = parse_chunk(chunk, physical_offset, self._log.file_size, self._delay_levels_ms)
             self._append_views(physical_offset, chunk, views)
         return self._puts
+
+    def append_hole(self, physical_offset: int, data: bytes | memoryview, hole: HoleCopy) -> None:
+        """Write the damaged bytes of a master's hole at the log's end, which must be `physical_offset`, and note the
+        hole. Called under the append lock. Errors as of `append_chunk`.
+
+        The bytes are on disk before the file `holes` names them, so recovery can rely on it. The master's units keep
+        the places of the damaged records in their queues.
+        """
+        if physical_offset != self._log.end_offset:
+            raise InvalidArgumentError(f"the log ends at {self._log.end_offset}; a hole for {physical_offset} came")
+        damaged, end_offset = memoryview(data), physical_offset + len(data)
+        file_start = physical_offset - physical_offset % self._log.file_size
+        if len(damaged) < BLANK_LENGTH or end_offset > file_start + self._log.file_size:
+            raise InvalidArgumentError(f"a hole of {len(damaged)} bytes at {physical_offset} is not in one file")
+        units = self._units_in(physical_offset, end_offset, hole.units)
+        for one in units:
+            queue = self._queues.get(*one.key)
+            if one.queue_offset == 0 and queue is not None and queue.exists and queue.next_offset > 0:
+                self._queues.delete_topic(one.key[0], end_offset=self._log.end_offset, min_offset=self._log.min_offset)
+                self._dedup.forget_topic(one.key[0])
+            if not self._continues(one):
+                raise InvalidArgumentError(
+                    f"the hole for {physical_offset} does not continue queue {one.key[0]}:{one.key[1]}"
+                )
+        self._write(physical_offset, damaged, None, units)
+        disk.flush_path(self._log.path(file_start))
+        noted = Hole(physical_offset, len(damaged), hole.reason)
+        self._holes.replace([*self._holes.holes, noted], self._log.file_size)
+        view = believable_view(damaged, physical_offset, self._delay_levels_ms)
+        if view is not None and is_queued(view.sys_flag):
+            remember_producer(view, self._dedup, self._deliveries)
+        if view is not None and view.topic not in (HALF_TOPIC, OP_HALF_TOPIC):
+            self._halves.note(view, b"")  # of those two topics the body counts
+        logger.error("%d damaged bytes at %d were copied from the master: %s", noted.size, noted.offset, noted.reason)
+
+    def _units_in(self, physical_offset: int, end_offset: int, units: Sequence[HoleUnit]) -> list[_Units]:
+        """The units of a hole, by queue. InvalidArgumentError unless they lead into it and follow each other."""
+        by_queue: dict[tuple[str, int], list[HoleUnit]] = {}
+        for unit in units:
+            by_queue.setdefault((unit.topic, unit.queue_id), []).append(unit)
+        found = []
+        for key, rows in by_queue.items():
+            first = rows[0].queue_offset
+            in_order = [row.queue_offset for row in rows] == list(range(first, first + len(rows)))
+            if not in_order or not all(physical_offset <= row.physical_offset < end_offset for row in rows):
+                raise InvalidArgumentError(f"the units of {key[0]}:{key[1]} do not lead into {physical_offset}")
+            columns = np.array([row[3:] for row in rows], np.int64)
+            found.append(_Units(key, first, columns[:, 0], columns[:, 1].astype(np.int32), columns[:, 2]))
+        return found
 
     def _append_block(self, physical_offset: int, data: memoryview) -> bool:
         """`append_chunk` for a chunk that is one block. False, and nothing is done, if it has to be looked at

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from raymq.protocol.store import HoleCopy
+
 
 class EpochEntry(NamedTuple):
     """One epoch of a log. It began with the record at `start_offset`, a physical offset."""
@@ -75,7 +77,8 @@ class EpochHistory:
 class LogChunk:
     """Bytes of a master's log from `physical_offset` on: whole records of one file and of one epoch, `entry`.
 
-    Empty when there was nothing in time. `confirm_offset` is the master's, `end_offset` the end of what it gives.
+    Empty when there was nothing in time. With `hole` they are the damaged bytes of a hole. `confirm_offset` is the
+    master's, `end_offset` the end of what it gives.
     """
 
     # The offset of the first byte.
@@ -87,6 +90,8 @@ class LogChunk:
     # The master's confirm offset, and the end of what it gives to followers.
     confirm_offset: int
     end_offset: int
+    # The bytes are those of a hole, which goes along; None for records.
+    hole: HoleCopy | None = None
 
 
 def common_end(mine: Sequence[EpochEntry], my_end: int, theirs: Sequence[EpochEntry], their_end: int) -> int | None:

@@ -14,11 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from raymq.config.store import StoreSettings
 from raymq.errors import DataLossError, InvalidArgumentError, StoreCorruptError
 from raymq.logfiles.log_reader import LogReader
 from raymq.names import STATE_TOPIC
-from raymq.protocol.store import Hole
+from raymq.protocol.store import Hole, HoleCopy, HoleUnit
 from raymq.record.check import check_record
 from raymq.record.dispatch import dispatch_view
 from raymq.record.layout import RecordError
@@ -39,6 +41,9 @@ from storage.running_flags import AGAINST_REPLICATED_STATE, AGAINST_REPLICATION
 from storage.stats import PutKind, StoreStats
 
 CHUNK_MAX_BYTES: Final = 4 << 20
+HOLE_MAX_BYTES: Final = 64 << 20
+"""A larger hole is not copied: it goes in one piece, because nobody knows where records start in it."""
+_UNITS_AT_A_TIME: Final = 1024
 
 Bytes = bytes | memoryview
 
@@ -66,8 +71,8 @@ class LogChunks:
         """The log's bytes from a record's start on: whole records of one file, about `max_bytes`, at least a record.
 
         Empty at `limit`, which is by default the end of what consumers see. A chunk ends before a hole. Errors as of
-        the function `read_chunk`; StoreCorruptError at a hole; ServiceNotAvailableError for a store that is closed, or
-        must not be read now.
+        the function `read_chunk`; StoreCorruptError at a hole, which `read_hole` reads; ServiceNotAvailableError for a
+        store that is closed, or must not be read now.
         """
         self._require_readable()
         limit = self._parts.visibility.visible_offset if limit is None else limit
@@ -75,12 +80,52 @@ class LogChunks:
             if hole.offset <= physical_offset < hole.end_offset:
                 raise StoreCorruptError(
                     f"the {hole.size} bytes at {hole.offset} in the log below {self._parts.reader.root} are damaged: "
-                    f"{hole.reason}; they are not copied: have a replica lead that has good ones"
+                    f"{hole.reason}; they are not copied as records"
                 )
             if physical_offset < hole.offset < limit:
                 limit = hole.offset
                 break
         return read_chunk(self._parts.reader, self._parts.log.min_offset, physical_offset, limit, max_bytes)
+
+    def hole_at(self, physical_offset: int) -> Hole | None:
+        """The hole that a physical offset lies in; None if it lies in none."""
+        holes = self._parts.holes.holes
+        return next((one for one in holes if one.offset <= physical_offset < one.end_offset), None)
+
+    def read_hole(self, physical_offset: int, limit: int) -> tuple[bytes, HoleCopy]:
+        """The damaged bytes from a physical offset on, in a hole, up to its end or to `limit`, and what a replica that
+        appends them has to note.
+
+        StoreCorruptError if there are more than HOLE_MAX_BYTES of them, or if a queue's units cannot be read.
+        InvalidArgumentError if the offset lies in no hole; ServiceNotAvailableError as of `read_chunk`.
+        """
+        self._require_readable()
+        hole = self.hole_at(physical_offset)
+        if hole is None:
+            raise InvalidArgumentError(f"the log has no hole at physical offset {physical_offset}")
+        end = min(hole.end_offset, limit)
+        if end - physical_offset > HOLE_MAX_BYTES:
+            raise StoreCorruptError(
+                f"the {hole.size} bytes at {hole.offset} in the log below {self._parts.reader.root} are damaged: "
+                f"{hole.reason}; they are too many to be copied: bring back a replica that has good ones"
+            )
+        units: list[HoleUnit] = []
+        for queue in self._parts.queues.plain:
+            offset, found = queue.first_at_or_after(physical_offset), True
+            while found and offset < queue.visible_offset:
+                block = queue.units(offset, _UNITS_AT_A_TIME)
+                inside = (block["physical_offset"] >= physical_offset) & (block["physical_offset"] < end)
+                units += [
+                    HoleUnit(queue.topic, queue.queue_id, offset + row, *(int(field) for field in block[row]))
+                    for row in np.flatnonzero(inside).tolist()
+                ]
+                offset, found = offset + len(block), bool(len(block) and inside[-1])
+        return bytes(self._parts.reader.log_bytes(physical_offset, end)), HoleCopy(hole.reason, tuple(units))
+
+    def append_hole(self, physical_offset: int, data: Bytes, hole: HoleCopy) -> None:
+        """Append the damaged bytes of a master's hole at the log's end, and note the hole. Both are on disk on return;
+        that is known once `is_durable` says so. Errors as of `append_chunk`."""
+        self._gate.write(partial(self._appender.append_hole, physical_offset, data, hole), against=AGAINST_REPLICATION)
 
     def read_part(self, physical_offset: int, size: int, max_bytes: int = CHUNK_MAX_BYTES) -> tuple[int, bytes] | None:
         """The first intact records in a range of the log, in one file: their physical offset and their bytes.
@@ -200,7 +245,10 @@ def truncate_log(settings: StoreSettings, physical_offset: int) -> int:
         log = CommitLog(LogPaths.of(settings), settings.mapped_file_size_commit_log_bytes)
         try:
             damage = DamageNotes()
-            _require_boundary(log, physical_offset, HoleTable(root, damage).holes)
+            holes = HoleTable(root, damage)
+            _require_boundary(log, physical_offset, holes.holes)
+            # Before the cut: no hole is known where new records will be.
+            holes.replace([one for one in holes.holes if one.end_offset <= physical_offset], log.file_size)
             snapshot = read_snapshot(root / SNAPSHOT_FILE, damage)
             if snapshot is not None and snapshot.end > physical_offset:
                 disk.unlink(root / SNAPSHOT_FILE)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from actors.core.replica.hole_reports import HOLE_WAIT_S
 from actors.core.replica.sync_state import FixedSyncState, MasterSyncState
 from storage.replication.epochs import SyncStateSet
 
@@ -16,6 +17,7 @@ class ReplicaRules:
     """The conditions of a master's acknowledgement (RocketMQ's settings, spec/storage.md §11.1), times in s.
 
     `fixed_roles`: no other replica ever leads; then a replica that lacks less than `max_gap_bytes` is in sync.
+    `hole_wait_s`: the time before damaged bytes that nobody can mend are copied (actors.core.replica.hole_reports).
     `may_lose_confirmed`: a slave gives up acknowledged messages that its master lacks (enable_elect_unclean_master).
     """
 
@@ -29,6 +31,7 @@ class ReplicaRules:
     fixed_roles: bool = False
     max_gap_bytes: int = 256 << 20
     may_lose_confirmed: bool = False
+    hole_wait_s: float = HOLE_WAIT_S
 
     @property
     def required_in_sync(self) -> int:

@@ -3,8 +3,9 @@
 READ_LOG        | follower 4 | learner 1 | length 1 | zero 2 | epoch 8 | next offset 8 | acked offset 8 | min bytes 8
                 | max bytes 8 | wait s 8 (double) | id of the follower's store |            56 bytes, then the id
 answer          a chunk: | physical offset 8 | confirm offset 8 | end offset 8 | epoch 8 | start of the epoch 8 |
-                epoch 0: the records have none                                                        40 bytes
-                | the log's bytes |
+                | length of the hole 4 |              epoch 0: the records have none                  44 bytes
+                | the hole, as JSON: {"reason": TEXT, "units": [[topic, queue id, …], …]} |           if its length > 0
+                | the log's bytes: records, or the damaged bytes of the hole |
 APPEND_LOG      | epoch 8 | a chunk |
 answer          | next offset 8 | acked offset 8 | copied bytes 8 |
 ACK_LOG         as READ_LOG; what it asks for is not looked at. A READ_LOG of its follower that waits need not wait
@@ -15,15 +16,17 @@ A chunk passes through its carrier as it came: only its head is looked at.
 
 from __future__ import annotations
 
+import json
 import struct
 from math import isnan
 from typing import Final, NamedTuple
 
 from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.protocol.store import HoleCopy, HoleUnit
 from raymq.remoting.lane.frames import Buffer
 
 _READ: Final = struct.Struct("<iBB2xqqqqqd")
-_CHUNK: Final = struct.Struct("<qqqqq")
+_CHUNK: Final = struct.Struct("<qqqqqI")
 _EPOCH: Final = struct.Struct("<q")
 _COPIED: Final = struct.Struct("<qqq")
 
@@ -46,12 +49,15 @@ class ReadLog(NamedTuple):
 
 
 class ChunkHead(NamedTuple):
-    """The beginning of a chunk. `entry`: the epoch of its records and the offset at which that began, or None."""
+    """The beginning of a chunk. `entry`: the epoch of its records and the offset at which that began, or None.
+
+    `hole`: the bytes are those of a hole in the master's log; None for intact records."""
 
     physical_offset: int
     confirm_offset: int
     end_offset: int
     entry: tuple[int, int] | None
+    hole: HoleCopy | None = None
 
 
 def encode_read_log(request: ReadLog) -> bytes:
@@ -88,16 +94,26 @@ def decode_read_log(payload: memoryview) -> ReadLog:
 
 def encode_chunk_head(head: ChunkHead) -> bytes:
     """The beginning of a READ_LOG's answer; the log's bytes follow it."""
-    return _CHUNK.pack(head.physical_offset, head.confirm_offset, head.end_offset, *(head.entry or (0, 0)))
+    hole = b"" if head.hole is None else json.dumps({"reason": head.hole.reason, "units": head.hole.units}).encode()
+    offsets = head.physical_offset, head.confirm_offset, head.end_offset
+    return _CHUNK.pack(*offsets, *(head.entry or (0, 0)), len(hole)) + hole
 
 
 def decode_chunk(payload: memoryview) -> tuple[ChunkHead, memoryview]:
     """The head of a READ_LOG's answer and the log's bytes, a view. ServiceNotAvailableError if it cannot be read."""
     try:
-        physical_offset, confirm, end, epoch, start = _CHUNK.unpack_from(payload)
-    except struct.error as error:
+        physical_offset, confirm, end, epoch, start, hole_size = _CHUNK.unpack_from(payload)
+        data_at = _CHUNK.size + hole_size
+        hole = _decode_hole(payload[_CHUNK.size : data_at]) if hole_size else None
+    except (struct.error, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ServiceNotAvailableError(f"a chunk of a log cannot be read: {error}") from None
-    return ChunkHead(physical_offset, confirm, end, (epoch, start) if epoch else None), payload[_CHUNK.size :]
+    return ChunkHead(physical_offset, confirm, end, (epoch, start) if epoch else None, hole), payload[data_at:]
+
+
+def _decode_hole(text: memoryview) -> HoleCopy:
+    fields = json.loads(bytes(text))
+    units = [HoleUnit(str(topic), *map(int, rest)) for topic, *rest in fields["units"]]
+    return HoleCopy(str(fields["reason"]), tuple(units))
 
 
 def encode_append_log(epoch: int) -> bytes:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.protocol.store import HoleCopy, HoleUnit
 from raymq.remoting.lane.log_chunks import (
     ChunkHead,
     ReadLog,
@@ -35,7 +36,11 @@ READS = st.builds(
     max_bytes=LONG,
     wait_s=st.floats(allow_nan=False),
 )
-HEADS = st.builds(ChunkHead, LONG, LONG, LONG, st.none() | st.tuples(st.integers(1, 2**63 - 1), LONG))
+UNITS = st.builds(HoleUnit, st.text(max_size=20), LONG, LONG, LONG, LONG, LONG)
+HOLES = st.builds(HoleCopy, st.text(max_size=60), st.lists(UNITS, max_size=3).map(tuple))
+HEADS = st.builds(
+    ChunkHead, LONG, LONG, LONG, st.none() | st.tuples(st.integers(1, 2**63 - 1), LONG), st.none() | HOLES
+)
 DECODERS: list[tuple[Callable[[memoryview], Any], type[Exception]]] = [
     (decode_read_log, InvalidArgumentError),
     (decode_append_log, InvalidArgumentError),

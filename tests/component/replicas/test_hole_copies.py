@@ -1,0 +1,291 @@
+"""A hole that no replica can mend is copied as a hole: logs stay equal, and are mended once anybody has the bytes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.errors import InvalidArgumentError, StoreCorruptError
+from raymq.protocol.store import HoleCopy
+from storage.log.holes import HOLES_FILE
+from storage.message_store import MessageStore
+from storage.replication.log_chunks import truncate_log
+from tests.support.replicas.local_replicas import PATIENT, LocalReplicas, filled_groups, settle_append
+from tests.support.stores.stores import intact_bodies, killed_copy, make_batch, small_settings
+
+pytestmark = pytest.mark.usefixtures("no_flushes")
+
+BODIES = [b"%06d" % number + b"x" * 100 for number in range(60)]
+AT_ONCE = replace(PATIENT, hole_wait_s=0.0)
+NEW = 2
+"""The replica whose directory is lost, and filled from the master."""
+Make = Callable[..., LocalReplicas]
+
+
+@pytest.fixture(params=[False, True], ids=["by calls", "over lanes"])
+def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Makes a group in which all replicas have BODIES, acknowledged."""
+    with filled_groups(tmp_path, BODIES, lanes=request.param) as build:
+        yield build
+
+
+def log_path(group: LocalReplicas, name: int) -> Path:
+    """A replica's first log file, which holds all records of these tests."""
+    return min((group.directory(name) / "commitlog").iterdir())
+
+
+def log_of(group: LocalReplicas, name: int) -> bytes:
+    return log_path(group, name).read_bytes()
+
+
+def stop(group: LocalReplicas) -> None:
+    for name in sorted(group.replicas):
+        group.close(name)
+    group.control_state._accounts.clear()
+
+
+def lose_new(group: LocalReplicas) -> None:
+    """End NEW, have it leave the set, end the others, and delete the directory of NEW."""
+    group.close(NEW)
+    group.master._sync.silent(frozenset({NEW}))
+    group.control(4)
+    assert group.control_state.record.sync_state_set.members == {0, 1}
+    stop(group)
+    shutil.rmtree(group.directory(NEW))
+
+
+def start(group: LocalReplicas, *names: int) -> None:
+    for name in names or sorted(group.names):
+        group.open(name)
+
+
+def damage(group: LocalReplicas, numbers: range, *, size: int = 3, before: int = 0) -> bytes:
+    """Damage the records of some bodies in the logs of replicas 0 and 1, lose the directory of NEW, and start all.
+
+    `size` bytes change, from `before` bytes before each body on. Returns the log as it was."""
+    lose_new(group)
+    good = log_of(group, 0)
+    for name in (0, 1):
+        data = bytearray(good)
+        for number in numbers:
+            at = good.index(BODIES[number]) - before
+            data[at : at + size] = bytes(byte ^ 0x55 for byte in data[at : at + size])
+        log_path(group, name).write_bytes(data)
+    start(group)
+    return good
+
+
+def give_back(group: LocalReplicas, name: int, good: bytes) -> None:
+    """Write the intact log into the directory of a replica that is closed, as from a backup of its disk."""
+    data = bytearray(log_of(group, name))
+    end = len(good.rstrip(b"\0"))
+    data[:end] = good[:end]
+    log_path(group, name).write_bytes(data)
+    (group.directory(name) / HOLES_FILE).unlink()
+
+
+def check_equal(group: LocalReplicas, expected: list[bytes | None]) -> None:
+    assert len({log_of(group, name) for name in group.names}) == 1
+    assert len({replica.holes for replica in group.replicas.values()}) == 1
+    assert [intact_bodies(replica.any_store) for replica in group.replicas.values()] == [expected] * len(group.names)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "size", "before"),
+    [
+        (range(20, 21), 3, 0),
+        (range(59, 59), 0, 0),
+        (range(20, 24), 3, 0),
+        (range(20, 23), 150, 88),
+        (range(1), 150, 88),
+    ],
+    ids=["a body", "nothing", "several bodies", "headers and all", "the first record"],
+)
+def test_a_new_replica_gets_the_hole_as_a_hole_and_the_group_goes_on(make, numbers, size, before):
+    group = make(3, AT_ONCE)
+    good = damage(group, numbers, size=size, before=before)
+    group.settle()
+    expected = [None if number in numbers else body for number, body in enumerate(BODIES)]
+    check_equal(group, expected)
+    assert group.control_state.record.sync_state_set.members == group.names
+    assert group.replicas[NEW].account().complete
+    settle_append(group, make_batch([b"new"]))
+    group.settle()
+    check_equal(group, [*expected, b"new"])
+    end = group.master.account().end_offset
+    assert {replica.account().confirm_offset for replica in group.replicas.values()} == {end}
+    for _ in range(2):  # it is the same after a restart, and after it comes back with the bytes
+        stop(group)
+        start(group)
+        group.settle()
+        check_equal(group, [*expected, b"new"])
+    if numbers:
+        group.close(1)
+        give_back(group, 1, good)
+        start(group, 1)
+        group.settle()
+        check_equal(group, [*BODIES, b"new"])
+        assert group.master.holes == ()
+
+
+def test_a_hole_at_a_files_end_is_copied_and_the_log_goes_on_in_the_next_file(make):
+    group = make(3, AT_ONCE)
+    for _ in range(3):
+        settle_append(group, make_batch([b"y" * 20_000]))
+    expected = intact_bodies(group.master.store)
+    lose_new(group)
+    for name in (0, 1):
+        data = bytearray(log_of(group, name))
+        at = data.rindex(BODIES[-1])
+        data[at - 88 :] = b"\xaa" * (len(data) - at + 88)
+        log_path(group, name).write_bytes(data)
+        for lost in ("dedup", "checkpoint"):  # as after a crash: the whole log is walked
+            (group.directory(name) / lost).unlink()
+        (group.directory(name) / "abort").touch()
+    start(group)
+    group.settle()
+    lost = [
+        None if body == BODIES[-1] or len(expected) - 3 <= row < len(expected) - 1 else body
+        for row, body in enumerate(expected)
+    ]
+    assert lost[-1] is not None
+    check_equal(group, lost)
+
+
+def test_while_a_member_of_the_set_may_have_the_intact_bytes_the_hole_is_not_copied(make, monkeypatch):
+    group = make(3, AT_ONCE)
+    good = damage(group, range(20, 21))
+    group.control(6)
+    master = group.control_state.record.master
+    other = ({0, 1} - {master}).pop()
+    with monkeypatch.context() as patch:
+        patch.setattr(group, "mend", lambda name: 0)
+        for _ in range(2):
+            group.copy(other)
+            group.control(4)
+    assert group.control_state.record.sync_state_set.members == {0, 1}
+    group.close(other)
+    give_back(group, other, good)
+    for _ in range(2):
+        with pytest.raises(StoreCorruptError, match=f"replica {other} may have the intact bytes"):
+            group.copy(NEW)
+        group.replicas[NEW].any_store.flush_all()
+    [hole] = group.master.holes
+    assert group.replicas[NEW].account().end_offset == hole.offset
+    start(group, other)
+    group.settle()
+    check_equal(group, BODIES)
+
+
+def test_before_a_replica_that_is_away_had_time_to_come_back_the_hole_is_not_copied(make):
+    group = make(3, replace(PATIENT, hole_wait_s=3600.0))
+    damage(group, range(20, 21))
+    group.control(6)
+    group.copy(({0, 1} - {group.control_state.record.master}).pop())
+    with pytest.raises(StoreCorruptError, match=r"may bring the intact bytes in the next 3\d\d\d s"):
+        group.copy(NEW)
+    assert group.replicas[NEW].holes == ()
+
+
+def hole_of_two_stores(tmp_path: Path) -> tuple[MessageStore, MessageStore]:
+    """A store with a hole, and another one that has its log up to the hole."""
+    settings = small_settings(tmp_path / "master")
+    master = MessageStore.open(settings, broker_name="broker-a")
+    for body in BODIES:
+        master.append([make_batch([body])])
+    master.close()
+    path = min((tmp_path / "master" / "commitlog").iterdir())
+    data = bytearray(path.read_bytes())
+    data[data.index(BODIES[20])] ^= 1
+    path.write_bytes(data)
+    master = MessageStore.open(settings, broker_name="broker-a")
+    [hole] = master.holes
+    slave = open_slave(tmp_path)
+    slave.chunks.append_chunk(0, master.chunks.read_chunk(0, hole.offset))
+    assert slave.end_offset == hole.offset
+    return master, slave
+
+
+def open_slave(tmp_path: Path, name: str = "slave") -> MessageStore:
+    return MessageStore.open(small_settings(tmp_path / name), broker_name="broker-a", on_stored=lambda end: None)
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["clean stop", "killed"])
+def test_a_hole_at_the_end_of_a_copy_survives_a_restart_and_is_no_torn_tail(tmp_path, killed):
+    master, slave = hole_of_two_stores(tmp_path)
+    [hole] = master.holes
+    slave.chunks.append_hole(hole.offset, *master.chunks.read_hole(hole.offset, master.end_offset))
+    if killed:
+        killed_copy(tmp_path / "slave", tmp_path / "copy")
+    slave.close()
+    slave = open_slave(tmp_path, "copy" if killed else "slave")
+    assert (slave.holes, slave.end_offset) == ((hole,), hole.end_offset)
+    slave.chunks.append_chunk(hole.end_offset, master.chunks.read_chunk(hole.end_offset, 1 << 20))
+    slave.show(slave.end_offset)
+    assert intact_bodies(slave) == intact_bodies(master) == [*BODIES[:20], None, *BODIES[21:]]
+    [damaged] = [row for row, body in enumerate(intact_bodies(slave)) if body is None]
+    assert damaged == 20
+    slave.close()
+    master.close()
+
+
+def test_a_hole_never_overwrites_anything_and_must_continue_log_and_queues(tmp_path):
+    master, slave = hole_of_two_stores(tmp_path)
+    [hole] = master.holes
+    data, copy = master.chunks.read_hole(hole.offset, master.end_offset)
+    before = killed_copy(tmp_path / "slave", tmp_path / "before")
+    [unit] = copy.units
+    wrong: list[tuple[int, bytes, HoleCopy]] = [
+        (0, data, copy),
+        (hole.offset - hole.size, data, copy),
+        (hole.end_offset, data, copy),
+        (hole.offset, b"", copy),
+        (hole.offset, data * 1000, copy),
+        (hole.offset, data, HoleCopy("", (unit._replace(queue_offset=19),))),
+        (hole.offset, data, HoleCopy("", (unit._replace(queue_offset=21),))),
+        (hole.offset, data, HoleCopy("", (unit._replace(physical_offset=0),))),
+        (hole.offset, data, HoleCopy("", (unit, unit))),
+    ]
+    for offset, damaged, noted in wrong:
+        with pytest.raises(InvalidArgumentError):
+            slave.chunks.append_hole(offset, damaged, noted)
+    assert (slave.holes, slave.end_offset) == ((), hole.offset)
+    log = min((tmp_path / "slave" / "commitlog").iterdir())
+    assert log.read_bytes() == (before / "commitlog" / log.name).read_bytes()
+    slave.chunks.append_hole(hole.offset, data, copy)
+    assert slave.holes == (hole,)
+    slave.close()
+    master.close()
+
+
+def test_a_cut_before_a_hole_forgets_it_so_that_new_records_are_none(tmp_path):
+    master, slave = hole_of_two_stores(tmp_path)
+    [hole] = master.holes
+    slave.chunks.append_hole(hole.offset, *master.chunks.read_hole(hole.offset, master.end_offset))
+    slave.close()
+    assert truncate_log(small_settings(tmp_path / "slave"), hole.offset) == hole.size
+    slave = open_slave(tmp_path)
+    assert (slave.holes, slave.end_offset) == ((), hole.offset)
+    slave.append([make_batch([b"another"])])
+    slave.close()
+    slave = open_slave(tmp_path)
+    assert slave.holes == ()
+    assert intact_bodies(slave) == [*BODIES[:20], b"another"]
+    slave.close()
+    master.close()
+
+
+def test_a_hole_that_is_too_large_is_not_copied(tmp_path, monkeypatch):
+    master, slave = hole_of_two_stores(tmp_path)
+    [hole] = master.holes
+    monkeypatch.setattr("storage.replication.log_chunks.HOLE_MAX_BYTES", hole.size - 1)
+    with pytest.raises(StoreCorruptError, match="too many to be copied"):
+        master.chunks.read_hole(hole.offset, master.end_offset)
+    with pytest.raises(InvalidArgumentError, match="no hole"):
+        master.chunks.read_hole(0, master.end_offset)
+    slave.close()
+    master.close()

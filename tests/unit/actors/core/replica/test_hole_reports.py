@@ -1,0 +1,28 @@
+"""A master gives damaged bytes to a slave after a wait, and if every replica in sync lacks the intact ones."""
+
+from __future__ import annotations
+
+from actors.core.replica.hole_reports import HOLE_WAIT_S, HoleReports
+
+MASTER = 0
+SET = frozenset((MASTER, 1, 2))
+
+
+def test_all_replicas_in_sync_must_have_said_that_they_lack_the_bytes():
+    reports = HoleReports(MASTER, 100.0)
+    late_s = 100.0 + HOLE_WAIT_S
+    reports.note_lacking(1, 500)
+    assert reports.reason_to_wait(500, SET, late_s) == "replica 2 may have the intact bytes"
+    reports.note_lacking(2, 600)
+    assert reports.reason_to_wait(500, SET, late_s) == "replica 2 may have the intact bytes"
+    reports.note_lacking(2, 500)
+    assert reports.reason_to_wait(500, SET, late_s) == ""
+    assert reports.reason_to_wait(700, SET, late_s) == "replica 1, 2 may have the intact bytes"
+
+
+def test_a_new_master_waits_for_replicas_that_are_not_back_yet():
+    reports = HoleReports(MASTER, 100.0)
+    assert "30 s" in reports.reason_to_wait(500, {MASTER}, 100.0)
+    assert "1 s" in reports.reason_to_wait(500, {MASTER}, 99.0 + HOLE_WAIT_S)
+    assert reports.reason_to_wait(500, {MASTER}, 100.0 + HOLE_WAIT_S) == ""
+    assert HoleReports(MASTER, 100.0, wait_s=0.0).reason_to_wait(500, {MASTER}, 100.0) == ""
