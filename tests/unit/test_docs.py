@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from enum import Enum
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from raymq.config.access import AccessOptions
 from raymq.config.cluster import BrokerOptions, ClusterSettings, PlacementOptions, ReplicationOptions
 from raymq.config.metrics import MetricsOptions
 from raymq.config.store import StoreOptions
+from tests.support.cases import check_all
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,7 +37,16 @@ SECTIONS = {
 }
 FLOORS = ("raymq", "storage", "actors", "placement", "raydp_jobs")
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+def each_page(check: Callable[[Path], None]) -> Callable[[], None]:
+    """A test that fails with the failures of all pages."""
+
+    @wraps(check)
+    def of_all_pages() -> None:
+        check_all(PAGES, check)
+
+    del of_all_pages.__wrapped__  # pytest would take `page` for a fixture
+    return of_all_pages
 
 
 def anchors(page: Path) -> set[str]:

@@ -6,6 +6,7 @@ import ast
 import pickle
 import secrets
 import threading
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ NO_NAMED_ACTOR = {
 """What the code gives to `ray.remote` beside raymq's named actors, each with its reason."""
 
 
+@cache
 def given_to_ray() -> list[tuple[str, ast.expr]]:
     """Each expression that the code gives to `ray.remote`, with its module. No module uses it as a decorator."""
     found = []
@@ -66,7 +68,7 @@ def given_to_ray() -> list[tuple[str, ast.expr]]:
                 assert not ast.unparse(decorator).startswith("ray.remote"), f"{module}: {ast.unparse(decorator)}"
             if isinstance(node, ast.Call):
                 options = node.func.func if isinstance(node.func, ast.Call) else node.func
-                if ast.unparse(options) == "ray.remote" and node.args:
+                if isinstance(options, ast.Attribute) and ast.unparse(options) == "ray.remote" and node.args:
                     found.append((module, node.args[0]))
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +22,7 @@ from raymq.access.state import AuthState
 from raymq.access.users import User
 from raymq.errors import AccessDeniedError, AuthenticationError
 from raymq.identity import SIGNED, Identity
+from tests.support.cases import check_all
 from tests.unit.actors.access.test_door import (
     ADMIN,
     ALICE,
@@ -84,13 +85,13 @@ ANSWERS: dict[str, Any] = {
 }
 """The answers of methods whose lists are cut to what a user may see; the others' are empty lists."""
 
-REQUESTS = sorted(
-    f"{server.__name__}.{name.removeprefix(SIGNED)}"
-    for server in SERVERS
-    for name in vars(actor_class(server))
-    if name.startswith(SIGNED)
-)
 BY_NAME = {server.__name__: server for server in SERVERS}
+
+
+def requests_of(server: str) -> list[str]:
+    """The titles of a server's requests: "Broker.status"."""
+    methods = vars(actor_class(BY_NAME[server]))
+    return sorted(f"{server}.{name.removeprefix(SIGNED)}" for name in methods if name.startswith(SIGNED))
 
 
 class Recorder:
@@ -149,18 +150,24 @@ class Request:
         return state.with_entries(CARL.user, entries, is_new=True) if entries else state
 
 
-@pytest.fixture(params=REQUESTS)
-def request_(request: pytest.FixtureRequest) -> Request:
-    return Request(request.param)
+def with_every_request(check: Callable[[Request], None]) -> Callable[[str], None]:
+    """A test with one case per server, which fails with the failures of all the server's requests."""
+
+    @pytest.mark.parametrize("server", sorted(BY_NAME))
+    def of_server(server: str) -> None:
+        check_all(requests_of(server), lambda title: check(Request(title)))
+
+    return of_server
 
 
 def test_the_requests_are_those_of_the_table() -> None:
-    assert set(REQUESTS) == RULES.keys() | FOR_SERVERS
+    assert {title for server in BY_NAME for title in requests_of(server)} == RULES.keys() | FOR_SERVERS
     open_to_all = {title for title in RULES if not Request(title).needs}
     assert "Storage.fetch" not in open_to_all
     assert "Broker.describe" in open_to_all
 
 
+@with_every_request
 def test_nobody_gets_in(request_: Request) -> None:
     server = request_.server()
     with pytest.raises(AuthenticationError):
@@ -173,6 +180,7 @@ def test_nobody_gets_in(request_: Request) -> None:
     assert server._real.reached == []
 
 
+@with_every_request
 def test_a_wrong_signature_gets_nobody_in(request_: Request) -> None:
     server = request_.server()
     for who in (
@@ -195,6 +203,7 @@ def test_a_wrong_signature_gets_nobody_in(request_: Request) -> None:
     assert server._real.reached == []
 
 
+@with_every_request
 def test_without_permission_a_request_is_refused(request_: Request) -> None:
     if not (request_.needs or request_.for_servers):
         request_.by_call(request_.server(), BOB)  # for every user: its answer is cut, or tells nothing of anybody
@@ -213,6 +222,7 @@ def test_without_permission_a_request_is_refused(request_: Request) -> None:
         assert server._real.reached == []
 
 
+@with_every_request
 def test_with_permission_a_request_is_carried_out(request_: Request) -> None:
     if request_.for_servers:
         server = request_.server()
@@ -229,6 +239,7 @@ def test_with_permission_a_request_is_carried_out(request_: Request) -> None:
         assert server._real.reached == [request_.method]
 
 
+@with_every_request
 def test_a_replay_is_refused(request_: Request) -> None:
     server = request_.server()
     heard = signed(ADMIN, request_.method, *request_.arguments, **request_.keywords)
