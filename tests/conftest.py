@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 import raymq
+from tests.durations import DurationRecorder, recorded_seconds
 from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded, sandbox
 
 # What CI says about a change must not depend on the dice; elsewhere, each run tries other examples. How long an example
@@ -80,38 +81,64 @@ def has_local_spark(path: Path) -> bool:
     return path.relative_to(TESTS).parts[:2] == ("component", "spark")
 
 
-class RayApart(LoadScopeScheduling):
-    """With two workers, the first has the tests on one Ray node, cluster by cluster. The other has those without Ray
-    meanwhile, one by one, and then those with several nodes, all of them.
-
-    Ray is waited for most of the time, so the two fill two cores. A worker that has no more of its own takes from the
-    other's, so that neither waits for long; of the files with Ray, those with the most tests come first.
-
-    Not pytest-xdist's marks for groups: it does not see them with pytest 9.2.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        if shared := shared_by(TESTS.parent / file):
-            return shared
-        if has_local_spark(TESTS.parent / file):
-            return LOCAL_SPARK
-        return {"ray": file, "nodes": "nodes", "": nodeid}[group_of(TESTS.parent / file)]
-
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        order = ("ray", "", "nodes") if node is self.nodes[0] else ("", "nodes", "ray")
-        wanted = min(self.workqueue, key=lambda scope: order.index(_group_of_scope(scope)))
-        self.workqueue.move_to_end(wanted, last=False)
-        super()._assign_work_unit(node)
+def scope_of(nodeid: str) -> str:
+    """The scope of a test: the name of the cluster that it shares with other files, or its file's path below tests/."""
+    path = TESTS.parent / nodeid.partition("::")[0]
+    if shared := shared_by(path):
+        return shared
+    if has_local_spark(path):
+        return LOCAL_SPARK
+    return "nodes" if group_of(path) == "nodes" else str(path.relative_to(TESTS))
 
 
 @cache
-def _group_of_scope(scope: str) -> str:
+def group_of_scope(scope: str) -> str:
+    """The group of a scope's tests, as of a file's."""
     if scope in SHARING or scope in SHARING_CHAOS:
         return "ray"
     if scope == LOCAL_SPARK:
         return ""
-    return scope if scope == "nodes" else group_of(TESTS.parent / scope.partition("::")[0])
+    return scope if scope == "nodes" else group_of(TESTS / scope)
+
+
+class RayApart(LoadScopeScheduling):
+    """With two workers, the first has the tests on one Ray node, cluster by cluster. The other has the tests without
+    Ray, file by file, and then those with several nodes, all of them.
+
+    Ray is waited for most of the time, so the two fill two cores. A worker that has no more of its own takes from the
+    other's. Each takes first what takes longest by tests/durations.json, so that both end at about the same time.
+
+    Not pytest-xdist's marks for groups: it does not see them with pytest 9.2.
+    """
+
+    def __init__(self, config: pytest.Config, log: Any = None) -> None:
+        super().__init__(config, log)
+        self._seconds = recorded_seconds()
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        order = ("ray", "", "nodes") if node is self.nodes[0] else ("", "nodes", "ray")
+        self.workqueue.move_to_end(next_scope(self.workqueue, order, self._seconds), last=False)
+        super()._assign_work_unit(node)
+
+
+def next_scope(scopes: Iterable[str], order: Sequence[str], seconds: Mapping[str, int]) -> str:
+    """The longest of the scopes in the first of these groups that has any; the first of several such scopes.
+
+    `seconds` are the recorded seconds by scope: a scope that is not recorded counts as short.
+    """
+    return min(scopes, key=lambda scope: (order.index(group_of_scope(scope)), -seconds.get(scope, 0)))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-durations", action="store_true", help="write how long each scope takes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(DurationRecorder(scope_of))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> RayApart:

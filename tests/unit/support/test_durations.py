@@ -1,0 +1,59 @@
+"""The order in which workers take tests, and the record of how long the tests take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import durations
+from tests.conftest import next_scope, scope_of
+from tests.durations import DurationRecorder, recorded_seconds
+
+RAY, SPARK, HOOKS = "integration/programs/test_guide.py", "spark", "integration/servers/test_hooks.py"
+DOCS, NEW = "unit/test_docs.py", "unit/test_new.py"
+
+
+def test_a_worker_takes_the_longest_of_its_own_scopes_and_then_of_the_others() -> None:
+    seconds = {RAY: 80, SPARK: 90, DOCS: 3, "nodes": 300}
+    left = [NEW, DOCS, "nodes", HOOKS, RAY, SPARK]
+    taken = []
+    while left:
+        taken.append(next_scope(left, ("ray", "", "nodes"), seconds))
+        left.remove(taken[-1])
+    assert taken == [SPARK, RAY, HOOKS, DOCS, NEW, "nodes"]
+    assert next_scope(taken, ("", "nodes", "ray"), seconds) == DOCS
+
+
+def test_a_scope_is_a_shared_cluster_or_a_file() -> None:
+    assert scope_of("tests/integration/clients/groups/test_any.py::test_one[a::b]") == "clients"
+    assert scope_of("tests/chaos/nodes/test_any.py::test_one") == "nodes"
+    assert scope_of("tests/component/spark/jobs/test_any.py::test_one") == "local_spark"
+    assert scope_of("tests/unit/test_docs.py::test_one") == DOCS
+
+
+def test_the_seconds_of_a_run_are_kept_by_scope_and_those_of_other_scopes_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durations, "RECORDED", tmp_path / "durations.json")
+    (tmp_path / "unit").mkdir()
+    for name in (DOCS, NEW):
+        (tmp_path / name).write_text("")
+    (tmp_path / "durations.json").write_text(json.dumps({"clients": 9, DOCS: 7, NEW: 4, "unit/test_removed.py": 5}))
+    recorder = DurationRecorder(scope_of)
+    for test, seconds in (("test_docs.py::a", 1.2), ("test_docs.py::b", 0.9), ("test_new.py::a", 0.4)):
+        report: Any = SimpleNamespace(nodeid=f"tests/unit/{test}", duration=seconds)
+        recorder.pytest_runtest_logreport(report)
+    recorder.pytest_sessionfinish()
+    assert recorded_seconds() == {"clients": 9, DOCS: 2}
+
+
+def test_the_recorded_scopes_are_those_of_tests() -> None:
+    """A moved file may be missing, so only the form of the names is checked."""
+    recorded = recorded_seconds()
+    assert len(recorded) > 50
+    assert all(seconds > 0 for seconds in recorded.values())
+    assert [scope for scope in recorded if scope.startswith(("tests/", "/"))] == []
