@@ -409,14 +409,21 @@ def test_what_the_listener_cannot_read_in_place_comes_in_bytes(scenes, tmp_path)
     scene = scenes(lambda message: heard.append(number_of(message)))
     process, real = scene.handle.process, scene.handle.process.report
 
+    handed_again = []
+
     def report_twice(epoch, reports):
         real(epoch, reports)
+        feed = process.feed
+        eventually(lambda: not feed._ready, "the hand-over of the bytes", WAIT_S)
+        hand_overs = feed._numbers
         real(epoch, reports)
+        handed_again.append(len(feed._ready) + feed._numbers - hand_overs)
 
     process.report = report_twice
     scene.fetch(20, records=records)
     eventually(lambda: scene.commit_offset == 20, "the commit point", WAIT_S)
     assert sorted(heard) == list(range(20))
+    assert not any(handed_again)
 
 
 def test_a_task_that_cannot_be_shipped_now_is_shipped_later(scenes, monkeypatch):
