@@ -61,7 +61,7 @@ from storage.append.write_gate import WriteGate
 from storage.checkpoint_service import CheckpointService
 from storage.compaction.compaction_service import CompactionService
 from storage.files import disk
-from storage.files.disk_usage import disk_free_bytes, disk_usage
+from storage.files.disk_usage import NoRoomError, disk_free_bytes, disk_usage
 from storage.files.lock import DirectoryLock
 from storage.hooks.store_hooks import CarryOutFetches, HookedFetches, HookedWrite, open_hooks
 from storage.index.index_file import IndexShape
@@ -133,7 +133,7 @@ class MessageStore:
         self._recovered = Recovery(parts, checkpoint, read_snapshot(root / SNAPSHOT_FILE, parts.damage)).run()
         parts.deliveries.clamp_to_queues(parts.queues.plain)
         parts.visibility.advance(parts.log.end_offset)
-        disk.write_file(self._abort, str(os.getpid()).encode())
+        parts.space.write(lambda: disk.write_file(self._abort, str(os.getpid()).encode()))
         disk.sync_directory(root)
         self._polls = LongPolls(settings.fetch_waiters_max)
         self._fetcher = FetchService(
@@ -755,6 +755,8 @@ class MessageStore:
                             return
                         disk.unlink(self._abort)
                         disk.sync_directory(self._root)
+                    except NoRoomError as error:
+                        logger.error("%s; the next open recovers the store as after a crash", error)
                     except OSError as error:
                         self._gate.fail(error)
 

@@ -19,6 +19,7 @@ from storage.dispatch.held_units import HeldUnits
 from storage.dispatch.visibility import Visibility
 from storage.files.config_files import ConfigFiles
 from storage.files.damage import DamageNotes
+from storage.files.reserve import SpaceReserve, reserve_bytes
 from storage.files.write_handles import WriteHandles
 from storage.index.appended_batches import RECORDS_MAX, AppendedBatches
 from storage.log.commit_log import CommitLog
@@ -36,6 +37,8 @@ class StoreParts:
     after_crash: bool
     # Reads the log and the queues through maps.
     reader: LogReader
+    # The space that is kept for the broker's state.
+    space: SpaceReserve
     # The files in config/.
     config: ConfigFiles
     # The commit log: all messages of the store, in the order they were stored.
@@ -78,6 +81,10 @@ class StoreParts:
         )
         resources.callback(reader.close)
         damage = DamageNotes()
+        space = SpaceReserve(
+            root,
+            reserve_bytes(settings.mapped_file_size_consume_queue_bytes, settings.mapped_file_size_commit_log_bytes),
+        )
         config = ConfigFiles(root, damage)
         log = CommitLog.of(settings)
         resources.callback(log.close)
@@ -93,6 +100,7 @@ class StoreParts:
             settings,
             after_crash,
             reader,
+            space,
             config,
             log,
             HoleTable(root, damage),

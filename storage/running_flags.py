@@ -25,13 +25,13 @@ class RunningFlag(IntFlag):
 
 AGAINST_APPENDS = RunningFlag(127) & ~RunningFlag.NOT_READABLE
 """The flags that forbid appends of messages."""
-AGAINST_STATE = AGAINST_APPENDS & ~RunningFlag.DISK_FULL
+AGAINST_STATE = AGAINST_APPENDS & ~RunningFlag.DISK_FULL & ~RunningFlag.INDEX_ERROR
 """The flags that forbid the records of a broker's state, and the deletion of a topic. A disk that is too full for
-messages has room for offsets, members and leases, so that consumers go on."""
-AGAINST_REPLICATION = AGAINST_STATE & ~RunningFlag.FENCED | RunningFlag.DISK_CRITICAL
+messages, or for the index, has room for offsets, members and leases, so that consumers go on."""
+AGAINST_REPLICATION = AGAINST_STATE & ~RunningFlag.FENCED | RunningFlag.DISK_CRITICAL | RunningFlag.INDEX_ERROR
 """The flags that forbid a master's chunks of messages. A fenced store takes chunks, and nothing else. The disk of a
 replica may be fuller than its master's: then half of what a full disk has left is for chunks."""
-AGAINST_REPLICATED_STATE = AGAINST_REPLICATION & ~RunningFlag.DISK_CRITICAL
+AGAINST_REPLICATED_STATE = AGAINST_REPLICATION & ~RunningFlag.DISK_CRITICAL & ~RunningFlag.INDEX_ERROR
 """The flags that forbid a master's chunks of nothing but a broker's state."""
 
 

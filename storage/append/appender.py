@@ -20,7 +20,7 @@ from raymq.kernels.check import BatchFacts, split_record, validate_batch
 from raymq.kernels.fields import Ints
 from raymq.kernels.stamp import begins_of, is_sealed, stamp_alike, stamp_many, stamp_mixed, stamp_one
 from raymq.message import SendStatus
-from raymq.names import DLQ_PREFIX, HALF_TOPIC, TRANSACTION_TOPICS
+from raymq.names import DLQ_PREFIX, HALF_TOPIC, STATE_TOPIC, TRANSACTION_TOPICS
 from raymq.protocol.store import AppendResult
 from raymq.record.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PREFIX
 from raymq.record.dispatch import DispatchView, dispatch_view
@@ -98,6 +98,8 @@ class Appender:
         self._visibility, self._reader, self._appended = parts.visibility, parts.reader, parts.appended
         self._inner_batches = InnerBatchWriter(parts, store_host)
         self._halves, self._settings = parts.halves, settings
+        # Released for the broker's state on a full disk.
+        self._space = parts.space
         # The longest body, the longest record, and the most bytes of an append of several messages.
         self._max_message_size_bytes = settings.max_message_size_bytes
         self.record_max_bytes = min(
@@ -432,11 +434,19 @@ class Appender:
         needed: dict[Q, int] = {}
         for queue, count in units:
             needed[queue] = needed.get(queue, 0) + count
-        try:
+        for_state = all(queue.topic == STATE_TOPIC for queue in needed)
+
+        def make_files() -> None:
             if log_end > self._log.end_offset:
-                self._log.reserve(log_end)
+                self._log.reserve(log_end, for_state=for_state)
             for queue, count in needed.items():
                 queue.reserve(count)
+
+        try:
+            if for_state:
+                self._space.write(make_files)
+            else:
+                make_files()
         except OSError as error:
             if not is_want_of_space(error):
                 raise

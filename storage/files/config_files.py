@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 from raymq.errors import InvalidArgumentError, StoreCorruptError
 from storage.files import disk
 from storage.files.damage import DamageNotes
+from storage.files.reserve import write_with_reserve
 from storage.files.sealed_text import seal, unseal
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -83,7 +84,7 @@ class ConfigFiles:
         path = self._path(name)
         new = Path(f"{path}.new")
         with self._turn:
-            disk.write_file(new, seal(text.encode()))
+            write_with_reserve(self.directory.parent, lambda: disk.write_file(new, seal(text.encode())))
             if path.exists():
                 disk.rename(path, Path(f"{path}.bak"))
             disk.rename(new, path)

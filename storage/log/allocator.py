@@ -43,6 +43,18 @@ class Allocator:
             self._wanted = start
             self._wake.set()
 
+    def is_ready(self, start: int) -> bool:
+        """True if the file that starts at `start` is made and was not taken."""
+        ready = self._ready
+        return ready is not None and ready.start == start
+
+    def make_ready(self, start: int) -> None:
+        """Make the file that starts at `start` now, unless it is ready. OSError if it cannot be made."""
+        with self._lock:
+            self._wanted = start
+            if not self.is_ready(start):
+                self._ready = self._create(start)
+
     def take_file(self, start: int) -> MappedFile:
         """The file that starts at `start`: the one made ready, or made now. OSError if it cannot be made."""
         with self._lock:

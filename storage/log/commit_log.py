@@ -6,6 +6,11 @@ On disk
 
     | record | record | ... | BLANK: remaining 4, magic 4 | unused |
 
+    | ... | room for the broker's state: 32 MiB, or an eighth of a small file |
+
+The end of a file is for records of the broker's state alone while the disk has no room for the next file: consumers
+commit, join and receive on a full disk.
+
 A record never crosses a file end; 8 bytes always remain for the BLANK that says that the log goes on in the next file.
 
 A change belongs here if it is about the log as a row of files: where it ends, making and cutting files, flushing them.
@@ -34,6 +39,8 @@ from storage.log.log_writer import LogWriter, Stamp
 
 PREPARE_BYTES: Final = 64 << 20
 """The next file is made once so little is left of the current one, or once half of it is written."""
+STATE_ROOM_MAX_BYTES: Final = 32 << 20
+"""The end of a file that is for the broker's state alone while there is no next file."""
 
 
 class CommitLog:
@@ -163,9 +170,10 @@ class CommitLog:
         file."""
         return plan_append(batches, self.end_offset, self.file_size)
 
-    def reserve(self, new_end: int) -> None:
+    def reserve(self, new_end: int, *, for_state: bool = False) -> None:
         """Make the files up to the one that holds the byte before `new_end`, so that writing up to there needs no more
-        space on the disk.
+        space on the disk. For messages, keep room behind `new_end` for the broker's state, in this file or the next.
+        `for_state`: the append is of nothing but that state.
 
         OSError if that fails; the log is as before then, but for files that are still empty.
         """
@@ -183,7 +191,10 @@ class CommitLog:
         easy_end = prepare_from
         if new_end > prepare_from:
             self._allocator.prepare_file(file_end)
-            easy_end = file_end
+            messages_end = file_end - min(self.file_size // 8, STATE_ROOM_MAX_BYTES)
+            if new_end > messages_end and not for_state:
+                self._allocator.make_ready(file_end)
+            easy_end = file_end if self._allocator.is_ready(file_end) else messages_end
         self._easy_end = min(easy_end, self._writer.make_pages(self.end_offset, new_end))
 
     def has_room_for(self, size: int) -> bool:

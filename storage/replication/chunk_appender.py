@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from raymq.errors import InvalidArgumentError, StoreNotWritableError
 from raymq.kernels.fields import Ints
-from raymq.names import HALF_TOPIC, OP_HALF_TOPIC
+from raymq.names import HALF_TOPIC, OP_HALF_TOPIC, STATE_TOPIC
 from raymq.protocol.store import Hole, HoleCopy, HoleUnit
 from raymq.record.check import check_record
 from raymq.record.dispatch import DispatchView, dispatch_view
@@ -119,6 +119,7 @@ class ChunkAppender:
         self._visibility, self._appender = parts.visibility, appender
         self._delay_levels_ms = parts.settings.delay_levels_ms
         self._root = parts.settings.store_path_root_dir
+        self._space = parts.space
         # The units that the chunk under way put into queues: topic, messages, bytes.
         self._puts: list[tuple[str, int, int]] = []
 
@@ -335,14 +336,23 @@ class ChunkAppender:
     def _write(self, physical_offset: int, data: memoryview, last: _Last | None, units: Sequence[_Units]) -> None:
         """Write a chunk that was found good, and its units. `last` is None for a chunk without a record."""
         queues: list[ConsumeQueue] = []
-        try:
-            self._log.reserve(physical_offset + len(data))
+        for_state = all(one.key[0] == STATE_TOPIC for one in units)
+
+        def make_files() -> None:
+            queues.clear()
+            self._log.reserve(physical_offset + len(data), for_state=for_state)
             for one in units:
                 queue = self._queues.get_or_create(*one.key)
                 if not queue.exists and one.queue_offset:
                     queue.start_at(one.queue_offset)
                 queue.reserve(len(one.sizes))
                 queues.append(queue)
+
+        try:
+            if for_state:
+                self._space.write(make_files)
+            else:
+                make_files()
         except OSError as error:
             if not is_want_of_space(error):
                 raise

@@ -31,6 +31,7 @@ from zlib import crc32
 from raymq.errors import InvalidArgumentError, StoreCorruptError
 from raymq.record.crc import body_crc
 from storage.files import disk
+from storage.files.reserve import write_with_reserve
 from storage.replication.epochs import ConfirmFloor, EpochEntry
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class EpochFile:
         if entries == self.entries:
             return
         new = self._path.with_name(f"{EPOCH_FILE}.new")
-        disk.write_file(new, encode_epochs(entries))
+        write_with_reserve(self._path.parent, lambda: disk.write_file(new, encode_epochs(entries)))
         if self._path.exists():
             disk.rename(self._path, self._backup)
         disk.rename(new, self._path)

@@ -250,7 +250,9 @@ class Cleaner:
         if full:
             if self._flags.set_flag(RunningFlag.DISK_FULL, reason):
                 logger.error("%s; no appends are taken", reason)
-        elif self._flags.clear_flag(RunningFlag.DISK_FULL):
+            return
+        self._parts.space.make()
+        if self._flags.clear_flag(RunningFlag.DISK_FULL):
             logger.info("the disk of %s has space again; appends are taken", self._log.paths)
 
     def _delete_log_files(self, limit: int, reason: str, young_from: int | None = None) -> int:

@@ -15,8 +15,10 @@ from raymq.errors import StoreNotWritableError
 from raymq.names import STATE_TOPIC
 from storage import message_store
 from storage.files import disk
+from storage.files.reserve import RESERVE_FILE
 from storage.message_store import MessageStore
 from storage.retention import cleaner
+from tests.support.stores.small_disk import SmallDisk, small_disk
 from tests.support.stores.stores import bodies_of, make_batch, open_store
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
@@ -49,6 +51,13 @@ def stores(tmp_path: Path) -> Iterator[Callable[..., MessageStore]]:
         store.close()
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
 def state(body: bytes) -> object:
     return make_batch([body], topic=STATE_TOPIC)
 
@@ -62,9 +71,7 @@ def test_a_store_knows_from_its_opening_that_its_disk_is_full(stores, fill):
     assert "93% full" in store.status().not_writable_reason
     assert store.status().retention.disk_ratio == WARNING
     fill(0.5)  # long before the first file may be deleted
-    deadline_s = time.monotonic() + 60
-    while not store.status().writable and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    wait_until(lambda: store.status().writable)
     store.append([make_batch([b"x"])])
     assert bodies_of(store) == [b"x"]
 
@@ -121,12 +128,12 @@ def no_room(monkeypatch: pytest.MonkeyPatch, kind: str, part: str) -> None:
     monkeypatch.setattr(disk, kind, call)
 
 
-def fill_log(store: MessageStore) -> int:
+def fill_log(store: MessageStore, size: int = 1000) -> int:
     """Append until the log needs another file; the number of messages."""
     refused = ""
     for count in range(1000):
         try:
-            store.append([make_batch([b"%03d" % count + b"." * 1000])])
+            store.append([make_batch([b"%03d" % count + b"." * size])])
         except StoreNotWritableError as error:
             refused = str(error)
             break
@@ -186,11 +193,128 @@ def test_without_room_for_a_snapshot_the_store_goes_on_and_nothing_is_lost(store
         with pytest.raises(OSError, match="no room for its snapshot"):
             store._checkpoints.flush_queues()
         store.append([make_batch([b"2"])])
-        deadline_s = time.monotonic() + 60
-        while not store._checkpoints._is_out_of_room and time.monotonic() < deadline_s:
-            time.sleep(0.01)  # its own thread finds that, too
-        assert store._checkpoints._is_out_of_room
+        wait_until(lambda: store._checkpoints._is_out_of_room)  # its own thread finds that, too
         store.append([make_batch([b"3"])])
         assert store.failure == ""
     store.close()
     assert bodies_of(stores()) == [b"1", b"2", b"3"]
+
+
+DISK_MIB, LOG_FILE = 24, 1 << 20
+ALONE = {"clean_resource_interval_ms": 3_600_000, "message_index_enable": False}
+"""Nobody else finds out that the disk is full: not the cleaner, and not the index."""
+STATE_RECORDS = 300
+"""Records of a broker's state: they need three files more of their queue, and a third of the room that the log keeps
+for them."""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk(tmp_path / "disk", DISK_MIB) as made:
+        yield made
+
+
+def on_small_disk(small: SmallDisk, **changes: object) -> MessageStore:
+    return open_store(small.path / "store", mapped_file_size_commit_log_bytes=LOG_FILE, **changes)
+
+
+def states(store: MessageStore) -> int:
+    return len(bodies_of(store, topic=STATE_TOPIC))
+
+
+def append_states(store: MessageStore, count: int = STATE_RECORDS) -> None:
+    before = states(store)
+    for number in range(count):
+        store.append([state(b"commit %d" % number)])
+    assert states(store) == before + count
+
+
+@pytest.mark.parametrize("share", [0.92, 1.0])
+def test_on_a_real_full_disk_state_is_stored_and_messages_are_read_also_after_a_restart(small, share):
+    store = on_small_disk(small)
+    try:
+        store.append([make_batch([b"%03d" % number for number in range(100)])])
+        store.append([make_batch([b"old"], topic="old")])
+        store.append([state(b"before")])
+        store.write_config("topics.json", '{"old": 1}')
+        for life in range(2):
+            small.fill(share)
+            store.cleaner.look_at_disk()
+            with pytest.raises(StoreNotWritableError, match=r"[0-9]% full"):
+                store.append([make_batch([b"x"])])
+            assert "% full" in store.status().not_writable_reason
+            assert len(bodies_of(store)) == 100
+            append_states(store, STATE_RECORDS if life else 50)
+            if not life:
+                store.close()  # deletes the log file that was made ready, so:
+                small.fill(share)
+                store = on_small_disk(small)
+        store.write_config("topics.json", '{"new": 1}')
+        store.delete_topic("old")
+        assert store.read_config("topics.json") == '{"new": 1}'
+        assert store.failure == ""
+        small.make_room()
+        store.cleaner.look_at_disk()
+        store.append([make_batch([b"x"])])
+        assert (small.path / "store" / RESERVE_FILE).exists(), "it is made again"
+        assert store.status().writable
+    finally:
+        store.close()
+
+
+def test_messages_leave_the_end_of_the_last_log_file_to_the_brokers_state(small):
+    store = on_small_disk(small, **ALONE)
+    try:
+        store.append([make_batch([b"first"])])
+        small.fill(1.0)
+        count = fill_log(store, size=30_000)
+        assert count > 20
+        refused_at = store.end_offset
+        append_states(store)
+        assert store.end_offset > refused_at
+        for _ in range(3):  # not even a small one, while there is room for more of the state
+            with pytest.raises(StoreNotWritableError, match="no room for another file"):
+                store.append([make_batch([b"x"])])
+        append_states(store, 10)
+        assert not (small.path / "store" / RESERVE_FILE).exists(), "the queue of the state needed it"
+        small.make_room()
+        store.append([make_batch([b"x"])])
+        store.cleaner.look_at_disk()
+        assert (small.path / "store" / RESERVE_FILE).exists()
+        assert len(bodies_of(store)) == count + 2
+    finally:
+        store.close()
+
+
+def test_a_slave_on_a_full_disk_takes_state_to_the_end_of_its_last_log_file(small, stores):
+    master = stores("master", mapped_file_size_commit_log_bytes=LOG_FILE)
+    slave = on_small_disk(small, **ALONE)
+    try:
+        slave.fence("it follows")
+
+        def copy() -> None:
+            end = slave.end_offset
+            slave.chunks.append_chunk(end, master.chunks.read_chunk(end, 1 << 16))
+
+        master.append([make_batch([b"." * 1000])])
+        copy()
+        wait_until(lambda: slave._log._allocator.is_ready(LOG_FILE))
+        small.fill(1.0)
+        while master.end_offset < 2 * LOG_FILE - LOG_FILE // 8 - 35_000:
+            master.append([make_batch([b"." * 30_000])])
+        while slave.end_offset < master.end_offset:
+            copy()
+        append_states(master)
+        assert master.end_offset > 2 * LOG_FILE - LOG_FILE // 8
+        while slave.end_offset < master.end_offset:
+            copy()
+        master.append([make_batch([b"x"])])
+        with pytest.raises(StoreNotWritableError, match="no room for another file"):
+            copy()
+        assert slave.failure == ""
+        small.make_room()
+        copy()
+        assert slave.end_offset == master.end_offset
+        assert states(master) == STATE_RECORDS
+    finally:
+        slave.close()

@@ -1,0 +1,99 @@
+"""A store's reserve of space for the broker's state: one file that is deleted when the disk is full.
+
+On disk
+    reserve                 zeros with all their blocks; there unless it was needed, or the disk had no room for it
+
+A full disk must not stop consumers: their offsets, leases and memberships are records of the broker's state. The log
+keeps room for such records in its own files (storage/log/commit_log.py). What else the state needs beside the log is
+the next file of its queue and small texts in `config/`. When the disk has no room for one of them, the reserve is
+deleted, and the write is tried once more. The cleaner makes the reserve again as soon as the disk has room.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+from weakref import WeakValueDictionary
+
+from storage.files import disk
+from storage.files.disk_usage import is_want_of_space
+from storage.files.mapped_file import allocate
+
+RESERVE_FILE: Final = "reserve"
+SMALL_FILES_MAX_BYTES: Final = 8 << 20
+"""The part of a reserve that is for texts beside the log, unless the log's files are small."""
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class SpaceReserve:
+    """The reserve of the store in `root`. Thread-safe."""
+
+    def __init__(self, root: Path, size: int) -> None:
+        """Find or make the reserve of `size` bytes. A full disk is no error: then there is none."""
+        self._path, self._size = root / RESERVE_FILE, size
+        self._lock = threading.Lock()
+        self._is_reported = False
+        """True while the log has a line that says why there is no reserve."""
+        _reserves[root.resolve()] = self
+        self.make()
+
+    def make(self) -> None:
+        """Make the reserve, unless it exists or the disk has no room for it. OSError: the disk failed."""
+        with self._lock:
+            if self._path.exists() and self._path.stat().st_size == self._size:
+                return
+            scratch = self._path.with_name(f"{RESERVE_FILE}.new")
+            try:
+                allocate(scratch, self._size)
+                disk.rename(scratch, self._path)
+            except OSError as error:
+                if not is_want_of_space(error):
+                    raise
+                if not self._is_reported:
+                    logger.error("%s has no room for a reserve of %d bytes: %s", self._path.parent, self._size, error)
+                    self._is_reported = True
+                return
+            if self._is_reported:
+                logger.warning("%s has a reserve of %d bytes again", self._path.parent, self._size)
+            self._is_reported = False
+
+    def release(self) -> bool:
+        """Delete the reserve, so that its space can be used. False if there was none. OSError: the disk failed."""
+        with self._lock:
+            if not self._path.exists():
+                return False
+            disk.unlink(self._path)
+            logger.error("%s is full: its reserve of %d bytes was released", self._path.parent, self._size)
+            self._is_reported = True
+            return True
+
+    def write(self, write: Callable[[], T]) -> T:
+        """Call `write`. If the disk has no room for what it writes, release the reserve and call it once more. OSError
+        of the last call."""
+        try:
+            return write()
+        except OSError as error:
+            if not is_want_of_space(error) or not self.release():
+                raise
+        return write()
+
+
+_reserves: Final[WeakValueDictionary[Path, SpaceReserve]] = WeakValueDictionary()
+"""The reserve of each open store, by its directory."""
+
+
+def write_with_reserve(root: Path, write: Callable[[], T]) -> T:
+    """`SpaceReserve.write` with the reserve of the store in `root`, if that store is open; else call `write` alone."""
+    reserve = _reserves.get(root.resolve())
+    return write() if reserve is None else reserve.write(write)
+
+
+def reserve_bytes(queue_file_bytes: int, log_file_bytes: int) -> int:
+    """The size of a store's reserve: a file of a queue, and room for small files."""
+    return queue_file_bytes + min(SMALL_FILES_MAX_BYTES, log_file_bytes // 8)
