@@ -15,6 +15,7 @@ A store directory
     lost+cut/00000000000000184232         copies of what recovery cut off the log's end
     dedup                                 a snapshot of the producers' sequences, so that recovery need not walk far
     reserve                               space for the broker's state on a full disk
+    fatal                                 the stack of a process that ended by a fatal error, such as SIGBUS
     abort                                 there while the store is open: found at open, it tells of a crash
     lock                                  locked for as long as the store is open
     config/*.json                         the broker's own files (topics, offsets …), with a .bak of each

@@ -142,6 +142,8 @@ class MessageStore:
         self._appender = open_appender(parts, self._recovered, store_host=host, clock_ms=clock_ms)
         self._gate = WriteGate(parts, self.flags, self._polls, on_stored)
         resources.callback(self._gate.close)
+        # A master that cannot read must not lead on.
+        parts.reader.maps.on_failure = self._gate.fail
         self._hooks = open_hooks(settings, resources)
         self._write = self._choose_write(host)
         self._fetch = self._choose_fetch()

@@ -12,16 +12,30 @@ log once more and flushes it, before anything counts as stored.
 
 A process that ends keeps at least RESTART_INTERVAL_S to its start, so a disk that stays broken costs a process in that
 time, and no more.
+
+A read through a map that fails is no error but the signal SIGBUS, which ends the process at once. `BusErrors` has the
+process leave a note in the store's directory, and has the next process read the files by calls before it maps them:
+
+    SIGBUS ─▶ faulthandler writes "Fatal Python error: Bus error" and the stack to ROOT/fatal ─▶ the process ends
+    Ray starts the process ─▶ the note goes to the log ─▶ the files are read by calls
+                                                            ├── an error ─▶ the store stays closed, and says why
+                                                            └── none ─▶ the store opens; from the second note on, later
 """
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
+
+from raymq.errors import StoreError
+from storage.files import disk
+from storage.files.read_check import require_readable
 
 ANSWER_S: Final = 1.0
 """The time from the failure to the end of the process: waiting callers get their answers, the Controller an account."""
@@ -29,6 +43,12 @@ RESTART_INTERVAL_S: Final = 15.0
 """The shortest life of a process that ends itself."""
 EXIT_CODE: Final = 74
 """EX_IOERR of sysexits.h. Ray takes any exit that nobody asked for as a death, and starts the actor again."""
+
+FATAL_FILE: Final = "fatal"
+QUIET_S: Final = 600.0
+"""The life of an open store after which bus errors of earlier processes do not count any more."""
+FATAL_MAX_BYTES: Final = 64 << 10
+_BUS_ERROR: Final = b"Fatal Python error: Bus error"
 
 logger = logging.getLogger(__name__)
 
@@ -73,3 +93,75 @@ class FailedDisk:
         self._wait(delay_s)
         logger.error("%s: its process ends now", self._name)
         self._end()
+
+
+def open_pause_s(bus_errors: int) -> float:
+    """The age in s that a process must have before it opens its store, after so many bus errors in a row."""
+    return 0.0 if bus_errors < 2 else min(RESTART_INTERVAL_S * 2 ** min(bus_errors - 2, 10), QUIET_S)
+
+
+class BusErrors:
+    """The bus errors (SIGBUS) that ended the last processes of the store in `root`.
+
+    The constructor logs the newest one, and has this process note its own. `clock_s` and `check` are for tests.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+        check: Callable[[Sequence[Path]], str] = require_readable,
+    ) -> None:
+        self._path, self._clock_s, self._check = root / FATAL_FILE, clock_s, check
+        self._started_s = clock_s()
+        self.count = 0
+        """The bus errors in a row, one for each process."""
+        self._is_checked = False
+        self._forgetting = threading.Timer(QUIET_S, self.forget)
+        self._forgetting.daemon = True
+        try:
+            disk.make_directory(root)
+            notes = self._path.read_bytes()[-FATAL_MAX_BYTES:] if self._path.exists() else b""
+            self.count = notes.count(_BUS_ERROR)
+            # Kept open for the handler, which can open nothing.
+            self._notes = self._path.open("ab", buffering=0)
+            if not self.count or self._path.stat().st_size > FATAL_MAX_BYTES:
+                self._notes.truncate(0)
+        except OSError as error:
+            logger.error("%s cannot be used, so a bus error would leave no note: %s", self._path, error)
+            return
+        if notes:
+            newest = notes[notes.rfind(b"Fatal Python error") :].decode(errors="replace").strip()
+            logger.error("the process before ended by a fatal error, see %s:\n%s", self._path, newest)
+        faulthandler.enable(self._notes, all_threads=False)
+
+    def require_readable(self, directories: Sequence[Path]) -> None:
+        """Return if the store in these directories may be opened.
+
+        StoreError if the last process ended by a bus error, and a file cannot be read by calls either; or if that
+        happened to several processes in a row, and this process is younger than `open_pause_s`.
+        """
+        if not self.count or self._is_checked:
+            return
+        wait_s = open_pause_s(self.count) - (self._clock_s() - self._started_s)
+        if wait_s > 0:
+            raise StoreError(
+                f"{self.count} processes in a row ended by a bus error (SIGBUS): a mapped file of "
+                f"{self._path.parent} could not be read. The store is opened again in {wait_s:.0f} s; see the stacks "
+                f"in {self._path}, and the kernel's log for errors of the disk"
+            )
+        text = self._check(directories)
+        self._is_checked = True
+        logger.warning("%s is opened after %d bus errors: %s", self._path.parent, self.count, text)
+        self._forgetting.start()
+
+    def forget(self) -> None:
+        """Do not count the bus errors of earlier processes any more."""
+        self._notes.truncate(0)
+
+    def close(self) -> None:
+        """Have this process leave no note any more."""
+        self._forgetting.cancel()
+        faulthandler.disable()
+        self._notes.close()

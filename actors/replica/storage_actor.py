@@ -35,7 +35,7 @@ from actors.core.replica.rules import ReplicaRules
 from actors.metrics_thread import MetricsThread
 from actors.options import PERSISTENT
 from actors.replica.data_plane import DataPlane
-from actors.replica.failed_disk import FailedDisk
+from actors.replica.failed_disk import BusErrors, FailedDisk
 from actors.replica.live_settings import LIVE_SETTINGS_FILE, StoreLiveSettings
 from actors.replica.log_lanes import LogLanes
 from actors.replica.replica import Replica
@@ -115,6 +115,7 @@ class Storage:
         self._replica: Replica | None = None
         self._append_limit = AppendLimit(settings.send_queue_capacity)
         self._failed_disk = FailedDisk(str(name))
+        self._bus_errors = BusErrors(self._settings.store_path_root_dir)
         # A store that did not open: the reason, and the time (time.monotonic) before which it is not tried again.
         self._not_open: RaymqError | None = None
         self._open_again_s = 0.0
@@ -152,6 +153,8 @@ class Storage:
         if self._not_open is not None and started_s < self._open_again_s:
             raise self._not_open
         try:
+            root = self._settings.store_path_root_dir
+            self._bus_errors.require_readable([root, *self._settings.log_directories_elsewhere])
             if self._replication is None:
                 self._store = self._open_store(None)
                 self._store.call_on_failure(self._failed_disk.note_failure)

@@ -6,6 +6,7 @@ the map has left this table, and after the file has been unlinked.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import threading
@@ -17,6 +18,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from raymq.errors import ServiceNotAvailableError
+
+DISK_FAILED: Final = frozenset({errno.EIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN, errno.EBADMSG, errno.ESTALE})
+"""The errors of a disk, or of a file system, that cannot be read."""
 SWEEP_INTERVAL_S: Final = 1.0
 """Maps of deleted files are looked for at most this often, when a new file is mapped: that takes a call per map."""
 
@@ -42,20 +47,33 @@ class FileMaps:
         self._lock = threading.Lock()
         self._maps: OrderedDict[str, _Map] = OrderedDict()
         self._bytes = 0
+        self.on_failure: Callable[[OSError], None] | None = None
+        """Called by any thread that finds that the disk cannot be read. It must not block. None where the files are
+        only read: then the error is the caller's."""
 
     def get(self, path: str, *, at_random: bool = False) -> NDArray[np.uint8]:
         """The bytes of the file, read-only; empty for an empty file. FileNotFoundError if there is none.
+        ServiceNotAvailableError if the disk cannot be read and `on_failure` was called; other errors are OSError. A
+        part that cannot be read later is no error: the process ends by SIGBUS.
 
         `at_random`: the file is read in small parts anywhere, so that the kernel must not read ahead. On a disk that
         reads 8 MiB ahead, the first look at a queue's file would else make pages of all its 6 MB.
         """
-        stat = os.stat(path)
-        with self._lock:
-            found = self._maps.get(path)
-            if found is not None and found[:3] == (stat.st_dev, stat.st_ino, stat.st_size):
-                self._maps.move_to_end(path)
-                return found.data
-        return self._insert(path, at_random=at_random)
+        try:
+            stat = os.stat(path)
+            with self._lock:
+                found = self._maps.get(path)
+                if found is not None and found[:3] == (stat.st_dev, stat.st_ino, stat.st_size):
+                    self._maps.move_to_end(path)
+                    return found.data
+            return self._insert(path, at_random=at_random)
+        except OSError as error:
+            if self.on_failure is None or error.errno not in DISK_FAILED:
+                raise
+            self.on_failure(error)
+            raise ServiceNotAvailableError(
+                f"{path} cannot be read: {error}. Ask again: another replica takes over, or the store is opened anew"
+            ) from error
 
     def drop_map(self, path: str) -> None:
         """Drop the map of a file, which is being deleted: its blocks stay in use for as long as it is mapped."""

@@ -1,4 +1,4 @@
-"""Every call by which the store changes its disk or waits for it.
+"""Every call by which the store changes its disk, waits for it, or reads it to learn if it can be read.
 
 Callers say `disk.flush(descriptor)`, never `from storage.files.disk import flush`: so tests put another disk under the
 store by replacing the functions of this module: one that loses all that was not flushed, or one that fails.
@@ -249,6 +249,11 @@ def make_pages(mapped: mmap.mmap, position: int, size: int) -> None:
     if _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_WRITE):
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
+
+
+def pread(descriptor: int, size: int, position: int) -> bytes:
+    """At most `size` bytes of the file from byte `position` on; none at its end. OSError: the disk failed."""
+    return os.pread(descriptor, size, position)
 
 
 def pwrite_all(descriptor: int, position: int, data: Bytes) -> None:
