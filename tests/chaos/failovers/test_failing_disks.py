@@ -1,7 +1,7 @@
-"""Disks of replicas that fail, or are too full for messages.
+"""Machines of replicas that fail: disks that answer with errors or are full, and clocks that are set back.
 
-A put hook of the stores stands in for the disks: while a marker lies in a store's directory, each flush there fails, or
-its disk counts as 95 % full.
+tests/support/faulty_machine puts the errors and the clocks into the servers' processes. The stores lie on a real tmpfs
+where one can be mounted, which is filled to the last byte.
 """
 
 from __future__ import annotations
@@ -9,68 +9,87 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from textwrap import dedent
 
+import psutil
 import pytest
 
 import raymq
+from raymq.errors import RaymqError, StoreError
+from raymq.message import MessageExt
 from raymq.names import StorageName
 from raymq.remoting.actor_ref import ActorRef
-from tests.support.clusters.cluster import Sandbox, embedded, one_group, poll_until, sandbox
+from tests.support.clusters.cluster import (
+    Sandbox,
+    actor_processes,
+    embedded,
+    kill_actors,
+    one_group,
+    poll_until,
+    sandbox,
+)
 from tests.support.history.checker import check
 from tests.support.history.history import History
+from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
+from tests.support.history.watcher import Watcher
 from tests.support.history.workload import Senders, read_back
 from tests.support.replicas.ray_replicas import RayReplicas, log_checksum
+from tests.support.stores.small_disk import SmallDisk, small_disk
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 BROKER = "broker-a"
 REPLICAS = 3
-BROKEN = "the-disk-is-broken"
-FULL = "the-disk-is-full"
+DISK_MIB = 384
 ENOUGH = 200
-HOOK = f'''
-import errno
-import os
-
-from storage.files import disk
-from storage.retention import cleaner
-
-real_flush, real_usage = disk.flush, cleaner.disk_usage
-
-
-def marked(path, marker):
-    parts = str(path).split("/")
-    at = next((i for i, part in enumerate(parts) if part.startswith("{BROKER}-")), 0)
-    return os.path.exists("/".join([*parts[: at + 1], marker]))
+RESUME_S = 120.0
+OUTAGE_S = 10.0
+"""The shortest time that a disk stays broken."""
+BACK_S = -3600.0
+SERVERS = ("Controller", "NameServer", "Broker", "Storage", "Replicator", "Rebalance", "Pull")
+FAULTY_MACHINE = Path(__file__).parents[2] / "support/faulty_machine"
+STORE_SETTINGS = """\
+  clean_resource_interval_ms: 200
+  max_hash_slot_num: 10000
+  max_index_num: 40000
+"""
 
 
-def flush(descriptor):
-    if marked(os.readlink(f"/proc/self/fd/{{descriptor}}"), "{BROKEN}"):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-    real_flush(descriptor)
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine of the replicas. `disk`: the disk of all stores; None if no tmpfs can be mounted, for a `reason`."""
 
+    box: Sandbox
+    faults: Path
+    disk: SmallDisk | None
+    reason: str
 
-disk.flush = flush
-cleaner.disk_usage = lambda path: 0.95 if marked(path, "{FULL}") else real_usage(path)
-
-
-def allow(batch):
-    return None
-'''
+    def marker(self, replica: int, fault: str) -> Path:
+        return self.box.data / f"{BROKER}-{replica}" / fault
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    place = tmp_path_factory.mktemp("hooks")
-    (place / "failing_disk_hook.py").write_text(dedent(HOOK))
-    hooks = '  put_hooks: ["failing_disk_hook:allow"]\n  hook_timeout_ms: 60000\n  clean_resource_interval_ms: 200\n'
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    faults = tmp_path_factory.mktemp("faults")
     settings = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(place), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
-        with sandbox(settings.replace("store:\n", f"store:\n{hooks}")) as made:
-            yield made
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(FAULTY_MACHINE), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("RAYMQ_TEST_FAULTS", str(faults))
+        box = stack.enter_context(sandbox(settings.replace("store:\n", f"store:\n{STORE_SETTINGS}")))
+        patch.setenv("RAYMQ_TEST_STORES", str(box.data))
+        disk, reason = None, ""
+        try:
+            disk = stack.enter_context(small_disk(box.data, DISK_MIB))
+        except pytest.skip.Exception as skipped:
+            reason = str(skipped)
+        yield Machine(box, faults, disk, reason)
+
+
+@pytest.fixture(scope="module")
+def box(machine: Machine) -> Sandbox:
+    return machine.box
 
 
 @pytest.fixture(scope="module")
@@ -83,92 +102,187 @@ def statuses() -> list[dict[str, object]]:
     return [ActorRef(str(StorageName(BROKER, replica))).call("status") for replica in range(REPLICAS)]
 
 
-def test_a_master_whose_disk_fails_hands_over_and_comes_back(mq: raymq.Client, box: Sandbox) -> None:
-    replicas = RayReplicas(BROKER, REPLICAS)
+@pytest.mark.parametrize("fault", ["flush", "write", "read", "bus"])
+def test_a_master_whose_disk_fails_hands_over_stays_out_and_comes_back(
+    mq: raymq.Client, machine: Machine, fault: str
+) -> None:
+    replicas, topic = RayReplicas(BROKER, REPLICAS), f"orders-{fault}"
     left = replicas.settled()["master"]
     pid = replicas.pid(left)
-    mq.admin.create_topic("orders", queues=4)
+    mq.admin.create_topic(topic, queues=4)
     history = History()
-    senders = Senders(mq, "orders", producers=2, count=10**6, history=history, pause_s=0.005)
-    marker: Path = box.data / f"{BROKER}-{left}" / BROKEN
+    senders = Senders(mq, topic, producers=2, count=10**6, history=history, pause_s=0.005)
+    marker = machine.marker(left, fault)
     senders.start()
     try:
-        eventually(lambda: len(history) >= ENOUGH, "sends that end")
-        marker.touch()
-        broken_s = time.monotonic()
-        eventually(lambda: replicas.led()["master"] != left, "another master")
-        led_s = time.monotonic() - broken_s
-        before = len(history)
-        eventually(lambda: len(history) >= before + ENOUGH, "sends that go on while the disk is broken")
-        print(
-            f"another replica led {led_s:.2f} s after the disk broke; {ENOUGH} sends took "
-            f"{time.monotonic() - broken_s - led_s:.2f} s more"
-        )
-        marker.unlink()
-        replicas.settled()
-        before = len(history)
-        eventually(lambda: len(history) >= before + ENOUGH, "sends with all replicas")
+        with Watcher(mq, topic, f"readers-{fault}", patient=True) as reader:
+            eventually(lambda: len(history) >= ENOUGH, "sends that end")
+            marker.touch()
+            broken_s = time.monotonic()
+            eventually(lambda: replicas.led()["master"] != left, "another master")
+            led_s = time.monotonic() - broken_s
+            before = len(history)
+            eventually(lambda: len(history) >= before + ENOUGH, "sends that go on while the disk is broken")
+            print(
+                f"{fault}: another replica led {led_s:.2f} s after the disk broke; {ENOUGH} sends took "
+                f"{time.monotonic() - broken_s - led_s:.2f} s more"
+            )
+            eventually(lambda: not psutil.pid_exists(pid), "the end of the process")
+            # For good, as far as anybody can tell: the replica stays out and says why, and the others go on.
+            why = eventually(lambda: why_out(left, patient=True), "a reason")
+            print(f"{fault}: {why}")
+            seen = len(reader.seen)
+            before = len(history)
+            while time.monotonic() < broken_s + OUTAGE_S:
+                assert left not in replicas.led()["in_sync"]
+                assert why_out(left)
+                time.sleep(0.2)
+            eventually(lambda: len(history) >= before + ENOUGH, "sends during the outage")
+            eventually(lambda: len(reader.seen) >= seen + ENOUGH, "reads during the outage")
+            reader.check()
+            marker.unlink()
+            replicas.settled()
+            before = len(history)
+            eventually(lambda: len(history) >= before + ENOUGH, "sends with all replicas")
     finally:
+        marker.unlink(missing_ok=True)
         senders.stop()
         senders.join(120)
-    assert replicas.pid(left) != pid
-    report = check(history, read_back(mq, "orders"))
+    report = check(history, read_back(mq, topic))
     print(report)
     assert report.violations == {}
     assert report.acknowledged > ENOUGH * 2
     end = replicas.equal_end()
-    assert len({log_checksum(box.data / f"{BROKER}-{replica}", end) for replica in range(REPLICAS)}) == 1
+    stores = [machine.box.data / f"{BROKER}-{replica}" for replica in range(REPLICAS)]
+    assert len({log_checksum(store, end) for store in stores}) == 1
     assert [status["disk_failure"] for status in statuses()] == [""] * REPLICAS
 
 
-def test_on_a_full_disk_consumers_commit_join_and_receive_and_sends_are_refused_at_once(
-    mq: raymq.Client, box: Sandbox
-) -> None:
-    replicas = RayReplicas(BROKER, REPLICAS)
-    replicas.settled()
-    mq.admin.create_topic("stock", queues=4)
-    markers = [box.data / f"{BROKER}-{replica}" / FULL for replica in range(REPLICAS)]
-    with mq.producer() as producer, mq.pull_consumer("old", consume_from=FIRST) as first:
-        for number in range(80):
-            producer.send(raymq.Message("stock", b"%d" % number))
-        first.subscribe("stock")
-        read = poll_until(first, 10)
-        for marker in markers:
-            marker.touch()
-        # A replica that follows takes no messages anyway: what counts is the reason.
-        eventually(
-            lambda: all("95% full" in str(status["not_writable_reason"]) for status in statuses()),
-            "disks that are found to be full",
-        )
-        assert not any(status["writable"] for status in statuses())
-        began_s = time.monotonic()
-        with pytest.raises(raymq.StoreNotWritableError, match="95% full"):
-            producer.send(raymq.Message("stock", b"refused"))
-        first.commit()
-        with mq.pull_consumer("old", consume_from=FIRST) as second:  # a member more, so the queues are shared anew
-            second.subscribe("stock")
-            while len({message.body for message in read}) < 80:
-                for consumer in (first, second):
-                    read += consumer.poll(timeout_s=0.2)
-                    consumer.commit()
-        with mq.pull_consumer("new", consume_from=FIRST) as other:
-            other.subscribe("stock")
-            assert len(poll_until(other, 80)) >= 80
-            other.commit()
-        with mq.simple_consumer("simple", consume_from=FIRST) as simple:
-            simple.subscribe("stock")
-            [message, *_] = eventually(lambda: simple.receive(max_messages=1, invisible_s=60), "a lease")
-            simple.ack(message)
-        print(f"refused, committed, joined, rebalanced and received in {time.monotonic() - began_s:.1f} s")
-        assert all(entry.committed for entry in mq.admin.describe_group("new"))
-        for marker in markers:
-            marker.unlink()
-        eventually(lambda: producer_takes(producer), "sends after room was made")
-
-
-def producer_takes(producer: raymq.Producer) -> bool:
+def why_out(replica: int, *, patient: bool = False) -> str:
+    """The reason why a replica does not work, by its own account; empty if it works. `patient`: also empty if it does
+    not answer."""
     try:
-        producer.send(raymq.Message("stock", b"again"))
+        status = ActorRef(str(StorageName(BROKER, replica))).call("status")
+    except StoreError as error:
+        return str(error)
+    except RaymqError as error:
+        return "" if patient else f"no answer: {error}"
+    return str(status["disk_failure"])
+
+
+@pytest.mark.parametrize("share", [0.92, 1.0])
+def test_on_a_full_disk_consumers_commit_join_and_receive_and_sends_are_refused_at_once(
+    mq: raymq.Client, machine: Machine, share: float
+) -> None:
+    if machine.disk is None:
+        pytest.skip(machine.reason)
+    replicas, topic, disk = RayReplicas(BROKER, REPLICAS), f"stock-{share:.0%}".rstrip("%"), machine.disk
+    replicas.settled()
+    mq.admin.create_topic(topic, queues=4)
+    with mq.producer() as producer, mq.pull_consumer(f"old-{topic}", consume_from=FIRST) as first:
+        for number in range(80):
+            producer.send(raymq.Message(topic, b"%d" % number))
+        first.subscribe(topic)
+        read = poll_until(first, 10)
+        try:
+            disk.fill(share)
+            # A replica that follows takes no messages anyway: what counts is the reason.
+            eventually(
+                lambda: all("% full" in str(status["not_writable_reason"]) for status in statuses()),
+                "disks that are found to be full",
+            )
+            assert not any(status["writable"] for status in statuses())
+            began_s = time.monotonic()
+            with pytest.raises(raymq.StoreNotWritableError, match="% full"):
+                producer.send(raymq.Message(topic, b"refused"))
+            first.commit()
+            with mq.pull_consumer(f"old-{topic}", consume_from=FIRST) as second:  # so the queues are shared anew
+                second.subscribe(topic)
+                while len({message.body for message in read}) < 80:
+                    for consumer in (first, second):
+                        read += consumer.poll(timeout_s=0.2)
+                        consumer.commit()
+            with mq.pull_consumer(f"new-{topic}", consume_from=FIRST) as other:
+                other.subscribe(topic)
+                assert len(poll_until(other, 80)) >= 80
+                other.commit()
+            with mq.simple_consumer(f"simple-{topic}", consume_from=FIRST) as simple:
+                simple.subscribe(topic)
+                [message, *_] = eventually(lambda: simple.receive(max_messages=1, invisible_s=60), "a lease")
+                simple.ack(message)
+            print(
+                f"{share:.0%}, {disk.free_bytes} bytes free: refused, committed, joined, rebalanced and received in "
+                f"{time.monotonic() - began_s:.1f} s"
+            )
+            assert all(entry.committed for entry in mq.admin.describe_group(f"new-{topic}"))
+        finally:
+            disk.make_room()
+        eventually(lambda: producer_takes(producer, topic), "sends after room was made")
+
+
+def test_servers_that_are_started_again_with_the_clock_an_hour_back_go_on(mq: raymq.Client, machine: Machine) -> None:
+    RayReplicas(BROKER, REPLICAS).settled()
+    mq.admin.create_topic("timed", queues=4)
+    heard = ListenerNotes(machine.faults / "heard")
+    with (
+        mq.producer() as producer,
+        mq.pull_consumer("timed-pull", consume_from=FIRST) as consumer,
+        mq.push_consumer("timed-push", consume_from=FIRST).subscribe("timed").on_message(Hear(heard)).start(),
+    ):
+        consumer.subscribe("timed")
+        polled: set[bytes] = set()
+        sent: set[bytes] = set()
+
+        def all_goes_on() -> None:
+            bodies = {b"%d" % number for number in range(len(sent), len(sent) + 20)}
+            for body in bodies:
+                producer.send(raymq.Message("timed", body))
+            sent.update(bodies)
+
+            def polled_all() -> bool:
+                polled.update(message.body for message in consumer.poll(timeout_s=0.2))
+                return sent <= polled
+
+            eventually(polled_all, "polls", RESUME_S)
+            consumer.commit()
+            eventually(lambda: {line.encode() for line in heard.lines()} >= sent, "pushes", RESUME_S)
+
+        all_goes_on()
+        (machine.faults / "clock").write_text(str(BACK_S))
+        try:
+            for server in SERVERS:
+                before = {process.pid for process in actor_processes(server)}
+                assert before, server
+                kill_actors(server)
+
+                def started_again(server: str = server, before: set[int] = before) -> bool:
+                    now = {process.pid for process in actor_processes(server)}
+                    wrong = {int(path.name.removeprefix("wrong-")) for path in machine.faults.glob("wrong-*")}
+                    return bool(now) and not now & before and now <= wrong
+
+                eventually(started_again, f"{server} with its clock set back", RESUME_S)
+                all_goes_on()
+                print(f"{server}: all goes on")
+            mq.admin.create_topic("made-after", queues=2)
+            producer.send(raymq.Message("made-after", b"1"))
+        finally:
+            (machine.faults / "clock").unlink()
+    assert all(entry.committed for entry in mq.admin.describe_group("timed-pull"))
+
+
+class Hear:
+    """Notes each message's body."""
+
+    def __init__(self, notes: ListenerNotes) -> None:
+        self._notes = notes
+
+    def __call__(self, message: MessageExt) -> None:
+        self._notes.write(message.body.decode())
+
+
+def producer_takes(producer: raymq.Producer, topic: str) -> bool:
+    try:
+        producer.send(raymq.Message(topic, b"again"))
     except raymq.StoreNotWritableError:
         return False
     return True

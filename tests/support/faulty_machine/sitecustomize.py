@@ -1,0 +1,98 @@
+"""Faults of the machine for raymq's servers. A process with this folder on its path imports the module when it starts.
+
+The directory that RAYMQ_TEST_FAULTS names, and markers in stores' directories, say which faults there are now:
+
+    STORE/flush, write, read     fdatasync, pwrite, reads of the store's log and queues end in EIO
+    STORE/bus                    the next look at a mapped file ends the process by SIGBUS, and preads end in EIO
+    FAULTS/clock                 the s by which the clock of a server that starts now is wrong
+    FAULTS/wrong-PID             a process whose clock is wrong
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import time
+from importlib.abc import MetaPathFinder
+from types import ModuleType
+from typing import Any
+
+FAULTS = os.environ["RAYMQ_TEST_FAULTS"]
+STORES = os.environ["RAYMQ_TEST_STORES"]
+_REAL = {name: getattr(os, name) for name in ("fdatasync", "pwrite", "pread", "stat")}
+
+
+def _has(path: str, *markers: str) -> bool:
+    """True if the store that holds a path has one of the markers, and this process is a store's."""
+    if not path.startswith(STORES) or "storage.message_store" not in sys.modules:
+        return False
+    name = path[len(STORES) :].strip("/").split("/")[0]
+    return any(_exists(f"{STORES}/{name}/{marker}") for marker in markers)
+
+
+def _exists(path: str) -> bool:
+    try:
+        _REAL["stat"](path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _fail() -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def _fdatasync(descriptor: int) -> None:
+    if _has(os.readlink(f"/proc/self/fd/{descriptor}"), "flush"):
+        _fail()
+    _REAL["fdatasync"](descriptor)
+
+
+def _pwrite(descriptor: int, *rest: Any) -> int:
+    if _has(os.readlink(f"/proc/self/fd/{descriptor}"), "write"):
+        _fail()
+    written: int = _REAL["pwrite"](descriptor, *rest)
+    return written
+
+
+def _pread(descriptor: int, *rest: Any) -> bytes:
+    if _has(os.readlink(f"/proc/self/fd/{descriptor}"), "read", "bus"):
+        _fail()
+    data: bytes = _REAL["pread"](descriptor, *rest)
+    return data
+
+
+def _stat(path: Any, *rest: Any, **more: Any) -> os.stat_result:
+    """`os.stat`, which comes before each use of a map (raymq.logfiles.file_maps)."""
+    caller = sys._getframe(1).f_code
+    if caller.co_name == "get" and caller.co_filename.endswith("file_maps.py"):
+        if _has(str(path), "bus"):
+            os.kill(os.getpid(), signal.SIGBUS)
+        if _has(str(path), "read"):
+            _fail()
+    found: os.stat_result = _REAL["stat"](path, *rest, **more)
+    return found
+
+
+class _SetClock(MetaPathFinder):
+    """Sets the clock of a process when the process begins to be a server: it imports `actors`."""
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> None:
+        if name == "actors" and _exists(f"{FAULTS}/clock"):
+            sys.meta_path.remove(self)
+            with open(f"{FAULTS}/clock") as file:
+                _set_clock(float(file.read()))
+
+
+def _set_clock(wrong_s: float) -> None:
+    real_s, real_ns = time.time, time.time_ns
+    time.time = lambda: real_s() + wrong_s
+    time.time_ns = lambda: real_ns() + int(wrong_s * 1e9)
+    with open(f"{FAULTS}/wrong-{os.getpid()}", "w"):
+        pass
+
+
+os.fdatasync, os.pwrite, os.pread, os.stat = _fdatasync, _pwrite, _pread, _stat  # type: ignore[assignment]
+sys.meta_path.insert(0, _SetClock())
