@@ -26,12 +26,16 @@ from raymq.record.encode import EncodedBatch
 from raymq.record.hashing import tags_code
 from storage.replication.log_chunks import truncate_log
 from storage.retention import cleaner
+from tests.support.stores.damage import flip
 from tests.support.stores.power import LossyDisk
-from tests.support.stores.stores import bodies_of, killed_copy, make_batch, open_store, small_settings
+from tests.support.stores.stores import bodies_of, intact_bodies, killed_copy, make_batch, open_store, small_settings
 
 TOPICS = ["alpha", "beta"]
 QUEUES = [(topic, queue_id) for topic in TOPICS for queue_id in (0, 1)]
 TAGS = [None, "red", "blue"]
+
+DETECTED = ("size", "magic", "physical offset", "body size", "body", "topic size")
+"""Parts of a record whose damage recovery or a reader finds out for sure."""
 
 queues = st.sampled_from(QUEUES)
 tags = st.sampled_from(TAGS)
@@ -268,6 +272,35 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.store = open_store(self.root, **self.changes)
         assert self.store.status().cut_bytes == 0
         self.forget_what_is_behind_the_end()
+
+    @precondition(lambda self: any(self.readable(queue) for queue in QUEUES))
+    @rule(share=st.floats(0, 1), field=st.sampled_from(DETECTED), killed=st.booleans())
+    def damage_one_record_and_mend_it(self, share: float, field: str, killed: bool) -> None:
+        """The disk changes a bit of one record while the store is closed. All other messages are read, and that one is
+        reported or right. With the bit as it was, everything is as before."""
+        offsets = self.offsets_left()
+        offset = offsets[min(int(len(offsets) * share), len(offsets) - 1)]
+        file_size = self.changes["mapped_file_size_commit_log_bytes"]
+        root = self.root
+        if killed:
+            self.go_on_with(lambda target: flip(killed_copy(root, target), offset, field, file_size=file_size))
+        else:
+            self.store.close()
+            flip(root, offset, field, file_size=file_size)
+            self.store = open_store(self.root, **self.changes)
+        if offset >= self.store.status().max_physical_offset:
+            assert offset == offsets[-1], "only the last record may be taken for a torn one"
+            self.forget_what_is_behind_the_end()
+            return
+        for queue in QUEUES:
+            expected = self.readable(queue)
+            found = intact_bodies(self.store, *queue)
+            assert len(found) == len(expected)
+            for body, message in zip(found, expected, strict=True):
+                assert body == message.body or (body is None and message.physical_offset == offset)
+        self.store.close()
+        flip(self.root, offset, field, file_size=file_size)
+        self.store = open_store(self.root, **self.changes)
 
     def offsets_left(self) -> list[int]:
         """The physical offsets of the messages that are left, in order."""

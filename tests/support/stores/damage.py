@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from raymq.record.layout import (
     BODY_SIZE_OFFSET,
+    MAGIC_V1,
     PHYSICAL_OFFSET_OFFSET,
     QUEUE_OFFSET_OFFSET,
-    find_sections,
+    header_size_at,
     read_header,
 )
 from tests.support.stores.stores import LOG_FILE_BYTES
@@ -18,23 +20,37 @@ FIELDS = ("size", "magic", "queue id", "queue offset", "physical offset", "body 
 
 
 def flip(root: Path, physical_offset: int, field: str, *, file_size: int = LOG_FILE_BYTES) -> None:
-    """Flip one bit of a field of the record at `physical_offset` of the store at `root`, open or closed."""
+    """Flip one bit of a field of the record at `physical_offset` of the store at `root`, open or closed. The same call
+    undoes it."""
     start = physical_offset - physical_offset % file_size
     with (root / "commitlog" / f"{start:020}").open("r+b", buffering=0) as file:
         data = file.read()
-        at = physical_offset - start
-        body_at, body_end, topic_at, properties_at, _ = find_sections(data, at, read_header(data, at))
-        position = {
-            "size": at + 2,
-            "magic": at + 5,
-            "queue id": at + 15,
-            "queue offset": at + QUEUE_OFFSET_OFFSET + 7,
-            "physical offset": at + PHYSICAL_OFFSET_OFFSET + 7,
-            "body size": at + BODY_SIZE_OFFSET + 2,
-            "body": (body_at + body_end) // 2,
-            "topic size": body_end,
-            "topic": topic_at + 2,
-            "key": data.find(b"KEYS\x01", properties_at) + len("KEYS\x01"),
-        }[field]
+        position = _position(data, physical_offset - start, field)
         file.seek(position)
         file.write(bytes([data[position] ^ 0x01]))
+
+
+_HEADER_POSITIONS: Final = {
+    "size": 2,
+    "magic": 5,
+    "queue id": 15,
+    "queue offset": QUEUE_OFFSET_OFFSET + 7,
+    "physical offset": PHYSICAL_OFFSET_OFFSET + 7,
+    "body size": BODY_SIZE_OFFSET + 2,
+}
+"""The byte of a record with IPv4 hosts in which the bit of a header's field is flipped."""
+
+
+def _position(data: bytes, at: int, field: str) -> int:
+    """The byte of a log file in which a bit of the record at `at` is flipped."""
+    if field in _HEADER_POSITIONS:
+        return at + _HEADER_POSITIONS[field]
+    body_at = at + header_size_at(data, at)
+    header = read_header(data, at)
+    body_end = body_at + header.body_size
+    return {
+        "body": (body_at + body_end) // 2,
+        "topic size": body_end,
+        "topic": body_end + (1 if header.magic == MAGIC_V1 else 2) + 2,
+        "key": data.find(b"KEYS\x01", body_end) + len("KEYS\x01"),
+    }[field]
