@@ -328,7 +328,8 @@ class LogReader:
         offset, messages, free_bytes = request.queue_offset, request.max_messages, max_bytes
         while offset < end_offset and messages > 0:
             scanned = min(at_once if _excludes(request) else messages, _SCAN_UNITS, end_offset - offset)
-            units = self.units(request.topic, request.queue_id, offset, scanned)
+            # A copy: compaction may blank units of the map at any moment.
+            units = self.units(request.topic, request.queue_id, offset, scanned).copy()
             if not len(units):
                 raise DataLossError(f"{self._consume_queue}/{request.topic}/{request.queue_id} lacks offset {offset}")
             wanted = units["size"] != PRE_BLANK_SIZE

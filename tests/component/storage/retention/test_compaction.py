@@ -426,6 +426,26 @@ def test_a_copy_that_the_disk_has_damaged_holds_up_no_other(root):
     it.store.close()
 
 
+def test_a_unit_that_is_blanked_during_a_fetch_damages_no_record(root, monkeypatch):
+    it = Compacted(root)
+    it.send(*[(f"k{n % 3}", b"%d" % n) for n in range(9)])
+    [queue] = it.store._parts.queues.plain
+    reader = it.store._parts.reader
+    real = reader.views
+
+    def views(units):
+        found = real(units)
+        with it.store._parts.append_lock:
+            queue.blank(np.array([4]))
+        return found
+
+    monkeypatch.setattr(reader, "views", views)
+    [result] = it.store.fetch([FetchRequest("orders", 0, 0, 9)], max_bytes=10_000, wait_s=0)
+    assert [message.body for message in decode_records(result.records)] == [body for _, body in it.sent]
+    monkeypatch.undo()
+    it.store.close()
+
+
 class Died(BaseException):
     """The store's process was killed."""
 
