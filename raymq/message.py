@@ -70,6 +70,9 @@ RESERVED_PROPERTIES: Final = frozenset(
 """Property names a user may not set (spec/storage.md §1, spec/messaging.md §3.6, and raymq's own four)."""
 
 MAX_MESSAGE_SIZE_BYTES: Final = 4 * 1024 * 1024
+"""The longest body by default: the `max_message_size_bytes` of a producer and of a store."""
+MESSAGE_SIZE_LIMIT_BYTES: Final = 1 << 30
+"""The most that `max_message_size_bytes` may be, and so the longest body of any message."""
 MAX_PROPERTIES_BYTES: Final = 32767
 LIGHT_QUEUES_MAX: Final = 500
 """The most light queues that one message may be in."""
@@ -119,10 +122,11 @@ def _check_text(what: str, text: object) -> None:
 class Message(Struct, frozen=True, gc=False):
     """A message to send.
 
-    `topic`: where to. `body`: 1 byte to 4 MiB. `tags`: one tag, for subscriptions such as ``"paid || refunded"``.
-    `keys`: business keys for lookups, without spaces; a single str is one key. `properties`: the user's own, text to
-    text. `flag`: a 32-bit number that is carried along. Raises MessageIllegalError (and IllegalNameError for the topic)
-    when it is made, so that a message that exists can be sent (spec/messaging.md §3.2).
+    `topic`: where to. `body`: 1 byte to 4 MiB, or to 1 GiB where `max_message_size_bytes` of the producer and of the
+    store allow it. `tags`: one tag, for subscriptions such as ``"paid || refunded"``. `keys`: business keys for
+    lookups, without spaces; a single str is one key. `properties`: the user's own, text to text. `flag`: a 32-bit
+    number that is carried along. Raises MessageIllegalError (and IllegalNameError for the topic) when it is made
+    (spec/messaging.md §3.2).
 
     Consumers get the message later with one of: `delay_level`, RocketMQ's (1 to 18 mean 1 s to 2 h unless the store's
     message_delay_level says otherwise; 0 is no delay, more than 18 means 18), or `deliver_at_ms`, a time in ms since
@@ -156,7 +160,7 @@ class Message(Struct, frozen=True, gc=False):
             and topic.__class__ is str
             and topic in _LEGAL_TOPICS
             and body.__class__ is bytes
-            and 0 < len(body) <= MAX_MESSAGE_SIZE_BYTES
+            and 0 < len(body) <= MESSAGE_SIZE_LIMIT_BYTES
             and self.tags is None
             and self.keys is _NO_KEYS
             and self.flag is _NO_FLAG
@@ -201,10 +205,10 @@ class Message(Struct, frozen=True, gc=False):
             force_setattr(self, "body", bytes(self.body))
         if not self.body:
             raise MessageIllegalError("a message body must not be empty")
-        if len(self.body) > MAX_MESSAGE_SIZE_BYTES:
+        if len(self.body) > MESSAGE_SIZE_LIMIT_BYTES:
             raise MessageIllegalError(
-                f"a message body of {len(self.body)} bytes exceeds the limit of {MAX_MESSAGE_SIZE_BYTES} bytes "
-                "(4 MiB): send a reference to the data, or split it"
+                f"a message body of {len(self.body)} bytes exceeds the limit of {MESSAGE_SIZE_LIMIT_BYTES} bytes "
+                "(1 GiB): send a reference to the data, or split it"
             )
 
     def _check_tags_and_keys(self) -> None:
@@ -379,7 +383,8 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
     A program that keeps messages for long keeps `copy.copy(message)`, which refers to nothing; pickling does the same.
 
     A damaged message is handed over in its place, too: reading its `body` raises BodyUnreadableError, and `body_error`
-    holds that error. A compressed body is decompressed when it is read, to 4 MiB at most. If the record itself is
+    holds that error. A compressed body is decompressed when it is read, to the largest `max_message_size_bytes` of
+    the stores that the process reads, at least 4 MiB. If the record itself is
     damaged (`body_error.record_damaged`), only topic, broker name, queue id, queue offset and physical offset are
     known. Text fields are empty then, and numbers are 0.
     """

@@ -44,6 +44,7 @@ from raymq.protocol.store import (
     StoreStatus,
 )
 from raymq.protocol.transactions import EndTransaction
+from raymq.record.compression import admit_bodies_of
 from raymq.record.encode import EncodedBatch
 from raymq.record.layout import IPV6_HOST_BYTES, encode_host
 from storage.append.durability import (
@@ -116,6 +117,7 @@ class MessageStore:
         """Not for callers: use `open`. `resources` releases what was opened, when opening fails or at `close`."""
         root = settings.store_path_root_dir
         host = encode_host(*store_host)
+        admit_bodies_of(settings.max_message_size_bytes)
         self._settings, self._root, self._broker_name = settings, root, broker_name
         self._clock_ms = clock_ms
         self._resources = resources

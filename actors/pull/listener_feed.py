@@ -41,6 +41,7 @@ from raymq.errors import RaymqError, ServiceNotAvailableError
 from raymq.metrics.client_figures import CLIENT_FIGURES
 from raymq.protocol.consume_result import ConsumeReport
 from raymq.protocol.listener_tasks import HandOver, LogPlaces, ShippedTask, StoreLog
+from raymq.record.compression import body_max_bytes
 from raymq.remoting.actor_ref import HandleRef
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import ControlCalls, encode_result
@@ -550,12 +551,21 @@ def ship_task(task: Task, *, in_place: bool) -> ShippedTask:
         memory = messages.in_memory()
         sizes = np.diff(np.array(memory.starts, np.int64)).tobytes()
         offsets = np.array(memory.offsets, np.int64).tobytes()
-        return ShippedTask(task.number, task.queue, len(memory), memory.data, sizes=sizes, offsets=offsets)
+        return ShippedTask(
+            task.number,
+            task.queue,
+            len(memory),
+            memory.data,
+            sizes=sizes,
+            offsets=offsets,
+            body_max_bytes=body_max_bytes(),
+        )
     places = [
         LogPlaces((part.position + part.starts).tobytes(), part.sizes.tobytes(), part.offsets.tobytes())
         for part in messages.parts
     ]
-    return ShippedTask(task.number, task.queue, len(messages), b"", tuple(places), StoreLog(*messages.files))
+    log = StoreLog(*messages.files)
+    return ShippedTask(task.number, task.queue, len(messages), b"", tuple(places), log, body_max_bytes=body_max_bytes())
 
 
 def _chunks(sent: SendBack) -> list[bytes]:

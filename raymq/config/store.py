@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from raymq.delay import DELAY_LEVELS, parse_delay_levels
 from raymq.errors import InvalidArgumentError
-from raymq.message import MAX_MESSAGE_SIZE_BYTES
+from raymq.message import MAX_MESSAGE_SIZE_BYTES, MESSAGE_SIZE_LIMIT_BYTES
 
 CONSUME_QUEUE_UNIT_BYTES: Final = 20
 """A unit of a consume queue: UNIT_DTYPE of raymq.record.layout."""
@@ -147,7 +147,7 @@ class StoreOptions(BaseModel):
         Field(ge=1, le=600_000, description="SYNC_FLUSH: how long an append waits before it says FLUSH_DISK_TIMEOUT."),
     ] = 5000
     max_message_size_bytes: Annotated[
-        int, Field(ge=1, le=1 << 30, description="Longest body; a record may have 64 KiB more.")
+        int, Field(ge=1, le=MESSAGE_SIZE_LIMIT_BYTES, description="Longest body; a record may have 64 KiB more.")
     ] = MAX_MESSAGE_SIZE_BYTES
     max_append_bytes: Annotated[
         int,

@@ -31,6 +31,7 @@ from raymq.predicates.frames import Answer, Evaluate, Load, Loaded, receive_fram
 from raymq.predicates.predicate import OnError
 from raymq.predicates.progress import Progress
 from raymq.protocol.listener_tasks import StoreLog
+from raymq.record.compression import admit_bodies_of
 from raymq.record.memory_records import LocatedRecords
 
 TRACEBACK_MAX = 4000
@@ -113,7 +114,9 @@ def main(socket_fd: int, memory_fd: int) -> None:
     send_frame(connection, Loaded())
     try:
         while True:
-            send_frame(connection, here.evaluate(receive_frame(connection, Evaluate)))
+            asked = receive_frame(connection, Evaluate)
+            admit_bodies_of(asked.body_max_bytes)
+            send_frame(connection, here.evaluate(asked))
     except (EOFError, OSError):
         return  # the runner is gone
 

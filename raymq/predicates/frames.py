@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from raymq.message import MAX_MESSAGE_SIZE_BYTES
 from raymq.protocol.listener_tasks import LogPlaces, StoreLog
 
 ANSWER_MAX_BYTES: Final = 1 << 20
@@ -34,7 +35,8 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True):
 
 class Evaluate(msgspec.Struct, frozen=True, array_like=True):
     """Records to call the function for, for `budget_s` at most: `places` in the files of `log`, or `records`, whole
-    ones back to back, of these `sizes` (int64, in bytes)."""
+    ones back to back, of these `sizes` (int64, in bytes). `body_max_bytes`: the runner's bound on a decompressed
+    body."""
 
     broker_name: str
     budget_s: float
@@ -42,6 +44,7 @@ class Evaluate(msgspec.Struct, frozen=True, array_like=True):
     places: LogPlaces | None = None
     records: bytes = b""
     sizes: bytes = b""
+    body_max_bytes: int = MAX_MESSAGE_SIZE_BYTES
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):

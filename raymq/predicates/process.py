@@ -13,6 +13,7 @@ import threading
 import time
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from raymq.errors import ServiceNotAvailableError
@@ -21,6 +22,7 @@ from raymq.predicates.frames import ANSWER_MAX_BYTES, Answer, Evaluate, Load, Lo
 from raymq.predicates.predicate import Predicate
 from raymq.predicates.progress import EVALUATED_MAX, PROGRESS_BYTES, Progress
 from raymq.protocol.listener_tasks import LogPlaces, StoreLog
+from raymq.record.compression import body_max_bytes
 from raymq.record.memory_records import LocatedRecords
 from raymq.retry import Backoff
 
@@ -103,7 +105,7 @@ class PredicateProcess:
                 self._memory_fd = -1
 
     def _ask(self, connection: socket.socket, frame: Evaluate) -> Answer:
-        send_frame(connection, frame)
+        send_frame(connection, msgspec.structs.replace(frame, body_max_bytes=body_max_bytes()))
         index = -1
         while True:
             # The time limit is one message's: what counts is that it gets on.

@@ -206,6 +206,7 @@ class Producer(Closing):
             move=self._move,
             attempt_timeout_s=settings.attempt_timeout_s,
             retry_when_not_store_ok=settings.retry_when_not_store_ok,
+            max_message_size_bytes=settings.max_message_size_bytes,
             trace=trace,
         )
         self._senders: dict[str, Sender] = {}
@@ -498,7 +499,8 @@ class Producer(Closing):
                 raise MessageIllegalError(f"expected a raymq.Message, got {type(message).__name__}")
             if len(message.body) > longest:
                 raise MessageIllegalError(
-                    f"a body of {len(message.body)} bytes exceeds this producer's max_message_size_bytes of {longest}"
+                    f"a body of {len(message.body)} bytes exceeds this producer's max_message_size_bytes of {longest}: "
+                    "send a reference to the data, split it, or raise max_message_size_bytes here and in the store"
                 )
         if self._closed:
             raise closed_error()

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from raymq.errors import QuotaExceededError, RaymqError, ServiceNotAvailableError, SystemBusyError
 from raymq.kernels.message_columns import MessageColumns
-from raymq.message import MAX_MESSAGE_SIZE_BYTES, Message, MessageQueue, SendResult, SendStatus
+from raymq.message import Message, MessageQueue, SendResult, SendStatus
 from raymq.metrics.client_figures import CLIENT_FIGURES
 from raymq.parallel import aside
 from raymq.producer.buffer_pool import BufferPool, end_all
@@ -71,6 +71,7 @@ class SenderContext:
     move: Callable[[SendBatch, str], bool]
     attempt_timeout_s: float
     retry_when_not_store_ok: bool
+    max_message_size_bytes: int
     trace: SendTrace | None = None
 
 
@@ -474,7 +475,7 @@ class Sender:
 
     def _encoded(self, sends: QueueSends, batches: list[SendBatch], description: StorageDescription) -> EncodedBatch:
         limit = description.max_message_size_bytes
-        if limit < MAX_MESSAGE_SIZE_BYTES:
+        if limit < self._context.max_message_size_bytes:
             for batch in batches:
                 self._context.encoder.check_sizes(batch.messages, limit)
         if not description.light_queues:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypedDict
 
 from raymq.errors import InvalidArgumentError
-from raymq.message import MAX_MESSAGE_SIZE_BYTES
+from raymq.message import MAX_MESSAGE_SIZE_BYTES, MESSAGE_SIZE_LIMIT_BYTES
 from raymq.names import seconds, whole_number
 from raymq.producer.hooks import CheckForbiddenHook, SendMessageHook
 from raymq.record.compression import Compression, CompressionType
@@ -53,7 +53,8 @@ class ProducerSettings:
     `send_timeout_s`: how long a send is tried, all in all; `attempt_timeout_s`: how long one attempt waits for an
     answer. `max_buffered_bytes`, `max_buffered_messages`: the most that may wait in memory; `when_full`: a send that
     finds no space blocks, up to its timeout, or raises SystemBusyError at once. `compression`: for bodies of 4 KiB and
-    more, zstd by default. `max_message_size_bytes`: the longest body; a store may have a lower limit.
+    more, zstd by default. `max_message_size_bytes`: the longest body, at most 1 GiB; a store may have a lower
+    limit.
 
     `default_topic_queue_nums`: how many queues per broker group to ask for when a topic is created on first use.
     `send_latency_enable`: leave brokers out of the turn that answer slowly (raymq.producer.latency_fault).
@@ -82,6 +83,8 @@ class ProducerSettings:
         for name in _COUNTS:
             if (value := whole_number(name, getattr(self, name))) <= 0:
                 raise InvalidArgumentError(f"{name} must be positive, not {value}")
+            if name == "max_message_size_bytes" and value > MESSAGE_SIZE_LIMIT_BYTES:
+                raise InvalidArgumentError(f"{name} must be at most {MESSAGE_SIZE_LIMIT_BYTES}, not {value}")
             object.__setattr__(self, name, value)  # a plain int, also where it was a number of numpy
         if self.when_full not in ("block", "raise"):
             raise InvalidArgumentError(f"when_full is 'block' or 'raise', not {self.when_full!r}")

@@ -27,7 +27,7 @@ from raymq.kernels.property_text import (
     property_sizes,
     property_texts,
 )
-from raymq.message import MAX_MESSAGE_SIZE_BYTES, MAX_PROPERTIES_BYTES, RESERVED_PROPERTIES, Message
+from raymq.message import MAX_PROPERTIES_BYTES, RESERVED_PROPERTIES, Message
 from raymq.producer.encoder import check_record_size
 
 Mask = NDArray[np.bool_]
@@ -71,7 +71,7 @@ class TableRows:
         """Check `count` rows from row `first` on. MessageIllegalError names a row that cannot be sent, and says that
         none was; bodies may have up to `max_body_bytes`."""
         part = _Part(self._table.slice(first, count))
-        for index in np.flatnonzero(part.doubtful(min(max_body_bytes, MAX_MESSAGE_SIZE_BYTES))).tolist():
+        for index in np.flatnonzero(part.doubtful(max_body_bytes)).tolist():
             try:
                 message = self._message(first + index)
                 if len(message.body) > max_body_bytes:

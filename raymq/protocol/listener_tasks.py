@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from raymq.message import MessageQueue
+from raymq.message import MAX_MESSAGE_SIZE_BYTES, MessageQueue
 
 
 class LogPlaces(msgspec.Struct, frozen=True, array_like=True):
@@ -33,7 +33,8 @@ class StoreLog(msgspec.Struct, frozen=True, array_like=True):
 class ShippedTask(msgspec.Struct, frozen=True, array_like=True):
     """`count` messages of one queue for the listener: `places` in `log`, or else `records`, whole ones back to back.
     `sizes` are the bytes of each of these records, and `offsets` their queue offsets, as int64 in the machine's order.
-    `number` is the number of the task in a life of the instance at its Pull actor."""
+    `number` is the number of the task in a life of the instance at its Pull actor. `body_max_bytes`: the bound on a
+    decompressed body at the Pull actor, which has asked the stores for it."""
 
     number: int
     queue: MessageQueue
@@ -43,6 +44,7 @@ class ShippedTask(msgspec.Struct, frozen=True, array_like=True):
     log: StoreLog | None = None
     sizes: bytes = b""
     offsets: bytes = b""
+    body_max_bytes: int = MAX_MESSAGE_SIZE_BYTES
 
     @property
     def size_bytes(self) -> int:

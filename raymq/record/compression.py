@@ -3,6 +3,16 @@
 A record's sys flag says whether its body is compressed (bit 0) and how (bits 8-10: LZ4, ZSTD, ZLIB, and 0 for ZLIB in
 old data). The formats are those RocketMQ's Java libraries read and write: the LZ4 *frame* format, a Zstandard frame, a
 zlib stream. Each message is compressed alone, so that a reader needs one record only.
+
+A body is one such frame or stream, and nothing follows it: bytes behind its end make a body unreadable. RocketMQ's Java
+consumers ignore bytes behind a zlib stream, and join several LZ4 or Zstandard frames; no producer of RocketMQ's sends
+either.
+
+A store takes bodies of up to its `max_message_size_bytes`, so a reader decompresses bodies of that size, and no larger
+ones: whoever sends a body chooses how large it becomes. A reader may read from several stores, whose settings may
+change. So a process has one bound, which never falls (`body_max_bytes`): the largest setting of the stores that the
+process has opened or called, and at least the default of the setting. A process that reads what another one has fetched
+is told the bound with the records (raymq/protocol/listener_tasks.py, raymq/predicates/frames.py).
 """
 
 from __future__ import annotations
@@ -23,16 +33,40 @@ from raymq.record.layout import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE_M
 
 BytesT = TypeVar("BytesT", bound=bytes | memoryview)
 
-BODY_MAX_BYTES: Final = MAX_MESSAGE_SIZE_BYTES
-"""The bound on a decompressed body: no producer accepts a larger body. A body that claims more is unreadable."""
 DECOMPRESSED_MAX_BYTES: Final = 64 * 1024 * 1024
-"""The budget of decompressed bodies in one table or page, in bytes: 16 bodies of the greatest length, or 8 times the
+"""The budget of decompressed bodies in one table or page, in bytes: 16 bodies of 4 MiB, or 8 times the
 stored bytes of a fetch from another node. A table is copied up to twice while it is made, so three times the budget
 bounds a reader's memory. Messages beyond the budget are in the next table."""
 INNER_BATCH_MAX_BYTES: Final = 64 * 1024 * 1024
 """The bound on the decompressed items of one inner batch, which holds up to 32,767 messages."""
 PIECE_BYTES: Final = 256 * 1024
 """The most bytes that `check_compressed` and `decompress_prefix` decompress at a time; a Zstandard block fits."""
+
+_CHECKSUM_BYTES: Final = 4
+"""The size of the checksum that may end a Zstandard frame."""
+
+
+class _Bound:
+    """The bound of this process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.most_bytes = MAX_MESSAGE_SIZE_BYTES
+
+
+_bound = _Bound()
+
+
+def body_max_bytes() -> int:
+    """The most bytes of a decompressed body. A body that claims more cannot be read."""
+    return _bound.most_bytes
+
+
+def admit_bodies_of(max_message_size_bytes: int) -> None:
+    """Let readers in this process decompress bodies of a store with this setting. Thread-safe; never lowers the
+    bound."""
+    with _bound.lock:
+        _bound.most_bytes = max(_bound.most_bytes, max_message_size_bytes)
 
 
 class CompressionType(IntEnum):
@@ -108,14 +142,17 @@ def compress(data: bytes | memoryview, type: CompressionType, level: int | None 
     return bytes(data)
 
 
-def decompress(data: bytes | memoryview, sys_flag: int, *, max_bytes: int = BODY_MAX_BYTES) -> bytes:
-    """The body whose stored bytes are `data`, according to its record's `sys_flag`.
+def decompress(data: bytes | memoryview, sys_flag: int, *, max_bytes: int | None = None) -> bytes:
+    """The body whose stored bytes are `data`, according to its record's `sys_flag`. `max_bytes` is by default this
+    process's bound (`body_max_bytes`).
 
     RecordError when the data is damaged or incomplete, goes on after its end, is of an unknown type, or would become
     larger than `max_bytes`; memory use stays within that bound.
     """
     if not sys_flag & SYS_FLAG_COMPRESSED:
         return bytes(data)
+    if max_bytes is None:
+        max_bytes = body_max_bytes()
     bits = sys_flag & SYS_FLAG_COMPRESSION_TYPE_MASK
     try:
         if bits in (0, CompressionType.ZLIB):
@@ -146,11 +183,14 @@ def _check_end(size: int, complete: bool, rest: bytes | None, max_bytes: int) ->
 def _decompress_zstd(data: bytes, max_bytes: int) -> bytes:
     """A frame that says how long its content is gets just that much memory; one that does not (Java's streams write
     those) gets the whole bound, of which the system backs only the pages that are written to."""
-    size = zstandard.get_frame_parameters(data).content_size
-    if size == zstandard.CONTENTSIZE_UNKNOWN:
-        size = max_bytes
-    _check_end(size, True, None, max_bytes)
-    return _contexts.decompressor.decompress(data, max_output_size=size, allow_extra_data=False)
+    frame = zstandard.get_frame_parameters(data)
+    size, is_known = frame.content_size, frame.content_size != zstandard.CONTENTSIZE_UNKNOWN
+    _check_end(size if is_known else 0, True, None, max_bytes)
+    most = size if is_known else max_bytes
+    body = _contexts.decompressor.decompress(data, max_output_size=most, allow_extra_data=False)
+    if not is_known or not size:  # then the library does not look at what follows the frame
+        _check_end(len(body), True, data[_frame_end(data, has_checksum=frame.has_checksum) :], max_bytes)
+    return body
 
 
 def check_compressed(data: bytes | memoryview, sys_flag: int, *, max_bytes: int) -> None:
@@ -234,8 +274,18 @@ def _pieces_of_zstd(data: bytes) -> Iterator[bytes]:
     _check_end(0, frame.eof, data[position:] + frame.unused_data, 0)
 
 
+def _frame_end(data: bytes, *, has_checksum: bool) -> int:
+    """The end of the Zstandard frame that `data` begins with, which is whole."""
+    position, is_last = zstandard.frame_header_size(data), 0
+    while not is_last and position < len(data):
+        is_last = data[position] & 1
+        position = _block_end(data, position)
+    # `_block_end` leaves room for a checksum behind the last block.
+    return position - (0 if has_checksum else _CHECKSUM_BYTES)
+
+
 def _block_end(data: bytes, position: int) -> int:
     """The end of the Zstandard block at `position`, and of the checksum that may follow the last block."""
     header = int.from_bytes(data[position : position + 3], "little")
     is_last, is_run, size = header & 1, header >> 1 & 3 == 1, header >> 3
-    return position + 3 + (1 if is_run else size) + 4 * is_last
+    return position + 3 + (1 if is_run else size) + _CHECKSUM_BYTES * is_last

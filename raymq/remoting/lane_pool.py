@@ -62,11 +62,18 @@ class LanePool(Generic[D, L]):
     """The lanes of one client to `actor`. Thread-safe.
 
     `open_lane(description, timeout_s)` opens one; it returns None where the actor has no lane for this process, and
-    raises OSError, EOFError or LaneRefusedError.
+    raises OSError, EOFError or LaneRefusedError. `on_description` is called with each description of the actor.
     """
 
-    def __init__(self, actor: ActorRef, name: str, open_lane: Callable[[D, float], L | None]) -> None:
+    def __init__(
+        self,
+        actor: ActorRef,
+        name: str,
+        open_lane: Callable[[D, float], L | None],
+        on_description: Callable[[D], None] = lambda description: None,
+    ) -> None:
         self._actor, self._name, self._open_lane = actor, name, open_lane
+        self._on_description = on_description
         self._lock = threading.Lock()
         self._description: D | None = None
         self._idle: list[L] = []
@@ -82,6 +89,7 @@ class LanePool(Generic[D, L]):
         if known is not None:
             return known
         description: D = self._actor.call("describe", timeout_s=timeout_s)
+        self._on_description(description)
         with self._lock:
             self._description = description
         return description

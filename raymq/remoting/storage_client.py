@@ -36,6 +36,7 @@ from raymq.protocol.store import (
     ReadsInPlace,
 )
 from raymq.protocol.transactions import EndResult, EndTransaction
+from raymq.record.compression import admit_bodies_of
 from raymq.record.encode import EncodedBatch, LoneRecord
 from raymq.record.memory_records import LocatedRecords
 from raymq.remoting.actor_ref import ActorRef
@@ -142,7 +143,9 @@ class StorageClient:
         self.name = name
         self._node_id = node_id
         self._actor = ActorRef(name)
-        self._lanes: LanePool[StorageDescription, StorageLane] = LanePool(self._actor, name, self._open_lane)
+        self._lanes: LanePool[StorageDescription, StorageLane] = LanePool(
+            self._actor, name, self._open_lane, lambda found: admit_bodies_of(found.max_message_size_bytes)
+        )
         self._lock = threading.Lock()
         self._reader: LogReader | None = None
         self._files_at: tuple[str, tuple[str, ...]] | None = None

@@ -15,6 +15,7 @@ from raymq.kernels.messages import find_unreadable, read_messages
 from raymq.logfiles.log_reader import LogReader
 from raymq.message import MessageQueue
 from raymq.protocol.listener_tasks import LogPlaces, ShippedTask, StoreLog
+from raymq.record.compression import admit_bodies_of
 from raymq.record.memory_records import LocatedRecords
 from raymq.record.places import RecordPlaces
 
@@ -33,6 +34,7 @@ class TaskReader:
     def messages(self, task: ShippedTask) -> tuple[list[Any], bool] | None:
         """The messages of a task, with the error in place of each one that is damaged, and True if there is one. None
         if the files do not show the records (any more): the Pull actor, which holds their maps, has the bytes."""
+        admit_bodies_of(task.body_max_bytes)
         if task.log is None:
             return _decode(_located(task), task.queue)
         messages: list[Any] = []

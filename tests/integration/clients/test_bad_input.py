@@ -128,7 +128,6 @@ def test_an_impossible_number_of_queues_is_refused_with_the_rule(mq: raymq.Clien
     ("body", "why"),
     [
         (b"", "must not be empty"),
-        (b"x" * (4 * 1024 * 1024 + 1), "exceeds the limit of 4194304 bytes .4 MiB.: send a reference"),
         ("text", "must be bytes, not str; encode it first"),
         (None, "must be bytes, not NoneType"),
     ],
@@ -148,6 +147,8 @@ def test_a_batch_with_one_message_that_does_not_fit_a_record_stores_none_of_them
     too_long = raymq.Message(topic, b"1", properties={"essay": "x" * 40_000})
     good = raymq.Message(topic, b"2")
     with mq.producer() as producer:
+        with pytest.raises(raymq.MessageIllegalError, match="max_message_size_bytes of 4194304: send a reference"):
+            producer.send(raymq.Message(topic, bytes(4 * 1024 * 1024 + 1)))
         with pytest.raises(raymq.MessageIllegalError, match="32767"):
             producer.send(too_long)
         with pytest.raises(raymq.MessageIllegalError, match="32767"):

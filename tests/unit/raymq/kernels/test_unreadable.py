@@ -17,8 +17,8 @@ from raymq.errors import BodyUnreadableError
 from raymq.kernels.columns import decode_columns
 from raymq.kernels.messages import FEW_RECORDS, find_unreadable, read_messages
 from raymq.kernels.stamp import stamp
-from raymq.message import Message, MessageQueue
-from raymq.record.compression import BODY_MAX_BYTES, DECOMPRESSED_MAX_BYTES, CompressionType, compress
+from raymq.message import MAX_MESSAGE_SIZE_BYTES, Message, MessageQueue
+from raymq.record.compression import DECOMPRESSED_MAX_BYTES, CompressionType, compress
 from raymq.record.crc import body_crc
 from raymq.record.encode import encode_batch
 from raymq.record.layout import BODY_CRC_OFFSET, SYS_FLAG_OFFSET, encode_host
@@ -128,7 +128,7 @@ def header_of_4_gib() -> bytes:
     return frame.compress(bytes(1 << 20)) + frame.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
 
 
-BOMB = bytes(BODY_MAX_BYTES + 1)
+BOMB = bytes(MAX_MESSAGE_SIZE_BYTES + 1)
 LIES = {
     "no zlib": (b"garbage", ZLIB),
     "no lz4": (b"garbage", LZ4),
@@ -155,7 +155,7 @@ def test_a_body_that_lies_is_its_own_message_s_trouble(count: int, lie: str) -> 
 
 @pytest.mark.parametrize("type", [CompressionType.ZLIB, CompressionType.LZ4, CompressionType.ZSTD])
 def test_the_largest_legal_body_is_read(type: CompressionType) -> None:
-    largest = bytes(BODY_MAX_BYTES)
+    largest = bytes(MAX_MESSAGE_SIZE_BYTES)
     bodies = [b"before", compress(largest, type), b"after"]
     check(stored(bodies, {1: 1 | type}), {}, [b"before", largest, b"after"])
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import tracemalloc
 import zlib
+from collections.abc import Callable
+from functools import partial
 
 import lz4.frame
 import pytest
@@ -45,6 +47,48 @@ def test_a_zstandard_frame_without_its_content_size_is_read() -> None:
     """Java's stream writes such frames."""
     compressor = zstandard.ZstdCompressor(write_content_size=False)
     assert decompress(compressor.compress(TEXT), 1 | CompressionType.ZSTD) == TEXT
+
+
+def lz4_stream(data: bytes) -> bytes:
+    """A frame that does not say how long its content is."""
+    frame = lz4.frame.LZ4FrameCompressor()
+    return frame.begin() + frame.compress(data) + frame.flush()
+
+
+def zstd_stream(data: bytes, **options: bool) -> bytes:
+    """A frame that does not say how long its content is."""
+    stream = zstandard.ZstdCompressor(**options).compressobj()
+    return stream.compress(data) + stream.flush()
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000, PIECE_BYTES + 7, 1_000_000])
+@pytest.mark.parametrize("kind", ["text", "zeros", "noise"])
+@pytest.mark.parametrize(
+    ("type", "make"),
+    [
+        (CompressionType.ZLIB, zlib.compress),
+        (CompressionType.LZ4, partial(compress, type=CompressionType.LZ4)),
+        (CompressionType.LZ4, lz4_stream),
+        (CompressionType.ZSTD, partial(compress, type=CompressionType.ZSTD)),
+        (CompressionType.ZSTD, zstd_stream),
+        (CompressionType.ZSTD, partial(zstd_stream, write_checksum=True)),
+        (CompressionType.ZSTD, zstandard.ZstdCompressor(write_content_size=False, write_checksum=True).compress),
+    ],
+)
+def test_bytes_behind_the_end_of_a_body_make_it_unreadable(
+    type: CompressionType, make: Callable[[bytes], bytes], kind: str, size: int
+) -> None:
+    source = {"text": TEXT * 90, "zeros": bytes(size), "noise": random.Random(size).randbytes(size)}[kind]
+    body = source[:size]
+    stored = make(body)
+    assert decompress(stored, 1 | type) == body
+    check_compressed(stored, 1 | type, max_bytes=size)
+    skippable = b"\x50\x2a\x4d\x18\x01\x00\x00\x00x"
+    for rest in (b"\0", b"\0" * 4, b"\0" * 5, b"garbage", skippable, stored):
+        with pytest.raises(RecordError):
+            decompress(stored + rest, 1 | type)
+        with pytest.raises(RecordError):
+            check_compressed(stored + rest, 1 | type, max_bytes=size)
 
 
 @pytest.mark.parametrize("bits", [0x400, 0x500, 0x700])
