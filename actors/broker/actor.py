@@ -85,7 +85,6 @@ STATE_SNAPSHOT_INTERVAL_S: Final = 10.0
 STATS_INTERVAL_S: Final = 10.0
 SETTINGS_INTERVAL_S: Final = 10.0
 PROTECT_INTERVAL_S: Final = 180.0
-OFFSET_SWEEP_INTERVAL_S: Final = 60.0
 AGREE_TIMEOUT_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
@@ -467,9 +466,13 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
             self._log.snapshot: STATE_SNAPSHOT_INTERVAL_S,
             self._monitor.protect: PROTECT_INTERVAL_S,
             self._keep_settings: SETTINGS_INTERVAL_S,
-            self._sweep_offsets: OFFSET_SWEEP_INTERVAL_S,
         }
-        self._repeat({task: partial(float, every_s) for task, every_s in tasks.items()})
+        self._repeat(
+            {
+                **{task: partial(float, every_s) for task, every_s in tasks.items()},
+                self._sweep_offsets: lambda: self._settings.options.offset_sweep_interval_ms / 1000,
+            }
+        )
 
     def _do_checks(self) -> None:
         """Check transactions. A round may take a minute, for which no snapshot may wait."""

@@ -63,6 +63,10 @@ class BrokerOptions(BaseModel):
     transaction_check_interval_ms: Annotated[
         int, Field(ge=100, le=86_400_000, description="How often producers are asked about half messages.")
     ] = 30_000
+    offset_sweep_interval_ms: Annotated[
+        int,
+        Field(ge=100, le=86_400_000, description="How often offsets are dropped of topics that a group has left."),
+    ] = 60_000
 
     heartbeat_queue_capacity: Annotated[
         int, Field(ge=1, le=10_000_000, description="Heartbeats that wait for a thread; one more gets SystemBusyError.")

@@ -38,6 +38,7 @@ LIVE_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
         "disable_consume_if_consumer_read_slowly",
         "consumer_fallbehind_threshold_bytes",
         "transaction_check_interval_ms",
+        "offset_sweep_interval_ms",
         "heartbeat_queue_capacity",
         "wait_time_in_heartbeat_queue_ms",
         "client_manager_queue_capacity",

@@ -3,7 +3,6 @@ changes that consumers only notice in a cluster."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,22 +36,6 @@ def command(*arguments: str) -> None:
     assert result.exit_code == 0, result.output
 
 
-@pytest.fixture(scope="module")
-def sweeper(mq: raymq.Client) -> Iterator[raymq.PullConsumer]:
-    """A consumer whose group had read an empty topic before, of which it holds an offset still: brokers sweep that once
-    a minute, while the other tests run."""
-    for topic in (SWEPT, KEPT):
-        mq.admin.create_topic(topic, queues=2)
-    with mq.pull_consumer(SWEEPER, consume_from=FIRST) as consumer:
-        consumer.subscribe(SWEPT)
-        eventually(lambda: len(consumer.assignment()) == 2, "its queues", SOON_S)
-    assert SWEPT in {entry.queue.topic for entry in mq.admin.describe_group(SWEEPER)}
-    with mq.pull_consumer(SWEEPER, consume_from=FIRST) as consumer:
-        consumer.subscribe(KEPT)
-        eventually(lambda: len(consumer.assignment()) == 2, "its other queues", SOON_S)
-        yield consumer
-
-
 SWITCHES = {
     "forbid": (
         lambda mq, group, topic: command("group", "forbid", group, topic),
@@ -66,7 +49,6 @@ SWITCHES = {
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
-@pytest.mark.usefixtures("sweeper")
 def test_pull_and_push_consumers_stop_within_seconds_say_so_and_go_on_within_seconds(
     mq: raymq.Client, topic: str, group: str, tmp_path: Path, switch: str
 ) -> None:
@@ -229,23 +211,29 @@ def _gets(mq: raymq.Client) -> int:
     return sum(int(store.runtime["msgGetTotalTodayNow"]) for store in stores)
 
 
-def test_the_offsets_of_a_topic_that_a_group_has_left_are_swept_and_the_others_stay(
-    mq: raymq.Client, sweeper: raymq.PullConsumer
-) -> None:
-    def topics() -> set[str]:
-        return {entry.queue.topic for entry in mq.admin.describe_group(SWEEPER)} - {f"%RETRY%{SWEEPER}"}
+@pytest.fixture
+def usual_sweeps(mq: raymq.Client) -> Iterator[None]:
+    """At the end of the test, the brokers look for offsets to drop as rarely as before."""
+    yield
+    mq.admin.unset_config("offset_sweep_interval_ms")
 
-    done = threading.Event()
 
-    def keep_polling() -> None:
-        while not done.wait(0.1):
-            sweeper.poll(timeout_s=0.0)
+@pytest.mark.usefixtures("usual_sweeps")
+def test_the_offsets_of_a_topic_that_a_group_has_left_are_swept_and_the_others_stay(mq: raymq.Client) -> None:
+    for topic in (SWEPT, KEPT):
+        mq.admin.create_topic(topic, queues=2)
+    with mq.pull_consumer(SWEEPER, consume_from=FIRST) as consumer:
+        consumer.subscribe(SWEPT)
+        eventually(lambda: len(consumer.assignment()) == 2, "its queues", SOON_S)
+    assert SWEPT in {entry.queue.topic for entry in mq.admin.describe_group(SWEEPER)}
+    with mq.pull_consumer(SWEEPER, consume_from=FIRST) as consumer:
+        consumer.subscribe(KEPT)
+        eventually(lambda: len(consumer.assignment()) == 2, "its other queues", SOON_S)
+        mq.admin.set_config("offset_sweep_interval_ms", 500)
 
-    poller = threading.Thread(target=keep_polling)
-    poller.start()
-    try:
-        eventually(lambda: topics() == {KEPT}, "the sweep", SWEEP_S)
-    finally:
-        done.set()
-        poller.join()
-    assert sweeper.assignment() == [MessageQueue(KEPT, name, 0) for name in ("broker-a", "broker-b")]
+        def topics_after_a_poll() -> set[str]:
+            consumer.poll(timeout_s=0.1)
+            return {entry.queue.topic for entry in mq.admin.describe_group(SWEEPER)} - {f"%RETRY%{SWEEPER}"}
+
+        eventually(lambda: topics_after_a_poll() == {KEPT}, "the sweep", SWEEP_S)
+        assert consumer.assignment() == [MessageQueue(KEPT, name, 0) for name in ("broker-a", "broker-b")]

@@ -94,10 +94,11 @@ def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Excep
             return self.is_set()
 
     broker.look_for_master = task("look")
-    options = SimpleNamespace(transaction_check_interval_ms=0)
+    options = SimpleNamespace(transaction_check_interval_ms=0, offset_sweep_interval_ms=0)
     broker._settings = SimpleNamespace(replicas=3, broker_name="broker-a", options=options)
     broker._check_transactions = task("check_transactions")
     broker._keep_settings = task("keep_settings")
+    broker._sweep_offsets = task("sweep_offsets")
     broker._stopping, broker._store = Stopping(), SimpleNamespace(epoch=1)
     broker._another_leads = SimpleNamespace(wait=broker._stopping.wait, clear=lambda: None)
     broker._read_master = task("read")
@@ -116,7 +117,7 @@ def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Excep
         ("_follow_masters", ["look"]),
         ("_read_masters", ["read"]),
         ("_stay_registered", ["beat"]),
-        ("_do_housekeeping", ["sample", "note_deletions", "snapshot", "protect", "keep_settings"]),
+        ("_do_housekeeping", ["sample", "note_deletions", "snapshot", "protect", "keep_settings", "sweep_offsets"]),
         ("_do_checks", ["check_transactions"]),
     ],
 )
