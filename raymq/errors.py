@@ -215,7 +215,7 @@ class SignedTooEarlyError(AuthenticationError):
         self.text, self.actor, self.life, self.now_ms = text, actor, life, now_ms
 
     def __str__(self) -> str:
-        return self.text
+        return str(self.text)
 
 
 class UserNotExistError(RaymqError):

@@ -12,7 +12,7 @@ from raymq import errors
 from raymq.errors import RaymqError
 
 CLASSES = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, RaymqError)]
-VALUES = {"int": 7, "float": 1.5, "float | None": 2.5, "str": "some text", "bool": True}
+VALUES = {"int": 7, "float": 1.5, "float | None": 2.5, "str": "some text", "bytes": b"some bytes", "bool": True}
 
 
 def example(kind: type[RaymqError]) -> RaymqError:
