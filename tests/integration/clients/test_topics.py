@@ -1,9 +1,9 @@
-"""Topic types in a whole cluster: every way of sending sees the type, and every way of asking shows it."""
+"""Topics in a whole cluster: their types, which every way of sending sees, and the offsets of groups that left them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +11,15 @@ import ray
 
 import raymq
 from raymq.errors import MessageIllegalError
+from raymq.message import MessageQueue
 from tests.support.clusters.page_example import assert_prints_what_it_says
+from tests.support.history.waiting import eventually
+
+FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+SOON_S = 20.0
+SWEEP_S = 180.0
+"""More than the two minutes in which a broker that has just started sweeps nothing."""
+SWEPT, KEPT, SWEEPER = "swept", "kept-of-two", "sweeper"
 
 
 def test_the_examples_of_the_page_do_what_they_say(mq: raymq.Client) -> None:
@@ -41,3 +49,31 @@ def test_every_way_to_send_sees_the_type_and_a_change_of_it(mq: raymq.Client, to
         mq.admin.update_topic(topic, message_type="unspecified")
         producer.send(message)
     assert sum(queue.messages for queue in mq.admin.describe_topic(topic)) == 2
+
+
+@pytest.fixture
+def usual_sweeps(mq: raymq.Client) -> Iterator[None]:
+    """At the end of the test, the brokers look for offsets to drop as rarely as before."""
+    yield
+    mq.admin.unset_config("offset_sweep_interval_ms")
+
+
+@pytest.mark.usefixtures("usual_sweeps")
+def test_the_offsets_of_a_topic_that_a_group_has_left_are_swept_and_the_others_stay(mq: raymq.Client) -> None:
+    for topic in (SWEPT, KEPT):
+        mq.admin.create_topic(topic, queues=2)
+    with mq.pull_consumer(SWEEPER, consume_from=FIRST) as consumer:
+        consumer.subscribe(SWEPT)
+        eventually(lambda: len(consumer.assignment()) == 2, "its queues", SOON_S)
+    assert SWEPT in {entry.queue.topic for entry in mq.admin.describe_group(SWEEPER)}
+    with mq.pull_consumer(SWEEPER, consume_from=FIRST) as consumer:
+        consumer.subscribe(KEPT)
+        eventually(lambda: len(consumer.assignment()) == 2, "its other queues", SOON_S)
+        mq.admin.set_config("offset_sweep_interval_ms", 500)
+
+        def topics_after_a_poll() -> set[str]:
+            consumer.poll(timeout_s=0.1)
+            return {entry.queue.topic for entry in mq.admin.describe_group(SWEEPER)} - {f"%RETRY%{SWEEPER}"}
+
+        eventually(lambda: topics_after_a_poll() == {KEPT}, "the sweep", SWEEP_S)
+        assert consumer.assignment() == [MessageQueue(KEPT, name, 0) for name in ("broker-a", "broker-b")]

@@ -3,7 +3,6 @@ changes that consumers only notice in a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from click.testing import CliRunner
 
 import raymq
 from raymq.cli import cli
-from raymq.message import MessageModel, MessageQueue
+from raymq.message import MessageModel
 from raymq.protocol.group import GroupConfig
 from tests.support.clusters.cluster import poll_until
 from tests.support.history.listener_notes import ListenerNotes
@@ -21,9 +20,7 @@ from tests.support.history.waiting import eventually
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 SOON_S = 20.0
 """Much more than a heartbeat and a question to the brokers take."""
-SWEEP_S = 180.0
 COUNTED = 2000
-SWEPT, KEPT, SWEEPER = "perm-swept", "perm-kept", "perm-sweeper"
 
 
 def send(mq: raymq.Client, topic: str, *bodies: bytes) -> None:
@@ -209,31 +206,3 @@ def test_what_consumers_read_in_the_mapped_files_counts_among_the_gets(
 def _gets(mq: raymq.Client) -> int:
     stores = [mq.admin.store_statistics(name) for name in ("broker-a", "broker-b")]
     return sum(int(store.runtime["msgGetTotalTodayNow"]) for store in stores)
-
-
-@pytest.fixture
-def usual_sweeps(mq: raymq.Client) -> Iterator[None]:
-    """At the end of the test, the brokers look for offsets to drop as rarely as before."""
-    yield
-    mq.admin.unset_config("offset_sweep_interval_ms")
-
-
-@pytest.mark.usefixtures("usual_sweeps")
-def test_the_offsets_of_a_topic_that_a_group_has_left_are_swept_and_the_others_stay(mq: raymq.Client) -> None:
-    for topic in (SWEPT, KEPT):
-        mq.admin.create_topic(topic, queues=2)
-    with mq.pull_consumer(SWEEPER, consume_from=FIRST) as consumer:
-        consumer.subscribe(SWEPT)
-        eventually(lambda: len(consumer.assignment()) == 2, "its queues", SOON_S)
-    assert SWEPT in {entry.queue.topic for entry in mq.admin.describe_group(SWEEPER)}
-    with mq.pull_consumer(SWEEPER, consume_from=FIRST) as consumer:
-        consumer.subscribe(KEPT)
-        eventually(lambda: len(consumer.assignment()) == 2, "its other queues", SOON_S)
-        mq.admin.set_config("offset_sweep_interval_ms", 500)
-
-        def topics_after_a_poll() -> set[str]:
-            consumer.poll(timeout_s=0.1)
-            return {entry.queue.topic for entry in mq.admin.describe_group(SWEEPER)} - {f"%RETRY%{SWEEPER}"}
-
-        eventually(lambda: topics_after_a_poll() == {KEPT}, "the sweep", SWEEP_S)
-        assert consumer.assignment() == [MessageQueue(KEPT, name, 0) for name in ("broker-a", "broker-b")]
