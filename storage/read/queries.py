@@ -16,7 +16,7 @@ from raymq.errors import BodyUnreadableError, DataLossError, InvalidArgumentErro
 from raymq.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
 from raymq.names import check_topic
 from raymq.protocol.store import Boundary, QueryResult
-from raymq.record.check import check_record, find_starts
+from raymq.record.check import check_record
 from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.hashing import index_key_hash
 from raymq.record.inner_batch import inner_keys, split_inner_batch
@@ -29,10 +29,12 @@ from raymq.record.layout import (
     RecordError,
     read_header,
 )
+from raymq.record.walk import is_blank
 from storage.dispatch.queue_check import leads_to_own
 from storage.dispatch.record_blocks import is_queued
 from storage.index.index_service import IndexService
 from storage.log.commit_log import CommitLog
+from storage.log.log_walk import resume_behind
 from storage.queue.batch_consume_queue import BatchConsumeQueue
 from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.queue_table import AnyQueue, QueueTable
@@ -41,8 +43,6 @@ UNIQUE_ID_MAX_NUM: Final = 32
 """The most messages that a query by unique id returns (spec/storage.md §3)."""
 _DAMAGED_MAX: Final = 1000
 """So many damaged records in a row are passed over by a query by time."""
-_SEARCH_BYTES: Final = 1 << 20
-"""So far behind a damaged record the next one is searched."""
 _DAMAGED: Final = "its length fields or its header are damaged"
 _MISPLACED: Final = "its queue has another record at the offset that it claims"
 
@@ -240,14 +240,17 @@ class StoreQueries:
         return view if view.physical_offset == physical_offset else None
 
     def _record_behind(self, physical_offset: int, end: int) -> DispatchView | None:
-        """The next record behind a damaged one at `physical_offset`, within _SEARCH_BYTES; None if there is none."""
-        if not self._is_damaged(physical_offset, end):
-            return None
+        """The next record behind damaged bytes at `physical_offset`, in the same file; None if there is none."""
+        file_start = physical_offset - physical_offset % self._log.file_size
         try:
-            starts = find_starts(self._log_from(physical_offset, end)[:_SEARCH_BYTES]).tolist()
+            data = self._reader.log_bytes(file_start, min(file_start + self._log.file_size, end))
         except DataLossError:
             return None
-        return self._record_at(physical_offset + starts[1], end) if len(starts) > 1 else None
+        position = physical_offset - file_start
+        if len(data) - position < MIN_RECORD_SIZE or is_blank(data, position):
+            return None
+        found = resume_behind(data, file_start, position)
+        return None if found is None else self._record_at(file_start + found, end)
 
     def _is_damaged(self, physical_offset: int, end: int) -> bool:
         """True if a record begins at `physical_offset` by the record's own name for that place, or by the record that
@@ -278,7 +281,13 @@ class StoreQueries:
             units = queue.next_unit(offset, end)
             if not len(units):
                 break
-            view = self._held_record(int(units[0]["physical_offset"]), self._visible())
+            position = int(units[0]["physical_offset"])
+            try:
+                view = self._held_record(position, self._visible())
+            except DataLossError:
+                if 0 <= position < self._log.min_offset:
+                    raise
+                view = None  # the unit is damaged: it leads nowhere
             if view is not None:
                 return view.store_timestamp_ms
         return math.inf

@@ -84,6 +84,27 @@ def test_times_are_found_beside_damaged_records(store, tmp_path, field):
     assert store.queries.earliest_store_time_ms() > 0
 
 
+def test_the_earliest_time_is_that_of_the_first_record_behind_a_hole(store, tmp_path):
+    before = places(store)
+    [second_ms] = store.stored_times([QueuePosition("orders", 0, 1)])
+    with (tmp_path / "store" / "commitlog" / ("0" * 20)).open("r+b", buffering=0) as file:
+        file.write(b"\xa5" * (before[1] - before[0]))
+    assert store.queries.earliest_store_time_ms() == second_ms
+
+
+@pytest.mark.parametrize("shift", [1 << 40, -(1 << 40), 1])
+def test_times_are_found_beside_a_unit_that_leads_nowhere(store, shift):
+    times = store.stored_times([QueuePosition("orders", 0, number) for number in range(9)])
+    [queue] = store._parts.queues.plain
+    [unit] = queue.units(4, 1)
+    with store._parts.append_lock:
+        queue.put_unit_at(4, int(unit["physical_offset"]) + shift, int(unit["size"]), 0)
+    assert store.stored_times([QueuePosition("orders", 0, 4)]) == [times[5]]
+    for number in (0, 3, 5, 8):
+        assert store.offset_by_time("orders", 0, times[number], Boundary.UPPER) == number
+        assert store.offset_by_time("orders", 0, times[number]) in (number, number - 1)
+
+
 @pytest.mark.parametrize("name", ["KEYS", "UNIQ_KEY"])
 def test_a_record_that_lost_the_key_for_which_the_index_names_it_is_reported(store, tmp_path, name):
     before = places(store)
