@@ -13,9 +13,10 @@ from functools import partial
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raymq.delay import TIMER_RECALL_QUEUE, TIMER_TOPIC, is_waiting_topic
-from raymq.errors import MessageIllegalError, StoreNotWritableError, SystemBusyError
+from raymq.errors import DataLossError, MessageIllegalError, StoreNotWritableError, SystemBusyError
 from raymq.kernels.check import BatchFacts, split_record, validate_batch
 from raymq.kernels.fields import Ints
 from raymq.kernels.stamp import begins_of, is_sealed, stamp_alike, stamp_many, stamp_mixed, stamp_one
@@ -31,8 +32,10 @@ from raymq.record.layout import (
     SYS_FLAG_COMPRESSED,
     SYS_FLAG_STORE_HOST_IPV6,
     Buffer,
+    RecordError,
     decode_host,
     record_ends,
+    store_timestamp_at,
 )
 from storage.append.checked_batch import CheckedBatch
 from storage.append.inner_batches import InnerBatchWriter, count_inner
@@ -516,18 +519,24 @@ class Appender:
             # Stored, and deleted since by age: there is nothing left to look up.
             return AppendResult(SendStatus.SEND_OK, queue_offsets[0], -1, self.last_store_timestamp_ms, duplicate)
         self.commit()
-        first_record = self._reader.views(pieces[0])[0]
         back_to_back = np.array_equal(np.diff(physical_offsets), batch.sizes[:-1])
         in_sequence = [*queue_offsets] == [*range(queue_offsets[0], queue_offsets[0] + len(queue_offsets))]
         return AppendResult(
             SendStatus.SEND_OK,
             queue_offsets[0],
             physical_offsets[0],
-            dispatch_view(first_record).store_timestamp_ms,
+            self._store_time_of(pieces[0]),
             duplicate,
             None if back_to_back else tuple(physical_offsets),
             None if in_sequence else tuple(queue_offsets),
         )
+
+    def _store_time_of(self, units: NDArray[np.void]) -> int:
+        """The store time of the first unit's record; that of the newest record if the disk has damaged the record."""
+        try:
+            return store_timestamp_at(self._reader.views(units)[0], 0)
+        except (DataLossError, RecordError):
+            return self.last_store_timestamp_ms
 
 
 def _views(records: bytes | bytearray | memoryview, ends: Ints | None) -> Iterator[tuple[DispatchView, memoryview]]:

@@ -32,7 +32,7 @@ from functools import cache
 from raymq.names import HALF_TOPIC, OP_HALF_TOPIC
 from raymq.protocol.store import Hole
 from raymq.record.check import check_record
-from raymq.record.dispatch import dispatch_view
+from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.layout import RecordError
 from storage.dispatch.batch_dispatch import QueueGapError
 from storage.dispatch.half_messages import HALF_QUEUE_ID
@@ -338,9 +338,12 @@ class Recovery:
         self._holes.append(hole)
         view = self._end.header_of(hole, self._delay_levels_ms)
         self._redispatch.put_hole(hole, view)
-        if view is not None and view.topic not in (HALF_TOPIC, OP_HALF_TOPIC):
-            # Of those two topics the body counts.
-            self._halves.note(view, b"")
+        if view is not None and view.topic != OP_HALF_TOPIC:  # of that topic the body counts
+            self._halves.note(_placed(view, hole.offset), self._data_of(hole))
+
+    def _data_of(self, hole: Hole) -> memoryview:
+        start = hole.offset - hole.offset % self._log.file_size
+        return self._data(start)[hole.offset - start : hole.end_offset - start]
 
     def _remember_producers(self, start: int) -> None:
         """Remember who sent the records of a file."""
@@ -370,7 +373,7 @@ class Recovery:
             block = self._block(data, start, position, check_crc=False)
             if block is not None:
                 for at in block.starts[block.of_transactions()].tolist():
-                    self._note_transaction(data, position + at)
+                    self._note_transaction(data, start, position + at)
                 position += block.length
                 continue
             until = position + BLOCK_BYTES
@@ -382,12 +385,12 @@ class Recovery:
                         return
                     position = behind
                     continue
-                self._note_transaction(data, position)
+                self._note_transaction(data, start, position)
                 position += size
 
-    def _note_transaction(self, data: memoryview, position: int) -> None:
+    def _note_transaction(self, data: memoryview, start: int, position: int) -> None:
         view = dispatch_view(data, position)
-        self._halves.note(view, data[position : position + view.size])
+        self._halves.note(_placed(view, start + position), data[position : position + view.size])
 
     def _walk_file(self, start: int, position: int, *, may_fill_gaps: bool) -> tuple[int, bool]:
         """Walk one file from `position` on. Returns the physical offset at which its last good record ends, and True if
@@ -425,7 +428,7 @@ class Recovery:
             if self._after_crash and is_torn(data, position, size, file_start=start, **self._checks):
                 return None
             self._redispatch.put_record(view, start + position, may_fill_gaps=may_fill_gaps)
-            self._halves.note(view, data[position : position + size])
+            self._halves.note(_placed(view, start + position), data[position : position + size])
             self._note_walked(1, start + position, view.store_timestamp_ms)
         return size
 
@@ -443,3 +446,8 @@ class Recovery:
         self._walked += count
         self._last_record_offset = last_record_offset
         self._last_store_timestamp_ms = max(self._last_store_timestamp_ms, store_timestamp_ms)
+
+
+def _placed(view: DispatchView, physical_offset: int) -> DispatchView:
+    """The view of a record with the physical offset at which the record is, whatever the record says."""
+    return view if view.physical_offset == physical_offset else view._replace(physical_offset=physical_offset)

@@ -37,6 +37,11 @@ class HalfRecord:
             raise RecordError("the record's real queue id is no number")
         self._store_host_ipv6 = store_host_ipv6
 
+    @property
+    def is_intact(self) -> bool:
+        """True if the body of the half message matches its CRC."""
+        return self._parts.body_is_intact
+
     def final_message(self) -> Delivery:
         """The message in its real queue, which consumers get. Its commit bit and its transaction id say that the
         transaction is committed. It is not delayed, whatever its properties are.
@@ -57,7 +62,7 @@ class HalfRecord:
         return self._moved(HALF_TOPIC, HALF_QUEUE_ID, counted, 0)
 
     def given_up(self) -> Delivery:
-        """The message for those who look into what was given up."""
+        """The message for those who look into what was given up. A damaged body is marked as unreadable."""
         return self._moved(CHECK_MAX_TIME_TOPIC, 0, {PROPERTY_WAIT: "false"}, 0)
 
     def _moved(self, topic: str, queue_id: int, exchanged: Mapping[str, str], bits: int) -> Delivery:

@@ -36,6 +36,7 @@ from raymq.protocol.transactions import (
     WaitingTransactions,
 )
 from raymq.record.check import check_record
+from raymq.record.decode import CRC_WRONG
 from raymq.record.dispatch import dispatch_view
 from raymq.record.layout import IPV6_HOST_BYTES, RecordError, decode_host, unpack_header
 from storage.append.appender import Appender
@@ -61,6 +62,7 @@ CHECKS_AT_ONCE_MAX: Final = 256
 LATENCY_TOPICS_MAX: Final = 1000
 """The most topics whose transactions are timed apart, for metrics; further ones are timed together."""
 _HOUR_MS: Final = 3_600_000
+_HALF_QUEUE: Final = f"queue {HALF_QUEUE_ID} of {HALF_TOPIC}"
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +88,7 @@ class TransactionService:
         settings = parts.settings
         self._halves, self._log, self._append_lock = parts.halves, parts.log, parts.append_lock
         self._reader: LogReader = parts.reader
+        self._holes = parts.holes
         self._gate, self._appender, self._stats = gate, appender, stats
         self._settings = settings
         ip, _, port = decode_host(appender.store_host).rpartition(":")
@@ -153,7 +156,8 @@ class TransactionService:
 
         Half messages that are old enough are appended anew, counted, and returned to be asked about, if their producer
         group is among `groups`, which have live producers. Others wait, and are not counted. Those that were asked
-        about often enough, or are as old as files are kept, are given up.
+        about often enough, or are as old as files are kept, are given up. A damaged one is logged, and waits until it
+        is mended or given up.
         """
         checks, _ = self._gate.write(partial(self._check, frozenset(groups), start_ms))
         return checks
@@ -204,7 +208,10 @@ class TransactionService:
             return _end_result(check_repeat(key, wanted, self._halves.ended(key)), duplicate=True)
         if wanted is Outcome.COMMITTED:
             require_topic(half.topic)
-            deliveries = [self._fitting(self._read(half).final_message())]
+            record = self._read(half)
+            if not record.is_intact:
+                raise _unreadable(half, CRC_WRONG)
+            deliveries = [self._fitting(record.final_message())]
             if len(self._halves.unwritten_ops) * 8 >= self._op_size:
                 deliveries.append(self._op([]))
         else:
@@ -232,6 +239,9 @@ class TransactionService:
             view = dispatch_view(data) if good and size > 0 else None
         except (DataLossError, RecordError):
             view = None
+        hole = next((hole for hole in self._holes.holes if hole.offset <= offset < hole.end_offset), None)
+        if hole is not None:
+            raise BodyUnreadableError(_HALF_QUEUE, end.queue_offset, offset, hole.reason, True)
         if view is None or view.topic != HALF_TOPIC:
             return end.transaction_id, None
         properties = view.properties
@@ -273,6 +283,13 @@ class TransactionService:
                 continue
             except BodyUnreadableError as error:  # the others are asked about; its bytes stay
                 logger.error("transaction %s cannot be checked: %s", half.transaction_id, error)
+                if decision is CheckDecision.GIVE_UP:
+                    # It would keep the log's files for ever. There is nothing of it to be looked into.
+                    logger.error("transaction %s counts as rolled back from now on", half.transaction_id)
+                    given_up.append(self._op(list(half.queue_offsets)))
+                continue
+            if decision is CheckDecision.ASK and not record.is_intact:
+                logger.error("transaction %s cannot be checked: %s", half.transaction_id, _unreadable(half, CRC_WRONG))
                 continue
             if decision is CheckDecision.ASK:
                 asked.append((half, record.checked_copy()))
@@ -294,8 +311,7 @@ class TransactionService:
         try:
             return HalfRecord(half, record, store_host_ipv6=self._ipv6)
         except RecordError as error:
-            place = half.queue_offset, half.physical_offset
-            raise BodyUnreadableError(f"queue {HALF_QUEUE_ID} of {HALF_TOPIC}", *place, error.reason, True) from None
+            raise _unreadable(half, error.reason) from None
 
     def _op(self, first: list[int]) -> Delivery:
         """An op record for these offsets, and for as many as fit of those that have none yet."""
@@ -320,6 +336,12 @@ class TransactionService:
     def _deliver(self, deliveries: list[Delivery]) -> None:
         if deliveries:
             self._appender.deliver(None, deliveries)
+
+
+def _unreadable(half: HalfMessage, reason: str) -> BodyUnreadableError:
+    """The error for a half message whose record is damaged."""
+    place = half.queue_offset, half.physical_offset
+    return BodyUnreadableError(_HALF_QUEUE, *place, reason, True)
 
 
 def _end_result(ended: EndedTransaction, *, duplicate: bool) -> EndResult:
