@@ -164,7 +164,7 @@ class StoreOptions(BaseModel):
         bool, Field(description="Whether recovery checks the bodies' CRC. Off: only the structure of the records.")
     ] = True
     enabled_append_prop_crc: Annotated[
-        bool, Field(description="Whether producers add a CRC over the whole record as its last property.")
+        bool, Field(description="Whether a CRC over the whole record is its last property.")
     ] = False
     force_verify_prop_crc: Annotated[
         bool, Field(description="Whether recovery checks that CRC instead of the body's; a record without one is cut.")

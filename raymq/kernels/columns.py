@@ -28,6 +28,7 @@ from raymq.kernels.fields import (
     FieldOffsets,
     Ints,
     check_places,
+    check_seals,
     check_topics,
     find_fields,
     find_intact,
@@ -107,8 +108,9 @@ def decode_columns(
     body is read, but for compressed ones whose `body_size` or `error` is asked for.
 
     With `body_type` "binary_view" the body column refers to `buffer`, which it keeps alive and which must not change;
-    only compressed bodies are new. `check_crc` also compares each body's CRC. `places` are the places of the records,
-    with the same indices as `starts`: a record that does not agree with its place counts as damaged.
+    only compressed bodies are new. `check_crc` also compares each body's CRC, and the property CRC of a record that has
+    one. `places` are the places of the records, with the same indices as `starts`: a record that does not agree with
+    its place counts as damaged.
 
     There is a row for each start. A body that is unreadable is null; of a damaged record all is null but what its place
     tells. With `unreadable` "raise", the first of these messages raises BodyUnreadableError instead.
@@ -175,6 +177,8 @@ def _decode_intact(
         check_places(data, starts, places)
         check_topics(data, fields, places.queue.topic)
     if bodies is None:
+        if order.check_crc:
+            check_seals(data, starts, fields.head, fields.body_at, fields.body_size)
         bodies = order.bodies(data, fields.body_at, fields.body_size, fields.sys_flag, fields.head["body_crc"])
         if bodies.rows < len(starts):
             return _decode_first(data, starts, order, places, bodies)
@@ -215,7 +219,7 @@ def _decode_first(
 
 def _decode_damaged(data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None) -> pa.RecordBatch:
     """`decode_columns` of records of which some are damaged."""
-    _, rows, damaged = find_intact(data, starts, places)
+    _, rows, damaged = find_intact(data, starts, places, check_crc=order.check_crc)
     known = RecordPlaces.unknown(order.broker_name) if places is None else places
     if order.raises:
         first = min(damaged)
@@ -270,6 +274,8 @@ def _decode_by_templates(
         check_places(data, starts, places)
     head = records.head
     if bodies is None:
+        if order.check_crc:
+            check_seals(data, starts, head, records.body_at, head["body_size"])
         bodies = order.bodies(data, records.body_at, head["body_size"], head["sys_flag"], head["body_crc"])
         if bodies.rows < len(starts):
             return _decode_first(data, starts, order, places, bodies)

@@ -6,6 +6,7 @@ It serves readers that take some fields of each record and leave the rest where 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.record import layout
+from raymq.record.crc import SEAL_WRONG, body_crcs, wrong_seals
 from raymq.record.layout import HEAD_FIELDS, RecordError, windows
 from raymq.record.places import RecordPlaces, is_topic
 
@@ -97,12 +99,13 @@ def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
 
 
 def find_intact(
-    data: Bytes, starts: Ints, places: RecordPlaces | None = None
+    data: Bytes, starts: Ints, places: RecordPlaces | None = None, *, check_crc: bool = False
 ) -> tuple[FieldOffsets, Ints, dict[int, str]]:
     """The fields of the intact records among those at `starts`; the indices of these records, ascending; and, by index,
     what is wrong with each other record.
 
-    With `places`, a record that does not agree with its place is damaged, too.
+    With `places`, a record that does not agree with its place is damaged, too. So is, with `check_crc`, one that does
+    not match its property CRC, if its body matches its own.
     """
     rows, damaged = np.arange(len(starts)), dict[int, str]()
     while True:  # at most as often as there are checks
@@ -111,6 +114,8 @@ def find_intact(
             if places is not None:
                 check_places(data, starts[rows], places.pick(rows) if damaged else places)
                 check_topics(data, fields, places.queue.topic)
+            if check_crc:
+                check_seals(data, fields.starts, fields.head, fields.body_at, fields.body_size)
             return fields, rows, damaged
         except DamagedRowsError as error:
             damaged.update(dict.fromkeys(rows[error.rows].tolist(), error.reason))
@@ -149,6 +154,20 @@ def check_topics(data: Bytes, fields: FieldOffsets, topic: str) -> None:
     for row in np.flatnonzero(~same).tolist():
         same[row] = is_topic(data[at[row] : at[row] + fields.topic_size[row]].tobytes(), topic)
     _require(same, fields.starts, "has another topic than its queue")
+
+
+def check_seals(data: Bytes, starts: Ints, head: Mapping[str, Ints] | NDArray[np.void], at: Ints, size: Ints) -> None:
+    """DamagedRowsError for records whose property CRC is wrong while their bodies, at `at` and of `size` bytes, match
+    their own CRCs. `head` has the records' sizes and body CRCs by the names of HEAD_FIELDS."""
+    rows = wrong_seals(data, starts, starts + head["total_size"])
+    if not len(rows):
+        return
+    body_holds = (body_crcs(data.data, at[rows], at[rows] + size[rows]) == head["body_crc"][rows]) | (size[rows] == 0)
+    holds = np.ones(len(starts), np.bool_)
+    holds[rows[body_holds]] = False
+    if not holds.all():
+        wrong = np.flatnonzero(~holds)
+        raise DamagedRowsError(f"the record at byte {starts[wrong[0]]} does not match its CRC", SEAL_WRONG, wrong)
 
 
 def _require(holds: NDArray[np.bool_], starts: Ints, otherwise: str) -> None:

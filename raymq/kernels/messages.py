@@ -79,7 +79,7 @@ def read_messages(
                 on_unreadable(error)
         return few
     view = memoryview(buffer)
-    fields, rows, damaged = find_intact(np.frombuffer(view, np.uint8), starts, places)
+    fields, rows, damaged = find_intact(np.frombuffer(view, np.uint8), starts, places, check_crc=check_crc)
     body_ends = fields.body_at + fields.body_size
     wrong = _wrong_crcs(view, fields, body_ends) if check_crc else ()
     compressed = np.flatnonzero(fields.sys_flag & SYS_FLAG_COMPRESSED)

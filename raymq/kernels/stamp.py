@@ -20,7 +20,13 @@ from raymq.message import (
     MAX_PROPERTIES_BYTES,
 )
 from raymq.record import layout
-from raymq.record.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PLACEHOLDER, PROPERTY_CRC_PREFIX, property_crc
+from raymq.record.crc import (
+    PROPERTY_CRC_LENGTH,
+    PROPERTY_CRC_PLACEHOLDER,
+    PROPERTY_CRC_PREFIX,
+    is_sealed,
+    property_crc,
+)
 from raymq.record.encode import EncodedBatch, topic_part
 from raymq.record.layout import UNIT_DTYPE, record_ends, void_dtype, windows
 
@@ -173,12 +179,6 @@ def stamp_alike(
     offsets[:, 1] = np.arange(first_physical_offset, first_physical_offset + count * stride, stride)
     stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
     np.ndarray((count,), void_dtype(len(stored)), data, _store_timestamp_at(data), (stride,))[:] = np.void(stored)
-
-
-def is_sealed(data: bytes | bytearray | memoryview) -> bool:
-    """True if the last record in `data` carries a property CRC; all records of a batch do, or none."""
-    tail = data[-PROPERTY_CRC_LENGTH:]
-    return tail[: len(PROPERTY_CRC_PREFIX)] == PROPERTY_CRC_PREFIX
 
 
 def _store_timestamp_at(record: bytes | bytearray | memoryview) -> int:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.record.crc import PROPERTY_CRC_LENGTH, body_crc, property_crc
+from raymq.record.crc import PROPERTY_CRC_LENGTH, body_crc, property_crc, seal_holds
 from raymq.record.layout import (
     BLANK_LENGTH,
     BLANK_MAGIC,
@@ -59,8 +59,9 @@ def check_record(
 ) -> RecordCheck:
     """The record parser of spec/storage.md §5 at `position` of `buffer`, whose end is the end of the file.
 
-    `check_crc` compares the body's CRC, `check_property_crc` the property CRC (a record without one fails). Never
-    raises for what is in the buffer. A record whose fields would lie outside the buffer is no record.
+    `check_crc` compares the body's CRC, and the property CRC of a record that has one; `check_property_crc` the
+    property CRC alone, and a record without one fails. Never raises for what is in the buffer. A record whose fields
+    would lie outside the buffer is no record.
     """
     limit = len(buffer)
     if not 0 <= position <= limit - MIN_RECORD_SIZE:
@@ -96,6 +97,8 @@ def check_record(
     if end - position != total:
         return RecordCheck(total, False)
     if check_property_crc and not _property_crc_holds(buffer[position:end], properties_size):
+        return _NO_RECORD
+    if check_crc and not seal_holds(buffer[position:end]):
         return _NO_RECORD
     return RecordCheck(total, True)
 

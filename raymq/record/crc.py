@@ -19,6 +19,13 @@ crc32: Final = isal_zlib.crc32
 PROPERTY_CRC_PREFIX: Final = b"__CRC32#\x01"
 PROPERTY_CRC_LENGTH: Final = 20
 PROPERTY_CRC_PLACEHOLDER: Final = PROPERTY_CRC_PREFIX + b"0" * 10 + b"\x02"
+SEAL_WRONG: Final = "it does not match the CRC of the whole record"
+_MARK: Final = np.frombuffer(PROPERTY_CRC_PREFIX + b"\x02", np.uint8)
+_MARK_COLUMNS: Final = np.array([*range(len(PROPERTY_CRC_PREFIX)), PROPERTY_CRC_LENGTH - 1])
+"""The bytes of a property CRC, by their positions in it, that are the same in all records."""
+_MARK_LEAST: Final = len(_MARK) - 2
+"""A record in which so many of these bytes are found has a property CRC: the disk may have changed one or two."""
+_POWERS: Final = 10 ** np.arange(10, dtype=np.int64)
 
 
 def body_crc(data: bytes | bytearray | memoryview) -> int:
@@ -47,3 +54,39 @@ def property_crc(record: bytes | bytearray | memoryview) -> bytes:
     """The 20 bytes that end `record` when it carries a property CRC; its present last 20 bytes are not looked at."""
     digits = property_crc_digits(body_crc(memoryview(record)[:-PROPERTY_CRC_LENGTH]))
     return PROPERTY_CRC_PREFIX + digits + b"\x02"
+
+
+def is_sealed(data: bytes | bytearray | memoryview) -> bool:
+    """True if the last record in `data` carries a property CRC; all records of a batch do, or none."""
+    tail = data[-PROPERTY_CRC_LENGTH:]
+    return tail[: len(PROPERTY_CRC_PREFIX)] == PROPERTY_CRC_PREFIX
+
+
+def seal_holds(record: bytes | bytearray | memoryview) -> bool:
+    """True if `record`, of PROPERTY_CRC_LENGTH bytes at least, has a property CRC that is right, or none."""
+    seal = bytes(record[-PROPERTY_CRC_LENGTH:])
+    if seal[:2] != PROPERTY_CRC_PREFIX[:2] and seal[2:4] != PROPERTY_CRC_PREFIX[2:4]:
+        return True  # most records, in one step
+    same = sum(seal[column] == byte for column, byte in zip(_MARK_COLUMNS.tolist(), _MARK.tolist(), strict=True))
+    return same < _MARK_LEAST or seal == property_crc(record)
+
+
+def wrong_seals(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The rows, ascending, of the records from `starts` to `ends` of `data` for which `seal_holds` is false."""
+    if not len(starts):
+        return starts
+    seals = np.ndarray((len(data) - PROPERTY_CRC_LENGTH + 1, PROPERTY_CRC_LENGTH), np.uint8, data, 0, (1, 1))
+    likely = np.flatnonzero(
+        (data[ends - PROPERTY_CRC_LENGTH] == _MARK[0]) | (data[ends - PROPERTY_CRC_LENGTH + 2] == _MARK[2])
+    )
+    if not len(likely):
+        return likely
+    found = seals[ends[likely] - PROPERTY_CRC_LENGTH]
+    same = found[:, _MARK_COLUMNS] == _MARK
+    sealed = same.sum(axis=1) >= _MARK_LEAST
+    rows, found, same = likely[sealed], found[sealed], same[sealed]
+    crcs = body_crcs(data.data, starts[rows], ends[rows] - PROPERTY_CRC_LENGTH)
+    digits = found[:, len(PROPERTY_CRC_PREFIX) : -1] - np.uint8(ord("0"))
+    holds = same.all(axis=1) & (digits <= 9).all(axis=1) & (digits @ _POWERS == crcs)
+    wrong: NDArray[np.int64] = rows[~holds]
+    return wrong

@@ -25,7 +25,7 @@ from raymq.message import (
     MessageQueue,
 )
 from raymq.record.compression import decompress
-from raymq.record.crc import body_crc
+from raymq.record.crc import SEAL_WRONG, body_crc, seal_holds
 from raymq.record.layout import (
     MIN_RECORD_SIZE,
     SYS_FLAG_COMPRESSED,
@@ -50,10 +50,12 @@ def read_record(buffer: Buffer, position: int, place: RecordPlace, *, check_crc:
     try:
         header, sections = _whole_record(buffer, position)
         place.check(header, buffer[sections[2] : sections[3] - 2])
+        data = bytes(buffer[position : sections[-1]])
+        sections = tuple([at - position for at in sections])
+        if check_crc:
+            _check_seal(data, 0, header, sections)
     except RecordError as error:
         return place.damaged(error.reason)
-    data = bytes(buffer[position : sections[-1]])
-    sections = tuple([at - position for at in sections])
     body: bytes | BodyUnreadableError
     try:
         body = _body(data, header, sections, check_crc)
@@ -64,6 +66,15 @@ def read_record(buffer: Buffer, position: int, place: RecordPlace, *, check_crc:
             queue = MessageQueue(topic, queue.broker_name, header[3])
         body = BodyUnreadableError(str(queue), header[5], header[6], error.reason)
     return _message(data, header, sections, place.queue.broker_name, body)
+
+
+def _check_seal(data: bytes, position: int, header: HeaderFields, sections: tuple[int, ...]) -> None:
+    """RecordError if the property CRC of the record at `position` is wrong, but its body's own CRC is right: if both
+    are wrong, the body is damaged, and the rest of the record is as stored."""
+    if not seal_holds(memoryview(data)[position : sections[-1]]):
+        body = data[sections[0] : sections[1]]
+        if not body or body_crc(body) == header[2]:
+            raise RecordError(f"the record at byte {position} does not match its property CRC", SEAL_WRONG)
 
 
 def _whole_record(buffer: Buffer, position: int) -> tuple[HeaderFields, tuple[int, ...]]:
@@ -82,6 +93,9 @@ def decode_record(buffer: Buffer, position: int = 0, *, broker_name: str = "", c
     header, sections = _whole_record(buffer, position)
     if not isinstance(buffer, bytes):
         buffer, sections = bytes(buffer[position : sections[-1]]), tuple([at - position for at in sections])
+        position = 0
+    if check_crc:
+        _check_seal(buffer, position, header, sections)
     return _message(buffer, header, sections, broker_name, _body(buffer, header, sections, check_crc))
 
 
@@ -93,6 +107,8 @@ def decode_records(buffer: Buffer, *, broker_name: str = "", check_crc: bool = T
     while position < limit:
         header = unpack_header(data, position)
         sections = find_sections(data, position, header)
+        if check_crc:
+            _check_seal(data, position, header, sections)
         messages.append(_message(data, header, sections, broker_name, _body(data, header, sections, check_crc)))
         position = sections[-1]
     return messages

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymq.record.check import check_record, find_starts, record_starts
+from raymq.record.crc import PROPERTY_CRC_LENGTH, is_sealed, property_crc, seal_holds
 from raymq.record.layout import MIN_RECORD_SIZE, QUEUE_OFFSET_OFFSET, RecordError, header_size_at, windows
 
 _RECONSUME_TIMES_FROM_END_OF_HEADER: Final = 16
@@ -169,12 +170,17 @@ class MemoryRecords:
         return 0 if position is None else int.from_bytes(self.data[position : position + 4])
 
     def failed_once_more(self, indices: Iterable[int]) -> MemoryRecords:
-        """The same records, with the reconsume times of those at `indices` one higher."""
+        """The same records, with the reconsume times of those at `indices` one higher. A property CRC that was right is
+        right again."""
         data = bytearray(self.data)
         for index in indices:
             position = self._reconsume_times_at(index)
             if position is not None:
+                record = memoryview(data)[self.starts[index] : self.starts[index + 1]]
+                was_whole = is_sealed(record) and seal_holds(record)
                 data[position : position + 4] = (self.reconsume_times(index) + 1).to_bytes(4)
+                if was_whole:
+                    record[-PROPERTY_CRC_LENGTH:] = property_crc(record)
         return MemoryRecords(bytes(data), self.starts, self.offsets)
 
     def _reconsume_times_at(self, index: int) -> int | None:

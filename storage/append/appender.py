@@ -19,11 +19,11 @@ from raymq.delay import TIMER_RECALL_QUEUE, TIMER_TOPIC, is_waiting_topic
 from raymq.errors import DataLossError, MessageIllegalError, StoreNotWritableError, SystemBusyError
 from raymq.kernels.check import BatchFacts, split_record, validate_batch
 from raymq.kernels.fields import Ints
-from raymq.kernels.stamp import begins_of, is_sealed, stamp_alike, stamp_many, stamp_mixed, stamp_one
+from raymq.kernels.stamp import begins_of, stamp_alike, stamp_many, stamp_mixed, stamp_one
 from raymq.message import SendStatus
 from raymq.names import DLQ_PREFIX, HALF_TOPIC, STATE_TOPIC, TRANSACTION_TOPICS
 from raymq.protocol.store import AppendResult
-from raymq.record.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PREFIX
+from raymq.record.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PREFIX, is_sealed
 from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.encode import EncodedBatch
 from raymq.record.layout import (

@@ -11,9 +11,10 @@ from functools import partial
 
 from raymq.errors import MessageIllegalError
 from raymq.kernels.check import BatchFacts
-from raymq.kernels.stamp import is_sealed, stamp_one
+from raymq.kernels.stamp import stamp_one
 from raymq.message import PROPERTY_INNER_NUM, SendStatus
 from raymq.protocol.store import AppendResult
+from raymq.record.crc import is_sealed
 from raymq.record.dispatch import dispatch_view
 from raymq.record.encode import EncodedBatch
 from raymq.record.inner_batch_encode import base_position, count_messages, is_inner_batch, put_base

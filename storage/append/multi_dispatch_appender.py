@@ -19,11 +19,10 @@ import numpy as np
 from raymq.config.store import StoreSettings
 from raymq.errors import MessageIllegalError
 from raymq.kernels.fields import Ints, find_fields
-from raymq.kernels.stamp import is_sealed
 from raymq.message import MAX_PROPERTIES_BYTES, PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET
 from raymq.names import LMQ_PREFIX
 from raymq.protocol.store import AppendResult
-from raymq.record.crc import PROPERTY_CRC_LENGTH
+from raymq.record.crc import PROPERTY_CRC_LENGTH, is_sealed
 from raymq.record.encode import EncodedBatch
 from raymq.record.inner_batch_encode import is_inner_batch
 from raymq.record.layout import decode_properties, record_ends

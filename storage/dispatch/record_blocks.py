@@ -18,7 +18,7 @@ from raymq.delay import is_waiting_topic, names_real_topic
 from raymq.kernels.fields import Bytes, FieldOffsets, Ints, find_fields
 from raymq.message import PROPERTY_REAL_TOPIC
 from raymq.names import TRANSACTION_TOPICS
-from raymq.record.crc import body_crcs
+from raymq.record.crc import body_crcs, wrong_seals
 from raymq.record.dispatch import DispatchView, dispatch_view
 from raymq.record.layout import (
     MIN_RECORD_SIZE,
@@ -140,7 +140,7 @@ def read_block(
         fields = find_fields(bytes_of, starts - position)
     except RecordError:
         return None
-    if check_crc and not _crcs_hold(rest, fields):
+    if check_crc and not (_crcs_hold(rest, fields) and _seals_hold(bytes_of, fields)):
         return None
     named_topics = _topics(bytes_of, fields)
     if named_topics is None or not _is_plausible(fields, physical_offset):
@@ -180,6 +180,11 @@ def _crcs_hold(data: memoryview, fields: FieldOffsets) -> bool:
     """True if each record's body has the CRC that its header says; a record without a body has none."""
     found = body_crcs(data, fields.body_at, fields.body_at + fields.body_size)
     return bool(((found == fields.head["body_crc"]) | (fields.body_size == 0)).all())
+
+
+def _seals_hold(data: Bytes, fields: FieldOffsets) -> bool:
+    """True if each record that has a property CRC matches it."""
+    return not len(wrong_seals(data, fields.starts, fields.starts + fields.head["total_size"]))
 
 
 def _topics(data: Bytes, fields: FieldOffsets) -> tuple[list[str], Ints] | None:

@@ -18,8 +18,8 @@ from typing import Final
 
 from raymq.protocol.store import Hole
 from raymq.record.check import check_record
-from raymq.record.crc import crc32
-from raymq.record.layout import MAGIC_V1, MAGIC_V2, RecordError, read_header
+from raymq.record.crc import body_crc, crc32, seal_holds
+from raymq.record.layout import MAGIC_V1, MAGIC_V2, RecordError, find_sections, read_header
 from storage.files import disk
 from storage.files.damage import DamageNotes
 
@@ -86,5 +86,16 @@ def reason_of(record: memoryview, physical_offset: int) -> str:
     if header.total_size != len(record):
         return f"the size of a record is {header.total_size}, but the next one follows after {len(record)} bytes"
     if check_record(record, check_crc=False).ok:
+        if is_changed_beside_body(record):
+            return "the header or the properties of a record do not match its property CRC"
         return "the body of a record does not match its checksum"
     return "the lengths in a record do not add up to its size"
+
+
+def is_changed_beside_body(record: memoryview) -> bool:
+    """True if the property CRC of a record, whose fields fit, says that something else than its body is damaged."""
+    if seal_holds(record):
+        return False
+    header = read_header(record)
+    body_at, body_end, *_ = find_sections(record, 0, header)
+    return body_at == body_end or body_crc(record[body_at:body_end]) == header.body_crc

@@ -31,7 +31,7 @@ from raymq.record.layout import (
 )
 from storage.dispatch.record_check import SECTOR_BYTES, is_implausible
 from storage.files.mapped_file import HEAD_BYTES
-from storage.log.holes import reason_of
+from storage.log.holes import is_changed_beside_body, reason_of
 from storage.log.log_walk import fills_file, is_intact, resume_behind
 from storage.parts import StoreParts
 from storage.recovery.checkpoint import Checkpoint
@@ -209,6 +209,8 @@ def believable_view(damaged: memoryview, physical_offset: int, delay_levels_ms: 
     for magic in (bytes(record[4:HEAD_BYTES]), *_MAGICS):
         record[4:HEAD_BYTES] = magic
         if is_intact(memoryview(record), physical_offset, 0, check_crc=False):
+            if is_changed_beside_body(memoryview(record)):
+                return None
             try:
                 view = dispatch_view(record, delay_levels_ms=delay_levels_ms)
             except RecordError:

@@ -10,8 +10,9 @@ from hypothesis import given, strategies as st
 
 from raymq.errors import MessageIllegalError
 from raymq.kernels.check import BatchFacts, validate_batch
-from raymq.kernels.stamp import begins_of, is_sealed, stamp, stamp_alike, stamp_many, stamp_mixed, stamp_one, units_of
+from raymq.kernels.stamp import begins_of, stamp, stamp_alike, stamp_many, stamp_mixed, stamp_one, units_of
 from raymq.message import Message
+from raymq.record.crc import is_sealed
 from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch, topic_part
 from raymq.record.layout import RecordError, encode_host, find_sections, header_size, record_ends, unpack_header
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -265,9 +266,9 @@ DAMAGES = {
 }
 
 
-def written_store(tmp_path: Path, *, stopped: bool) -> Path:
+def written_store(tmp_path: Path, *, stopped: bool, **settings: Any) -> Path:
     """A store of 400 messages in queue 0 over three log files and four queue files, and a few in queue 1."""
-    store = open_store(tmp_path / "original", clock_ms=count(1_700_000_000_000).__next__)
+    store = open_store(tmp_path / "original", clock_ms=count(1_700_000_000_000).__next__, **settings)
     store.append([make_batch([b"other"] * 3, queue_id=1)])
     for first in range(0, COUNT, 20):
         store.append([make_batch(BODIES[first : first + 20])])

@@ -117,7 +117,9 @@ def test_columns_and_messages_become_the_same_batch(made: Rows, kind: pa.DataTyp
     assert batch.wait_store_msg_ok is expected.wait_store_msg_ok
     validate_batch(batch)
     for start, size in zip(record_starts(batch.records).tolist(), batch.sizes.tolist(), strict=True):
-        assert check_record(batch.records, start) == (size, True)
+        # The store fills in the property CRC.
+        sealed = made.options["append_prop_crc"]
+        assert check_record(batch.records, start, check_crc=not sealed) == (size, True)
 
 
 @pytest.mark.parametrize("count", [1, 2, 100, 4096])

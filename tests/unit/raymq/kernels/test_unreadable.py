@@ -21,7 +21,7 @@ from raymq.message import MAX_MESSAGE_SIZE_BYTES, Message, MessageQueue
 from raymq.record.compression import DECOMPRESSED_MAX_BYTES, CompressionType, compress
 from raymq.record.crc import body_crc
 from raymq.record.encode import encode_batch
-from raymq.record.layout import BODY_CRC_OFFSET, SYS_FLAG_OFFSET, encode_host
+from raymq.record.layout import BODY_CRC_OFFSET, BODY_OFFSET, SYS_FLAG_OFFSET, encode_host
 from raymq.record.memory_records import LocatedRecords
 from raymq.record.places import RecordPlaces
 
@@ -31,11 +31,13 @@ NAMES = ["topic", "broker_name", "queue_id", "queue_offset", "tags", "body", "bo
 ZLIB, LZ4, ZSTD = 0x301, 0x101, 0x201
 
 
-def stored(bodies: list[bytes], lies: dict[int, int] | None = None) -> LocatedRecords:
-    """Records of these bodies at queue offsets from 40 on. `lies`: sys flags of bodies that claim to be compressed."""
+def stored(bodies: list[bytes], lies: dict[int, int] | None = None, *, sealed: bool = False) -> LocatedRecords:
+    """Records of these bodies at queue offsets from 40 on. `lies`: sys flags of bodies that claim to be compressed.
+    `sealed`: the records have a property CRC."""
     messages = [Message("orders", body, tags=f"t{number}") for number, body in enumerate(bodies)]
     ids = [f"{index:032X}" for index in range(len(bodies))]
-    batch = encode_batch(messages, 5, born_host=("10.0.0.1", 4711), born_timestamp_ms=1700000000000, message_ids=ids)
+    born = {"born_host": ("10.0.0.1", 4711), "born_timestamp_ms": 1700000000000}
+    batch = encode_batch(messages, 5, **born, message_ids=ids, append_prop_crc=sealed)
     data = bytearray(batch.records)
     stamp(
         data,
@@ -182,6 +184,18 @@ def test_a_flipped_bit_is_its_own_message_s_trouble(count: int, field: str, row:
     bodies = [b"%06d" % number for number in range(count)]
     row %= count
     check(changed(stored(bodies), row, flip(offset)), {row: damaged}, bodies)
+
+
+@pytest.mark.parametrize("count", [FEW_RECORDS, 70])
+def test_a_property_crc_finds_a_flipped_bit_of_any_byte(count: int) -> None:
+    """The body has a CRC of its own: a message whose body alone is damaged keeps its other fields."""
+    bodies = [b"%06d" % number for number in range(count)]
+    located = stored(bodies, sealed=True)
+    check(located, {}, bodies)
+    for offset in range(int(located.sizes[3])):
+        in_body = BODY_OFFSET <= offset < BODY_OFFSET + 6
+        of_crc = BODY_CRC_OFFSET <= offset < BODY_CRC_OFFSET + 4
+        check(changed(located, 3, flip(offset)), {3: not (in_body or of_crc)}, bodies)
 
 
 @pytest.mark.parametrize("count", [1, FEW_RECORDS, 200])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,20 +14,21 @@ from raymq.kernels.stamp import stamp
 from raymq.message import Message
 from raymq.record.decode import decode_records
 from raymq.record.encode import encode_batch
-from raymq.record.layout import RecordError
+from raymq.record.layout import FLAG_OFFSET, RecordError
 from raymq.record.memory_records import LocatedRecords, MemoryRecords, join_records
 from raymq.record.places import RecordPlaces
 from tests.support.clients.records import RECORD_BYTES, records_of
 from tests.unit.raymq.kernels.test_unreadable import QUEUE, flip, stored
 
 
-def stored_records(*bodies: bytes, ip: str = "127.0.0.1") -> MemoryRecords:
+def stored_records(*bodies: bytes, ip: str = "127.0.0.1", sealed: bool = False) -> MemoryRecords:
     batch = encode_batch(
         [Message("orders", body) for body in bodies],
         0,
         born_host=(ip, 5000),
         born_timestamp_ms=1,
         message_ids=["A"] * len(bodies),
+        append_prop_crc=sealed,
     )
     data = bytearray(batch.records)
     stamp(
@@ -74,12 +76,22 @@ def test_records_are_joined_in_order():
     assert joined.size_bytes == 3 * RECORD_BYTES
 
 
+@pytest.mark.parametrize("sealed", [False, True], ids=["", "property CRC"])
 @pytest.mark.parametrize("ip", ["127.0.0.1", "::1"])
-def test_a_message_that_failed_says_so_when_it_is_decoded(ip):
-    records = stored_records(b"a", b"bb", ip=ip)
+def test_a_message_that_failed_says_so_when_it_is_decoded(ip, sealed):
+    records = stored_records(b"a", b"bb", ip=ip, sealed=sealed)
     failed = records.failed_once_more([1]).failed_once_more([1])
     assert [message.reconsume_times for message in decode_records(failed.data)] == [0, 2]
     assert [failed.reconsume_times(index) for index in (0, 1)] == [0, 2]
+
+
+def test_a_damaged_message_that_failed_stays_a_damaged_one():
+    records = stored_records(b"a", sealed=True)
+    data = bytearray(records.data)
+    data[FLAG_OFFSET] ^= 1
+    failed = replace(records, data=bytes(data)).failed_once_more([0])
+    with pytest.raises(RecordError, match="property CRC"):
+        decode_records(failed.data)
 
 
 def fetched(count: int, damage: dict[int, Callable[[bytearray, int], None]], first: int = 40) -> LocatedRecords:
