@@ -235,8 +235,8 @@ def test_servers_that_are_started_again_with_the_clock_an_hour_back_go_on(mq: ra
 
         def all_goes_on() -> None:
             bodies = {b"%d" % number for number in range(len(sent), len(sent) + 20)}
-            for body in bodies:
-                producer.send(raymq.Message("timed", body))
+            for number, body in enumerate(sorted(bodies)):
+                producer.send(raymq.Message("timed", body, delay_level=0 if number else 1))
             sent.update(bodies)
 
             def polled_all() -> bool:
