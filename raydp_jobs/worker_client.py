@@ -16,6 +16,7 @@ import ray
 
 from raymq import identity
 from raymq.client import Client, connect
+from raymq.closing import in_forked_child
 from raymq.identity import Identity, acting_as
 
 
@@ -37,6 +38,7 @@ def address_of_cluster(client: Client) -> ClusterAddress:
 
 _kept: Final[dict[ClusterAddress, Client]] = {}
 """The client of this process, at most one."""
+in_forked_child(_kept.clear)  # the parent's client is not the child's: a task in a child connects anew
 
 
 def worker_client(at: ClusterAddress) -> Client:

@@ -8,12 +8,15 @@ while.
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from raymq.client import Client, connect
+from raymq.closing import in_forked_child
 from raymq.cluster.attach import attach_ray
 from raymq.errors import ClientStateError
 from raymq.identity import Identity, acting_as
@@ -25,10 +28,21 @@ logger = logging.getLogger(__name__)
 
 
 class SharedClient:
-    """One client for all tasks of a process, of one user at a time. Thread-safe. `make` connects."""
+    """One client for all tasks of a process, of one user at a time. Thread-safe. `make` connects.
+
+    In a forked child it has no client and no users, whatever the parent's tasks do: the next `use` connects anew, which
+    raises ClientStateError in the child of a process that is connected to Ray.
+    """
 
     def __init__(self, make: Callable[[str], Client], idle_s: float = IDLE_S) -> None:
         self._make, self._idle_s = make, idle_s
+        self._begin()
+        owner = weakref.ref(self)
+        in_forked_child(lambda: None if (shared := owner()) is None else shared._begin())
+
+    def _begin(self) -> None:
+        """Have no client and no users."""
+        self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._client: Client | None = None
         self._whose: tuple[Identity | None, str] = (None, "")
@@ -61,10 +75,12 @@ class SharedClient:
                 self._whose = whose
             client = self._client
             self._users += 1
+            user_of = self._process_id
         try:
             yield client
         finally:
-            self._leave()
+            if user_of == self._process_id:  # a child forked in this block uses nothing
+                self._leave()
 
     def _leave(self) -> None:
         with self._lock:

@@ -10,6 +10,7 @@ from raydp_jobs import worker_client as module
 from raydp_jobs.worker_client import ClusterAddress, worker_client
 from raymq import identity
 from raymq.identity import Identity
+from tests.support.clients.forks import in_child
 
 ALICE, BOB = Identity("alice", b"a"), Identity("bob", b"b")
 
@@ -55,3 +56,11 @@ def test_tasks_of_one_user_share_a_client_and_another_user_ends_it(made: list[Fa
 
 def test_an_address_prints_no_key() -> None:
     assert "b'a'" not in repr(ClusterAddress("a:1", ALICE))
+
+
+def test_a_forked_child_makes_a_client_of_its_own(made: list[FakeClient]) -> None:
+    """Spark's daemon forks its workers; one of them may fork again, in a user's function."""
+    at = ClusterAddress("a:1", None)
+    worker_client(at)
+    assert in_child(lambda: [worker_client(at) is made[1], made[0].is_closed]) == [True, False]
+    assert worker_client(at) is made[0]

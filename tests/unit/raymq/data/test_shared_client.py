@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from raymq import identity
-from raymq.data.shared_client import SharedClient
+from raymq.data.shared_client import SharedClient, worker_client
 from raymq.errors import ClientStateError
 from raymq.identity import Identity
+from tests.support.clients.forks import in_child, outcome
 from tests.support.history.waiting import eventually
 
 
@@ -125,3 +128,56 @@ def test_a_task_of_another_user_does_not_get_a_client_in_use() -> None:
         pass
     with shared.use(BOB):
         pass
+
+
+# In a forked child
+
+
+def test_a_child_connects_anew_though_a_task_of_the_parent_uses_the_client_and_its_lock_is_held() -> None:
+    connections = Connections()
+    shared = SharedClient(connections, idle_s=60.0)
+
+    def use() -> list[bool]:
+        with shared.use(BOB) as own:  # another user than that of the parent's task
+            return [own is connections.made[1], connections.made[0].closed.is_set(), own.closed.is_set()]
+
+    with shared.use(ALICE) as client, shared._lock:
+        assert in_child(use) == [True, False, False]
+    with shared.use(ALICE) as again:
+        assert again is client, "the parent's client has changed"
+
+
+def test_a_child_that_leaves_a_block_of_its_parent_closes_its_own_client_when_that_is_idle() -> None:
+    connections = Connections()
+    shared = SharedClient(connections, idle_s=0.01)
+
+    def read() -> Any:
+        with shared.use():
+            yield from range(10)
+
+    reader = read()
+    next(reader)
+
+    def leave_and_use() -> list[bool]:
+        reader.close()
+        with shared.use():
+            pass
+        return [connections.made[1].closed.wait(10.0), connections.made[0].closed.is_set()]
+
+    assert in_child(leave_and_use) == [True, False]
+    assert not connections.made[0].closed.is_set()
+    reader.close()
+    assert connections.made[0].closed.wait(10.0)
+
+
+def test_the_child_of_a_worker_that_is_connected_to_ray_gets_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = SimpleNamespace(core_worker=object())
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray._private.worker, "global_worker", worker)
+
+    def use() -> None:
+        with worker_client().use():
+            pytest.fail("a child uses its parent's connection to Ray")
+
+    assert "ClientStateError" in (text := in_child(lambda: outcome(use)))
+    assert "forked from a process that is connected to Ray" in text
