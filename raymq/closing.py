@@ -61,6 +61,13 @@ def direct(method: M) -> M:
     return method
 
 
+def unwrapped(method: M) -> M:
+    """Have a public method of an OfProcess run in the thread that calls it, without a function around it, in which a
+    signal handler could still run after the method has returned. The method checks its numbers itself."""
+    method.is_unwrapped = True  # type: ignore[attr-defined]
+    return direct(method)
+
+
 def _aside(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(*arguments: Any, **keywords: Any) -> Any:
@@ -121,7 +128,7 @@ class OfProcess:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for name, member in list(vars(cls).items()):
-            if name.startswith("_") or not isfunction(member):
+            if name.startswith("_") or not isfunction(member) or hasattr(member, "is_unwrapped"):
                 continue
             if not (any(is_of(member) for is_of in _NOT_CALLS) or hasattr(member, "is_direct")):
                 setattr(cls, name, _checked(_aside(member)))

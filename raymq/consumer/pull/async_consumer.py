@@ -3,16 +3,22 @@
 A poll that waits costs no thread: the engine wakes it through the loop. Calls to brokers and stores run in a few
 threads of this consumer's own, and so does decoding, unless it is less work than changing the thread. A poll that is
 cancelled has taken nothing: the next one returns the messages.
+
+A poll consists of steps, and what an await divides. Each step runs aside: a signal handler that raises in the loop's
+thread ends the poll between steps.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
 
 from raymq.closing import OfProcess
 from raymq.consumer.pull.engine import PullEngine
@@ -30,6 +36,7 @@ from raymq.consumer.queue_change import QueueChangeListener
 from raymq.consumer.subscription import Expression, Expressions
 from raymq.errors import ClientStateError
 from raymq.message import MessageExt, MessageQueue
+from raymq.parallel import aside
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,8 +47,24 @@ if TYPE_CHECKING:
 CALL_THREADS: Final = 4
 INLINE_BYTES: Final = 16 * 1024
 """Records up to this size are decoded on the loop: some 0.1 ms."""
+LOOK_AGAIN_S: Final = 1.0
+"""How long a poll waits at most before it looks again. A signal handler that raises in the callback that wakes the poll
+ends that callback, and nothing else would wake it."""
 
 T = TypeVar("T")
+
+
+class _Step(Generic[Found]):
+    """The outcome of a step of a poll: its end with the messages taken, records to be decoded, or a wait."""
+
+    def __init__(
+        self,
+        taken: list[tuple[PolledRecords, Found]] | None = None,
+        *,
+        slices: Sequence[PolledRecords] = (),
+        wait_s: float = 0.0,
+    ) -> None:
+        self.taken, self.slices, self.wait_s = taken, list(slices), wait_s
 
 
 class AsyncPullConsumer(OfProcess):
@@ -60,7 +83,12 @@ class AsyncPullConsumer(OfProcess):
             ) from None
         self.group = engine.names.unwrap(engine.settings.group)
         self._engine = engine
-        self._wakeup = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
+        """The future of a poll that waits. No asyncio.Event: one whose `set` was interrupted never wakes anybody."""
+        self._watched: list[int] = []
+        """The descriptors that the loop may be watching for a wait."""
+        self._watch_lock = threading.Lock()
+        """Held while they change: the helper of an interrupted wait may still be at it."""
         self._calls = ThreadPoolExecutor(CALL_THREADS, f"calls-{self.group}")
         self._decoder = ThreadPoolExecutor(1, f"decode-{self.group}")
         engine.on_wakeup = partial(self._in_loop, self._look_again)
@@ -123,49 +151,133 @@ class AsyncPullConsumer(OfProcess):
     async def _poll(
         self, turn: PollTurn, decode: Decode[Found], max_messages: int, timeout_s: float
     ) -> list[tuple[PolledRecords, Found]]:
-        engine = self._engine
         if asyncio.get_running_loop() is not self._loop:
             raise ClientStateError(
                 "this async consumer was made in another event loop: make one here by client.async_pull_consumer(...)"
             )
-        engine.poll_begins(turn, max_messages, timeout_s)
-        taken: list[tuple[PolledRecords, Found]] = []
+        deadline_s = time.monotonic() + timeout_s
+        step = aside(turn.step, self._begin, turn, decode, max_messages, timeout_s, deadline_s)
         try:
-            deadline_s = self._loop.time() + timeout_s
-            while not found(taken) and not engine.closed:
-                self._wakeup.clear()
-                slices = engine.peek(max_messages)
-                if slices:
-                    # Between `take` and the return nothing is awaited: a cancelled poll has taken nothing.
-                    taken = engine.take(turn, await self._decode(decode, slices))
-                elif (left_s := deadline_s - self._loop.time()) <= 0:
-                    break
+            while step.taken is None:
+                if step.slices:
+                    # Nothing is awaited between the step that takes messages and the return: a cancelled poll has taken
+                    # nothing.
+                    call = partial(self._engine.decode, decode, step.slices)
+                    decoded = await aside(_submit, self._decoder, call, self._loop)
+                    step = aside(turn.step, self._take, turn, decoded, decode, max_messages, deadline_s)
                 else:
-                    engine.raise_loss()
-                    await self._wait(min(left_s, engine.wait_max_s()))
-        finally:
-            engine.poll_ends(turn)
-        if not taken:
-            engine.raise_failure()
+                    await self._wait(step.wait_s)
+                    step = aside(turn.step, self._look, turn, decode, max_messages, deadline_s)
+        except asyncio.CancelledError:
+            aside(turn.step, self._end, turn)
+            raise
+        taken: list[tuple[PolledRecords, Found]] = step.taken
         return taken
 
-    async def _decode(self, decode: Decode[Found], slices: list[PolledRecords]) -> list[tuple[PolledRecords, Found]]:
-        if sum(part.size_bytes for part in slices) <= INLINE_BYTES:
-            return self._engine.decode(decode, slices)
-        return await self._loop.run_in_executor(self._decoder, self._engine.decode, decode, slices)
+    # The steps of a poll: none awaits, and none is interrupted. One that fails ends the poll.
+
+    def _begin(
+        self, turn: PollTurn, decode: Decode[Found], max_messages: int, timeout_s: float, deadline_s: float
+    ) -> _Step[Found]:
+        self._engine.poll_begins(turn, max_messages, timeout_s)
+        return self._look(turn, decode, max_messages, deadline_s)
+
+    def _look(self, turn: PollTurn, decode: Decode[Found], max_messages: int, deadline_s: float) -> _Step[Found]:
+        """Take what can be decoded here, find what is to be decoded in a thread, or how long to wait."""
+        engine = self._engine
+        with self._ended_by_error(turn):
+            slices = [] if engine.closed else engine.peek(max_messages)
+            if sum(part.size_bytes for part in slices) > INLINE_BYTES:
+                return _Step(slices=slices)
+            if slices:
+                taken = engine.take(turn, engine.decode(decode, slices))
+                if found(taken):
+                    engine.poll_ends(turn)
+                    return _Step(taken)
+                return _Step()  # all of it was excluded: there may be more
+            left_s = deadline_s - time.monotonic()
+            if left_s > 0 and not engine.closed:
+                engine.raise_loss()
+                return _Step(wait_s=min(left_s, engine.wait_max_s(), LOOK_AGAIN_S))
+            engine.poll_ends(turn)
+        engine.raise_failure()
+        return _Step([])
+
+    def _take(
+        self,
+        turn: PollTurn,
+        decoded: list[tuple[PolledRecords, Found]],
+        decode: Decode[Found],
+        max_messages: int,
+        deadline_s: float,
+    ) -> _Step[Found]:
+        """Take what a thread has decoded, or look again."""
+        with self._ended_by_error(turn):
+            taken = self._engine.take(turn, decoded)
+            if found(taken):
+                self._engine.poll_ends(turn)
+                return _Step(taken)
+        return self._look(turn, decode, max_messages, deadline_s)
+
+    def _end(self, turn: PollTurn) -> None:
+        if not turn.has_ended:
+            self._engine.poll_ends(turn)
+
+    @contextmanager
+    def _ended_by_error(self, turn: PollTurn) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._engine.poll_ends(turn)
+            raise
 
     async def _wait(self, timeout_s: float) -> None:
-        descriptors = self._engine.descriptors()
-        for descriptor in descriptors:
-            self._loop.add_reader(descriptor, self._wakeup.set)
+        """Wait until there may be something to look at, for `timeout_s` at most.
+
+        What an interrupt leaves behind does no harm: a timer that only wakes the next wait, and descriptors that are
+        unwatched then, or by `close`.
+        """
+        waiter = self._waiter = self._loop.create_future()
+        # Two: a signal handler may raise in the callback of one of them.
+        timers = [self._loop.call_later(after_s, self._wake) for after_s in (timeout_s, timeout_s + LOOK_AGAIN_S)]
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._wakeup.wait()
-        except TimeoutError:
-            pass  # the poll looks at the time itself
+            # Aside: an interrupt in the loop's selector would leave it in contradiction with the kernel.
+            aside(self._watch, self._engine.descriptors())
+            await waiter
         finally:
+            for timer in timers:
+                timer.cancel()
+            aside(self._unwatch)
+
+    def _wake(self) -> None:
+        """Have the poll that waits look again. On the loop, so that nothing can be missed between a look and a wait.
+
+        Aside: a future whose `set_result` was interrupted has a result, and never wakes its task. The loop stands still
+        for that time; one in debug mode refuses calls of other threads all the same.
+        """
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if self._loop.get_debug():
+            waiter.set_result(None)
+        else:
+            aside(_finish, waiter)
+
+    def _watch(self, descriptors: list[int]) -> None:
+        """Have the loop wake this consumer when a descriptor is readable."""
+        with self._watch_lock:
+            self._remove_readers()
             for descriptor in descriptors:
-                self._loop.remove_reader(descriptor)
+                self._watched.append(descriptor)
+                self._loop.add_reader(descriptor, self._wake)
+
+    def _unwatch(self) -> None:
+        with self._watch_lock:
+            self._remove_readers()
+
+    def _remove_readers(self) -> None:
+        while self._watched:
+            self._loop.remove_reader(self._watched.pop())
 
     # Committing
 
@@ -235,9 +347,14 @@ class AsyncPullConsumer(OfProcess):
 
     async def _close(self, *, finished: bool) -> None:
         """Close, in whatever event loop: the consumer's own may have ended."""
-        if not self._engine.closed:
-            await self._call(partial(self._engine.close, finished=finished))
-            self._end_pools()
+        try:
+            if not self._engine.closed:
+                await self._call(partial(self._engine.close, finished=finished))
+        finally:
+            if self._engine.closed:  # else the close was cancelled before it began
+                self._end_pools()
+                if asyncio.get_running_loop() is self._loop:
+                    aside(self._unwatch)
 
     async def __aenter__(self) -> AsyncPullConsumer:
         return self
@@ -253,7 +370,7 @@ class AsyncPullConsumer(OfProcess):
     async def _call(self, call: Callable[..., T], *args: object) -> T:
         """Await a blocking call in a thread. Cancelling the wait does not undo the call."""
         self._engine.check_open()
-        return await asyncio.get_running_loop().run_in_executor(self._calls, partial(call, *args))
+        return await aside(_submit, self._calls, partial(call, *args), asyncio.get_running_loop())
 
     def _in_loop(self, call: Callable[..., None], *args: object) -> None:
         """Make a call on the event loop. May be used from any thread."""
@@ -263,10 +380,21 @@ class AsyncPullConsumer(OfProcess):
             pass  # the loop is closed: nobody waits there any more
 
     def _look_again(self) -> None:
-        self._wakeup.set()
+        self._wake()
         if self._engine.closed:
             self._end_pools()
 
     def _end_pools(self) -> None:
         for pool in (self._calls, self._decoder):
             pool.shutdown(wait=False)
+
+
+def _submit(pool: ThreadPoolExecutor, call: Callable[[], T], loop: asyncio.AbstractEventLoop) -> asyncio.Future[T]:
+    """The future, in `loop`, of a call in a thread of a pool. Runs aside: where a signal handler interrupts it, a
+    thread may be lost while it starts, or the end of the call never reach the loop."""
+    return asyncio.wrap_future(pool.submit(call), loop=loop)
+
+
+def _finish(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -13,7 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from raymq.closing import OfProcess, direct
+from raymq.closing import OfProcess, direct, unwrapped
 from raymq.consumer.pull.engine import PullEngine
 from raymq.consumer.pull.fetched_records import (
     Decode,
@@ -30,6 +30,7 @@ from raymq.consumer.queue_change import QueueChangeListener
 from raymq.consumer.subscription import Expression, Expressions
 from raymq.errors import ClientStateError
 from raymq.message import MessageExt, MessageQueue
+from raymq.names import seconds, whole_number
 from raymq.parallel import aside
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class PullConsumer(OfProcess):
 
     # Messages
 
-    @direct
+    @unwrapped
     def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]:
         """Up to `max_messages` messages; waits up to `timeout_s` for the first, and returns an empty list after that.
 
@@ -104,16 +105,18 @@ class PullConsumer(OfProcess):
         A message that cannot be read is returned in its place, and the consumer goes on behind it: `body` raises
         BodyUnreadableError, and `body_error` has that error.
         """
+        max_messages = whole_number("max_messages", max_messages)
+        timeout_s = seconds("timeout_s", timeout_s)
         decode = partial(decode_messages, on_unreadable=self._engine.unreadable.note)
         turn = PollTurn()
         try:
-            messages = as_messages(aside(self._poll, turn, decode, max_messages, timeout_s))
+            messages = as_messages(aside(turn.step, self._poll, turn, decode, max_messages, timeout_s))
         except BaseException:
             turn.abandoned = True  # a single store: nothing can come between
             raise
         return messages
 
-    @direct
+    @unwrapped
     def poll_table(
         self,
         max_messages: int = 65_536,
@@ -137,10 +140,12 @@ class PullConsumer(OfProcess):
         row with a null body, and the column "error" has the reason. With `unreadable` "raise" a table ends before such
         a message, and the next poll raises BodyUnreadableError; `seek` goes past the message.
         """
+        max_messages = whole_number("max_messages", max_messages)
+        timeout_s = seconds("timeout_s", timeout_s)
         decode = self._engine.table_decoder(body_type, columns, unreadable)
         turn = PollTurn()
         try:
-            table = as_table(aside(self._poll, turn, decode, max_messages, timeout_s), body_type, columns)
+            table = as_table(aside(turn.step, self._poll, turn, decode, max_messages, timeout_s), body_type, columns)
         except BaseException:
             turn.abandoned = True
             raise

@@ -322,7 +322,8 @@ class PullEngine:
         if turn is None or not turn.abandoned:
             return
         self.on_wakeup()
-        if not turn.wait_ended():
+        turn.end_dropped(self.poll_ends)
+        if not turn.has_ended:
             raise ClientStateError("an interrupted poll of this consumer has not ended yet; call again")
         with self._lock:
             if self._turn is turn:
@@ -335,7 +336,7 @@ class PullEngine:
         with self._lock:
             self._core.poll_ends(time.monotonic())
             closed = self.closed
-        turn.end()
+        turn.has_ended = True
         if closed:
             self._in_place.close()
 
@@ -656,8 +657,12 @@ class PullEngine:
             if self._closing.is_set():
                 return
             self._closing.set()
-            polling = self._core.polling
         self.on_wakeup()
+        turn = self._turn
+        if turn is not None and turn.abandoned:
+            turn.end_dropped(self.poll_ends)
+        with self._lock:
+            polling = self._core.polling
         CLIENT_FIGURES.remove(self)
         try:
             if self.settings.auto_commit:

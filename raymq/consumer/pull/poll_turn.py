@@ -7,13 +7,17 @@ so they must not count as returned: the poll is abandoned, and the next call giv
 from __future__ import annotations
 
 from _thread import allocate_lock
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
+from raymq.errors import ClientStateError
 from raymq.message import MessageQueue
 
 ABANDONED_MAX_S: Final = 10.0
 """Bounds the wait for the end of an abandoned poll. It ends as soon as it sees that, and waits for nothing."""
+
+
+Result = TypeVar("Result")
 
 
 class TakenRange(NamedTuple):
@@ -26,23 +30,34 @@ class TakenRange(NamedTuple):
 
 
 class PollTurn:
-    """A poll. `abandoned` is set by the thread that called it, by a single store, which no handler interrupts."""
+    """A poll. `abandoned` is set by the thread that called it, by a single store, which no handler interrupts.
 
-    __slots__ = ("_ended", "abandoned", "taken")
+    A poll of an event loop consists of steps, each of which runs without being interrupted. Between them the loop may
+    drop the poll; then whoever comes next ends it (`end_dropped`).
+    """
+
+    __slots__ = ("_step", "abandoned", "has_ended", "taken")
 
     def __init__(self) -> None:
         self.abandoned = False
+        self.has_ended = False
+        """True once the poll takes nothing more."""
         self.taken: list[TakenRange] = []
-        self._ended = allocate_lock()
-        self._ended.acquire()
+        self._step = allocate_lock()
+        """Held while a step of this poll runs."""
 
-    def end(self) -> None:
-        """Let whoever waits for the end of this poll go on. Called once."""
-        self._ended.release()
+    def step(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        """Make a call that is a step of this poll, or a whole poll. ClientStateError if the poll was abandoned."""
+        with self._step:
+            if self.abandoned:
+                raise ClientStateError("this poll was interrupted")
+            return call(*arguments)
 
-    def wait_ended(self) -> bool:
-        """Wait until the poll takes nothing more. False if it did not end in ABANDONED_MAX_S."""
-        ended = self._ended.acquire(timeout=ABANDONED_MAX_S)
-        if ended:
-            self._ended.release()
-        return ended
+    def end_dropped(self, end: Callable[[PollTurn], None]) -> None:
+        """Have `end(turn)` end this abandoned poll, unless a step of it is still running after ABANDONED_MAX_S."""
+        if self._step.acquire(timeout=ABANDONED_MAX_S):
+            try:
+                if not self.has_ended:
+                    end(self)
+            finally:
+                self._step.release()

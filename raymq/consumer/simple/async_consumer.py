@@ -20,6 +20,7 @@ from raymq.consumer.simple.engine import SimpleEngine
 from raymq.consumer.simple.received_message import ReceivedMessage
 from raymq.errors import ClientStateError, RaymqError
 from raymq.filters.sql import SqlFilter
+from raymq.parallel import aside
 
 RECEIVE_THREADS: Final = 8
 """The most calls at a time, receives that wait included."""
@@ -56,11 +57,13 @@ class AsyncSimpleConsumer(OfProcess):
         self, max_messages: int = MESSAGES, invisible_s: float = INVISIBLE_S, *, wait_s: float = WAIT_S
     ) -> list[ReceivedMessage]:
         self._engine.check_open()
-        received = self._calls.submit(self._engine.receive, max_messages, invisible_s, wait_s)
+        call = partial(self._engine.receive, max_messages, invisible_s, wait_s)
+        received, future = aside(self._submit, call, asyncio.get_running_loop())
         try:
-            return await asyncio.shield(asyncio.wrap_future(received))
-        except asyncio.CancelledError:
-            if not received.cancel():
+            return await asyncio.shield(future)
+        except BaseException:
+            failed = received.done() and not received.cancelled() and received.exception() is not None
+            if not failed and not received.cancel():
                 received.add_done_callback(self._give_back)
             raise
 
@@ -95,9 +98,12 @@ class AsyncSimpleConsumer(OfProcess):
 
     async def close(self) -> None:
         """End the consumer; a receive that waits ends within some seconds."""
-        if not self._engine.closed:
-            await self._call(self._engine.close)
-            self._calls.shutdown(wait=False)
+        try:
+            if not self._engine.closed:
+                await self._call(self._engine.close)
+        finally:
+            if self._engine.closed:  # else the close was cancelled before it began
+                self._calls.shutdown(wait=False)
 
     async def __aenter__(self) -> AsyncSimpleConsumer:
         return self
@@ -113,7 +119,15 @@ class AsyncSimpleConsumer(OfProcess):
     async def _call(self, call: Callable[..., T], *args: object) -> T:
         """Await a blocking call in a thread. Cancelling the wait does not undo the call."""
         self._engine.check_open()
-        return await asyncio.get_running_loop().run_in_executor(self._calls, partial(call, *args))
+        answer: asyncio.Future[T]
+        _, answer = aside(self._submit, partial(call, *args), asyncio.get_running_loop())
+        return await answer
+
+    def _submit(self, call: Callable[[], T], loop: asyncio.AbstractEventLoop) -> tuple[Future[T], asyncio.Future[T]]:
+        """The future of a call in a thread, and the loop's. Runs aside: where a signal handler interrupts it, a thread
+        may be lost while it starts, or the end of the call never reach the loop."""
+        made = self._calls.submit(call)
+        return made, asyncio.wrap_future(made, loop=loop)
 
 
 def _listed(messages: ReceivedMessage | Iterable[ReceivedMessage]) -> list[ReceivedMessage]:

@@ -55,9 +55,13 @@ _SIGNAL = _Signal(signal.SIGUSR1)
 
 
 class Interrupter:
-    """Interrupts one call at its n-th point."""
+    """Interrupts one call at its n-th point. With `inside`, points are only in code whose path has this part, and in
+    all that it calls: not in the event loop around it."""
 
-    def __init__(self) -> None:
+    def __init__(self, inside: str = "") -> None:
+        self._inside = inside
+        self.raises: type[BaseException] | None = None
+        """What the handler raises; None: an InterruptedByTestError."""
         self._left = 0
         self.where = ""
         self.on_handled: Callable[[], None] = lambda: None
@@ -84,18 +88,20 @@ class Interrupter:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         sys.settrace(None)
         self.on_handled()
-        raise InterruptedByTestError(self.where)
+        raise (self.raises or InterruptedByTestError)(self.where)
 
     def _is_untraced(self, frame: FrameType) -> bool:
         """True for code in UNTRACED folders, and for all that it calls; and for the program's own code."""
         if PROGRAMS in frame.f_code.co_filename:
             return True
         at: FrameType | None = frame
+        outside = bool(self._inside)
         while at is not None and PROGRAMS not in at.f_code.co_filename and at.f_code is not Interrupter.call.__code__:
             if any(part in at.f_code.co_filename for part in UNTRACED):
                 return True
+            outside = outside and self._inside not in at.f_code.co_filename
             at = at.f_back
-        return False
+        return outside
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "call":

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from raymq.closing import OfProcess
+from raymq.consumer.pull.consumer import PullConsumer
 from raymq.parallel import aside
 from raymq.producer.producer import Producer
 from tests.unit.raymq.test_forks import kinds
@@ -85,6 +86,15 @@ def test_a_caller_that_is_interrupted_while_a_helper_makes_its_call_leaves_nothi
     assert sum(len(calls) for calls in found.values()) > 140
 
 
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_an_async_consumer_that_is_cancelled_or_interrupted_anywhere_goes_on_and_skips_nothing(
+    tmp_path: Path, where: str
+) -> None:
+    found = points("async_program", tmp_path, where)
+    assert {kind: len(calls) for kind, calls in found.items()} == {"AsyncPullConsumer": 17, "AsyncSimpleConsumer": 6}
+    assert all(all(calls.values()) for calls in found.values()), "a call has no points: nothing was tried"
+
+
 def test_a_process_that_ends_waits_for_a_close_whose_caller_was_interrupted(tmp_path: Path) -> None:
     assert run_program("exit_program", tmp_path).splitlines() == ["close was interrupted", "all is closed"]
 
@@ -97,6 +107,13 @@ def test_every_public_method_runs_beside_the_main_thread_or_is_tried_here(kind: 
         if not (name.startswith("_") or later or hasattr(member, "is_aside")):
             direct.add(name)
     assert direct == DIRECT.get(kind.__name__, set())
+
+
+@pytest.mark.parametrize("method", ["poll", "poll_table"])
+def test_no_handler_runs_between_the_end_of_a_poll_and_its_caller(method: str) -> None:
+    """A function around the poll is called by C, and Python looks for signals after such a call: the messages that the
+    poll returned would be gone, and count as returned."""
+    assert not hasattr(getattr(PullConsumer, method), "__wrapped__")
 
 
 def test_a_call_of_another_thread_runs_in_that_thread() -> None:

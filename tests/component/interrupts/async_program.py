@@ -1,0 +1,353 @@
+"""Cancels each call of the consumers for asyncio at each of its awaits, and raises at each point of its coroutine.
+
+    cancel      the task is cancelled when it awaits for the n-th time
+    error       a signal handler raises an Exception at the n-th point of raymq's code on the loop
+    interrupt   a signal handler raises a BaseException there, which ends the loop, as ctrl-C does
+
+After each of them the same consumer polls, and no message was skipped. Prints the points by kind and call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import itertools
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import raymq
+from raymq.consumer.pull.async_consumer import AsyncPullConsumer
+from raymq.consumer.simple.async_consumer import AsyncSimpleConsumer
+from raymq.message import Message, MessageQueue
+from raymq.remoting.storage_clients import StorageClients
+from tests.component.interrupts.interrupter import Interrupter
+from tests.support.clusters.local_cluster import start_cluster
+from tests.support.history.waiting import eventually
+
+HANG_S = 60
+UNINTERRUPTED = 2
+WAIT_S = 30.0
+INVISIBLE_S = 0.1
+FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+TOPIC, BROKER = "orders", "broker-a"
+Q0, Q1 = MessageQueue(TOPIC, BROKER, 0), MessageQueue(TOPIC, BROKER, 1)
+
+Call = Callable[[], Coroutine[Any, Any, Any]]
+
+
+class Interrupt(KeyboardInterrupt):
+    """What the handler raises in the way "interrupt"."""
+
+
+class Cancelling:
+    """Awaits a coroutine, and has its task cancelled when it awaits something for the n-th time."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], at: int) -> None:
+        self._coroutine, self._left = coroutine, at
+        self.cancelled = False
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        steps = self._coroutine.__await__()
+        answer: Any = None
+        while True:
+            try:
+                waits_for = steps.send(answer)
+            except StopIteration as ended:
+                return ended.value
+            self._left -= 1
+            if not self._left:
+                self.cancelled = True
+                task = asyncio.current_task()
+                assert task is not None
+                asyncio.get_running_loop().call_soon(task.cancel)
+            try:
+                answer = yield waits_for
+            except BaseException as error:
+                steps.throw(error)
+                raise AssertionError("an await that was cancelled goes on") from None
+
+
+class Program:
+    def __init__(self, root: Path, where: str) -> None:
+        start_cluster(root, store={"flush_disk_type": "ASYNC_FLUSH"})
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it logs what handlers raise in callbacks
+        self.mq = raymq.connect()
+        self.mq.admin.create_topic(TOPIC, queues=2)
+        self.mq.admin.create_topic("leases", queues=1)
+        if where == "elsewhere":
+            self.mq.storages = StorageClients("another node")
+        self.producer = raymq.connect().producer()
+        self.interrupter = Interrupter(inside=f"{os.sep}raymq{os.sep}")
+        self.loop = asyncio.new_event_loop()
+        self.points: dict[str, dict[str, int]] = {}
+        self.numbers = itertools.count()
+        self.sent: set[bytes] = set()
+        self.polled: set[bytes] = set()
+        self.got: list[Any] = []
+        """The messages that the program has got in a call that goes on; read when no handler runs."""
+
+    # What is done after each interrupt
+
+    def send(self, topic: str = TOPIC) -> bytes:
+        body = b"%d" % next(self.numbers)
+        self.producer.send(Message(topic, body))
+        return body
+
+    def append(self) -> bytes:
+        """Send a message that the pull consumer has to return."""
+        body = self.send()
+        self.sent.add(body)
+        return body
+
+    def poll_all(self, consumer: AsyncPullConsumer) -> None:
+        """Poll until everything that was sent has come."""
+        self.append()
+        until_s = time.monotonic() + WAIT_S
+        while self.polled != self.sent:
+            assert time.monotonic() < until_s, f"{len(self.sent - self.polled)} messages were skipped"
+            consumer.resume(consumer.paused())  # a pause whose caller was interrupted may come at any time
+            self.note(self.finish(consumer.poll(500, 0.2)))
+        self.finish(consumer.commit())
+
+    def note(self, result: Any) -> None:
+        """Messages that a call has returned."""
+        if isinstance(result, list):
+            self.polled.update(message.body for message in result)
+        elif hasattr(result, "column"):
+            self.polled.update(result.column("body").to_pylist())
+
+    def finish(self, coroutine: Awaitable[Any]) -> Any:
+        """The result of a coroutine that nobody interrupts."""
+
+        async def run() -> Any:
+            return await coroutine
+
+        return self.loop.run_until_complete(run())
+
+    # The interrupts
+
+    def cancelled(self, call: Call, point: int) -> tuple[bool, Any]:
+        """Cancel a call at its n-th await. True if it had that many, and what it returned otherwise."""
+        awaiting = Cancelling(call(), point)
+
+        async def run() -> Any:
+            return await awaiting
+
+        try:
+            return awaiting.cancelled, self.loop.run_until_complete(run())
+        except asyncio.CancelledError:
+            assert awaiting.cancelled
+            return True, None
+
+    def raised(self, call: Call, point: int) -> tuple[bool, Any]:
+        """Have the handler raise at the n-th point of a call. True if it came to that, and what it returned if it did
+        all the same, because the exception ended another callback of the loop."""
+        tasks: list[asyncio.Task[Any]] = []
+
+        def run() -> None:
+            tasks.append(self.loop.create_task(call()))
+            self.loop.run_until_complete(tasks[0])
+
+        interrupted = self.interrupter.call(run, point)
+        if not tasks:  # it was interrupted before there was a coroutine
+            assert interrupted
+            return True, None
+        [task] = tasks
+        with suppress(RuntimeError):  # a loop that an interrupt has ended may stop once more for that call
+            self.loop.run_until_complete(asyncio.sleep(0))
+        if not task.done():  # the exception has ended the loop: as asyncio.run does then
+            task.cancel()
+            self.finish(asyncio.wait([task]))
+        if task.cancelled() or task.exception() is not None:
+            assert interrupted, task.exception()
+            return True, None
+        return interrupted, task.result()
+
+    def try_all(
+        self, kind: str, name: str, call: Call, works: Callable[[], None], before: Callable[[], object]
+    ) -> None:
+        """Interrupt a call in each way at each point."""
+        count = 0
+        for way in ("cancel", "error", "interrupt"):
+            self.interrupter.raises = Interrupt if way == "interrupt" else None
+            attempt = self.cancelled if way == "cancel" else self.raised
+            point = ended = 0
+            while ended < UNINTERRUPTED:
+                faulthandler.dump_traceback_later(HANG_S, exit=True)
+                point += 1
+                before()
+                interrupted, result = attempt(call, point)
+                for messages in [result, *self.got]:
+                    self.note(messages)
+                self.got.clear()
+                ended = 0 if interrupted else ended + 1
+                count += interrupted
+                try:
+                    works()
+                except BaseException as error:
+                    at = f"{self.interrupter.where or 'an await'} ({way}, point {point})"
+                    raise AssertionError(f"{kind}.{name}: nothing works after an interrupt at {at}") from error
+        self.points.setdefault(kind, {})[name] = count
+
+    # The calls
+
+    def run(self) -> None:
+        self.pulling()
+        self.acknowledging()
+        self.receiving()
+        self.closing("AsyncPullConsumer", self.pull_consumer)
+        self.closing("AsyncSimpleConsumer", self.simple_consumer)
+        faulthandler.cancel_dump_traceback_later()
+        print(json.dumps(self.points))
+        sys.stdout.flush()
+        os._exit(0)  # servers run in this process
+
+    def pull_consumer(self, group: str = "pulling", **options: Any) -> AsyncPullConsumer:
+        async def make() -> AsyncPullConsumer:
+            return self.mq.async_pull_consumer(group, consume_from=FIRST, **options)
+
+        consumer: AsyncPullConsumer = self.finish(make())
+        self.finish(consumer.subscribe(TOPIC))
+        return consumer
+
+    def pulling(self) -> None:
+        consumer = self.pull_consumer()
+        self.poll_all(consumer)
+
+        async def sync(call: Callable[..., Any], *arguments: Any) -> None:
+            call(*arguments)
+
+        async def next_one() -> Any:
+            messages: AsyncIterator[Any] = aiter(consumer)
+            return [await anext(messages)]
+
+        async def seek() -> None:
+            """To where it is, so that nothing is skipped."""
+            await consumer.seek(Q0, consumer.position(Q0))
+
+        calls: dict[str, Call] = {
+            "poll": lambda: consumer.poll(500, WAIT_S),
+            "poll of nothing": lambda: consumer.poll(500, 0.01),
+            "poll_table": lambda: consumer.poll_table(500, WAIT_S),
+            "iteration": next_one,
+            "commit": consumer.commit,
+            "committed": lambda: consumer.committed(Q0),
+            "subscribe": lambda: consumer.subscribe(TOPIC),
+            "seek": seek,
+            "lag": consumer.lag,
+            "end_offsets": lambda: consumer.end_offsets([Q0, Q1]),
+            "assignment": lambda: sync(consumer.assignment),
+            "pause": lambda: sync(consumer.pause, [Q1]),
+            "paused": lambda: sync(consumer.paused),
+            "resume": lambda: sync(consumer.resume, [Q0, Q1]),
+            "position": lambda: sync(consumer.position, Q0),
+        }
+
+        def works() -> None:
+            self.poll_all(consumer)
+
+        for name, call in calls.items():
+            before: Callable[[], object] = (lambda: None) if name == "poll of nothing" else self.append
+            self.try_all("AsyncPullConsumer", name, call, works, before)
+        self.finish(consumer.close())
+
+    def acknowledging(self) -> None:
+        consumer = self.pull_consumer("acknowledging", acknowledge_each=True)
+        self.polled.clear()
+        self.poll_all(consumer)
+
+        async def poll_and_acknowledge() -> Any:
+            messages = await consumer.poll(500, WAIT_S)
+            self.got.append(messages)
+            consumer.acknowledge(messages)
+
+        self.try_all(
+            "AsyncPullConsumer", "acknowledge", poll_and_acknowledge, lambda: self.poll_all(consumer), self.append
+        )
+        self.finish(consumer.close())
+
+    def simple_consumer(self) -> AsyncSimpleConsumer:
+        async def make() -> AsyncSimpleConsumer:
+            return self.mq.async_simple_consumer("receiving", consume_from=FIRST)
+
+        consumer: AsyncSimpleConsumer = self.finish(make())
+        self.finish(consumer.subscribe("leases"))
+        return consumer
+
+    def receiving(self) -> None:
+        consumer = self.simple_consumer()
+        held: list[Any] = []
+        settled: set[bytes] = set()
+        sent: set[bytes] = set()
+
+        def send() -> None:
+            sent.add(self.send("leases"))
+
+        def receive() -> list[Any]:
+            until_s = time.monotonic() + WAIT_S
+            while not (messages := self.finish(consumer.receive(32, 5 * INVISIBLE_S, wait_s=0.2))):
+                assert time.monotonic() < until_s, "a lease that nobody has does not expire"
+            return list(messages)
+
+        def lease() -> None:
+            send()
+            held[:] = receive()
+
+        def lag() -> int:
+            return sum(row.lag for row in self.mq.admin.describe_group("receiving") if row.queue.topic == "leases")
+
+        def works() -> None:
+            send()
+            while True:
+                messages = receive()
+                settled.update(message.body for message in messages)
+                self.finish(consumer.ack(messages))
+                if not lag():
+                    return
+
+        async def receive_and_settle() -> None:
+            messages = await consumer.receive(32, INVISIBLE_S, wait_s=1.0)
+            await consumer.ack(messages)
+
+        calls: dict[str, tuple[Call, Callable[[], object]]] = {
+            "receive": (receive_and_settle, send),
+            "ack": (lambda: consumer.ack(held), lease),
+            "ack_handles": (lambda: consumer.ack_handles("leases", [one.handle for one in held]), lease),
+            "change_invisible": (lambda: consumer.change_invisible(held, 0.0), lease),
+            "subscribe": (lambda: consumer.subscribe("leases"), send),
+        }
+        works()
+        for name, (call, before) in calls.items():
+            self.try_all("AsyncSimpleConsumer", name, call, works, before)
+        self.finish(consumer.close())
+
+    def closing(self, kind: str, make: Callable[[], Any]) -> None:
+        """A consumer whose close is interrupted can be closed, and has no threads then."""
+        made: list[Any] = []
+
+        def before() -> None:
+            made[:] = [make()]
+
+        def works() -> None:
+            self.finish(made[0].close())
+            eventually(lambda: made[0]._engine.closed, "the end of the consumer", WAIT_S)
+            prefix = f"calls-{made[0].group}"
+            eventually(
+                lambda: not any(thread.name.startswith(prefix) for thread in threading.enumerate()),
+                "the end of its threads",
+                WAIT_S,
+            )
+
+        self.try_all(kind, "close", lambda: made[0].close(), works, before)  # noqa: PLW0108  # another one each time
+
+
+if __name__ == "__main__":
+    Program(Path(sys.argv[1]), sys.argv[2]).run()
