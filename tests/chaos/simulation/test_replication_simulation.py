@@ -10,7 +10,7 @@ import os
 import pytest
 
 from placement.election import FIXED_MASTER
-from tests.support.replication_sim.world import Bugs, run_seed
+from tests.support.replication_sim.world import ROT_FAULTS, Bugs, run_seed
 
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 SEEDS = 100_000 if SOAK else 1000
@@ -108,3 +108,34 @@ def test_disks_that_fail_lose_or_undo_nothing(options):
         assert world.checks.faults == [], f"seed {seed}: {world.checks.faults[:3]}"
         acknowledged += len(world.checks.acknowledged)
     assert acknowledged > SEEDS // 25 * 100
+
+
+ROT_SEEDS = SEEDS // 4
+
+
+@pytest.mark.parametrize("part", range(SLICES))
+def test_damaged_records_are_mended_or_copied_as_they_are_and_lose_or_undo_nothing(part):
+    acknowledged = mended = copied = 0
+    for seed in range(part, ROT_SEEDS, SLICES):
+        world = run_seed(seed, min_in_sync=1 + seed % 2, only=ROT_FAULTS)
+        assert world.checks.faults == [], f"seed {seed}: {world.checks.faults[:3]}"
+        acknowledged += len(world.checks.acknowledged)
+        mended, copied = mended + world.mended, copied + world.copied_holes
+    assert acknowledged > ROT_SEEDS // SLICES * 100
+    assert mended > ROT_SEEDS // SLICES
+    assert copied > 0
+
+
+@pytest.mark.parametrize("options", [{"all_ack": False}, {"async_flush": True}, {"fixed": True}], ids=str)
+def test_damaged_records_lose_or_undo_nothing_with_other_rules(options):
+    mended = 0
+    for seed in range(SEEDS // 25):
+        world = run_seed(seed, min_in_sync=1 + seed % 2, only=ROT_FAULTS, **options)
+        assert world.checks.faults == [], f"seed {seed}: {world.checks.faults[:3]}"
+        mended += world.mended
+    assert mended > SEEDS // 25
+
+
+@pytest.mark.parametrize("bug", ["give_holes_at_once", "overwrite_by_holes"])
+def test_a_planted_bug_with_damaged_records_is_found(bug):
+    assert any(run_seed(seed, bugs=Bugs(**{bug: True}), only=ROT_FAULTS).checks.faults for seed in range(200))

@@ -19,7 +19,8 @@ class Disk:
 
     `store_id` changes when the disk is replaced; `log` has (epoch, message) per record; `incarnation` counts the
     processes that opened the directory; `floor` is the highest confirm offset on disk; `_offsets` has each message's
-    first offset in the log.
+    first offset in the log. `damaged` are the offsets of records whose bytes are damaged, and `named` the ones among
+    them that the file of holes names.
     """
 
     store_id: str
@@ -29,6 +30,8 @@ class Disk:
     sync_state_set: SyncStateSet | None = None
     incarnation: int = 0
     floor: ConfirmFloor = NO_FLOOR
+    damaged: set[int] = field(default_factory=set)
+    named: set[int] = field(default_factory=set)
     _offsets: dict[int, int] = field(default_factory=dict)
 
     def append(self, records: Iterable[tuple[int, int]]) -> None:
@@ -43,6 +46,27 @@ class Disk:
             if self._offsets.get(message, -1) >= end:
                 del self._offsets[message]
         del self.log[end:]
+        self.damaged = {offset for offset in self.damaged if offset < end}
+        self.named &= self.damaged
+
+    def damage(self, offset: int) -> None:
+        """Change the bytes of a record."""
+        self.damaged.add(offset)
+
+    def mend(self, offset: int) -> None:
+        """Replace the damaged bytes of a record by the right ones."""
+        self.damaged.discard(offset)
+        self.named.discard(offset)
+
+    @property
+    def last_intact(self) -> int:
+        """The offset of the last record that is whole and flushed; -1 if there is none."""
+        return next((offset for offset in reversed(range(self.flushed)) if offset not in self.damaged), -1)
+
+    def intact(self) -> set[tuple[int, int, int]]:
+        """The records that are whole and flushed: offset, epoch and message of each."""
+        records = enumerate(self.log[: self.flushed])
+        return {(offset, *record) for offset, record in records if offset not in self.damaged}
 
     def offset_of(self, message: int) -> int | None:
         """The first offset of a message in the log; None if it is not there."""

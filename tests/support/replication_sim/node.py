@@ -15,6 +15,7 @@ from actors.core.replica.sync_state import FixedSyncState, MasterSyncState
 from raymq.errors import NotMasterError
 from storage.replication.epochs import ConfirmFloor, EpochEntry, SyncStateSet, common_end, first_lost_offset
 from tests.support.replication_sim.disk import Disk
+from tests.support.replication_sim.holes import MEND_S, Holes, Record
 
 if TYPE_CHECKING:
     from tests.support.replication_sim.world import World
@@ -48,7 +49,8 @@ class Node:
         self.visible = 0
         self.confirmed = ConfirmFloor(0, 0)
         self.handshaken = self.caught_up = False
-        self._asked_s = -1.0
+        self.holes = Holes(self)
+        self._asked_s = self._mended_s = -1.0
         incarnation = self.disk.incarnation
         self.world.say(f"{self.name} starts as {incarnation} with {len(self.disk.log)}")
         self._loop(incarnation)
@@ -75,6 +77,12 @@ class Node:
         self.world.say(f"{self.name} loses {len(self.disk.log) - end} records from {end}, floor {self.disk.floor}")
         self.disk.truncate(end)
         self.disk.flushed = end
+
+    def rot(self, offset: int) -> None:
+        """End the process; its disk changes the bytes of a record, which the next process meets."""
+        self.kill(power=False)
+        self.world.say(f"{self.name} has damage at {offset} of {len(self.disk.log)}")
+        self.disk.damage(offset)
 
     def fail_disk(self) -> None:
         """Let no flush succeed any more in this process, which goes on and says so."""
@@ -128,6 +136,7 @@ class Node:
             self.sync.propose(self.world.now) if self.sync is not None and self.leads() else None,
             failed=self.failure,
             confirm_floor=self.disk.floor.offset,
+            hole_bytes=self.holes.unshared,
             caught_up=self.caught_up,
         )
 
@@ -159,6 +168,7 @@ class Node:
         if len(self.disk.log) < self.disk.floor.offset:
             self._give_up_confirmed(first.epoch, len(self.disk.log))
         self.caught_up = True
+        self.holes.lead()
         self._note_confirmed(len(self.disk.log))
         self.pending.clear()
         self.world.say(f"{self.name} leads {first.epoch} from {len(self.disk.log)}")
@@ -176,6 +186,7 @@ class Node:
         if self.role.follow(order.epoch, order.master):
             self.world.say(f"{self.name} follows {order.master} in {order.epoch}")
             self.sync, self.handshaken = None, False
+            self.holes.follow()
             self.pending.clear()
 
     def drain(self, order: Drain) -> None:
@@ -271,11 +282,26 @@ class Node:
         self.take_ack(asker.name, store_id, epoch, acked)
         if self.sync is None:
             return
-        records = self.disk.log[start : min(self.given_end, start + CHUNK_MAX)]
+        end = min([self.given_end, start + CHUNK_MAX, *(hole for hole in self.disk.damaged if hole > start)])
+        is_hole = start in self.disk.damaged and start < end
+        if is_hole and not self.holes.may_give(start):
+            return
+        records = self.disk.log[start : start + 1 if is_hole else end]
         records = [record for record in records if record[0] == records[0][0]]
         entry = next((e for e in self.disk.epochs if records and e.epoch == records[0][0]), None)
         confirm = self.sync.confirm_offset
-        self._answer(asker, lambda: asker.take_log(epoch, start, records, entry, confirm))
+        self._answer(asker, lambda: asker.take_log(epoch, start, records, entry, confirm, is_hole=is_hole))
+
+    def give_parts(self, asker: Node, epoch: int, wanted: list[int]) -> None:
+        """Give a slave the records for its holes, and ask it for the records of this master's holes."""
+        self.role.check_asked(epoch)
+        parts, holes = self.holes.parts(wanted), sorted(self.disk.damaged)
+        self._answer(asker, lambda: asker.take_parts(epoch, parts, holes))
+
+    def take_slave_parts(self, slave: int, epoch: int, parts: list[tuple[int, Record | None]]) -> None:
+        self.role.check_asked(epoch)
+        if not self.is_disk_broken:
+            self.holes.mend(parts, slave, of_master=True)
 
     def _note_confirmed(self, offset: int) -> None:
         if offset > self.confirmed.offset:
@@ -299,13 +325,20 @@ class Node:
         master, epoch = self.world.nodes[self.role.master], self.role.epoch
         store_id, start, acked = self.disk.store_id, len(self.disk.log), self.disk.flushed
 
+        mends = self.handshaken and (not self.holes.mended or self.world.now - self._mended_s >= MEND_S)
+        wanted = sorted(self.disk.damaged)
+        if mends:
+            self._mended_s = self.world.now
+
         def ask() -> None:
-            if handshaken:
+            if mends:
+                master.give_parts(self, epoch, wanted)
+            if handshaken and mended:
                 master.give_log(self, store_id, epoch, start, acked)
-            else:
+            elif not handshaken:
                 master.give_epochs(self, epoch)
 
-        handshaken = self.handshaken
+        handshaken, mended = self.handshaken, self.holes.mended
         self.world.send(self.name, master.name, lambda: master.deliver(ask))
 
     def take_epochs(self, epoch: int, epochs: list[EpochEntry], end: int) -> None:
@@ -328,8 +361,32 @@ class Node:
         self.handshaken = True
         self._ask()
 
+    def take_parts(self, epoch: int, parts: list[tuple[int, Record | None]], holes: list[int]) -> None:
+        """Take the master's records for this slave's holes, and send it the records for its own."""
+        self._unless_unfenced(lambda: self.role.check_chunk(epoch))
+        if self.is_disk_broken or not self.handshaken or self.role.master is None:
+            return
+        self.holes.mend(parts, self.role.master, of_master=False)
+        self.holes.mended = True
+        if self.world.bugs.overwrite_by_holes:
+            for offset in holes:
+                if offset < len(self.disk.log):
+                    self.holes.take(offset)
+        master, name, found = self.world.nodes[self.role.master], self.name, self.holes.parts(holes)
+        if holes:
+            self.world.send(
+                name, master.name, lambda: master.deliver(lambda: master.take_slave_parts(name, epoch, found))
+            )
+
     def take_log(
-        self, epoch: int, start: int, records: list[tuple[int, int]], entry: EpochEntry | None, confirm: int
+        self,
+        epoch: int,
+        start: int,
+        records: list[Record],
+        entry: EpochEntry | None,
+        confirm: int,
+        *,
+        is_hole: bool = False,
     ) -> None:
         self._unless_unfenced(lambda: self.role.check_chunk(epoch))
         if (
@@ -342,6 +399,9 @@ class Node:
         if entry is not None and (not self.disk.epochs or self.disk.epochs[-1].epoch < entry.epoch):
             self.disk.epochs.append(entry)
         self.disk.append(records)
+        if is_hole:
+            self.holes.take(start)
+            self.disk.flushed = len(self.disk.log)  # the file of holes names only what is on disk
         self.visible = max(self.visible, min(confirm, start, self.disk.flushed))
         self._note_confirmed(min(confirm, self.disk.flushed))
         self.caught_up = self.caught_up or self.disk.flushed >= confirm

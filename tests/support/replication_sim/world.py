@@ -25,6 +25,8 @@ from tests.support.replication_sim.node import Node
 GRACE_S = 20.0
 """Longer than the longest restart and the latest account together."""
 ACCOUNT_DELAY_MAX_S = 10.0
+ROT_FAULTS = ("rot", "rot each", "rot all", "wipe", "kill", "cut")
+"""The faults under which damaged records are mended, or copied as they are."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Bugs:
     lead_anew: bool = False
     ignore_floor: bool = False
     lead_as_any_process: bool = False
+    give_holes_at_once: bool = False
+    overwrite_by_holes: bool = False
 
 
 class World:
@@ -46,7 +50,8 @@ class World:
     `trace` has a line for each thing that happened, `checks.faults` one for each rule broken; `cut` has the pairs
     (sender, receiver) between which nothing passes, and `loss` is the share of messages that are lost. Without
     `all_ack` an append waits for the copies of all replicas, and not for the confirm offset; with `async_flush` what is
-    written counts as stored, and no power is cut. `grace_s`: as of ControlRules.
+    written counts as stored, and no power is cut. `grace_s`: as of ControlRules. `destroyed` are the messages whose
+    last intact copy a fault has destroyed; `mended` and `copied_holes` count records.
     """
 
     def __init__(
@@ -67,6 +72,8 @@ class World:
         self.now = 0.0
         self.trace: list[str] = []
         self.checks = Checks()
+        self.destroyed: set[int] = set()
+        self.mended = self.copied_holes = 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self.cut: set[tuple[int, int]] = set()
@@ -83,6 +90,10 @@ class World:
 
     def say(self, text: str) -> None:
         self.trace.append(f"{self.now:.4f} {text}")
+
+    def note_destroyed(self, records: Collection[tuple[int, int, int]]) -> None:
+        """Note that a fault destroyed the last intact copy of records."""
+        self.destroyed |= {message for _, _, message in records}
 
     def at(self, delay_s: float, action: Callable[[], None]) -> None:
         self._count += 1
@@ -157,7 +168,9 @@ def _end_process(world: World, node: Node, after_s: float, away_s: float) -> Non
 
 def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
     node = rng.choice(list(world.nodes.values()))
-    rare = rng.choice(["wipe", "journal", "blackout", "shorten", "shorten all", "accounts"])
+    rare = rng.choice(
+        ["wipe", "journal", "blackout", "shorten", "shorten all", "accounts", "rot", "rot all", "rot each"]
+    )
     kind = rng.choice([*"kill kill power master pause cut oneway controller heal balance".split(), rare])
     if only:
         kind = rng.choice(sorted(only))
@@ -186,11 +199,18 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
         # One disk of several that have everything may be lost; the only one may not, unless it may lead alone: then
         # nobody leads from there on.
         members = world.controller.records[-1].sync_state_set.members if world.controller.records else frozenset()
-        if len(members) > 1 or (members and node.name not in members) or world.fixed:
+        keeps_all = len(members) > 1 and bool(_have_everything(world) - {node.name})
+        if keeps_all or (members and node.name not in members) or world.fixed:
+            before = _intact(world) & _damaged(world)
             node.wipe()
+            world.note_destroyed(before - _intact(world))
             world.at(rng.uniform(0.3, 4.0), node.start)
     elif kind in ("shorten", "shorten all", "shorten all below the floor"):
         _shorten(world, rng, node, everybody=kind != "shorten", below_floor=kind.endswith("floor"))
+    elif kind in ("rot", "rot all"):
+        _rot(world, rng, node, everybody=kind == "rot all")
+    elif kind == "rot each":
+        _rot_each(world, rng)
     elif kind == "disk":
         broken = next((one for one in world.nodes.values() if one.leads()), node) if rng.random() < 0.7 else node
         broken.fail_disk()
@@ -215,7 +235,7 @@ def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, b
     """
     if rng.random() < 0.5:
         node = next((one for one in world.nodes.values() if one.leads()), node)
-    if not node.disk.flushed or not _have_everything(world) - {node.name}:
+    if not node.disk.flushed or not _have_everything(world) - {node.name} or _damaged(world):
         return
     for one in world.nodes.values() if everybody else (node,):
         one.kill(power=False)
@@ -226,7 +246,74 @@ def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, b
         end = rng.randint(0, max(floor - 1, 0)) if floor else node.disk.flushed
     else:
         end = rng.randint(rng.choice([0, floor]), node.disk.flushed)
+    before = _intact(world) & _damaged(world)
     node.shorten(end)
+    world.note_destroyed(before - _intact(world))
+
+
+def _rot(world: World, rng: random.Random, node: Node, *, everybody: bool) -> None:
+    """Have the disk of one replica damage a record, half of the times the master's. Another member keeps all records.
+
+    With `everybody` all disks that have the record damage it, so nobody can mend it. It is not the last record of a
+    log: that one would be cut like a torn tail, which is the fault "shorten".
+    """
+    if rng.random() < 0.5:
+        node = next((one for one in world.nodes.values() if one.leads()), node)
+    if node.disk.last_intact < 1 or _is_somebody_short(world):
+        return
+    offset = rng.randrange(node.disk.last_intact)
+    record = node.disk.log[offset]
+    victims = [node]
+    if everybody:
+        victims = [
+            one
+            for one in world.nodes.values()
+            if one.disk.log[offset : offset + 1] == [record] and one.disk.last_intact > offset
+        ]
+    elif not _have_everything(world) - {node.name}:
+        return
+    before = _intact(world)
+    for one in victims:
+        one.rot(offset)
+        world.at(rng.uniform(0.3, 4.0), one.start)
+    world.note_destroyed(before - _intact(world))
+
+
+def _rot_each(world: World, rng: random.Random) -> None:
+    """End all processes, and have each disk damage a record that another disk has intact: nobody is whole, and each can
+    mend the others. It is not the last record of its log."""
+    if _is_somebody_short(world):
+        return
+    for node in world.nodes.values():
+        here = {record for record in node.disk.intact() if record[0] < node.disk.last_intact}
+        offsets = sorted(offset for offset, _, _ in here & _intact(world, node))
+        node.kill(power=False)
+        world.at(rng.uniform(0.3, 4.0), node.start)
+        if offsets:
+            node.rot(rng.choice(offsets))
+
+
+def _is_somebody_short(world: World) -> bool:
+    """True if the log of a member lacks the end of what was acknowledged or seen. Its replica may not know that, and
+    counts as whole if all others have damage."""
+    stores = world.controller.records[-1].sync_state_set.stores if world.controller.records else {}
+    wanted, seen = set(world.checks.acknowledged), len(world.checks.seen)
+    return any(
+        world.nodes[name].disk.store_id == store_id
+        and (disk.flushed < seen or not wanted <= {message for _, message in disk.log[: disk.flushed]})
+        for name, store_id in stores.items()
+        for disk in (world.nodes[name].disk,)
+    )
+
+
+def _intact(world: World, besides: Node | None = None) -> set[tuple[int, int, int]]:
+    """The records of which some disk has an intact copy, `besides` one replica's disk: offset, epoch and message."""
+    return set().union(*(node.disk.intact() for node in world.nodes.values() if node is not besides))
+
+
+def _damaged(world: World) -> set[tuple[int, int, int]]:
+    """The records of which some disk has a damaged copy: offset, epoch and message."""
+    return {(offset, *node.disk.log[offset]) for node in world.nodes.values() for offset in node.disk.damaged}
 
 
 def _have_everything(world: World) -> frozenset[int]:
@@ -240,5 +327,5 @@ def _have_everything(world: World) -> frozenset[int]:
         for name, node in world.nodes.items()
         if stores.get(name) == node.disk.store_id
         and node.disk.flushed >= seen
-        and wanted <= {message for _, message in node.disk.log[: node.disk.flushed]}
+        and wanted - world.destroyed <= {message for _, _, message in node.disk.intact()}
     )
