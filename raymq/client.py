@@ -27,7 +27,7 @@ from raymq.consumer.rebalance_client import RebalanceClient
 from raymq.errors import AuthenticationError, ClientStateError, ClusterNotFoundError, RaymqError
 from raymq.identity import Identity
 from raymq.message import ConsumeFromWhere, MessageQueue
-from raymq.names import TRACE_TOPIC, check_topic
+from raymq.names import TRACE_TOPIC, check_topic, whole_number
 from raymq.namespaces import NO_NAMESPACE, Namespace
 from raymq.parallel import aside
 from raymq.producer.producer import Producer
@@ -143,6 +143,8 @@ def connect(
     environment's RAYMQ_NAMESPACE, if any. IllegalNameError.
     """
     _refuse_inherited_ray()
+    if broker_groups is not None:
+        broker_groups = whole_number("broker_groups", broker_groups, 1)
     names = Namespace(os.environ.get(NAMESPACE_VARIABLE, "") if namespace is None else namespace)
     who = identity.present() if credentials is None else credentials.identity
     if who is None:

@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 from ray.serve.schema import TaskProcessorAdapter, TaskProcessorConfig, TaskResult
 
 from raymq.errors import ClientStateError, InvalidArgumentError, RaymqError
+from raymq.names import seconds, whole_number
 from raymq.serve.config import TaskSettings
 from raymq.serve.connection import TaskConnection
 from raymq.serve.decisions import TaskRules
@@ -60,9 +61,7 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
     def initialize(self, consumer_concurrency: int = CONCURRENCY) -> None:
         """Connect to raymq, and create the topics and the group that do not exist. `consumer_concurrency`: the most
         tasks that run at the same time here. ClusterNotFoundError without a raymq."""
-        if consumer_concurrency < 1:
-            raise InvalidArgumentError(f"consumer_concurrency must be 1 or more, not {consumer_concurrency}")
-        self._concurrency = consumer_concurrency
+        self._concurrency = whole_number("consumer_concurrency", consumer_concurrency, 1)
         with self._lock:
             if self._connection is None:
                 self._connection = connection = _apart(partial(TaskConnection.open, self._settings))
@@ -223,9 +222,7 @@ def _destination(now_s: float, options: dict[str, Any]) -> tuple[int | None, str
     if delay_s is not None:
         if deliver_at_ms is not None:
             raise InvalidArgumentError("a task has a delay_s or a deliver_at_ms, not both")
-        if isinstance(delay_s, bool) or not isinstance(delay_s, (int, float)) or not 0 <= delay_s < float("inf"):
-            raise InvalidArgumentError(f"delay_s must be a number of seconds, not {delay_s!r}")
-        deliver_at_ms = round((now_s + delay_s) * 1000)
+        deliver_at_ms = round((now_s + seconds("delay_s", delay_s)) * 1000)
     return deliver_at_ms, options.get("sharding_key")
 
 

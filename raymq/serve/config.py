@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raymq.delay import DELAY_LEVELS_MAX
 from raymq.errors import ConfigError
-from raymq.names import check_group, check_user_topic
+from raymq.names import LONGEST_TIME_S, NUMBER_MAX, check_group, check_user_topic
 
 TASK_GROUP_PREFIX: Final = "serve-"
 RESULTS_SUFFIX: Final = "-results"
@@ -35,11 +35,11 @@ class RaymqAdapterConfig(BaseModel):
     namespace: str | None = None
     group: str | None = None
     result_topic: str | None = None
-    result_ttl_s: float = Field(default=86_400.0, gt=0)
-    queues: int = Field(default=16, ge=1, le=1024)
-    poll_max: int | None = Field(default=None, ge=1)
-    first_retry_level: int = Field(default=1, ge=1, le=DELAY_LEVELS_MAX)
-    replica_deaths_max: int = Field(default=3, ge=1)
+    result_ttl_s: float = Field(default=86_400.0, gt=0, le=LONGEST_TIME_S, strict=True)
+    queues: int = Field(default=16, ge=1, le=1024, strict=True)
+    poll_max: int | None = Field(default=None, ge=1, le=NUMBER_MAX, strict=True)
+    first_retry_level: int = Field(default=1, ge=1, le=DELAY_LEVELS_MAX, strict=True)
+    replica_deaths_max: int = Field(default=3, ge=1, le=NUMBER_MAX, strict=True)
 
 
 class ProcessorConfig(Protocol):

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
+import raymq
 from raymq.closing import OfProcess
 from raymq.consumer.pull.settings import BOUNDS, PullSettings
 from raymq.consumer.push.settings import PushSettings
@@ -18,6 +20,7 @@ from raymq.message import Message
 from raymq.names import LONGEST_TIME_S, NUMBER_MAX, real_number, seconds, whole_number
 from raymq.producer.settings import ProducerSettings
 from raymq.protocol.group import StartOffsetQuery
+from raymq.serve import RaymqAdapterConfig, RaymqLagPolicy, RaymqTaskProcessorAdapter
 from tests.support.clients.fakes import FakeStore
 from tests.support.clients.producers import producers_of_fakes
 from tests.unit.raymq.test_forks import kinds
@@ -96,6 +99,23 @@ def test_no_setting_takes_what_is_no_number(value: object) -> None:
     for settings in (PullSettings, SimpleSettings):
         with pytest.raises(InvalidArgumentError, match="consume_timestamp_ms"):
             settings.of("g", consume_timestamp_ms=value)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("value", NEVER)
+def test_serve_and_connect_take_nothing_that_is_no_number(value: Any) -> None:
+    adapter = RaymqTaskProcessorAdapter.__new__(RaymqTaskProcessorAdapter)  # the check comes first
+    with pytest.raises(InvalidArgumentError, match="consumer_concurrency"):
+        adapter.initialize(value)
+    with pytest.raises(InvalidArgumentError, match="delay_s"):
+        adapter.enqueue_task_sync("resize", delay_s=value)
+    with pytest.raises(InvalidArgumentError, match="poll_interval_s"):
+        RaymqLagPolicy("images", poll_interval_s=value)
+    with pytest.raises(InvalidArgumentError, match="broker_groups"):
+        raymq.connect(embedded=True, broker_groups=value)
+    for name, field in RaymqAdapterConfig.model_fields.items():
+        if "int" in str(field.annotation) or "float" in str(field.annotation):
+            with pytest.raises(ValidationError, match=name):
+                RaymqAdapterConfig(**{name: value})
 
 
 def test_numbers_of_numpy_become_plain_numbers() -> None:
