@@ -3,7 +3,8 @@
 RocketMQ's CRC covers the body of a record. With the property CRC (enabled_append_prop_crc) a bit of any field is
 reported. Without it the fields are tested that readers compare with something else. What stays undetected then: the
 flag, the sys flag of a record that seems to be uncompressed, born and store times, hosts, reconsume times, the
-prepared transaction offset, and properties; and, until a reader comes by, queue ids and topics after a crash.
+prepared transaction offset, and properties. Recovery also believes a changed queue id, a changed topic and the low
+bits of a queue offset in the part of the log that it walks: the end after a crash, and the newest file if it changed.
 """
 
 from __future__ import annotations
@@ -158,6 +159,31 @@ def test_with_a_property_crc_a_bit_of_any_field_is_reported(tmp_path, field, sto
                 assert (index in damaged, message.queue_offset) == (True, index)
         assert bodies_of(store, queue_id=1) == [b"other"] * 3
         assert store.status().cut_bytes == 0
+        store.close()
+
+
+@pytest.mark.parametrize("field", ["queue_id", "queue_offset", "physical_offset", "topic"])
+def test_without_a_property_crc_a_record_of_another_place_is_reported_where_recovery_does_not_walk(tmp_path, field):
+    """Any bit of the fields that the queue unit and the queue tell, too, in the older files of a store that stopped."""
+    seed = random.SystemRandom().getrandbits(32)
+    print("seed", seed)
+    dice = random.Random(seed)
+    root = written_store(tmp_path, stopped=True)
+    damaged = []
+    paths = [path for path in sorted((root / "commitlog").iterdir()) if BODIES[0][4:] in path.read_bytes()]
+    for path in paths[:-1]:
+        data = path.read_bytes()
+        damaged.append(dice.choice([index for index in range(COUNT - 1) if BODIES[index] in data]))
+        position, length = SPANS[field]
+        at = data.find(BODIES[damaged[-1]]) - BODY_OFFSET + position + dice.randrange(length)
+        flip(path, at, dice.randrange(8))
+    for _ in range(2):
+        store = open_store(root)
+        found = messages_of(store)
+        assert [index for index, message in enumerate(found) if message.body_error is not None] == damaged
+        assert [message.queue_offset for message in found] == list(range(COUNT))
+        assert all(message.body == BODIES[index] for index, message in enumerate(found) if index not in damaged)
+        assert bodies_of(store, queue_id=1) == [b"other"] * 3
         store.close()
 
 
