@@ -294,12 +294,12 @@ class Node:
 
     def give_parts(self, asker: Node, epoch: int, wanted: list[int]) -> None:
         """Give a slave the records for its holes, and ask it for the records of this master's holes."""
-        self.role.check_asked(epoch)
+        self._unless_unfenced(lambda: self.role.check_asked(epoch))
         parts, holes = self.holes.parts(wanted), sorted(self.disk.damaged)
         self._answer(asker, lambda: asker.take_parts(epoch, parts, holes))
 
     def take_slave_parts(self, slave: int, epoch: int, parts: list[tuple[int, Record | None]]) -> None:
-        self.role.check_asked(epoch)
+        self._unless_unfenced(lambda: self.role.check_asked(epoch))
         if not self.is_disk_broken:
             self.holes.mend(parts, slave, of_master=True)
 
