@@ -232,6 +232,8 @@ class ListenerFeed:
         """When each of them was reported last, or was handed over."""
         self._in_place: set[int] = set()
         """The numbers of tasks that were handed over as places in the store's log, and were not reported as unread."""
+        self._unread: set[int] = set()
+        """The numbers of tasks that were: their records go in bytes, however long that takes."""
         self._ready: deque[Task] = deque()
         """Those that no hand-over has taken yet."""
         self._numbers = 0
@@ -335,6 +337,7 @@ class ListenerFeed:
                     self._take_report(task, report)
                 elif number in self._in_place:  # else the report is a repeat, and the task is on its way in bytes
                     self._in_place.remove(number)
+                    self._unread.add(number)
                     self._reported_s.pop(number, None)
                     self._bytes_until_s = time.monotonic() + BYTES_FOR_S
                     self._ready.append(task)
@@ -423,7 +426,8 @@ class ListenerFeed:
             if shipped and (size_bytes > most_bytes or messages > most_messages > 0):
                 size_bytes, messages = size_bytes - task.messages.size_bytes, messages - len(task.messages)
                 break
-            shipped.append(ship_task(task, in_place=now_s >= self._bytes_until_s))
+            in_place = now_s >= self._bytes_until_s and task.number not in self._unread
+            shipped.append(ship_task(task, in_place=in_place))
         if shipped:
             payload = encode_result(HandOver(self._epoch, self._numbers + 1, tuple(shipped)))
             for one in shipped:
@@ -449,6 +453,7 @@ class ListenerFeed:
             del self._tasks[task.number]
             self._reported_s.pop(task.number, None)
             self._in_place.discard(task.number)
+            self._unread.discard(task.number)
         else:
             self._reported_s[task.number] = now_s
         with self._instance.lock:
@@ -524,6 +529,7 @@ class ListenerFeed:
         self._ready.clear()
         self._reported_s.clear()
         self._in_place.clear()
+        self._unread.clear()
         self._answer_empty()
         for task in tasks.values():
             with self._instance.lock:

@@ -401,7 +401,10 @@ def test_records_stay_in_the_stores_files_and_are_heard(scenes, tmp_path):
     assert sorted(heard) == list(range(150))
 
 
-def test_what_the_listener_cannot_read_in_place_comes_in_bytes(scenes, tmp_path):
+@pytest.mark.parametrize("bytes_for_s", [pull_feed.BYTES_FOR_S, 0.0])
+def test_what_the_listener_cannot_read_in_place_comes_in_bytes(scenes, tmp_path, monkeypatch, bytes_for_s):
+    """Also if it takes longer than that time until the task is handed over again."""
+    monkeypatch.setattr(pull_feed, "BYTES_FOR_S", bytes_for_s)
     store_records(tmp_path, 20)
     records = located(tmp_path, 0, 20)
     (tmp_path / "commitlog" / f"{0:020d}").unlink()
