@@ -325,7 +325,12 @@ class Node:
         master, epoch = self.world.nodes[self.role.master], self.role.epoch
         store_id, start, acked = self.disk.store_id, len(self.disk.log), self.disk.flushed
 
-        mends = self.handshaken and (not self.holes.mended or self.world.now - self._mended_s >= MEND_S)
+        self.holes.mended = self.holes.mended or not self.world.has_rot
+        mends = (
+            self.world.has_rot
+            and self.handshaken
+            and (not self.holes.mended or self.world.now - self._mended_s >= MEND_S)
+        )
         wanted = sorted(self.disk.damaged)
         if mends:
             self._mended_s = self.world.now
