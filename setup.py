@@ -1,8 +1,9 @@
 """The packages of the wheel, found, with the lower floors in a folder of `raymq`; all else is in pyproject.toml.
 
 `storage`, `actors` and `placement` are names that other distributions and users have, too, and pip lets one
-distribution overwrite another's files. So the wheel has them in `raymq/_floors/`, which raymq.cluster.server_path puts
-on the import path of server processes. A rule of pyproject.toml can either find packages or rename them, not both.
+distribution overwrite another's files. So the wheel has them in `raymq/_floors/`, which
+raymq.client.cluster.server_path puts on the import path of server processes. A rule of pyproject.toml can either find
+packages or rename them, not both.
 """
 
 from setuptools import find_packages, setup

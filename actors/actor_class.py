@@ -4,13 +4,13 @@
 reference would be imported from among the caller's own packages, and a user's program may have an `actors` or a
 `storage` of its own. So Ray is given a stand-in: a class of the same name and with the same methods, made here and
 therefore pickled by value, which imports the real class only in the actor's process. There it puts raymq's packages
-first on the import path, wherever that node has them (raymq.cluster.server_path). `remote_function` does the same for a
-function that runs as a Ray task.
+first on the import path, wherever that node has them (raymq.client.cluster.server_path). `remote_function` does the
+same for a function that runs as a Ray task.
 
 A stand-in is also the door of its server, where access is on. Each method has a twin, `signed_` and its name, which
 takes a signature and the pickled arguments, and asks the server's gate (actors.access.door) before these are unpickled.
 The plain methods refuse then. Both are of the same concurrency group. A server is told by the keyword `access` of its
-constructor, which the real class does not see, that access is on. raymq.access.stand_in makes the methods.
+constructor, which the real class does not see, that access is on. raymq.remoting.access.stand_in makes the methods.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from raymq.access.stand_in import server_class_body
+from raymq.remoting.access.stand_in import server_class_body
 
 
 def actor_class(real: type) -> type:
@@ -26,7 +26,7 @@ def actor_class(real: type) -> type:
     module_name, class_name = real.__module__, real.__name__
 
     def put_floors_first(cls: type, *args: Any, **kwargs: Any) -> Any:
-        from raymq.cluster import server_path
+        from raymq.client.cluster import server_path
 
         server_path.put_floors_first()
         return object.__new__(cls)
@@ -54,7 +54,7 @@ def remote_function(real: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         from importlib import import_module
 
-        from raymq.cluster import server_path
+        from raymq.client.cluster import server_path
 
         server_path.put_floors_first()
         return getattr(import_module(module_name), function_name)(*args, **kwargs)

@@ -1,16 +1,16 @@
 """The thread of an actor that reports its metrics to Ray's agent, every REPORT_INTERVAL_S.
 
 It is a thread of its own: Ray drops a gauge that was silent for 20 s, so nothing may come before a report that could
-take long. Each actor reports `raymq_up`, and what its sources name (raymq.metrics.reporter).
+take long. Each actor reports `raymq_up`, and what its sources name (raymq.telemetry.metrics.reporter).
 """
 
 from __future__ import annotations
 
 import threading
 
-from raymq.config.metrics import MetricsSettings
-from raymq.metrics.instruments import REPORT_INTERVAL_S
-from raymq.metrics.reporter import Reporter, Source
+from raymq.common.config.metrics import MetricsSettings
+from raymq.telemetry.metrics.instruments import REPORT_INTERVAL_S
+from raymq.telemetry.metrics.reporter import Reporter, Source
 
 
 class MetricsThread:

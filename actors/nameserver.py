@@ -27,10 +27,10 @@ from actors.core.nameserver.kv_config import KvConfig
 from actors.core.nameserver.route_table import RouteTable
 from actors.metrics_thread import MetricsThread
 from actors.options import PERSISTENT
-from raymq.config.cluster import path_here
-from raymq.config.metrics import MetricsSettings
-from raymq.errors import ServiceNotAvailableError, StoreCorruptError, StoreError, TopicNotExistError
-from raymq.protocol.route import (
+from raymq.common.config.cluster import path_here
+from raymq.common.config.metrics import MetricsSettings
+from raymq.common.errors import ServiceNotAvailableError, StoreCorruptError, StoreError, TopicNotExistError
+from raymq.common.protocol.route import (
     ORDER_TOPIC_CONFIG,
     BrokerData,
     BrokerRegistration,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from raymq.names import NAMESPACE
+from raymq.common.names import NAMESPACE
 
 PERSISTENT: Final[dict[str, Any]] = {
     "namespace": NAMESPACE,

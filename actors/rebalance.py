@@ -32,11 +32,11 @@ from actors.core.rebalance.server import RebalanceServer, TopicQueues
 from actors.core.rebalance.slot_lease import LOOK_INTERVAL_S
 from actors.metrics_thread import MetricsThread
 from actors.options import PERSISTENT
-from raymq.config.metrics import MetricsSettings
-from raymq.errors import RaymqError, TopicNotExistError
-from raymq.names import NameServerName, RebalanceName
-from raymq.protocol.membership import SESSION_TIMEOUT_S, Heartbeat, HeartbeatAnswer, OtherServer
-from raymq.protocol.route import MASTER_ID, TopicRoute
+from raymq.common.config.metrics import MetricsSettings
+from raymq.common.errors import RaymqError, TopicNotExistError
+from raymq.common.names import NameServerName, RebalanceName
+from raymq.common.protocol.membership import SESSION_TIMEOUT_S, Heartbeat, HeartbeatAnswer, OtherServer
+from raymq.common.protocol.route import MASTER_ID, TopicRoute
 from raymq.remoting.route_cache import RouteCache
 
 REBALANCE_ROUTE_INTERVAL_S: Final = 5.0

@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Final, NamedTuple, Protocol
 
-from raymq.errors import SystemBusyError
-from raymq.metrics.reporter import Reporter
-from raymq.protocol.stats import RequestFigures
+from raymq.common.errors import SystemBusyError
+from raymq.common.protocol.stats import RequestFigures
+from raymq.telemetry.metrics.reporter import Reporter
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.access.door import access_for
 from actors.replica.storage_actor import StorageActor
 from placement.specs import StoragePlan
-from raymq.errors import NoPermissionError, RaymqError
-from raymq.names import CONSOLE, CONTROLLER, NAMESPACE
+from raymq.common.errors import NoPermissionError, RaymqError
+from raymq.common.names import CONSOLE, CONTROLLER, NAMESPACE
 from raymq.remoting.actor_ref import ActorRef
 
 CLOSE_TIMEOUT_S: Final = 30.0

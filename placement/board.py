@@ -9,16 +9,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.actor_class import remote_function
 from placement.inventory import head_node_id
-from raymq.cluster.launcher import ProgressCallback
-from raymq.errors import RaymqError
-from raymq.observability.ray_folder import install_board
+from raymq.client.cluster.launcher import ProgressCallback
+from raymq.common.errors import RaymqError
 from raymq.remoting.actor_ref import resolve
+from raymq.tools.observability.ray_folder import install_board
 
 INSTALL_TIMEOUT_S: Final = 60.0
 
 
 def install_on_head(output: str | None = None, timeout_s: float = INSTALL_TIMEOUT_S) -> dict[str, Any]:
-    """Have a task on the head node write the board (raymq.observability.ray_folder.install_board); its result.
+    """Have a task on the head node write the board (raymq.tools.observability.ray_folder.install_board); its result.
 
     A process of the head node, and not this one, has the environment variables that moved Ray's folders.
     """

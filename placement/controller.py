@@ -37,9 +37,9 @@ from placement.election import GroupControl, Record
 from placement.reconciler import Reconciler
 from placement.repair import ReplicaGroupView
 from placement.specs import ControllerSettings
-from raymq.config.cluster import path_here
-from raymq.errors import InvalidArgumentError, RaymqError, StoreError
-from raymq.names import CONTROLLER, ReplicatorName, StorageName
+from raymq.common.config.cluster import path_here
+from raymq.common.errors import InvalidArgumentError, RaymqError, StoreError
+from raymq.common.names import CONTROLLER, ReplicatorName, StorageName
 from raymq.remoting.actor_ref import ActorRef
 from storage.files.journal import Journal
 from storage.replication.epochs import SyncStateSet

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from placement.election import Record
-from raymq.metrics.reporter import Reporter
-from raymq.names import StorageName
+from raymq.common.names import StorageName
+from raymq.telemetry.metrics.reporter import Reporter
 
 ELECTED: Final = "new_master_elected"
 NO_MASTER: Final = "no_master_elected"

@@ -11,9 +11,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.actor_class import remote_function
 from placement.replica_nodes import Node, carrying
-from raymq.config.cluster import data_dir_here
-from raymq.config.store import COMMIT_LOG_DIR
-from raymq.names import NAMESPACE
+from raymq.common.config.cluster import data_dir_here
+from raymq.common.config.store import COMMIT_LOG_DIR
+from raymq.common.names import NAMESPACE
 from raymq.remoting.actor_ref import resolve
 from storage.files.lock import stores_below
 

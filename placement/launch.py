@@ -25,9 +25,9 @@ from placement.controller import ControllerActor
 from placement.inventory import head_node_id, running
 from placement.plan import Plan
 from placement.specs import ControllerSettings
-from raymq.cluster.launcher import ProgressCallback
-from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
-from raymq.names import CONSOLE, CONTROLLER
+from raymq.client.cluster.launcher import ProgressCallback
+from raymq.common.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.common.names import CONSOLE, CONTROLLER
 from raymq.remoting.actor_ref import ActorRef
 
 SERVERS_READY_TIMEOUT_S: Final = 120.0

@@ -1,8 +1,8 @@
-"""The program that starts, stops and inspects the servers for `raymq.cluster.launcher`; the protocol is described
-there.
+"""The program that starts, stops and inspects the servers for `raymq.client.cluster.launcher`; the protocol is
+described there.
 
-`raymq.cluster.server_path` runs it, with `-P` and from the root directory, so that its job's import path, which the
-servers inherit, holds nothing but what is installed.
+`raymq.client.cluster.server_path` runs it, with `-P` and from the root directory, so that its job's import path, which
+the servers inherit, holds nothing but what is installed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from placement.inventory import inventory, running
 from placement.plan import Plan, differences, make_plan, with_found_stores
 from placement.replica_nodes import Node
 from placement.status import cluster_status
-from raymq.config.cluster import ClusterSettings
-from raymq.errors import ClusterNotFoundError, RaymqError, ServiceNotAvailableError
-from raymq.names import NAMESPACE
+from raymq.common.config.cluster import ClusterSettings
+from raymq.common.errors import ClusterNotFoundError, RaymqError, ServiceNotAvailableError
+from raymq.common.names import NAMESPACE
 
 
 def main() -> None:

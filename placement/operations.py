@@ -10,9 +10,9 @@ import ray
 
 from placement.actor_lifecycle import CLOSE_TIMEOUT_S
 from placement.inventory import running
-from raymq.cluster.launcher import ProgressCallback
-from raymq.errors import InvalidArgumentError, RaymqError
-from raymq.names import CONTROLLER, StorageName
+from raymq.client.cluster.launcher import ProgressCallback
+from raymq.common.errors import InvalidArgumentError, RaymqError
+from raymq.common.names import CONTROLLER, StorageName
 from raymq.remoting.actor_ref import ActorRef
 
 OPERATION_CALL_TIMEOUT_S: Final = 10.0

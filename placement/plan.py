@@ -14,11 +14,11 @@ from typing import Final
 from placement.election import FIXED_MASTER, ControlRules
 from placement.replica_nodes import STORE_NAME, Node, choose_nodes, store_directory
 from placement.specs import ControllerSettings, StoragePlan
-from raymq.config.cluster import BrokerSettings, ClusterSettings, data_dir_here
-from raymq.config.metrics import MetricsSettings
-from raymq.config.store import StoreOptions, StoreSettings
-from raymq.errors import ConfigError
-from raymq.names import CONTROLLER, NameServerName, StorageName
+from raymq.common.config.cluster import BrokerSettings, ClusterSettings, data_dir_here
+from raymq.common.config.metrics import MetricsSettings
+from raymq.common.config.store import StoreOptions, StoreSettings
+from raymq.common.errors import ConfigError
+from raymq.common.names import CONTROLLER, NameServerName, StorageName
 
 FIRST_PORT = 10911
 """RocketMQ's listen port. Nothing listens there: with the node's address it names a store in message ids."""

@@ -17,8 +17,8 @@ from placement.inventory import inventory, running
 from placement.repair import Moves, Repair, ReplicaGroupView
 from placement.replica_nodes import Node
 from placement.specs import ControllerSettings
-from raymq.errors import RaymqError
-from raymq.names import StorageName
+from raymq.common.errors import RaymqError
+from raymq.common.names import StorageName
 from raymq.remoting.actor_ref import ActorRef
 
 RECONCILE_INTERVAL_S: Final = 1.0

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from placement.replica_nodes import Node, choose_nodes, store_directory
-from raymq.errors import ConfigError
-from raymq.names import StorageName
+from raymq.common.errors import ConfigError
+from raymq.common.names import StorageName
 
 _ONLY_COPY: Final = "its node is away, and its directory may be the only one with everything: bring the node back"
 

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from raymq.errors import ConfigError
-from raymq.names import StorageName
+from raymq.common.errors import ConfigError
+from raymq.common.names import StorageName
 
 STORE_NAME: Final = re.compile(r"(broker-[a-z])-([0-9]+)")
 """The name of a store directory: the broker group and the replica."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from placement.election import ControlRules
 from placement.replica_nodes import Node
-from raymq.config.cluster import ReplicationOptions
-from raymq.config.metrics import MetricsSettings
-from raymq.config.store import StoreSettings
-from raymq.names import StorageName
+from raymq.common.config.cluster import ReplicationOptions
+from raymq.common.config.metrics import MetricsSettings
+from raymq.common.config.store import StoreSettings
+from raymq.common.names import StorageName
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ import ray
 
 from placement.inventory import running
 from placement.replica_nodes import STORE_NAME
-from raymq.errors import AccessDeniedError, AuthenticationError, RaymqError
-from raymq.message import MessageQueue
-from raymq.names import CONSOLE, CONTROLLER
+from raymq.common.errors import AccessDeniedError, AuthenticationError, RaymqError
+from raymq.common.message import MessageQueue
+from raymq.common.names import CONSOLE, CONTROLLER
 from raymq.remoting.actor_ref import ActorRef
 
 STATUS_CALL_TIMEOUT_S: Final = 5.0

@@ -1,7 +1,7 @@
 """Spark on a topic: its messages as a DataFrame, on the Ray cluster that raymq runs in.
 
     session.py    a Spark session from RayDP, with the Java and the settings it needs
-    source/       `read_topic`: the parts of a read (raymq.scan), read by Python workers in Spark's executors
+    source/       `read_topic`: the parts of a read (raymq.client.scan), read by Python workers in Spark's executors
     stream/       `stream_topic`: topics as a streaming DataFrame, and the progress of its queries
     jobs/         finished jobs, each with a command under `raymq job`
     sink/         `write_topic`, and `topic_sink` for streaming queries: rows to messages, each stored once

@@ -32,10 +32,10 @@ from rich.table import Table
 import raymq
 from raydp_jobs.session import spark_session
 from raydp_jobs.source.reader import read_topic
-from raymq.client import Client
-from raymq.errors import ConfigError, GroupNotExistError, RequestTimeoutError, TopicNotExistError
-from raymq.message import ConsumeFromWhere, Message, MessageExt
-from raymq.names import StorageName
+from raymq.client.client import Client
+from raymq.common.errors import ConfigError, GroupNotExistError, RequestTimeoutError, TopicNotExistError
+from raymq.common.message import ConsumeFromWhere, Message, MessageExt
+from raymq.common.names import StorageName
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,9 +19,9 @@ import ray
 from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
-from raymq.client import connect
-from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
-from raymq.protocol.route import MASTER_ID
+from raymq.client.client import connect
+from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.common.protocol.route import MASTER_ID
 
 NODE_ID_LABEL: Final = "ray.io/node-id"
 """The label that Ray gives every node."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raymq.errors import ClientStateError, ServiceNotAvailableError
+from raymq.common.errors import ClientStateError, ServiceNotAvailableError
 
 JAVA_VERSIONS: Final = (8, 11, 17)
 """The versions of Java that Spark 3.5 runs on."""

@@ -41,8 +41,8 @@ from raydp.spark.ray_cluster_master import RAYDP_SPARK_MASTER_SUFFIX
 
 from raydp_jobs.executor_places import check_fits, executor_size, memory_mib, nodes_of, reserved, storage_nodes
 from raydp_jobs.node_checks import check_nodes
-from raymq.cluster.java import java_environment
-from raymq.errors import ClientStateError, InvalidArgumentError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.client.cluster.java import java_environment
+from raymq.common.errors import ClientStateError, InvalidArgumentError, RequestTimeoutError, ServiceNotAvailableError
 
 START_TIMEOUT_S: Final = 120.0
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from raymq import errors
-from raymq.errors import RaymqError, SendUnknownError, ServiceNotAvailableError
+from raymq.common import errors
+from raymq.common.errors import RaymqError, SendUnknownError, ServiceNotAvailableError
 
-_RAISED: Final = re.compile(r"raymq\.errors\.(\w+): (.+)")
+_RAISED: Final = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.+)")
 """The line of a Python traceback that names an exception of raymq's, and its text."""
 
 

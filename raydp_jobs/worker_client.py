@@ -14,10 +14,10 @@ from zipimport import zipimporter
 
 import ray
 
-from raymq import identity
-from raymq.client import Client, connect
-from raymq.closing import in_forked_child
-from raymq.identity import Identity, acting_as
+from raymq.client.client import Client, connect
+from raymq.common import identity
+from raymq.common.closing import in_forked_child
+from raymq.common.identity import Identity, acting_as
 
 
 @dataclass(frozen=True, slots=True)

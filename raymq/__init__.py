@@ -14,16 +14,37 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from raymq.common.former_names import accept_former_names
+
 if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test compares it with _HOMES
-    from raymq.access.credentials import Credentials as Credentials
-    from raymq.client import Client as Client, connect as connect
-    from raymq.consumer.pull.async_consumer import AsyncPullConsumer as AsyncPullConsumer
-    from raymq.consumer.pull.consumer import PullConsumer as PullConsumer
-    from raymq.consumer.push.hook import ConsumeContext as ConsumeContext, ConsumeHook as ConsumeHook
-    from raymq.consumer.simple.async_consumer import AsyncSimpleConsumer as AsyncSimpleConsumer
-    from raymq.consumer.simple.consumer import SimpleConsumer as SimpleConsumer
-    from raymq.consumer.simple.received_message import ReceivedMessage as ReceivedMessage
-    from raymq.errors import (
+    from raymq.client.client import Client as Client, connect as connect
+    from raymq.client.consumer.pull.async_consumer import AsyncPullConsumer as AsyncPullConsumer
+    from raymq.client.consumer.pull.consumer import PullConsumer as PullConsumer
+    from raymq.client.consumer.push.hook import ConsumeContext as ConsumeContext, ConsumeHook as ConsumeHook
+    from raymq.client.consumer.simple.async_consumer import AsyncSimpleConsumer as AsyncSimpleConsumer
+    from raymq.client.consumer.simple.consumer import SimpleConsumer as SimpleConsumer
+    from raymq.client.consumer.simple.received_message import ReceivedMessage as ReceivedMessage
+    from raymq.client.predicates.predicate import Predicate as Predicate, predicate as predicate
+    from raymq.client.producer.async_producer import AsyncProducer as AsyncProducer
+    from raymq.client.producer.hooks import (
+        CheckForbiddenHook as CheckForbiddenHook,
+        SendContext as SendContext,
+        SendMessageHook as SendMessageHook,
+    )
+    from raymq.client.producer.producer import Producer as Producer
+    from raymq.client.producer.queue_selector import (
+        QueueSelector as QueueSelector,
+        select_queue_by_hash as select_queue_by_hash,
+        select_queue_by_random as select_queue_by_random,
+    )
+    from raymq.client.producer.settings import ProducerSettings as ProducerSettings
+    from raymq.client.producer.table import QueueRange as QueueRange, TableResult as TableResult
+    from raymq.client.transactions.producer import (
+        Transaction as Transaction,
+        TransactionProducer as TransactionProducer,
+        TransactionSendResult as TransactionSendResult,
+    )
+    from raymq.common.errors import (
         AccessDeniedError as AccessDeniedError,
         AuthenticationError as AuthenticationError,
         BodyUnreadableError as BodyUnreadableError,
@@ -67,10 +88,7 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
         TransactionTooLateError as TransactionTooLateError,
         UserNotExistError as UserNotExistError,
     )
-    from raymq.filters.sql import SqlFilter as SqlFilter, sql as sql
-    from raymq.hooks import FetchedBatch as FetchedBatch, HookedBatch as HookedBatch, PutBatch as PutBatch
-    from raymq.log_handler import RaymqHandler as RaymqHandler
-    from raymq.message import (
+    from raymq.common.message import (
         ConsumeFromWhere as ConsumeFromWhere,
         ConsumeStatus as ConsumeStatus,
         Message as Message,
@@ -82,131 +100,117 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
         SendResult as SendResult,
         SendStatus as SendStatus,
     )
-    from raymq.names import light_queue as light_queue
-    from raymq.predicates.predicate import Predicate as Predicate, predicate as predicate
-    from raymq.producer.async_producer import AsyncProducer as AsyncProducer
-    from raymq.producer.hooks import (
-        CheckForbiddenHook as CheckForbiddenHook,
-        SendContext as SendContext,
-        SendMessageHook as SendMessageHook,
-    )
-    from raymq.producer.producer import Producer as Producer
-    from raymq.producer.queue_selector import (
-        QueueSelector as QueueSelector,
-        select_queue_by_hash as select_queue_by_hash,
-        select_queue_by_random as select_queue_by_random,
-    )
-    from raymq.producer.settings import ProducerSettings as ProducerSettings
-    from raymq.producer.table import QueueRange as QueueRange, TableResult as TableResult
-    from raymq.protocol.attributes import TopicMessageType as TopicMessageType
-    from raymq.protocol.consume_result import ConsumeLater as ConsumeLater
-    from raymq.protocol.membership import AllocateStrategy as AllocateStrategy, Allocation as Allocation
-    from raymq.protocol.request_reply import Reply as Reply, reply as reply
-    from raymq.protocol.transactions import LocalTransactionState as LocalTransactionState
-    from raymq.record.compression import Compression as Compression, CompressionType as CompressionType
-    from raymq.transactions.producer import (
-        Transaction as Transaction,
-        TransactionProducer as TransactionProducer,
-        TransactionSendResult as TransactionSendResult,
-    )
+    from raymq.common.names import light_queue as light_queue
+    from raymq.common.protocol.attributes import TopicMessageType as TopicMessageType
+    from raymq.common.protocol.consume_result import ConsumeLater as ConsumeLater
+    from raymq.common.protocol.membership import AllocateStrategy as AllocateStrategy, Allocation as Allocation
+    from raymq.common.protocol.request_reply import Reply as Reply, reply as reply
+    from raymq.common.protocol.transactions import LocalTransactionState as LocalTransactionState
+    from raymq.log_handler import RaymqHandler as RaymqHandler
+    from raymq.records.filters.sql import SqlFilter as SqlFilter, sql as sql
+    from raymq.records.format.compression import Compression as Compression, CompressionType as CompressionType
+    from raymq.records.hooks import FetchedBatch as FetchedBatch, HookedBatch as HookedBatch, PutBatch as PutBatch
+    from raymq.remoting.access.credentials import Credentials as Credentials
 
 __version__ = "0.1.0"
 
+accept_former_names()  # Pickles and actors of an earlier raymq name modules by their former names.
+
 _HOMES: Final = {
-    "AccessDeniedError": "raymq.errors",
-    "AuthenticationError": "raymq.errors",
-    "PolicyNotExistError": "raymq.errors",
-    "QuotaExceededError": "raymq.errors",
-    "SignedTooEarlyError": "raymq.errors",
-    "UserNotExistError": "raymq.errors",
-    "Credentials": "raymq.access.credentials",
-    "AllocateStrategy": "raymq.protocol.membership",
-    "Allocation": "raymq.protocol.membership",
-    "AsyncProducer": "raymq.producer.async_producer",
-    "AsyncPullConsumer": "raymq.consumer.pull.async_consumer",
-    "AsyncSimpleConsumer": "raymq.consumer.simple.async_consumer",
-    "CheckForbiddenHook": "raymq.producer.hooks",
-    "Client": "raymq.client",
-    "BodyUnreadableError": "raymq.errors",
-    "ClientStateError": "raymq.errors",
-    "ClusterNotFoundError": "raymq.errors",
-    "Compression": "raymq.record.compression",
-    "CompressionType": "raymq.record.compression",
-    "ConfigError": "raymq.errors",
-    "ConsumeContext": "raymq.consumer.push.hook",
-    "ConsumeFromWhere": "raymq.message",
-    "ConsumeHook": "raymq.consumer.push.hook",
-    "ConsumeLater": "raymq.protocol.consume_result",
-    "ConsumeStatus": "raymq.message",
-    "CreateReplyMessageError": "raymq.errors",
-    "DataLossError": "raymq.errors",
-    "FetchedBatch": "raymq.hooks",
-    "FilterExpressionError": "raymq.errors",
-    "GroupNotExistError": "raymq.errors",
-    "HookedBatch": "raymq.hooks",
-    "IllegalNameError": "raymq.errors",
-    "InSyncReplicasError": "raymq.errors",
-    "InvalidArgumentError": "raymq.errors",
-    "ListenerError": "raymq.errors",
-    "LocalTransactionState": "raymq.protocol.transactions",
-    "Message": "raymq.message",
-    "MessageExt": "raymq.message",
-    "MessageIllegalError": "raymq.errors",
-    "MessageModel": "raymq.message",
-    "MessageQueue": "raymq.message",
-    "MessageRefusedError": "raymq.errors",
-    "NoPermissionError": "raymq.errors",
-    "NotMasterError": "raymq.errors",
-    "OffsetOutOfRangeError": "raymq.errors",
-    "Predicate": "raymq.predicates.predicate",
-    "PredicateFailedError": "raymq.errors",
-    "Producer": "raymq.producer.producer",
-    "ProducerSettings": "raymq.producer.settings",
-    "PullConsumer": "raymq.consumer.pull.consumer",
-    "PullResult": "raymq.message",
-    "PullStatus": "raymq.message",
-    "PutBatch": "raymq.hooks",
-    "QueueRange": "raymq.producer.table",
-    "QueueSelector": "raymq.producer.queue_selector",
-    "RaymqError": "raymq.errors",
+    "AccessDeniedError": "raymq.common.errors",
+    "AuthenticationError": "raymq.common.errors",
+    "PolicyNotExistError": "raymq.common.errors",
+    "QuotaExceededError": "raymq.common.errors",
+    "SignedTooEarlyError": "raymq.common.errors",
+    "UserNotExistError": "raymq.common.errors",
+    "Credentials": "raymq.remoting.access.credentials",
+    "AllocateStrategy": "raymq.common.protocol.membership",
+    "Allocation": "raymq.common.protocol.membership",
+    "AsyncProducer": "raymq.client.producer.async_producer",
+    "AsyncPullConsumer": "raymq.client.consumer.pull.async_consumer",
+    "AsyncSimpleConsumer": "raymq.client.consumer.simple.async_consumer",
+    "CheckForbiddenHook": "raymq.client.producer.hooks",
+    "Client": "raymq.client.client",
+    "BodyUnreadableError": "raymq.common.errors",
+    "ClientStateError": "raymq.common.errors",
+    "ClusterNotFoundError": "raymq.common.errors",
+    "Compression": "raymq.records.format.compression",
+    "CompressionType": "raymq.records.format.compression",
+    "ConfigError": "raymq.common.errors",
+    "ConsumeContext": "raymq.client.consumer.push.hook",
+    "ConsumeFromWhere": "raymq.common.message",
+    "ConsumeHook": "raymq.client.consumer.push.hook",
+    "ConsumeLater": "raymq.common.protocol.consume_result",
+    "ConsumeStatus": "raymq.common.message",
+    "CreateReplyMessageError": "raymq.common.errors",
+    "DataLossError": "raymq.common.errors",
+    "FetchedBatch": "raymq.records.hooks",
+    "FilterExpressionError": "raymq.common.errors",
+    "GroupNotExistError": "raymq.common.errors",
+    "HookedBatch": "raymq.records.hooks",
+    "IllegalNameError": "raymq.common.errors",
+    "InSyncReplicasError": "raymq.common.errors",
+    "InvalidArgumentError": "raymq.common.errors",
+    "ListenerError": "raymq.common.errors",
+    "LocalTransactionState": "raymq.common.protocol.transactions",
+    "Message": "raymq.common.message",
+    "MessageExt": "raymq.common.message",
+    "MessageIllegalError": "raymq.common.errors",
+    "MessageModel": "raymq.common.message",
+    "MessageQueue": "raymq.common.message",
+    "MessageRefusedError": "raymq.common.errors",
+    "NoPermissionError": "raymq.common.errors",
+    "NotMasterError": "raymq.common.errors",
+    "OffsetOutOfRangeError": "raymq.common.errors",
+    "Predicate": "raymq.client.predicates.predicate",
+    "PredicateFailedError": "raymq.common.errors",
+    "Producer": "raymq.client.producer.producer",
+    "ProducerSettings": "raymq.client.producer.settings",
+    "PullConsumer": "raymq.client.consumer.pull.consumer",
+    "PullResult": "raymq.common.message",
+    "PullStatus": "raymq.common.message",
+    "PutBatch": "raymq.records.hooks",
+    "QueueRange": "raymq.client.producer.table",
+    "QueueSelector": "raymq.client.producer.queue_selector",
+    "RaymqError": "raymq.common.errors",
     "RaymqHandler": "raymq.log_handler",
-    "RecallError": "raymq.errors",
-    "Reply": "raymq.protocol.request_reply",
-    "ReceiptExpiredError": "raymq.errors",
-    "ReceivedMessage": "raymq.consumer.simple.received_message",
-    "RequestTimeoutError": "raymq.errors",
-    "RequesterGoneError": "raymq.errors",
-    "SendContext": "raymq.producer.hooks",
-    "SendMessageHook": "raymq.producer.hooks",
-    "SendResult": "raymq.message",
-    "SendStatus": "raymq.message",
-    "SendUnknownError": "raymq.errors",
-    "ServiceNotAvailableError": "raymq.errors",
-    "SimpleConsumer": "raymq.consumer.simple.consumer",
-    "StoreCorruptError": "raymq.errors",
-    "StoreError": "raymq.errors",
-    "StoreFailedError": "raymq.errors",
-    "StoreLockedError": "raymq.errors",
-    "StoreNotWritableError": "raymq.errors",
-    "SubscriptionConflictError": "raymq.errors",
-    "SystemBusyError": "raymq.errors",
-    "SqlFilter": "raymq.filters.sql",
-    "TableResult": "raymq.producer.table",
-    "TopicExistsError": "raymq.errors",
-    "TopicMessageType": "raymq.protocol.attributes",
-    "TopicNotExistError": "raymq.errors",
-    "Transaction": "raymq.transactions.producer",
-    "TransactionError": "raymq.errors",
-    "TransactionProducer": "raymq.transactions.producer",
-    "TransactionSendResult": "raymq.transactions.producer",
-    "TransactionTooLateError": "raymq.errors",
-    "connect": "raymq.client",
-    "light_queue": "raymq.names",
-    "predicate": "raymq.predicates.predicate",
-    "reply": "raymq.protocol.request_reply",
-    "select_queue_by_hash": "raymq.producer.queue_selector",
-    "select_queue_by_random": "raymq.producer.queue_selector",
-    "sql": "raymq.filters.sql",
+    "RecallError": "raymq.common.errors",
+    "Reply": "raymq.common.protocol.request_reply",
+    "ReceiptExpiredError": "raymq.common.errors",
+    "ReceivedMessage": "raymq.client.consumer.simple.received_message",
+    "RequestTimeoutError": "raymq.common.errors",
+    "RequesterGoneError": "raymq.common.errors",
+    "SendContext": "raymq.client.producer.hooks",
+    "SendMessageHook": "raymq.client.producer.hooks",
+    "SendResult": "raymq.common.message",
+    "SendStatus": "raymq.common.message",
+    "SendUnknownError": "raymq.common.errors",
+    "ServiceNotAvailableError": "raymq.common.errors",
+    "SimpleConsumer": "raymq.client.consumer.simple.consumer",
+    "StoreCorruptError": "raymq.common.errors",
+    "StoreError": "raymq.common.errors",
+    "StoreFailedError": "raymq.common.errors",
+    "StoreLockedError": "raymq.common.errors",
+    "StoreNotWritableError": "raymq.common.errors",
+    "SubscriptionConflictError": "raymq.common.errors",
+    "SystemBusyError": "raymq.common.errors",
+    "SqlFilter": "raymq.records.filters.sql",
+    "TableResult": "raymq.client.producer.table",
+    "TopicExistsError": "raymq.common.errors",
+    "TopicMessageType": "raymq.common.protocol.attributes",
+    "TopicNotExistError": "raymq.common.errors",
+    "Transaction": "raymq.client.transactions.producer",
+    "TransactionError": "raymq.common.errors",
+    "TransactionProducer": "raymq.client.transactions.producer",
+    "TransactionSendResult": "raymq.client.transactions.producer",
+    "TransactionTooLateError": "raymq.common.errors",
+    "connect": "raymq.client.client",
+    "light_queue": "raymq.common.names",
+    "predicate": "raymq.client.predicates.predicate",
+    "reply": "raymq.common.protocol.request_reply",
+    "select_queue_by_hash": "raymq.client.producer.queue_selector",
+    "select_queue_by_random": "raymq.client.producer.queue_selector",
+    "sql": "raymq.records.filters.sql",
 }
 """The module that defines each public name."""
 

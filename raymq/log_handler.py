@@ -23,11 +23,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from raymq.errors import InvalidArgumentError, RaymqError
-from raymq.message import Message, SendResult
+from raymq.common.errors import InvalidArgumentError, RaymqError
+from raymq.common.message import Message, SendResult
 
 if TYPE_CHECKING:
-    from raymq.client import Client
+    from raymq.client.client import Client
 
 OWN_LOGGERS: Final = ("raymq", "ray")
 """Loggers whose records are never sent, with all below them."""
@@ -84,7 +84,7 @@ class RaymqHandler(logging.Handler):
         self._pid = os.getpid()
         self._own_client: Client | None = None
         if client is None:
-            from raymq.client import connect
+            from raymq.client.client import connect
 
             client = self._own_client = connect(address)
         self._producer = client.producer(producer_group)

@@ -36,8 +36,8 @@ files: with a transient store pool (pool_writer.py, off by default) records are 
 writes them.
 
 The files of log and queues are written through maps (log_writer.py, write_handles.py) and read through read-only maps
-(raymq.logfiles.log_reader). A file's blocks are allocated before it is mapped, so a store into it needs nothing more
-from the disk; where a file system cannot promise that (disk.map_for_writing), files are written with pwrite. With
+(raymq.records.logfiles.log_reader). A file's blocks are allocated before it is mapped, so a store into it needs nothing
+more from the disk; where a file system cannot promise that (disk.map_for_writing), files are written with pwrite. With
 ASYNC_FLUSH the log's pages are made ahead of the writer.
 
 Options are parts of their own, chosen once when the store opens: the log's writer (CommitLog.of), the class of each

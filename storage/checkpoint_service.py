@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from raymq.errors import DataLossError
+from raymq.common.errors import DataLossError
 from storage.append.appender import Appender
 from storage.append.write_gate import WriteGate
 from storage.files import disk

@@ -17,18 +17,17 @@ from typing import Final
 
 import numpy as np
 
-from raymq.config.store import StoreSettings
-from raymq.delay import is_waiting_topic
-from raymq.errors import (
+from raymq.common.config.store import StoreSettings
+from raymq.common.delay import is_waiting_topic
+from raymq.common.errors import (
     RaymqError,
     ServiceNotAvailableError,
     StoreError,
     StoreNotWritableError,
 )
-from raymq.logfiles.span_bytes import span_bytes
-from raymq.names import STATE_TOPIC, TRANSACTION_TOPICS, is_light_queue, is_system_topic
-from raymq.protocol.attributes import TopicMessageType
-from raymq.protocol.store import (
+from raymq.common.names import STATE_TOPIC, TRANSACTION_TOPICS, is_light_queue, is_system_topic
+from raymq.common.protocol.attributes import TopicMessageType
+from raymq.common.protocol.store import (
     AppendResult,
     Boundary,
     FetchRequest,
@@ -43,10 +42,11 @@ from raymq.protocol.store import (
     StoreStatistics,
     StoreStatus,
 )
-from raymq.protocol.transactions import EndTransaction
-from raymq.record.compression import admit_bodies_of
-from raymq.record.encode import EncodedBatch
-from raymq.record.layout import IPV6_HOST_BYTES, encode_host
+from raymq.common.protocol.transactions import EndTransaction
+from raymq.records.format.compression import admit_bodies_of
+from raymq.records.format.encode import EncodedBatch
+from raymq.records.format.layout import IPV6_HOST_BYTES, encode_host
+from raymq.records.logfiles.span_bytes import span_bytes
 from storage.append.durability import (
     ReplicaAcks,
     SettledAppend,
@@ -496,7 +496,7 @@ class MessageStore:
         return self._queries
 
     def bytes_of_span(self, span: QueueSpan) -> list[int]:
-        """The bytes of records in equal parts of a span of a queue (raymq.logfiles.span_bytes)."""
+        """The bytes of records in equal parts of a span of a queue (raymq.records.logfiles.span_bytes)."""
         self._require_readable()
         return span_bytes(self._parts.reader, *span)
 

@@ -10,8 +10,8 @@ import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from raymq.config.store import StoreSettings
-from raymq.logfiles.log_reader import LogReader
+from raymq.common.config.store import StoreSettings
+from raymq.records.logfiles.log_reader import LogReader
 from storage.dispatch.dedup import DedupTable
 from storage.dispatch.delivery_progress import DeliveryProgress
 from storage.dispatch.half_messages import HalfMessages

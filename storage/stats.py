@@ -26,8 +26,8 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.metrics.histogram import Histogram, HistogramFigures
-from raymq.protocol.store import TopicPuts
+from raymq.common.protocol.store import TopicPuts
+from raymq.telemetry.metrics.histogram import Histogram, HistogramFigures
 from storage.files import disk
 
 SAMPLES_KEPT: Final = 600

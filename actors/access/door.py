@@ -29,15 +29,15 @@ from typing import Any, Final, NoReturn
 from actors.core.access.gate import Gate
 from actors.core.access.meter import HANDED_OUT, Consumption, Portion
 from actors.core.access.shown import Sight, cut
-from raymq import identity
-from raymq.access.decide import VISIBLE
-from raymq.access.policies import Need, group_resource, topic_resource
-from raymq.access.requests import rules_of
-from raymq.access.signatures import Signature
-from raymq.access.state import NO_USERS, AuthState
-from raymq.access.users import SECRET_MIN_CHARACTERS, derive_key
-from raymq.errors import AuthenticationError, SignedTooEarlyError
-from raymq.identity import Identity
+from raymq.common import identity
+from raymq.common.errors import AuthenticationError, SignedTooEarlyError
+from raymq.common.identity import Identity
+from raymq.remoting.access.decide import VISIBLE
+from raymq.remoting.access.policies import Need, group_resource, topic_resource
+from raymq.remoting.access.requests import rules_of
+from raymq.remoting.access.signatures import Signature
+from raymq.remoting.access.state import NO_USERS, AuthState
+from raymq.remoting.access.users import SECRET_MIN_CHARACTERS, derive_key
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane.calls import Guard
 from raymq.remoting.lane.connection import LaneRequest, Users

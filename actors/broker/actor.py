@@ -54,19 +54,18 @@ from actors.rebalance import start_rebalance
 from actors.register import next_life
 from actors.threads import take_turns_quickly
 from actors.transactions.methods import TransactionMethods
-from raymq.config.cluster import BrokerSettings
-from raymq.consumer.pull_once import pull_messages
-from raymq.consumer.subscription import Subscription
-from raymq.errors import NoPermissionError, RaymqError, TopicNotExistError
-from raymq.message import Message
-from raymq.metrics.client_figures import ClientMetrics
-from raymq.names import AUTO_CREATE_TOPIC, TRACE_TOPIC, PullName, check_group, is_internal_topic, reply_topic
-from raymq.producer.producer import Producer
-from raymq.producer.settings import ProducerSettings
-from raymq.protocol.attributes import NO_ATTRIBUTES
-from raymq.protocol.clients import ClientHeartbeat, ConsumerConnection, ProducerConnection
-from raymq.protocol.request_reply import REPLY_QUEUES
-from raymq.protocol.route import (
+from raymq.client.consumer.pull_once import pull_messages
+from raymq.client.consumer.subscription import Subscription
+from raymq.client.producer.producer import Producer
+from raymq.client.producer.settings import ProducerSettings
+from raymq.common.config.cluster import BrokerSettings
+from raymq.common.errors import NoPermissionError, RaymqError, TopicNotExistError
+from raymq.common.message import Message
+from raymq.common.names import AUTO_CREATE_TOPIC, TRACE_TOPIC, PullName, check_group, is_internal_topic, reply_topic
+from raymq.common.protocol.attributes import NO_ATTRIBUTES
+from raymq.common.protocol.clients import ClientHeartbeat, ConsumerConnection, ProducerConnection
+from raymq.common.protocol.request_reply import REPLY_QUEUES
+from raymq.common.protocol.route import (
     MASTER_ID,
     PERM_ALL,
     PERM_INHERIT,
@@ -75,9 +74,10 @@ from raymq.protocol.route import (
     NewTopic,
     TopicConfig,
 )
-from raymq.protocol.stats import TopicStats
+from raymq.common.protocol.stats import TopicStats
 from raymq.remoting.broker_client import BrokerDescription
 from raymq.remoting.storage_clients import StorageClients
+from raymq.telemetry.metrics.client_figures import ClientMetrics
 
 BROKER_HEARTBEAT_INTERVAL_S: Final = 2.0
 NOT_READY_INTERVAL_S: Final = 0.3
@@ -180,9 +180,9 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
     ) -> None:
         """Create a topic with so many queues in this broker group.
 
-        `layout`: the topic's queues in all broker groups (raymq.protocol.route). `attributes`: RocketMQ's
-        (raymq.protocol.attributes). Repeating it changes nothing; TopicExistsError if the topic exists with other
-        numbers or attributes. IllegalNameError, InvalidArgumentError.
+        `layout`: the topic's queues in all broker groups (raymq.common.protocol.route). `attributes`: RocketMQ's
+        (raymq.common.protocol.attributes). Repeating it changes nothing; TopicExistsError if the topic exists with
+        other numbers or attributes. IllegalNameError, InvalidArgumentError.
         """
         with self._monitor.creations.measure(TOPIC_CREATION):
             self._change(lambda state: state.decide_topic(topic, read_queue_nums, write_queue_nums, layout, attributes))
@@ -203,7 +203,8 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         attributes: Mapping[str, str] = NO_ATTRIBUTES,
     ) -> None:
         """Change what is given: more queues (never fewer), the permission, the queues of an order topic
-        (raymq.protocol.route), more queues in other groups (`layout`), or attributes, of which an empty one goes.
+        (raymq.common.protocol.route), more queues in other groups (`layout`), or attributes, of which an empty one
+        goes.
 
         TopicNotExistError, IllegalNameError, NoPermissionError (no permission), InvalidArgumentError.
         """

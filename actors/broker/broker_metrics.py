@@ -16,8 +16,7 @@ from actors.broker.state_log import StateLog
 from actors.core.broker.progress import Unread, unread_in
 from actors.core.broker.state import BrokerState
 from actors.request_pool import report_requests
-from raymq.metrics.reporter import Reporter
-from raymq.names import (
+from raymq.common.names import (
     DLQ_PREFIX,
     RETRY_PREFIX,
     dlq_topic,
@@ -26,11 +25,12 @@ from raymq.names import (
     is_system_group,
     is_system_topic,
 )
-from raymq.protocol.clients import ConsumerConnection, ProducerConnection
-from raymq.protocol.route import PERM_READ, PERM_WRITE
-from raymq.protocol.stats import RequestFigures
-from raymq.protocol.store import QueuePosition
+from raymq.common.protocol.clients import ConsumerConnection, ProducerConnection
+from raymq.common.protocol.route import PERM_READ, PERM_WRITE
+from raymq.common.protocol.stats import RequestFigures
+from raymq.common.protocol.store import QueuePosition
 from raymq.remoting.storage_client import StorageClient
+from raymq.telemetry.metrics.reporter import Reporter
 
 STORE_READ_TIMEOUT_S: Final = 5.0
 TIMES_MAX: Final = 2000

@@ -17,9 +17,9 @@ from typing import Final
 
 from actors.broker.state_log import SentRecords
 from actors.broker.state_records import ATTEMPT_TIMEOUT_S, StateRecords, StoredRecords, stored_records
-from raymq.errors import RaymqError
-from raymq.producer.retry_policy import may_be_stored
-from raymq.record.encode import EncodedBatch
+from raymq.client.producer.retry_policy import may_be_stored
+from raymq.common.errors import RaymqError
+from raymq.records.format.encode import EncodedBatch
 from raymq.remoting.lane.appends import ClientHandles, decode_results, encode_append
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane.frames import Kind

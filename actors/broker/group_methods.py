@@ -23,11 +23,11 @@ from actors.core.broker.offsets import Owners, TopicCommits, is_dead
 from actors.core.broker.send_back import Returned, ReturnWriter, read_replayed, read_returned
 from actors.core.broker.state import BrokerState, Change
 from actors.core.broker.stats import GROUP_GET_NUMS, SNDBCK2DLQ_TIMES, SNDBCK_PUT_NUMS
-from raymq.config.cluster import BrokerSettings
-from raymq.errors import InvalidArgumentError, NoPermissionError, TopicNotExistError
-from raymq.message import ConsumeFromWhere, MessageQueue
-from raymq.names import RETRY_PREFIX, dlq_topic, retry_topic
-from raymq.protocol.group import (
+from raymq.common.config.cluster import BrokerSettings
+from raymq.common.errors import InvalidArgumentError, NoPermissionError, TopicNotExistError
+from raymq.common.message import ConsumeFromWhere, MessageQueue
+from raymq.common.names import RETRY_PREFIX, dlq_topic, retry_topic
+from raymq.common.protocol.group import (
     CommitAnswer,
     GroupConfig,
     GroupQueueProgress,
@@ -36,8 +36,8 @@ from raymq.protocol.group import (
     SendBackAnswer,
     StartOffsetQuery,
 )
-from raymq.protocol.stats import BrokerReadings, GroupStats
-from raymq.protocol.store import QueueBounds
+from raymq.common.protocol.stats import BrokerReadings, GroupStats
+from raymq.common.protocol.store import QueueBounds
 
 APPEND_TIMEOUT_S: Final = 5.0
 
@@ -150,7 +150,8 @@ class GroupMethods(ABC):
 
     def update_groups(self, configs: Sequence[GroupConfig]) -> list[str]:
         """As `update_group` for several groups: all, or none when one raises. Returns the groups whose consume_enable
-        has changed: their members should be told to ask the broker (raymq.consumer.rebalance_client.offsets_reset)."""
+        has changed: their members should be told to ask the broker
+        (raymq.client.consumer.rebalance_client.offsets_reset)."""
         switched: list[str] = []
 
         def decide(state: BrokerState) -> list[Change]:

@@ -14,10 +14,10 @@ from typing import Any, Final, Protocol
 
 from actors.access.door import lane_guard, lane_users
 from actors.request_pool import RequestKind, RequestPool
-from raymq.config.cluster import BrokerOptions
-from raymq.errors import RaymqError
-from raymq.protocol.group import CommitAnswer, OffsetCommit
-from raymq.protocol.stats import RequestFigures
+from raymq.common.config.cluster import BrokerOptions
+from raymq.common.errors import RaymqError
+from raymq.common.protocol.group import CommitAnswer, OffsetCommit
+from raymq.common.protocol.stats import RequestFigures
 from raymq.remoting.broker_client import LANE_RESULTS
 from raymq.remoting.lane.address import LaneAddress, rays_tls
 from raymq.remoting.lane.calls import ControlCalls, encode_result

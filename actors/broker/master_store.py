@@ -14,12 +14,12 @@ from typing import Any, Final, TypeVar
 
 from actors.broker.state_records import STORE_TIMEOUT_S
 from actors.core.replica.orders import GroupLeader
-from raymq.names import CONTROLLER, StorageName
-from raymq.protocol.store import QueueBounds
+from raymq.common.names import CONTROLLER, StorageName
+from raymq.common.protocol.store import QueueBounds
+from raymq.common.retry import persist_until
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients
-from raymq.retry import persist_until
 
 LEADER_TIMEOUT_S: Final = 2.0
 

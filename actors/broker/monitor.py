@@ -26,15 +26,15 @@ from actors.core.broker.stats import (
     TOPIC_PUT_SIZE,
     BrokerStats,
 )
-from raymq.config.cluster import BrokerOptions
-from raymq.kernels.messages import read_messages
-from raymq.message import MessageExt
-from raymq.metrics.histogram import Histogram, HistogramFigures
-from raymq.protocol.group import GroupConfig
-from raymq.protocol.stats import GroupStats, TopicStats
-from raymq.protocol.store import DeletedRange, FetchRequest, StoreStatistics
+from raymq.common.config.cluster import BrokerOptions
+from raymq.common.message import MessageExt
+from raymq.common.protocol.group import GroupConfig
+from raymq.common.protocol.stats import GroupStats, TopicStats
+from raymq.common.protocol.store import DeletedRange, FetchRequest, StoreStatistics
+from raymq.common.retry import persist_until
+from raymq.records.kernels.messages import read_messages
 from raymq.remoting.storage_client import StorageClient
-from raymq.retry import persist_until
+from raymq.telemetry.metrics.histogram import Histogram, HistogramFigures
 
 TOPIC_CREATION: Final = "raymq_topic_create_execution_time_milliseconds"
 GROUP_CREATION: Final = "raymq_consumer_group_create_execution_time_milliseconds"

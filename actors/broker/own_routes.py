@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from actors.broker.master_store import MasterStore
 from actors.core.broker.state import BrokerState
-from raymq.config.cluster import BrokerSettings
-from raymq.protocol.attributes import TopicAttributes
-from raymq.protocol.route import MASTER_ID, BrokerData, QueueData, TopicRoute
+from raymq.common.config.cluster import BrokerSettings
+from raymq.common.protocol.attributes import TopicAttributes
+from raymq.common.protocol.route import MASTER_ID, BrokerData, QueueData, TopicRoute
 
 
 class OwnRoutes:

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
-from raymq.errors import RaymqError
-from raymq.message import MessageExt, PullResult, SendResult
+from raymq.common.errors import RaymqError
+from raymq.common.message import MessageExt, PullResult, SendResult
 
 
 def plain_send_result(result: SendResult) -> dict[str, Any]:

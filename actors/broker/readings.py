@@ -14,10 +14,10 @@ from typing import Final
 from actors.broker.master_store import MasterStore
 from actors.core.broker.progress import Lag, lag_in
 from actors.core.broker.state import BrokerState
-from raymq.names import dlq_topic, is_internal_topic, retry_topic
-from raymq.protocol.route import TopicConfig
-from raymq.protocol.stats import BrokerReadings, GroupReading, GroupTotals, TopicReading, TopicStats
-from raymq.protocol.store import QueueBounds, QueuePosition, StoreStatistics
+from raymq.common.names import dlq_topic, is_internal_topic, retry_topic
+from raymq.common.protocol.route import TopicConfig
+from raymq.common.protocol.stats import BrokerReadings, GroupReading, GroupTotals, TopicReading, TopicStats
+from raymq.common.protocol.store import QueueBounds, QueuePosition, StoreStatistics
 
 PAIRS_MAX: Final = 4000
 """The most pairs of a group and a topic that are told."""

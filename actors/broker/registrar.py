@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
 
-from raymq.errors import RaymqError
-from raymq.names import NameServerName
-from raymq.protocol.route import BrokerRegistration, TopicChanges, TopicConfig
+from raymq.common.errors import RaymqError
+from raymq.common.names import NameServerName
+from raymq.common.protocol.route import BrokerRegistration, TopicChanges, TopicConfig
 from raymq.remoting.actor_ref import ActorRef
 
 REGISTER_TIMEOUT_S: Final = 3.0

@@ -43,18 +43,18 @@ from actors.core.broker.snapshot import dump_snapshot
 from actors.core.broker.state import MARK, BrokerState, Change, decode_change, encode_change, replay
 from actors.core.pop.lease_clock import LeaseClock
 from actors.core.replica.deleted_topics import CLOSED_TOPICS_FILE
-from raymq.errors import (
+from raymq.common.errors import (
     NotMasterError,
     RaymqError,
     RequestTimeoutError,
     ServiceNotAvailableError,
     SystemBusyError,
 )
-from raymq.names import STATE_TOPIC
-from raymq.protocol.store import FetchRequest
-from raymq.record.decode import decode_records
+from raymq.common.names import STATE_TOPIC
+from raymq.common.protocol.store import FetchRequest
+from raymq.common.retry import persist_until
+from raymq.records.format.decode import decode_records
 from raymq.remoting.storage_client import StorageClient
-from raymq.retry import persist_until
 
 READY_WAIT_S: Final = 10.0
 CONFIRM_WAIT_S: Final = 5.0

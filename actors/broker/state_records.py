@@ -13,16 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from raymq.errors import RaymqError, RequestTimeoutError, StoreNotWritableError
-from raymq.message import Message, SendStatus
-from raymq.names import STATE_TOPIC
-from raymq.producer.retry_policy import another_broker_helps, given_up, may_be_stored
-from raymq.protocol.store import AppendResult
-from raymq.record.compression import Compression, CompressionType
-from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
-from raymq.record.message_id import UniqueIdGenerator
+from raymq.client.producer.retry_policy import another_broker_helps, given_up, may_be_stored
+from raymq.common.errors import RaymqError, RequestTimeoutError, StoreNotWritableError
+from raymq.common.message import Message, SendStatus
+from raymq.common.names import STATE_TOPIC
+from raymq.common.protocol.store import AppendResult
+from raymq.common.retry import Backoff, left_s
+from raymq.records.format.compression import Compression, CompressionType
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, encode_batch
+from raymq.records.format.message_id import UniqueIdGenerator
 from raymq.remoting.storage_client import StorageClient
-from raymq.retry import Backoff, left_s
 
 STORE_TIMEOUT_S: Final = 20.0
 ATTEMPT_TIMEOUT_S: Final = 5.0

@@ -17,8 +17,8 @@ from typing import Final
 
 from actors.core.broker.snapshot import dump_snapshot, load_snapshot
 from actors.core.broker.state import BrokerState
-from raymq.names import STATE_TOPIC
-from raymq.protocol.store import QueueBounds
+from raymq.common.names import STATE_TOPIC
+from raymq.common.protocol.store import QueueBounds
 from raymq.remoting.storage_client import StorageClient
 from storage.files.config_files import parse_fastjson
 from storage.retention.cleaner import HOLDS_FILE

@@ -1,4 +1,4 @@
-"""The methods of the Broker actor for questions to clients (raymq.members.questions).
+"""The methods of the Broker actor for questions to clients (raymq.common.members.questions).
 
 A client's call for questions is held on the broker's lane, where it needs no thread; as an actor method it is answered
 at once, and the client waits itself. Whoever asks a question waits in a thread of the actor, and few may. Nothing of it
@@ -17,8 +17,8 @@ from functools import partial
 from typing import Final
 
 from actors.core.members.question_board import QuestionBoard
-from raymq.errors import InvalidArgumentError, RequestTimeoutError, SystemBusyError
-from raymq.members.questions import MEMBER_ANSWER_MAX_BYTES, QUESTION_WAIT_S, Question
+from raymq.common.errors import InvalidArgumentError, RequestTimeoutError, SystemBusyError
+from raymq.common.members.questions import MEMBER_ANSWER_MAX_BYTES, QUESTION_WAIT_S, Question
 from raymq.remoting.lane.calls import encode_result
 from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.loop import Loop

@@ -1,8 +1,8 @@
 """Pull serves all push-consumer instances of one Ray node: it fetches, feeds their Listeners, and commits offsets.
 
 Only the committed offsets survive its death, at the brokers (BROADCASTING: in a file on this node). Ray starts it
-again, its Listeners call within seconds and have their instances made anew (raymq.consumer.push.hosting), these join
-their groups and go on from what was committed; so the messages that were in flight are delivered again. A Listener
+again, its Listeners call within seconds and have their instances made anew (raymq.client.consumer.push.hosting), these
+join their groups and go on from what was committed; so the messages that were in flight are delivered again. A Listener
 remembers for its instance which queues the user has paused, and whether it is suspended.
 
 An instance ends when it is stopped, or when its Listener is gone for good, which happens when the user's program ends.
@@ -34,12 +34,12 @@ from actors.pull.push_instance import PushInstance
 from actors.pull.services import PullServices
 from actors.register import next_life
 from actors.threads import take_turns_quickly
-from raymq.consumer.push.feed_client import FEED_CALL_TIMEOUT_S, NEXT_WAIT_S, PullDescription, TaskReport
-from raymq.consumer.push.hosting import HostAnswer, Hosting
-from raymq.errors import ServiceNotAvailableError
-from raymq.message import MessageQueue
-from raymq.metrics.client_figures import CLIENT_FIGURES
-from raymq.names import NameServerName, PullName
+from raymq.client.consumer.push.feed_client import FEED_CALL_TIMEOUT_S, NEXT_WAIT_S, PullDescription, TaskReport
+from raymq.client.consumer.push.hosting import HostAnswer, Hosting
+from raymq.common.errors import ServiceNotAvailableError
+from raymq.common.message import MessageQueue
+from raymq.common.names import NameServerName, PullName
+from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES
 
 TURN_INTERVAL_S: Final = 0.5
 STOPPING_INTERVAL_S: Final = 0.02

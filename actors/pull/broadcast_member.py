@@ -7,8 +7,8 @@ import time
 from typing import Final
 
 from actors.pull.instance_state import InstanceState
-from raymq.errors import RaymqError, SubscriptionConflictError
-from raymq.message import MessageQueue
+from raymq.common.errors import RaymqError, SubscriptionConflictError
+from raymq.common.message import MessageQueue
 from raymq.remoting.route_cache import RouteCache
 
 MEMBER_ROUTE_INTERVAL_S: Final = 5.0
@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 class BroadcastMember:
-    """In the place of a GroupMember (raymq.consumer.assignment.group_member); nobody else knows of this instance."""
+    """In the place of a GroupMember (raymq.client.consumer.assignment.group_member); nobody else knows of this
+    instance."""
 
     def __init__(self, instance: InstanceState, routes: RouteCache) -> None:
         self._instance = instance

@@ -6,10 +6,10 @@ from actors.core.consume.process_queue import ProcessQueue
 from actors.core.consume.process_queues import PullState
 from actors.core.consume.records_in_place import RecordsInPlace, TaskRecords
 from actors.pull.instance_state import InstanceState
-from raymq.consumer.ready_messages import QueueState
-from raymq.message import MessageQueue
-from raymq.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
-from raymq.record.layout import RecordError, store_timestamp_at
+from raymq.client.consumer.ready_messages import QueueState
+from raymq.common.message import MessageQueue
+from raymq.records.format.layout import RecordError, store_timestamp_at
+from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
 
 
 def count_delivered(state: InstanceState, queue: MessageQueue, records: TaskRecords) -> None:

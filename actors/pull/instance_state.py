@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from actors.core.consume.consume_stats import ConsumeStats
 from actors.core.consume.process_queues import ProcessQueues
-from raymq.consumer.push.settings import PushSettings
-from raymq.message import MessageQueue
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.common.message import MessageQueue
 
 
 class InstanceState:

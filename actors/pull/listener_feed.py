@@ -6,11 +6,11 @@
 
 On the store's node a task names places in the store's mapped files, which the Listener reads itself; else, and where
 the Listener cannot read them, it has the records' bytes. A Listener that opens no lane asks and reports by actor calls
-(raymq.consumer.push.feed_client), which come in threads of Ray's.
+(raymq.client.consumer.push.feed_client), which come in threads of Ray's.
 
-The Listener calls about every HOST_INTERVAL_S (raymq.consumer.push.hosting), so that a new process of it is known at
-once; when its lane breaks, it is looked for. Once its process is known to have ended, nothing is delivered until it has
-called again. Send-backs to brokers have a few threads of their own, because a broker may be slow.
+The Listener calls about every HOST_INTERVAL_S (raymq.client.consumer.push.hosting), so that a new process of it is
+known at once; when its lane breaks, it is looked for. Once its process is known to have ended, nothing is delivered
+until it has called again. Send-backs to brokers have a few threads of their own, because a broker may be slow.
 """
 
 from __future__ import annotations
@@ -35,13 +35,12 @@ from actors.core.consume.process_queue import Task
 from actors.core.consume.process_queues import PauseState
 from actors.core.consume.records_in_place import RecordsInPlace
 from actors.pull.instance_state import InstanceState
-from raymq.consumer.push.feed_client import NEXT_WAIT_S, TaskReport
-from raymq.consumer.push.hosting import HOST_INTERVAL_S
-from raymq.errors import RaymqError, ServiceNotAvailableError
-from raymq.metrics.client_figures import CLIENT_FIGURES
-from raymq.protocol.consume_result import ConsumeReport
-from raymq.protocol.listener_tasks import HandOver, LogPlaces, ShippedTask, StoreLog
-from raymq.record.compression import body_max_bytes
+from raymq.client.consumer.push.feed_client import NEXT_WAIT_S, TaskReport
+from raymq.client.consumer.push.hosting import HOST_INTERVAL_S
+from raymq.common.errors import RaymqError, ServiceNotAvailableError
+from raymq.common.protocol.consume_result import ConsumeReport
+from raymq.common.protocol.listener_tasks import HandOver, LogPlaces, ShippedTask, StoreLog
+from raymq.records.format.compression import body_max_bytes
 from raymq.remoting.actor_ref import HandleRef
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import ControlCalls, encode_result
@@ -49,6 +48,7 @@ from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.frames import Kind
 from raymq.remoting.lane.loop import Timer
 from raymq.remoting.lane.server import LaneServer
+from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES
 
 IDLE_WAIT_S: Final = 0.5
 SILENT_AFTER_S: Final = 3 * HOST_INTERVAL_S

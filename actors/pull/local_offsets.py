@@ -7,8 +7,9 @@
 A new file is written beside them and flushed. Then the first is renamed to the second, and the new file to the first: a
 crash at any point leaves one of them whole.
 
-`creationId` is that of the topic in the broker group (raymq.protocol.route.TopicConfig), so an offset does not count
-for a topic that was deleted and created anew: that is read from its beginning. Files of older versions do not have it.
+`creationId` is that of the topic in the broker group (raymq.common.protocol.route.TopicConfig), so an offset does not
+count for a topic that was deleted and created anew: that is read from its beginning. Files of older versions do not
+have it.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from raymq.consumer.assignment.offset_committer import COMMIT_TIMEOUT_S, RESET_QUERY_INTERVAL_S
-from raymq.consumer.group_offsets import GroupOffsets
-from raymq.consumer.push.settings import PushSettings
-from raymq.errors import NoPermissionError, RaymqError, ServiceNotAvailableError
-from raymq.message import MessageQueue
-from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
-from raymq.scan.ranges import NO_CREATIONS, Creations, is_created_anew
+from raymq.client.consumer.assignment.offset_committer import COMMIT_TIMEOUT_S, RESET_QUERY_INTERVAL_S
+from raymq.client.consumer.group_offsets import GroupOffsets
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.client.scan.ranges import NO_CREATIONS, Creations, is_created_anew
+from raymq.common.errors import NoPermissionError, RaymqError, ServiceNotAvailableError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 
 DEFAULT_DIRECTORY: Final = "~/.raymq/offsets"
 BROADCAST_CHECK_TIMEOUT_S: Final = 1.0
@@ -105,8 +106,8 @@ class LocalOffsets:
 
 
 class LocalFileOffsetStore:
-    """An OffsetStore (raymq.consumer.assignment.offset_committer). A queue that is not in the file starts where the
-    group's broker says. `creations` returns the creation ids of topics now, as far as they are known."""
+    """An OffsetStore (raymq.client.consumer.assignment.offset_committer). A queue that is not in the file starts where
+    the group's broker says. `creations` returns the creation ids of topics now, as far as they are known."""
 
     may_be_reset = True
     """Nobody resets the offsets. But the regular question tells if the group may still read."""

@@ -26,26 +26,26 @@ from actors.pull.listener_feed import ListenerFeed
 from actors.pull.local_offsets import LocalFileOffsetStore
 from actors.pull.running import DIRECT_TIMEOUT_S, STACKS_TIMEOUT_S, call_listener, running_info
 from actors.pull.services import InstanceQueue, PullServices
-from raymq.access.users import INTERNAL_USER
-from raymq.consumer.assignment.group_member import GroupMember
-from raymq.consumer.assignment.offset_committer import OffsetCommitter, OffsetStore, RemoteBrokerOffsetStore
-from raymq.consumer.group_offsets import GroupOffsets
-from raymq.consumer.push.hosting import HostAnswer, Hosting
-from raymq.consumer.push.settings import PushSettings
-from raymq.consumer.ready_messages import with_ready
-from raymq.errors import DataLossError, InvalidArgumentError, PredicateFailedError, RaymqError
-from raymq.identity import Identity
-from raymq.members.questions import DirectConsumption, RunningInfo
-from raymq.message import MessageQueue, PullStatus
-from raymq.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
-from raymq.predicates.source import GroupPredicate
-from raymq.protocol.clients import ConsumerData
-from raymq.protocol.store import FetchRequest, FetchResult
-from raymq.record.decode import decode_record
-from raymq.record.layout import RecordError
-from raymq.record.memory_records import LocatedRecords, MemoryRecords
+from raymq.client.consumer.assignment.group_member import GroupMember
+from raymq.client.consumer.assignment.offset_committer import OffsetCommitter, OffsetStore, RemoteBrokerOffsetStore
+from raymq.client.consumer.group_offsets import GroupOffsets
+from raymq.client.consumer.push.hosting import HostAnswer, Hosting
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.client.consumer.ready_messages import with_ready
+from raymq.client.predicates.source import GroupPredicate
+from raymq.common.errors import DataLossError, InvalidArgumentError, PredicateFailedError, RaymqError
+from raymq.common.identity import Identity
+from raymq.common.members.questions import DirectConsumption, RunningInfo
+from raymq.common.message import MessageQueue, PullStatus
+from raymq.common.protocol.clients import ConsumerData
+from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.records.format.decode import decode_record
+from raymq.records.format.layout import RecordError
+from raymq.records.format.memory_records import LocatedRecords, MemoryRecords
+from raymq.remoting.access.users import INTERNAL_USER
 from raymq.remoting.actor_ref import HandleRef
 from raymq.remoting.storage_client import FoundInPlace
+from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
 
 FINISH_TIMEOUT_S: Final = 30.0
 """How long an instance that is stopped waits for its listener and its commits."""
@@ -135,7 +135,7 @@ class PushInstance:
     # Questions of administrators
 
     def running_info(self, client_id: str, host: str, *, stacks: bool) -> RunningInfo:
-        """See raymq.members.questions.Answers. The stacks are those of the listener's process."""
+        """See raymq.common.members.questions.Answers. The stacks are those of the listener's process."""
         info = running_info(self.status(), self._settings, client_id, host)
         if not stacks:
             return info
@@ -158,7 +158,7 @@ class PushInstance:
     # The user's calls
 
     def status(self) -> dict[str, Any]:
-        """The fields of the instance's InstanceStatus, by name (raymq.consumer.push.subscription)."""
+        """The fields of the instance's InstanceStatus, by name (raymq.client.consumer.push.subscription)."""
         state, feed = self._state, self._feed
         now_s = time.monotonic()
         with state.lock:

@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-from raymq.consumer.push.settings import PushSettings
-from raymq.errors import ServiceNotAvailableError
-from raymq.members.questions import RunningInfo, RunningQueue
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.common.errors import ServiceNotAvailableError
+from raymq.common.members.questions import RunningInfo, RunningQueue
 from raymq.remoting.actor_ref import HandleRef
 
 STACKS_TIMEOUT_S: Final = 3.0

@@ -12,19 +12,19 @@ from itertools import count
 from typing import Final, Protocol
 
 from actors.pull.listener_feed import FeedThread
-from raymq.consumer.assignment.offset_committer import CommitThreads
-from raymq.consumer.fetcher import Fetcher
-from raymq.consumer.rebalance_client import RebalanceClient
-from raymq.errors import DataLossError, PredicateFailedError, RaymqError
-from raymq.message import MessageQueue
-from raymq.names import NameServerName
-from raymq.predicates.source import GroupPredicate
-from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.client.consumer.assignment.offset_committer import CommitThreads
+from raymq.client.consumer.fetcher import Fetcher
+from raymq.client.consumer.rebalance_client import RebalanceClient
+from raymq.client.predicates.source import GroupPredicate
+from raymq.client.scan.ranges import Creations
+from raymq.common.errors import DataLossError, PredicateFailedError, RaymqError
+from raymq.common.message import MessageQueue
+from raymq.common.names import NameServerName
+from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.heartbeats import Heartbeats
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
-from raymq.scan.ranges import Creations
 
 EPOCHS_OF_A_LIFE: Final = 1 << 40
 """More than the instances that a Pull actor hosts in one life."""

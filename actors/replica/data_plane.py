@@ -26,13 +26,13 @@ from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics
 from actors.core.replica.pending_appends import PendingAppends, Settled
 from actors.request_pool import RequestKind, RequestPool
-from raymq.config.store import StoreOptions
-from raymq.delay import names_real_topic
-from raymq.errors import RaymqError, SystemBusyError
-from raymq.protocol.stats import RequestFigures
-from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, QueuePosition, ReadsInPlace
-from raymq.protocol.transactions import EndTransaction
-from raymq.record.encode import EncodedBatch
+from raymq.common.config.store import StoreOptions
+from raymq.common.delay import names_real_topic
+from raymq.common.errors import RaymqError, SystemBusyError
+from raymq.common.protocol.stats import RequestFigures
+from raymq.common.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, QueuePosition, ReadsInPlace
+from raymq.common.protocol.transactions import EndTransaction
+from raymq.records.format.encode import EncodedBatch
 from raymq.remoting.lane.address import LaneAddress, TlsFiles
 from raymq.remoting.lane.appends import ServerHandles, decode_append, encode_results
 from raymq.remoting.lane.calls import ControlCalls, Guard, encode_result

@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from raymq.errors import StoreError
+from raymq.common.errors import StoreError
 from storage.files import disk
 from storage.files.read_check import require_readable
 

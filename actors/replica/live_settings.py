@@ -1,6 +1,6 @@
 """The live settings of one storage actor: what raymq.yaml said, the changes that its broker told, and the sum of both.
 
-A change of how a store learns of live settings belongs here; which settings are live is in raymq.config.live.
+A change of how a store learns of live settings belongs here; which settings are live is in raymq.common.config.live.
 
 On disk
     config/liveSettings.json    {"store.file_reserved_time_hours": 48, …}: all changes, as the broker told them last
@@ -16,10 +16,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from raymq.config.cluster import ReplicationOptions
-from raymq.config.live import LIVE_SETTINGS, LiveOptions, SettingValue, apply_changes
-from raymq.config.metrics import MetricsOptions
-from raymq.config.store import StoreOptions, StoreSettings
+from raymq.common.config.cluster import ReplicationOptions
+from raymq.common.config.live import LIVE_SETTINGS, LiveOptions, SettingValue, apply_changes
+from raymq.common.config.metrics import MetricsOptions
+from raymq.common.config.store import StoreOptions, StoreSettings
 
 LIVE_SETTINGS_FILE: Final = "liveSettings.json"
 STORE_SECTIONS: Final = ("store", "replication", "metrics")

@@ -21,7 +21,7 @@ from typing import Final
 
 from actors.core.replica.copy_window import CopyWindow
 from actors.core.replica.orders import Copied, Following
-from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.common.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane.frames import Kind
 from raymq.remoting.lane.log_chunks import (

@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 from actors.core.replica.orders import LogRequest
 from actors.replica.replica import Replica
-from raymq.errors import NotMasterError, RaymqError, ServiceNotAvailableError, SystemBusyError
+from raymq.common.errors import NotMasterError, RaymqError, ServiceNotAvailableError, SystemBusyError
 from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.frames import Kind
 from raymq.remoting.lane.log_chunks import (

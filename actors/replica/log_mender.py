@@ -17,8 +17,8 @@ import logging
 from typing import Any, Final, Protocol
 
 from actors.core.replica.orders import Following
-from raymq.errors import InvalidArgumentError, NotMasterError
-from raymq.protocol.store import Hole
+from raymq.common.errors import InvalidArgumentError, NotMasterError
+from raymq.common.protocol.store import Hole
 
 MEND_INTERVAL_S: Final = 5.0
 HOLES_MAX: Final = 1000

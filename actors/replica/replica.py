@@ -60,8 +60,8 @@ from actors.core.replica.read_routing import ReadRouting
 from actors.core.replica.role import ReplicaRoleState
 from actors.core.replica.rules import ReplicaRules
 from actors.core.replica.sync_state import MasterSyncState
-from raymq.config.store import StoreSettings
-from raymq.errors import (
+from raymq.common.config.store import StoreSettings
+from raymq.common.errors import (
     InSyncReplicasError,
     InvalidArgumentError,
     NotMasterError,
@@ -71,10 +71,18 @@ from raymq.errors import (
     StoreError,
     StoreNotWritableError,
 )
-from raymq.names import StorageName
-from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, Hole, QueueEnds, QueuePosition, ReadsInPlace
-from raymq.protocol.transactions import EndResult, EndTransaction
-from raymq.record.encode import EncodedBatch
+from raymq.common.names import StorageName
+from raymq.common.protocol.store import (
+    AppendResult,
+    FetchRequest,
+    FetchResult,
+    Hole,
+    QueueEnds,
+    QueuePosition,
+    ReadsInPlace,
+)
+from raymq.common.protocol.transactions import EndResult, EndTransaction
+from raymq.records.format.encode import EncodedBatch
 from storage.append.durability import ReplicaAcks, StartedAppend
 from storage.files.config_files import ConfigFiles
 from storage.files.disk_usage import is_want_of_space

@@ -35,13 +35,13 @@ from actors.options import PERSISTENT
 from actors.replica.log_carrier import LATE_S, REPLICATE_CALL_TIMEOUT_S, REPLICATE_LONG_POLL_S, LogCarrier
 from actors.replica.log_mender import MEND_INTERVAL_S, mend_both
 from actors.threads import take_turns_quickly
-from raymq.errors import RaymqError, RequestTimeoutError
-from raymq.names import StorageName
+from raymq.common.errors import RaymqError, RequestTimeoutError
+from raymq.common.names import StorageName
+from raymq.common.retry import Backoff
 from raymq.remoting.actor_ref import ActorRef, resolve
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane_pool import DESCRIBE_TIMEOUT_S, LANE_NOT_OPENED
 from raymq.remoting.storage_client import StorageDescription
-from raymq.retry import Backoff
 from storage.replication.log_chunks import CHUNK_MAX_BYTES
 
 HISTORY_TIMEOUT_S: Final = 3.0

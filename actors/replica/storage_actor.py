@@ -41,15 +41,15 @@ from actors.replica.log_lanes import LogLanes
 from actors.replica.replica import Replica
 from actors.replica.storage_metrics import StorageMetrics
 from actors.threads import take_turns_quickly
-from raymq.config.cluster import ReplicationOptions, path_here
-from raymq.config.live import SettingValue
-from raymq.config.metrics import MetricsSettings
-from raymq.config.store import StoreSettings
-from raymq.errors import InvalidArgumentError, RaymqError, StoreError
-from raymq.names import STATE_TOPIC, StorageName, is_light_queue, is_system_topic
-from raymq.protocol.delayed import DelayedInStore
-from raymq.protocol.stats import RequestFigures
-from raymq.protocol.store import (
+from raymq.common.config.cluster import ReplicationOptions, path_here
+from raymq.common.config.live import SettingValue
+from raymq.common.config.metrics import MetricsSettings
+from raymq.common.config.store import StoreSettings
+from raymq.common.errors import InvalidArgumentError, RaymqError, StoreError
+from raymq.common.names import STATE_TOPIC, StorageName, is_light_queue, is_system_topic
+from raymq.common.protocol.delayed import DelayedInStore
+from raymq.common.protocol.stats import RequestFigures
+from raymq.common.protocol.store import (
     AppendResult,
     Boundary,
     DeletedRange,
@@ -63,8 +63,8 @@ from raymq.protocol.store import (
     QueueSpan,
     StoreStatistics,
 )
-from raymq.protocol.transactions import CheckRound, EndResult, EndTransaction, TransactionFigures
-from raymq.record.encode import EncodedBatch
+from raymq.common.protocol.transactions import CheckRound, EndResult, EndTransaction, TransactionFigures
+from raymq.records.format.encode import EncodedBatch
 from raymq.remoting.lane.address import rays_tls
 from raymq.remoting.lane.frames import PAYLOAD_MAX
 from raymq.remoting.lane.server import Handler, allow_descriptors

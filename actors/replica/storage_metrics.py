@@ -1,4 +1,4 @@
-"""The metrics of a storage actor: its store's counters and state as series (raymq.metrics.instruments).
+"""The metrics of a storage actor: its store's counters and state as series (raymq.telemetry.metrics.instruments).
 
 The store keeps plain numbers; here they get their names, every ten seconds, in the thread of the actor's metrics.
 """
@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from actors.request_pool import report_requests
-from raymq.delay import is_waiting_topic
-from raymq.errors import RaymqError
-from raymq.metrics.reporter import Reporter
-from raymq.names import HALF_TOPIC, is_system_topic
-from raymq.protocol.stats import RequestFigures
-from raymq.protocol.store import ScheduleStatus, StoreStatus
+from raymq.common.delay import is_waiting_topic
+from raymq.common.errors import RaymqError
+from raymq.common.names import HALF_TOPIC, is_system_topic
+from raymq.common.protocol.stats import RequestFigures
+from raymq.common.protocol.store import ScheduleStatus, StoreStatus
+from raymq.telemetry.metrics.reporter import Reporter
 from storage.message_store import MessageStore
 from storage.stats import PutKind
 

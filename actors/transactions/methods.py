@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from actors.core.transactions.check_board import CheckBoard
-from raymq.names import CHECK_MAX_TIME_TOPIC, check_group
-from raymq.protocol.transactions import CheckRound, TransactionCheck
+from raymq.common.names import CHECK_MAX_TIME_TOPIC, check_group
+from raymq.common.protocol.transactions import CheckRound, TransactionCheck
 
 CHECK_ROUND_MAX_S: Final = 60.0
 """A round that takes longer ends; the next one goes on."""

@@ -33,13 +33,13 @@ autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 # Names that modules import for type checkers only, so that Sphinx cannot look them up.
 autodoc_type_aliases = {
-    "Check": "raymq.transactions.checks.Check",
-    "ProducerOptions": "raymq.producer.settings.ProducerOptions",
-    "PullOptions": "raymq.consumer.pull.settings.PullOptions",
-    "PushConsumer": "raymq.consumer.push.consumer.PushConsumer",
-    "PushOptions": "raymq.consumer.push.consumer.PushOptions",
-    "RepeatableWriter": "raymq.producer.repeatable.writer.RepeatableWriter",
-    "SimpleOptions": "raymq.consumer.simple.settings.SimpleOptions",
+    "Check": "raymq.client.transactions.checks.Check",
+    "ProducerOptions": "raymq.client.producer.settings.ProducerOptions",
+    "PullOptions": "raymq.client.consumer.pull.settings.PullOptions",
+    "PushConsumer": "raymq.client.consumer.push.consumer.PushConsumer",
+    "PushOptions": "raymq.client.consumer.push.consumer.PushOptions",
+    "RepeatableWriter": "raymq.client.producer.repeatable.writer.RepeatableWriter",
+    "SimpleOptions": "raymq.client.consumer.simple.settings.SimpleOptions",
     "TopicProgress": "raydp_jobs.stream.progress.TopicProgress",
     "StreamingQuery": "pyspark.sql.streaming.StreamingQuery",
     "Block": "ray.data.block.Block",

@@ -3,7 +3,7 @@
 raymq's own actors sign with a key of their own. It is made at the first start with access on, and kept in `access/key`
 below `data_dir` on the head node, for the launcher's user only (mode 0600). The servers get it with their arguments,
 which Ray's listings do not show. The launcher acts as the super user of the settings where it starts servers, and else
-as the user of its environment (raymq.access.credentials).
+as the user of its environment (raymq.remoting.access.credentials).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.access.door import ServerAccess, hand_on
 from actors.actor_class import remote_function
 from placement.inventory import head_node_id, running
-from raymq import identity
-from raymq.access.credentials import Credentials, find_credentials, read_secret
-from raymq.access.state import NO_USERS
-from raymq.access.users import INTERNAL_USER, KEY_BYTES, UserType, make_user
-from raymq.access.users_file import read_users_file
-from raymq.config.access import AccessOptions
-from raymq.config.cluster import ClusterSettings, data_dir_here
-from raymq.errors import AuthenticationError, ConfigError
-from raymq.identity import Identity
-from raymq.names import USERS_BROKER
+from raymq.common import identity
+from raymq.common.config.access import AccessOptions
+from raymq.common.config.cluster import ClusterSettings, data_dir_here
+from raymq.common.errors import AuthenticationError, ConfigError
+from raymq.common.identity import Identity
+from raymq.common.names import USERS_BROKER
+from raymq.remoting.access.credentials import Credentials, find_credentials, read_secret
+from raymq.remoting.access.state import NO_USERS
+from raymq.remoting.access.users import INTERNAL_USER, KEY_BYTES, UserType, make_user
+from raymq.remoting.access.users_file import read_users_file
 from raymq.remoting.actor_ref import ActorRef, resolve
 
 KEY_FILE: Final = Path("access") / "key"

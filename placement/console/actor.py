@@ -21,23 +21,23 @@ from placement.actor_lifecycle import end_actor
 from placement.console.listening import listen
 from placement.console.live_backend import LiveBackend
 from placement.inventory import head_node_id, running
-from raymq.client import Client, connect
-from raymq.config.console import ConsoleOptions
-from raymq.console.app import create_app
-from raymq.console.security.tokens import (
+from raymq.client.client import Client, connect
+from raymq.common.config.console import ConsoleOptions
+from raymq.common.errors import ConfigError, RaymqError
+from raymq.common.names import CONSOLE
+from raymq.remoting.actor_ref import ActorRef
+from raymq.tools.console.app import create_app
+from raymq.tools.console.security.tokens import (
     LONG_TOKEN_CHARACTERS,
     GuardedCheck,
     ray_token_check,
     read_token,
     same_token,
 )
-from raymq.console.security.users import Role
-from raymq.console.server import ConsoleServer
-from raymq.console.settings import ConsoleSettings
-from raymq.errors import ConfigError, RaymqError
-from raymq.names import CONSOLE
-from raymq.observability.ray_folder import session_folder
-from raymq.remoting.actor_ref import ActorRef
+from raymq.tools.console.security.users import Role
+from raymq.tools.console.server import ConsoleServer
+from raymq.tools.console.settings import ConsoleSettings
+from raymq.tools.observability.ray_folder import session_folder
 
 CONSOLE_READY_TIMEOUT_S: Final = 60.0
 

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
-from raymq.admin.browse import Span, read_cursor, read_page
-from raymq.client import Client
-from raymq.console.backend.audit import AuditEntry, AuditPage
-from raymq.errors import RaymqError, ServiceNotAvailableError
-from raymq.message import MessageExt, MessageQueue, SystemMessage
-from raymq.names import SYSTEM_PREFIX
-from raymq.protocol.route import MASTER_ID
-from raymq.protocol.store import FetchRequest, FetchResult
-from raymq.record.encode import ProducerSequence, encode_batch
+from raymq.client.admin.browse import Span, read_cursor, read_page
+from raymq.client.client import Client
+from raymq.common.errors import RaymqError, ServiceNotAvailableError
+from raymq.common.message import MessageExt, MessageQueue, SystemMessage
+from raymq.common.names import SYSTEM_PREFIX
+from raymq.common.protocol.route import MASTER_ID
+from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.records.format.encode import ProducerSequence, encode_batch
 from raymq.remoting.storage_client import StorageClient
+from raymq.tools.console.backend.audit import AuditEntry, AuditPage
 
 AUDIT_TOPIC: Final = f"{SYSTEM_PREFIX}audit"
 AUDIT_CALL_TIMEOUT_S: Final = 4.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from raymq.console.backend.cluster import BrokerGroupView, ClusterView, ReplicaView, ServerView, StoreView
-from raymq.protocol.route import PERM_WRITE, TopicRoute
+from raymq.common.protocol.route import PERM_WRITE, TopicRoute
 from raymq.remoting.storage_client import StorageDescription
+from raymq.tools.console.backend.cluster import BrokerGroupView, ClusterView, ReplicaView, ServerView, StoreView
 
 TOPICS_LOOKED_AT: Final = 50
 """The most topics of a broker group whose permission is looked at."""

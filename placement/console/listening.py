@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from raymq.errors import ConfigError
+from raymq.common.errors import ConfigError
 
 BIND_TIMEOUT_S: Final = 10.0
 """After a kill the port may be held for a moment."""

@@ -19,17 +19,17 @@ from placement.console.cluster_view import settings_of, topics_to_look_at, view_
 from placement.console.live_messages import LiveMessages
 from placement.console.readings_view import group_parts, group_rows, shown_perm, topic_groups, topic_parts, topic_rows
 from placement.status import cluster_status
-from raymq.client import Client
-from raymq.console.backend.cluster import ClusterView, Figures, Listing, NoAnswer
-from raymq.console.backend.groups import GroupInstance, GroupMember, GroupQueue, GroupRow, GroupView, OffsetMove
-from raymq.console.backend.topics import RouteRow, TopicQueue, TopicRow, TopicView
-from raymq.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
-from raymq.message import MessageQueue
-from raymq.names import InstanceName, PullName
-from raymq.protocol.route import MASTER_ID
-from raymq.protocol.stats import BrokerReadings
+from raymq.client.client import Client
+from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
+from raymq.common.message import MessageQueue
+from raymq.common.names import InstanceName, PullName
+from raymq.common.protocol.route import MASTER_ID
+from raymq.common.protocol.stats import BrokerReadings
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.storage_client import StorageDescription
+from raymq.tools.console.backend.cluster import ClusterView, Figures, Listing, NoAnswer
+from raymq.tools.console.backend.groups import GroupInstance, GroupMember, GroupQueue, GroupRow, GroupView, OffsetMove
+from raymq.tools.console.backend.topics import RouteRow, TopicQueue, TopicRow, TopicView
 
 logger = logging.getLogger(__name__)
 

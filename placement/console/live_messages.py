@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from placement.console.audit_log import AuditLog
-from raymq.admin.dead_letters import DeadLetter, LetterPlace as Place
-from raymq.admin.delayed import DelayedMessage as Waiting
-from raymq.client import Client
-from raymq.console.backend.audit import AuditEntry, AuditPage
-from raymq.console.backend.cluster import Listing
-from raymq.console.backend.messages import (
+from raymq.client.admin.dead_letters import DeadLetter, LetterPlace as Place
+from raymq.client.admin.delayed import DelayedMessage as Waiting
+from raymq.client.client import Client
+from raymq.common.errors import InvalidArgumentError, OffsetOutOfRangeError, TopicNotExistError
+from raymq.common.message import Message, MessageExt, MessageQueue
+from raymq.tools.console.backend.audit import AuditEntry, AuditPage
+from raymq.tools.console.backend.cluster import Listing
+from raymq.tools.console.backend.messages import (
     BrowseQuery,
     DeadLetterPage,
     DeadLetterView,
@@ -28,8 +30,6 @@ from raymq.console.backend.messages import (
     TailBatch,
     TrackState,
 )
-from raymq.errors import InvalidArgumentError, OffsetOutOfRangeError, TopicNotExistError
-from raymq.message import Message, MessageExt, MessageQueue
 
 
 class LiveMessages:

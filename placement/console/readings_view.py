@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from raymq.console.backend.groups import GroupRow
-from raymq.console.backend.topics import TopicGroup, TopicRow
-from raymq.protocol.attributes import TopicAttributes
-from raymq.protocol.clients import ConsumerConnection
-from raymq.protocol.route import PERM_READ, PERM_WRITE
-from raymq.protocol.stats import BrokerReadings, GroupReading, GroupTotals, TopicReading
+from raymq.common.protocol.attributes import TopicAttributes
+from raymq.common.protocol.clients import ConsumerConnection
+from raymq.common.protocol.route import PERM_READ, PERM_WRITE
+from raymq.common.protocol.stats import BrokerReadings, GroupReading, GroupTotals, TopicReading
+from raymq.tools.console.backend.groups import GroupRow
+from raymq.tools.console.backend.topics import TopicGroup, TopicRow
 
 
 def topic_parts(answers: Iterable[BrokerReadings]) -> dict[str, list[TopicReading]]:

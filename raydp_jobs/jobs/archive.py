@@ -32,9 +32,16 @@ from raydp_jobs.jobs.archive_check import ArchivedQueue, ArchiveReport, check_fi
 from raydp_jobs.jobs.archive_files import STAGING, Piece, Round, check_cover, find_pieces, next_offsets, plan_round
 from raydp_jobs.jobs.archive_writer import Written, flush_file, write_range
 from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options
-from raymq.cli.entry import run_command
-from raymq.cli.known_names import completes
-from raymq.cli.terminal.output import (
+from raymq.client.scan.partitions import ScanPartition
+from raymq.client.scan.ranges import OffsetRange
+from raymq.common.delay import parse_time
+from raymq.common.errors import ClientStateError, InvalidArgumentError, StoreCorruptError
+from raymq.common.message import MessageQueue
+from raymq.common.names import check_topic
+from raymq.common.protocol.store import QueueBounds
+from raymq.tools.cli.entry import run_command
+from raymq.tools.cli.known_names import completes
+from raymq.tools.cli.terminal.output import (
     Command,
     address_option,
     json_option,
@@ -43,17 +50,10 @@ from raymq.cli.terminal.output import (
     say,
     table,
 )
-from raymq.cli.terminal.progress import counting
-from raymq.delay import parse_time
-from raymq.errors import ClientStateError, InvalidArgumentError, StoreCorruptError
-from raymq.message import MessageQueue
-from raymq.names import check_topic
-from raymq.protocol.store import QueueBounds
-from raymq.scan.partitions import ScanPartition
-from raymq.scan.ranges import OffsetRange
+from raymq.tools.cli.terminal.progress import counting
 
 if TYPE_CHECKING:
-    from raymq.client import Client
+    from raymq.client.client import Client
 
 ROUND_MESSAGES: Final = 1_000_000
 """About the most messages that are written between two looks at what is in place."""
@@ -97,7 +97,7 @@ def run(
     were archived, unless `skip_lost`; StoreCorruptError for an archive with gaps or foreign files, or of an older topic
     of this name; else raises as `read_topic` does.
     """
-    from raymq.scan.queue_bounds import ClusterQueues
+    from raymq.client.scan.queue_bounds import ClusterQueues
 
     check_topic(topic)
     source = ClusterQueues(client.routes, client.storages, client.names)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from raydp_jobs.jobs.archive_files import Piece, QueueKey, find_pieces, problems_of
 from raydp_jobs.jobs.archive_writer import metadata_of
-from raymq.errors import StoreCorruptError
+from raymq.common.errors import StoreCorruptError
 
 BATCH_ROWS = 65_536
 

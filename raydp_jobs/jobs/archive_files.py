@@ -25,10 +25,10 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Final
 
-from raymq.errors import DataLossError, StoreCorruptError
-from raymq.message import MessageQueue
-from raymq.protocol.store import QueueBounds
-from raymq.scan.ranges import OffsetRange
+from raymq.client.scan.ranges import OffsetRange
+from raymq.common.errors import DataLossError, StoreCorruptError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.store import QueueBounds
 
 ABSENT: Final = "_absent"
 STAGING: Final = "_staging"

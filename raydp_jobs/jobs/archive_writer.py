@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raydp_jobs.jobs.archive_files import Piece
-from raymq.errors import StoreCorruptError
-from raymq.scan.ranges import OffsetRange
+from raymq.client.scan.ranges import OffsetRange
+from raymq.common.errors import StoreCorruptError
 
 ARCHIVE_FILE_BYTES: Final = 512 * 1024 * 1024
 """About the most bytes of messages in one file, before compression."""

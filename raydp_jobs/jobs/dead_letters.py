@@ -20,9 +20,11 @@ import click
 
 from raydp_jobs.jobs.pictures import bars_over_time, check_picture, literal, save_picture
 from raydp_jobs.jobs.times import ALWAYS, Period, every_option, iso_time, period_options
-from raymq.cli.entry import run_command
-from raymq.cli.known_names import completes
-from raymq.cli.terminal.output import (
+from raymq.common.errors import GroupNotExistError, InvalidArgumentError, TopicNotExistError
+from raymq.common.names import DLQ_PREFIX, check_group
+from raymq.tools.cli.entry import run_command
+from raymq.tools.cli.known_names import completes
+from raymq.tools.cli.terminal.output import (
     Command,
     address_option,
     client_of,
@@ -32,15 +34,13 @@ from raymq.cli.terminal.output import (
     say,
     table,
 )
-from raymq.cli.terminal.progress import counting
-from raymq.errors import GroupNotExistError, InvalidArgumentError, TopicNotExistError
-from raymq.names import DLQ_PREFIX, check_group
+from raymq.tools.cli.terminal.progress import counting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from raymq.admin.dead_letters import DeadLetter
-    from raymq.client import Client
+    from raymq.client.admin.dead_letters import DeadLetter
+    from raymq.client.client import Client
 
 REASON_PROPERTY: Final = "error"
 """The property with the reason in words; raymq.serve puts it there, and any program may."""

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from raymq.errors import ConfigError, InvalidArgumentError
+from raymq.common.errors import ConfigError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -34,9 +34,12 @@ from raydp_jobs.jobs.replay_source import (
     read_line,
 )
 from raydp_jobs.jobs.times import Period, period_options
-from raymq.cli.entry import run_command
-from raymq.cli.known_names import completes
-from raymq.cli.terminal.output import (
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageQueue
+from raymq.tools.cli.entry import run_command
+from raymq.tools.cli.known_names import completes
+from raymq.tools.cli.terminal.output import (
     Command,
     address_option,
     client_of,
@@ -45,14 +48,11 @@ from raymq.cli.terminal.output import (
     quiet_option,
     say,
 )
-from raymq.cli.terminal.progress import counting
-from raymq.consumer.subscription import Subscription
-from raymq.errors import InvalidArgumentError
-from raymq.message import MessageQueue
+from raymq.tools.cli.terminal.progress import counting
 
 if TYPE_CHECKING:
-    from raymq.client import Client
-    from raymq.producer.repeatable.writer import RepeatableWriter
+    from raymq.client.client import Client
+    from raymq.client.producer.repeatable.writer import RepeatableWriter
 
 OPEN_LINES_MAX: Final = 16
 """The lines that are read and written at a time; each has a file open and a producer."""

@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 
 from raydp_jobs.jobs.archive_files import Piece, find_pieces, next_offsets
 from raydp_jobs.jobs.times import ALWAYS, Period
-from raymq.errors import InvalidArgumentError, StoreCorruptError
-from raymq.kernels.byte_column import text_array
+from raymq.common.errors import InvalidArgumentError, StoreCorruptError
+from raymq.records.kernels.byte_column import text_array
 
 SENT_COLUMNS: Final = ("body", "tags", "keys", "properties", "sharding_key")
 """The columns that a replayed message has, of those that are there; others are left out."""

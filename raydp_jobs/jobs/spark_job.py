@@ -17,12 +17,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from raydp_jobs.task_errors import raymq_error
-from raymq.cli.terminal.output import client_of
-from raymq.cli.terminal.progress import Counter, counting, steps
-from raymq.errors import RaymqError
+from raymq.common.errors import RaymqError
+from raymq.tools.cli.terminal.output import client_of
+from raymq.tools.cli.terminal.progress import Counter, counting, steps
 
 if TYPE_CHECKING:
-    from raymq.client import Client
+    from raymq.client.client import Client
 
 PARTITIONS_PER_CORE: Final = 4
 """Partitions of what jobs aggregate. Spark's 200 are for more than counts of tags and minutes."""
@@ -86,7 +86,7 @@ def spark_job(
 @contextmanager
 def clear_errors() -> Iterator[None]:
     """Turn an exception that Spark raises into a RaymqError with one line: the one that its task raised, if it is one
-    of raymq.errors, else the first that Spark's text names."""
+    of raymq.common.errors, else the first that Spark's text names."""
     try:
         yield
     except (PySparkException, Py4JError) as error:

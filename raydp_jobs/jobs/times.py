@@ -12,9 +12,9 @@ from typing import Any, Final
 import click
 from pyspark.sql import DataFrame, functions as sf
 
-from raymq.delay import parse_delay_levels, parse_time
-from raymq.errors import InvalidArgumentError
-from raymq.scan.ranges import ScanOptions
+from raymq.client.scan.ranges import ScanOptions
+from raymq.common.delay import parse_delay_levels, parse_time
+from raymq.common.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True, slots=True)

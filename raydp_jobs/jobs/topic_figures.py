@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from raydp_jobs.jobs.pictures import bars_over_time, literal
 from raydp_jobs.jobs.times import iso_time
-from raymq.cli.terminal.output import say, table
+from raymq.tools.cli.terminal.output import say, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -24,19 +24,19 @@ from raydp_jobs.jobs.pictures import check_picture, save_picture
 from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options, tasks_counted
 from raydp_jobs.jobs.times import ALWAYS, Period, every_option, period_options
 from raydp_jobs.jobs.topic_figures import Bucket, TopicFigures, draw, figures_json, show
-from raymq.cli.entry import run_command
-from raymq.cli.known_names import completes
-from raymq.cli.terminal.output import (
+from raymq.common.errors import InvalidArgumentError
+from raymq.tools.cli.entry import run_command
+from raymq.tools.cli.known_names import completes
+from raymq.tools.cli.terminal.output import (
     Command,
     address_option,
     json_option,
     print_value,
     quiet_option,
 )
-from raymq.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from raymq.client import Client
+    from raymq.client.client import Client
 
 BUCKETS_MAX: Final = 20_000
 """The most buckets of time, over all topics: two weeks of minutes. They are all held by this process."""

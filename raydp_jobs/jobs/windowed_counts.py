@@ -23,9 +23,10 @@ from pyspark.sql.streaming import StreamingQuery
 
 from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options
 from raydp_jobs.jobs.times import seconds_of
-from raymq.cli.entry import run_command
-from raymq.cli.known_names import completes
-from raymq.cli.terminal.output import (
+from raymq.common.errors import InvalidArgumentError
+from raymq.tools.cli.entry import run_command
+from raymq.tools.cli.known_names import completes
+from raymq.tools.cli.terminal.output import (
     Command,
     address_option,
     json_option,
@@ -33,12 +34,11 @@ from raymq.cli.terminal.output import (
     quiet_option,
     say,
 )
-from raymq.cli.terminal.progress import counting
-from raymq.errors import InvalidArgumentError
+from raymq.tools.cli.terminal.progress import counting
 
 if TYPE_CHECKING:
     from raydp_jobs.sink.partitions import WriteSummary
-    from raymq.client import Client
+    from raymq.client.client import Client
 
 OPTIONS_FILE: Final = "raymq-windowed-counts.json"
 """The file in a checkpoint that says which windows are counted there."""

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from pyspark.sql import Column, DataFrame, functions, types
 
-from raymq.errors import InvalidArgumentError
+from raymq.common.errors import InvalidArgumentError
 
 Sort = Literal["auto", "always", "never"]
 

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from raydp_jobs.sink.partitions import Writers
 from raydp_jobs.worker_client import ClusterAddress, address_of_cluster, worker_client
-from raymq.client import Client, connect
-from raymq.message import MessageQueue
-from raymq.producer.repeatable.writer import RepeatableWriter
+from raymq.client.client import Client, connect
+from raymq.client.producer.repeatable.writer import RepeatableWriter
+from raymq.common.message import MessageQueue
 
 
 class Connection(Protocol):

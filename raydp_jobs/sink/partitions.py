@@ -1,8 +1,8 @@
 """The tasks of a write to a topic: each writes the rows of one partition, and tells how many and where to.
 
 A task's rows are written under the producer id QUERY/PARTITION and the batch's number as epoch, so that the store
-recognises them when the task, or the whole batch, is tried again (raymq.producer.repeatable). A task that fails raises,
-and Spark tries it again; only an error that no repeat can mend is told to the driver as a row, at once.
+recognises them when the task, or the whole batch, is tried again (raymq.client.producer.repeatable). A task that fails
+raises, and Spark tries it again; only an error that no repeat can mend is told to the driver as a row, at once.
 
 Memory: one of Spark's Arrow batches, and the producer's buffer.
 """
@@ -17,8 +17,9 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 from pyspark import TaskContext
 
-from raymq import errors
-from raymq.errors import (
+from raymq.client.producer.repeatable.writer import RepeatableWriter, WriteResult, check_rows
+from raymq.common import errors
+from raymq.common.errors import (
     IllegalNameError,
     InvalidArgumentError,
     MessageIllegalError,
@@ -26,8 +27,7 @@ from raymq.errors import (
     RaymqError,
     TopicNotExistError,
 )
-from raymq.message import MessageQueue
-from raymq.producer.repeatable.writer import RepeatableWriter, WriteResult, check_rows
+from raymq.common.message import MessageQueue
 
 RESULT_SCHEMA: Final = (
     "stored_before long, broker_name string, queue_topic string, queue_id int, rows long, first_offset long, "

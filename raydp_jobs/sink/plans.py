@@ -16,9 +16,9 @@ from typing import Any, Final
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from raymq.errors import InvalidArgumentError
-from raymq.message import MessageQueue
-from raymq.protocol.route import format_order_config, parse_order_config
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.route import format_order_config, parse_order_config
 
 VERSION: Final = 1
 KEPT: Final = 100

@@ -27,10 +27,10 @@ from raydp_jobs.sink.connection import ClusterConnection, Connection
 from raydp_jobs.sink.partitions import RESULT_SCHEMA, TaskWrite, WriteSummary, check_partition
 from raydp_jobs.sink.plans import BatchPlan, PlanFiles
 from raydp_jobs.task_errors import raymq_error
-from raymq.client import Client
-from raymq.errors import ClientStateError, InvalidArgumentError
-from raymq.names import check_user_topic
-from raymq.producer.settings import ProducerOptions
+from raymq.client.client import Client
+from raymq.client.producer.settings import ProducerOptions
+from raymq.common.errors import ClientStateError, InvalidArgumentError
+from raymq.common.names import check_user_topic
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 _RUN_ID: Final = "spark.jobGroup.id"

@@ -13,9 +13,9 @@ from typing import Any, Final
 import ray
 from pyspark.sql import DataFrame, SparkSession
 
-from raymq.protocol.route import MASTER_ID
+from raymq.client.scan.partitions import ScanPartition
+from raymq.common.protocol.route import MASTER_ID
 from raymq.remoting.master_locator import RouteSource
-from raymq.scan.partitions import ScanPartition
 
 _SCHEMA: Final = '{"type":"struct","fields":[{"name":"partition","type":"integer","nullable":false,"metadata":{}}]}'
 

@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from pyspark.accumulators import Accumulator
 from pyspark.sql import SparkSession
 
-from raymq.scan.ranges import OffsetRange
+from raymq.client.scan.ranges import OffsetRange
 
 logger = logging.getLogger(__name__)
 

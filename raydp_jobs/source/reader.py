@@ -1,6 +1,6 @@
 """A topic as a DataFrame: its queues' ranges, one Spark partition each, read by Python workers in the executors.
 
-    driver      plans the ranges (raymq.scan.ranges), so that every option is checked before a Spark job runs
+    driver      plans the ranges (raymq.client.scan.ranges), so that every option is checked before a Spark job runs
     executor    a Python worker connects to the cluster once in its life, then for each range:
                 mapped files or the storage actor → record bytes → Arrow columns → Spark
 
@@ -31,16 +31,16 @@ from pyspark.sql.types import (
 from raydp_jobs.source.locality import numbered_partitions, preferred_hosts
 from raydp_jobs.source.losses import count_losses
 from raydp_jobs.worker_client import ClusterAddress, address_of_cluster, worker_client
-from raymq.client import Client, connect
-from raymq.consumer.subscription import ALL, Subscription
-from raymq.filters.sql import SqlFilter
-from raymq.kernels.columns import Unreadable, schema_with
+from raymq.client.client import Client, connect
+from raymq.client.consumer.subscription import ALL, Subscription
+from raymq.client.scan.batches import OnLoss, check_unreadable, open_ranges
+from raymq.client.scan.expression import text_of
+from raymq.client.scan.partitions import plan_partitions
+from raymq.client.scan.queue_bounds import ClusterQueues
+from raymq.client.scan.ranges import NO_CREATIONS, Creations, OffsetRange, ScanOptions, plan_ranges
+from raymq.records.filters.sql import SqlFilter
+from raymq.records.kernels.columns import Unreadable, schema_with
 from raymq.remoting.namespaced_routes import NamespacedRoutes
-from raymq.scan.batches import OnLoss, check_unreadable, open_ranges
-from raymq.scan.expression import text_of
-from raymq.scan.partitions import plan_partitions
-from raymq.scan.queue_bounds import ClusterQueues
-from raymq.scan.ranges import NO_CREATIONS, Creations, OffsetRange, ScanOptions, plan_ranges
 
 _TEXT: Final = StringType()
 SPARK_SCHEMA: Final = StructType(
@@ -66,7 +66,7 @@ MORE_SPARK_COLUMNS: Final = StructType(
         StructField("error", _TEXT),
     ]
 )
-"""The columns that `read_topic` has only when they are asked for by name, as raymq.kernels.columns has them."""
+"""The columns that `read_topic` has only when they are asked for by name, as raymq.records.kernels.columns has them."""
 _FIELDS: Final = {field.name: field for field in (*SPARK_SCHEMA, *MORE_SPARK_COLUMNS)}
 
 _MICROSECONDS: Final = pa.timestamp("us", tz="UTC")
@@ -184,7 +184,7 @@ def read_ranges(
 
 
 def _arrow_schema(columns: Sequence[str] | None) -> pa.Schema:
-    """The columns of raymq.kernels.columns with the only types of bodies and timestamps that Spark accepts."""
+    """The columns of raymq.records.kernels.columns with the only types of bodies and timestamps that Spark accepts."""
     return pa.schema(
         [
             field.with_type(_MICROSECONDS) if pa.types.is_timestamp(field.type) else field

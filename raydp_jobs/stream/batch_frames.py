@@ -19,8 +19,8 @@ from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.types import StringType, StructField, StructType
 
 from raydp_jobs.source.locality import placed_rows
-from raymq.scan.partitions import ScanPartition
-from raymq.scan.ranges import OffsetRange
+from raymq.client.scan.partitions import ScanPartition
+from raymq.client.scan.ranges import OffsetRange
 
 ReadRanges = Callable[[Sequence[OffsetRange], str, str], Iterable[pa.RecordBatch]]
 """In a Spark worker: the messages of ranges, in order, whose tags match a subscription's expression, and that pass a

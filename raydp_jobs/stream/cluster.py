@@ -19,16 +19,16 @@ from raydp_jobs.source.locality import preferred_hosts
 from raydp_jobs.stream.group_commit import GroupCommits
 from raydp_jobs.stream.source import StreamCluster
 from raydp_jobs.worker_client import ClusterAddress, address_of_cluster
-from raymq.client import Client, connect
-from raymq.errors import RaymqError, TopicNotExistError
-from raymq.message import MessageQueue
-from raymq.names import check_group
-from raymq.protocol.store import QueueBounds
+from raymq.client.client import Client, connect
+from raymq.client.scan.offsets import streaming_edge
+from raymq.client.scan.partitions import ScanPartition
+from raymq.client.scan.queue_bounds import ClusterQueues
+from raymq.client.scan.ranges import Creations, ScanSource, require_matches, select_topics
+from raymq.common.errors import RaymqError, TopicNotExistError
+from raymq.common.message import MessageQueue
+from raymq.common.names import check_group
+from raymq.common.protocol.store import QueueBounds
 from raymq.remoting.namespaced_routes import NamespacedRoutes
-from raymq.scan.offsets import streaming_edge
-from raymq.scan.partitions import ScanPartition
-from raymq.scan.queue_bounds import ClusterQueues
-from raymq.scan.ranges import Creations, ScanSource, require_matches, select_topics
 
 DISCOVERY_INTERVAL_S: Final = 5.0
 """New queues, and new topics of a pattern, are looked for this often."""

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from raymq.consumer.group_offsets import GroupOffsets
-from raymq.errors import RaymqError
-from raymq.message import ConsumeFromWhere, MessageQueue
-from raymq.names import check_group
-from raymq.protocol.group import OffsetCommit, StartOffsetQuery
-from raymq.retry import left_s
+from raymq.client.consumer.group_offsets import GroupOffsets
+from raymq.common.errors import RaymqError
+from raymq.common.message import ConsumeFromWhere, MessageQueue
+from raymq.common.names import check_group
+from raymq.common.protocol.group import OffsetCommit, StartOffsetQuery
+from raymq.common.retry import left_s
 
 COMMIT_BUDGET_S: Final = 5.0
 """The time that a commit may take from the query; one that fails is made good by the next."""

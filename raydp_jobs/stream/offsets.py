@@ -29,9 +29,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from raymq.errors import InvalidArgumentError
-from raymq.message import MessageQueue
-from raymq.scan.ranges import Creations
+from raymq.client.scan.ranges import Creations
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageQueue
 
 FORMAT_VERSION: Final = 1
 

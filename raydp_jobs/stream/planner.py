@@ -10,13 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raydp_jobs.stream.offsets import StreamOffsets, creations_of
-from raymq.consumer.subscription import ALL
-from raymq.errors import DataLossError
-from raymq.message import MessageQueue
-from raymq.protocol.store import QueueBounds
-from raymq.scan.offsets import EARLIEST, LATEST
-from raymq.scan.partitions import ScanPartition, plan_partitions
-from raymq.scan.ranges import (
+from raymq.client.consumer.subscription import ALL
+from raymq.client.scan.offsets import EARLIEST, LATEST
+from raymq.client.scan.partitions import ScanPartition, plan_partitions
+from raymq.client.scan.ranges import (
     NO_CREATIONS,
     Creations,
     OffsetRange,
@@ -25,6 +22,9 @@ from raymq.scan.ranges import (
     is_created_anew,
     limit_ranges,
 )
+from raymq.common.errors import DataLossError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.store import QueueBounds
 
 TASK_MIN_MESSAGES = 2_000
 """Fewer messages than this are not worth a Spark task of their own."""

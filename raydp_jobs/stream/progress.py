@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from raydp_jobs.stream.offsets import StreamOffsets
-from raymq.message import MessageQueue
+from raymq.common.message import MessageQueue
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery

@@ -17,11 +17,11 @@ from typing import Final, Protocol
 from raydp_jobs.stream.offsets import StreamOffsets
 from raydp_jobs.stream.planner import BatchLimits, BatchPlan, batch_partitions, forget_queues, plan_batch
 from raydp_jobs.stream.progress import lag_metrics
-from raymq.errors import DataLossError
-from raymq.message import MessageQueue
-from raymq.protocol.store import QueueBounds
-from raymq.scan.partitions import ScanPartition
-from raymq.scan.ranges import Creations, is_created_anew
+from raymq.client.scan.partitions import ScanPartition
+from raymq.client.scan.ranges import Creations, is_created_anew
+from raymq.common.errors import DataLossError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.store import QueueBounds
 
 IDLE_POLL_INTERVAL_S: Final = 0.1
 """An idle query asks for the queues' ends this often. Spark itself would ask every 10 ms."""

@@ -13,14 +13,14 @@ from raydp_jobs.stream.cluster import TopicChoice, TopicCluster
 from raydp_jobs.stream.planner import BatchLimits
 from raydp_jobs.stream.source import TopicSource
 from raydp_jobs.stream.spark_source import stream_frame
-from raymq.client import Client
-from raymq.consumer.subscription import ALL, Subscription
-from raymq.filters.sql import SqlFilter
-from raymq.kernels.columns import Unreadable
-from raymq.scan.batches import check_unreadable
-from raymq.scan.expression import text_of
-from raymq.scan.offsets import OffsetsOption, TimestampOption, TimestampsOption, TimestampStrategy
-from raymq.scan.ranges import OffsetRange, check_options
+from raymq.client.client import Client
+from raymq.client.consumer.subscription import ALL, Subscription
+from raymq.client.scan.batches import check_unreadable
+from raymq.client.scan.expression import text_of
+from raymq.client.scan.offsets import OffsetsOption, TimestampOption, TimestampsOption, TimestampStrategy
+from raymq.client.scan.ranges import OffsetRange, check_options
+from raymq.records.filters.sql import SqlFilter
+from raymq.records.kernels.columns import Unreadable
 
 MAX_TRIGGER_DELAY_S: Final = 900.0
 

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from ray.data._internal.arrow_block import _BATCH_SIZE_PRESERVING_STUB_COL_NAME
 
-from raymq.errors import InvalidArgumentError
-from raymq.kernels.byte_column import int_array, numbers_of
+from raymq.common.errors import InvalidArgumentError
+from raymq.records.kernels.byte_column import int_array, numbers_of
 
 TIMESTAMP_CREATE_TIME: Final = 1
 """The timestamp type of every message, in Kafka's numbers: `timestamp` is when it was born."""
@@ -58,7 +58,7 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
 
 
 def needed_of(columns: Sequence[str]) -> list[str]:
-    """The columns of a scan (raymq.kernels.columns) that these columns are made of, at least one."""
+    """The columns of a scan (raymq.records.kernels.columns) that these columns are made of, at least one."""
     return sorted({_SOURCES[name] for name in columns} - {""}) or ["queue_offset"]
 
 

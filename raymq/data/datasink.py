@@ -2,7 +2,7 @@
 
 driver   fixes the topic's queues and the time from which deliver times count, before the first task is submitted
 task     connects once per worker process; its rows are written under the producer id GROUP/WRITE/TASK, each with
-         its number as sequence (raymq.producer.repeatable), so that a retried task adds nothing
+         its number as sequence (raymq.client.producer.repeatable), so that a retried task adds nothing
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ray.data._internal.planner.plan_write_op import WRITE_UUID_KWARG_NAME
 from ray.data.block import Block, BlockAccessor
 from ray.data.datasource.datasink import Datasink, WriteResult
 
-from raymq import identity
+from raymq.client.producer.table import QueueRange
+from raymq.common import identity
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.identity import Identity
+from raymq.common.message import MessageQueue
+from raymq.common.names import check_group, check_user_topic
 from raymq.data.messages import MessageFields, Serializer, to_messages
 from raymq.data.shared_client import driver_client, worker_client
-from raymq.errors import InvalidArgumentError
-from raymq.identity import Identity
-from raymq.message import MessageQueue
-from raymq.names import check_group, check_user_topic
-from raymq.producer.table import QueueRange
 
 GROUP_MAX_BYTES: Final = 20
 """The longest producer group: with the ids of the write and the task it makes a producer id of at most 64 bytes."""

@@ -17,21 +17,21 @@ from ray.data import DataContext
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
-from raymq import identity
-from raymq.client import Client
-from raymq.consumer.subscription import ALL, Subscription
+from raymq.client.client import Client
+from raymq.client.consumer.subscription import ALL, Subscription
+from raymq.client.scan.batches import check_unreadable, open_ranges
+from raymq.client.scan.expression import text_of
+from raymq.client.scan.queue_bounds import ClusterQueues
+from raymq.client.scan.ranges import NO_CREATIONS, Creations, OffsetRange, ScanSource, check_count
+from raymq.common import identity
+from raymq.common.errors import RequestTimeoutError
+from raymq.common.identity import Identity
 from raymq.data.columns import SCHEMA, needed_of, schema_of, to_block
 from raymq.data.offsets import EARLIEST, LATEST, Offsets, resolve_ranges
 from raymq.data.shared_client import driver_client, worker_client
 from raymq.data.tasks import SizedRange, at_most, divide, sized
-from raymq.errors import RequestTimeoutError
-from raymq.filters.sql import SqlFilter
-from raymq.identity import Identity
-from raymq.kernels.columns import Unreadable
-from raymq.scan.batches import check_unreadable, open_ranges
-from raymq.scan.expression import text_of
-from raymq.scan.queue_bounds import ClusterQueues
-from raymq.scan.ranges import NO_CREATIONS, Creations, OffsetRange, ScanSource, check_count
+from raymq.records.filters.sql import SqlFilter
+from raymq.records.kernels.columns import Unreadable
 
 ROW_BYTES: Final = 200
 """About the bytes of a message in memory without its body, for Ray's estimates."""
@@ -206,7 +206,7 @@ def read_blocks(
 ) -> Iterator[pa.Table]:
     """The messages of some ranges, in order, as tables of about `block_bytes`.
 
-    Raises as `raymq.scan.batches.open_ranges`; RequestTimeoutError when it takes longer than the options allow.
+    Raises as `raymq.client.scan.batches.open_ranges`; RequestTimeoutError when it takes longer than the options allow.
     """
     deadline_s = None if options.timeout_s is None else time.monotonic() + options.timeout_s
     waiting: list[pa.RecordBatch] = []

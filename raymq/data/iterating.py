@@ -10,20 +10,20 @@ from typing import Final
 import ray
 from ray.data import Dataset
 
-from raymq.consumer.group_offsets import GroupOffsets
-from raymq.consumer.subscription import ALL
+from raymq.client.consumer.group_offsets import GroupOffsets
+from raymq.client.consumer.subscription import ALL
+from raymq.client.scan.queue_bounds import ClusterQueues
+from raymq.client.scan.ranges import OffsetRange, ScanSource, bounded_range, check_count, limit_ranges, select_topics
+from raymq.common.errors import ClientStateError, InvalidArgumentError, NoPermissionError, TopicNotExistError
+from raymq.common.message import ConsumeFromWhere, MessageQueue
+from raymq.common.names import check_group
+from raymq.common.namespaces import NO_NAMESPACE, Namespace
+from raymq.common.protocol.group import OffsetCommit, QueueOffset, StartOffsetQuery
 from raymq.data.datasource import RangesDatasource, ReadOptions, present_creations, read_options
 from raymq.data.reading import number_of_tasks
 from raymq.data.shared_client import driver_client
-from raymq.errors import ClientStateError, InvalidArgumentError, NoPermissionError, TopicNotExistError
-from raymq.filters.sql import SqlFilter
-from raymq.kernels.columns import Unreadable
-from raymq.message import ConsumeFromWhere, MessageQueue
-from raymq.names import check_group
-from raymq.namespaces import NO_NAMESPACE, Namespace
-from raymq.protocol.group import OffsetCommit, QueueOffset, StartOffsetQuery
-from raymq.scan.queue_bounds import ClusterQueues
-from raymq.scan.ranges import OffsetRange, ScanSource, bounded_range, check_count, limit_ranges, select_topics
+from raymq.records.filters.sql import SqlFilter
+from raymq.records.kernels.columns import Unreadable
 
 PASSER_BY_GENERATION: Final = 0
 """The generation of commits by a program that is no member of the group."""

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from raymq.errors import InvalidArgumentError, MessageIllegalError
-from raymq.kernels.byte_column import ByteColumn, text_array
+from raymq.common.errors import InvalidArgumentError, MessageIllegalError
+from raymq.records.kernels.byte_column import ByteColumn, text_array
 
 Serializer = Literal["json", "string", "bytes"]
 _SERIALIZERS: Final = ("json", "string", "bytes")

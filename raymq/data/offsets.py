@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from raymq.errors import InvalidArgumentError
-from raymq.message import MessageQueue
-from raymq.scan.offsets import timestamp_ms
-from raymq.scan.ranges import OffsetRange, ScanSource, bounded_range, select_topics
+from raymq.client.scan.offsets import timestamp_ms
+from raymq.client.scan.ranges import OffsetRange, ScanSource, bounded_range, select_topics
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageQueue
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

@@ -8,12 +8,12 @@ from typing import Any, Final, Literal
 import ray
 from ray.data import DataContext, Dataset
 
-from raymq.consumer.subscription import ALL
+from raymq.client.consumer.subscription import ALL
+from raymq.common.errors import InvalidArgumentError
 from raymq.data.datasource import RangesDatasource, TopicDatasource
 from raymq.data.offsets import EARLIEST, LATEST, Offsets
-from raymq.errors import InvalidArgumentError
-from raymq.filters.sql import SqlFilter
-from raymq.kernels.columns import Unreadable
+from raymq.records.filters.sql import SqlFilter
+from raymq.records.kernels.columns import Unreadable
 
 TASK_MIN_BYTES: Final = 16 * 1024 * 1024
 """Less than this is not worth a task of its own."""

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from raymq.client import Client, connect
-from raymq.closing import in_forked_child
-from raymq.cluster.attach import attach_ray
-from raymq.errors import ClientStateError
-from raymq.identity import Identity, acting_as
+from raymq.client.client import Client, connect
+from raymq.client.cluster.attach import attach_ray
+from raymq.common.closing import in_forked_child
+from raymq.common.errors import ClientStateError
+from raymq.common.identity import Identity, acting_as
 
 IDLE_S: Final = 10.0
 """A client that is not used for so long is closed."""

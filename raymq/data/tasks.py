@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from raymq.scan.ranges import OffsetRange
+from raymq.client.scan.ranges import OffsetRange
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Calls to Ray actors: the only module of raymq's clients that makes them, and that turns Ray's errors into raymq's.
 
-A call in the name of a user (raymq.identity) is signed, and made by the method's twin for that. Every call has a
+A call in the name of a user (raymq.common.identity) is signed, and made by the method's twin for that. Every call has a
 timeout. A call that Ray reports as failed may have run (design: facts about Ray), so a failure here says no more than
 "no answer"; the caller knows if its call is safe to repeat.
 """
@@ -25,11 +25,11 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from raymq import identity
-from raymq.access.signatures import NONCE_BYTES, Signature, sign
-from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError, SignedTooEarlyError
-from raymq.identity import Identity
-from raymq.names import NAMESPACE, NameServerName
+from raymq.common import identity
+from raymq.common.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError, SignedTooEarlyError
+from raymq.common.identity import Identity
+from raymq.common.names import NAMESPACE, NameServerName
+from raymq.remoting.access.signatures import NONCE_BYTES, Signature, sign
 
 NAME_SERVERS_MAX: Final = 3
 """The most NameServers that a cluster has."""

@@ -14,18 +14,18 @@ import os
 from dataclasses import dataclass
 from typing import Any, Final
 
-from raymq.closing import shared_lock
-from raymq.members.questions import Question
-from raymq.metrics.client_figures import ClientMetrics
-from raymq.protocol.group import CommitAnswer, GroupConfig, QueueOffset
-from raymq.protocol.pop import LeasedRange, ReceiveAnswer
-from raymq.protocol.transactions import TransactionCheck
+from raymq.common.closing import shared_lock
+from raymq.common.members.questions import Question
+from raymq.common.protocol.group import CommitAnswer, GroupConfig, QueueOffset
+from raymq.common.protocol.pop import LeasedRange, ReceiveAnswer
+from raymq.common.protocol.transactions import TransactionCheck
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import decode_result, encode_call
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane.frames import Kind
 from raymq.remoting.lane_pool import LanePool
+from raymq.telemetry.metrics.client_figures import ClientMetrics
 
 LANE_RESULTS: Final[dict[str, Any]] = {
     "commit_offsets": CommitAnswer,

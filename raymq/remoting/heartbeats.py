@@ -4,10 +4,11 @@
     heartbeats.set_consumer(consumer, ConsumerData)  a consumer; again when its subscriptions have changed
     heartbeats.remove(producer or consumer)          when it closes
 
-One thread sends them (raymq.protocol.clients has their content). A broker that does not answer gets the next one:
-only the figures that administrators see depend on it. Each answer says if the cluster's metrics are switched on; if so,
-the same thread reports this process's figures every 10 s (raymq.metrics.client_figures). While there are consumers that
-answer questions of administrators, another thread asks a broker for such questions (raymq.members).
+One thread sends them (raymq.common.protocol.clients has their content). A broker that does not answer gets the next
+one: only the figures that administrators see depend on it. Each answer says if the cluster's metrics are switched on;
+if so, the same thread reports this process's figures every 10 s (raymq.telemetry.metrics.client_figures). While there
+are consumers that answer questions of administrators, another thread asks a broker for such questions
+(raymq.common.members).
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from raymq.errors import RaymqError
-from raymq.members.questions import Answers, MemberAnswer, Question
-from raymq.metrics.client_figures import CLIENT_FIGURES, ClientMetrics
-from raymq.metrics.instruments import REPORT_INTERVAL_S
-from raymq.protocol.clients import CLIENT_HEARTBEAT_INTERVAL_S, ClientHeartbeat, ConsumerData
+from raymq.common.errors import RaymqError
+from raymq.common.members.questions import Answers, MemberAnswer, Question
+from raymq.common.protocol.clients import CLIENT_HEARTBEAT_INTERVAL_S, ClientHeartbeat, ConsumerData
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.question_listener import QuestionListener
 from raymq.remoting.route_cache import RouteCache
+from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ClientMetrics
+from raymq.telemetry.metrics.instruments import REPORT_INTERVAL_S
 
 HEARTBEAT_CALL_TIMEOUT_S: Final = 5.0
 """Bounds the call to one broker, and the wait of `close` for the thread."""

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable
 from typing import Final, Generic, NoReturn, Protocol, TypeVar
 
-from raymq.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.common.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.common.retry import left_s
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane.address import LaneAddress, told_seldom
 from raymq.remoting.lane.client import OPEN_TIMEOUT_S
 from raymq.remoting.lane.handshake import LaneRefusedError, TlsRefusedError
-from raymq.retry import left_s
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from raymq.errors import RaymqError, ServiceNotAvailableError
-from raymq.protocol.route import TopicRoute
+from raymq.common.errors import RaymqError, ServiceNotAvailableError
+from raymq.common.protocol.route import TopicRoute
 from raymq.remoting.storage_client import StorageClient
 
 

@@ -1,7 +1,7 @@
 """NamespacedRoutes are the routes of a client's topics within its namespace, by the names that its users know.
 
 A producer works with those names throughout; they become the stored ones where it encodes records
-(raymq.producer.encoder). What is asked of the NameServers is the stored name.
+(raymq.client.producer.encoder). What is asked of the NameServers is the stored name.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from raymq.errors import TopicNotExistError
-from raymq.namespaces import Namespace
-from raymq.protocol.route import TopicRoute
+from raymq.common.errors import TopicNotExistError
+from raymq.common.namespaces import Namespace
+from raymq.common.protocol.route import TopicRoute
+from raymq.common.retry import persist_until
 from raymq.remoting.master_locator import RouteSource
-from raymq.retry import persist_until
 
 
 class NamespacedRoutes:

@@ -1,4 +1,4 @@
-"""QuestionListener asks a broker for questions to this client, and has them answered (raymq.members.questions).
+"""QuestionListener asks a broker for questions to this client, and has them answered (raymq.common.members.questions).
 
 One thread per client that has consumers holds a call at one broker, which is answered when there is a question; the
 answers are made in a few threads more, which exist only while there are questions. If the broker goes away, the next
@@ -14,10 +14,10 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from raymq.errors import RaymqError
-from raymq.members.questions import QUESTION_WAIT_S, MemberAnswer, Question, encode_answer
+from raymq.common.errors import RaymqError
+from raymq.common.members.questions import QUESTION_WAIT_S, MemberAnswer, Question, encode_answer
+from raymq.common.retry import Backoff
 from raymq.remoting.broker_client import broker_client
-from raymq.retry import Backoff
 
 QUESTION_CALL_TIMEOUT_S: Final = QUESTION_WAIT_S + 10.0
 SEND_ANSWER_TIMEOUT_S: Final = 5.0

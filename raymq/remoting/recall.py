@@ -1,4 +1,5 @@
-"""send_recall stores the recall of a delayed message in the broker group that has the message (raymq.protocol.recall).
+"""send_recall stores the recall of a delayed message in the broker group that has the message
+(raymq.common.protocol.recall).
 
 It is an append with a sequence of its own, repeated until it is answered: the store knows a repeat, and answers with
 the time at which it stored the first one. That time says if the recall was in time.
@@ -11,14 +12,14 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from raymq.delay import TIMER_RECALL_QUEUE, TIMER_TOPIC
-from raymq.errors import RaymqError, RecallError
-from raymq.message import PROPERTY_TIMER_DELETE_KEY, TIMER_DELAY_MAX_MS, SystemMessage
-from raymq.protocol.recall import RECALL_BODY, RECALL_TAG, RecallHandle, delete_key
-from raymq.record.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
+from raymq.common.delay import TIMER_RECALL_QUEUE, TIMER_TOPIC
+from raymq.common.errors import RaymqError, RecallError
+from raymq.common.message import PROPERTY_TIMER_DELETE_KEY, TIMER_DELAY_MAX_MS, SystemMessage
+from raymq.common.protocol.recall import RECALL_BODY, RECALL_TAG, RecallHandle, delete_key
+from raymq.common.retry import persist_until
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
 from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_client import StorageClient
-from raymq.retry import persist_until
 
 RECALL_ATTEMPT_TIMEOUT_S: Final = 5.0
 

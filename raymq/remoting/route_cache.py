@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any, Final, TypeVar
 
-from raymq.errors import RaymqError, ServiceNotAvailableError, TopicNotExistError
-from raymq.names import AUTO_CREATE_TOPIC, NameServerName
-from raymq.protocol.route import BrokerData, TopicRoute, format_order_config
+from raymq.common.errors import RaymqError, ServiceNotAvailableError, TopicNotExistError
+from raymq.common.names import AUTO_CREATE_TOPIC, NameServerName
+from raymq.common.protocol.route import BrokerData, TopicRoute, format_order_config
+from raymq.common.retry import persist_until
 from raymq.remoting.actor_ref import ActorRef
-from raymq.retry import persist_until
 
 POLL_NAME_SERVER_INTERVAL_S: Final = 30.0
 """Age at which a route is refreshed."""

@@ -20,11 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from raymq.config.store import CONSUME_QUEUE_EXT_FILE_BYTES
-from raymq.errors import DataLossError, RaymqError
-from raymq.logfiles.log_reader import LogReader, StoreFiles
-from raymq.message import MAX_MESSAGE_SIZE_BYTES, PullStatus
-from raymq.protocol.store import (
+from raymq.common.config.store import CONSUME_QUEUE_EXT_FILE_BYTES
+from raymq.common.errors import DataLossError, RaymqError
+from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, PullStatus
+from raymq.common.protocol.store import (
     AppendResult,
     Boundary,
     FetchRequest,
@@ -35,10 +34,11 @@ from raymq.protocol.store import (
     QueueSpan,
     ReadsInPlace,
 )
-from raymq.protocol.transactions import EndResult, EndTransaction
-from raymq.record.compression import admit_bodies_of
-from raymq.record.encode import EncodedBatch, LoneRecord
-from raymq.record.memory_records import LocatedRecords
+from raymq.common.protocol.transactions import EndResult, EndTransaction
+from raymq.records.format.compression import admit_bodies_of
+from raymq.records.format.encode import EncodedBatch, LoneRecord
+from raymq.records.format.memory_records import LocatedRecords
+from raymq.records.logfiles.log_reader import LogReader, StoreFiles
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.reads import NO_READS, can_carry
@@ -321,7 +321,7 @@ class StorageClient:
         return times
 
     def bytes_of_spans(self, spans: Sequence[QueueSpan], timeout_s: float) -> list[list[int]]:
-        """For each span, the bytes of records in equal parts of it (raymq.logfiles.span_bytes)."""
+        """For each span, the bytes of records in equal parts of it (raymq.records.logfiles.span_bytes)."""
         parts: list[list[int]] = self._control_call("bytes_of_spans", (spans,), list[list[int]], timeout_s)
         return parts
 

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from raymq.errors import RaymqError
-from raymq.message import MessageQueue
+from raymq.common.errors import RaymqError
+from raymq.common.message import MessageQueue
+from raymq.common.retry import persist_until
 from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_client import StorageClient
-from raymq.retry import persist_until
 
 T = TypeVar("T")
 

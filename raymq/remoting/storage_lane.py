@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from raymq.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
-from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, ReadsInPlace
-from raymq.record.encode import EncodedBatch, LoneRecord
+from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
+from raymq.common.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, ReadsInPlace
+from raymq.records.format.encode import EncodedBatch, LoneRecord
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.appends import ClientHandles, decode_result, decode_results, encode_append, encode_one
 from raymq.remoting.lane.calls import decode_result as decode_call_result, encode_call

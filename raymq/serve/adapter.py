@@ -21,8 +21,8 @@ from typing import Any, Final, TypeVar
 
 from ray.serve.schema import TaskProcessorAdapter, TaskProcessorConfig, TaskResult
 
-from raymq.errors import ClientStateError, InvalidArgumentError, RaymqError
-from raymq.names import seconds, whole_number
+from raymq.common.errors import ClientStateError, InvalidArgumentError, RaymqError
+from raymq.common.names import seconds, whole_number
 from raymq.serve.config import TaskSettings
 from raymq.serve.connection import TaskConnection
 from raymq.serve.decisions import TaskRules

@@ -7,9 +7,9 @@ from typing import Any, Final, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from raymq.delay import DELAY_LEVELS_MAX
-from raymq.errors import ConfigError
-from raymq.names import LONGEST_TIME_S, NUMBER_MAX, check_group, check_user_topic
+from raymq.common.delay import DELAY_LEVELS_MAX
+from raymq.common.errors import ConfigError
+from raymq.common.names import LONGEST_TIME_S, NUMBER_MAX, check_group, check_user_topic
 
 TASK_GROUP_PREFIX: Final = "serve-"
 RESULTS_SUFFIX: Final = "-results"

@@ -10,20 +10,20 @@ import re
 from concurrent.futures import Future
 from typing import Final
 
-from raymq.client import Client, connect
-from raymq.closing import OfProcess
-from raymq.consumer.pull.consumer import PullConsumer
-from raymq.errors import (
+from raymq.client.client import Client, connect
+from raymq.client.consumer.pull.consumer import PullConsumer
+from raymq.client.producer.queue_selector import select_queue_by_hash
+from raymq.common.closing import OfProcess
+from raymq.common.errors import (
     GroupNotExistError,
     MessageIllegalError,
     ServiceNotAvailableError,
     TopicExistsError,
     TopicNotExistError,
 )
-from raymq.message import ConsumeFromWhere, Message, MessageExt, SendResult
-from raymq.names import retry_topic
-from raymq.producer.queue_selector import select_queue_by_hash
-from raymq.protocol.group import GroupConfig, GroupSummary
+from raymq.common.message import ConsumeFromWhere, Message, MessageExt, SendResult
+from raymq.common.names import retry_topic
+from raymq.common.protocol.group import GroupConfig, GroupSummary
 from raymq.remoting.namespaced_routes import NamespacedRoutes
 from raymq.remoting.route_cache import ROUTE_TIMEOUT_S
 from raymq.serve.config import TaskSettings

@@ -16,7 +16,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, Final
 
-from raymq.errors import InvalidArgumentError
+from raymq.common.errors import InvalidArgumentError
 from raymq.serve.config import TaskSettings
 from raymq.serve.states import StateRecord, TaskHistory, TaskState
 from raymq.serve.task import Task, TaskError, decode_task

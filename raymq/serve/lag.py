@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from raymq.admin.admin import Admin
-from raymq.errors import TopicNotExistError
-from raymq.protocol.group import GroupQueueProgress, GroupSummary
+from raymq.client.admin.admin import Admin
+from raymq.common.errors import TopicNotExistError
+from raymq.common.protocol.group import GroupQueueProgress, GroupSummary
 
 
 def tasks_summary(admin: Admin, group: str, queue: str) -> GroupSummary:

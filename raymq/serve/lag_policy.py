@@ -33,7 +33,7 @@ class RaymqLagPolicy:
         namespace: str | None = None,
         poll_interval_s: float = 10.0,
     ) -> None:
-        from raymq.names import seconds
+        from raymq.common.names import seconds
         from raymq.serve.config import TASK_GROUP_PREFIX
 
         self._queue = queue_name
@@ -62,7 +62,7 @@ class RaymqLagPolicy:
 
     def _ask(self) -> None:
         """Ask raymq for the tasks that are not finished. Runs in a thread."""
-        from raymq.errors import GroupNotExistError, RaymqError
+        from raymq.common.errors import GroupNotExistError, RaymqError
         from raymq.serve.lag import tasks_summary
 
         try:
@@ -76,7 +76,7 @@ class RaymqLagPolicy:
             logger.warning("The lag of group %s is not known now, the last one counts: %s", self._group, error)
 
     def _connect(self) -> Any:
-        from raymq.client import connect
+        from raymq.client.client import connect
 
         client = connect(self._address, namespace=self._namespace)
         # Serve drops a policy without a word. In a thread: the garbage collector may call from any place.

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
-from raymq.errors import InvalidArgumentError
-from raymq.message import MAX_MESSAGE_SIZE_BYTES
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MAX_MESSAGE_SIZE_BYTES
 
 ID_CHARACTERS_MAX: Final = 200
 

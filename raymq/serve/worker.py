@@ -24,9 +24,9 @@ from copy import copy
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
-from raymq.errors import ClientStateError, RaymqError
-from raymq.message import MessageExt, SendResult
-from raymq.retry import Backoff
+from raymq.common.errors import ClientStateError, RaymqError
+from raymq.common.message import MessageExt, SendResult
+from raymq.common.retry import Backoff
 from raymq.serve.decisions import End, Outcome, Run, TaskRules
 from raymq.serve.states import StateRecord, TaskHistory
 from raymq.serve.task import Task
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class TaskSource(Protocol):
-    """The member of the group; raymq.consumer.pull.consumer.PullConsumer has the methods' meanings."""
+    """The member of the group; raymq.client.consumer.pull.consumer.PullConsumer has the methods' meanings."""
 
     def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]: ...
     def acknowledge(self, messages: list[MessageExt]) -> None: ...

@@ -15,18 +15,15 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.delay import TIMER_RECALL_QUEUE, TIMER_TOPIC, is_waiting_topic
-from raymq.errors import DataLossError, MessageIllegalError, StoreNotWritableError, SystemBusyError
-from raymq.kernels.check import BatchFacts, split_record, validate_batch
-from raymq.kernels.fields import Ints
-from raymq.kernels.stamp import begins_of, stamp_alike, stamp_many, stamp_mixed, stamp_one
-from raymq.message import SendStatus
-from raymq.names import DLQ_PREFIX, HALF_TOPIC, STATE_TOPIC, TRANSACTION_TOPICS
-from raymq.protocol.store import AppendResult
-from raymq.record.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PREFIX, is_sealed
-from raymq.record.dispatch import DispatchView, dispatch_view
-from raymq.record.encode import EncodedBatch
-from raymq.record.layout import (
+from raymq.common.delay import TIMER_RECALL_QUEUE, TIMER_TOPIC, is_waiting_topic
+from raymq.common.errors import DataLossError, MessageIllegalError, StoreNotWritableError, SystemBusyError
+from raymq.common.message import SendStatus
+from raymq.common.names import DLQ_PREFIX, HALF_TOPIC, STATE_TOPIC, TRANSACTION_TOPICS
+from raymq.common.protocol.store import AppendResult
+from raymq.records.format.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PREFIX, is_sealed
+from raymq.records.format.dispatch import DispatchView, dispatch_view
+from raymq.records.format.encode import EncodedBatch
+from raymq.records.format.layout import (
     BLANK_LENGTH,
     IPV6_HOST_BYTES,
     SYS_FLAG_COMPRESSED,
@@ -37,6 +34,9 @@ from raymq.record.layout import (
     record_ends,
     store_timestamp_at,
 )
+from raymq.records.kernels.check import BatchFacts, split_record, validate_batch
+from raymq.records.kernels.fields import Ints
+from raymq.records.kernels.stamp import begins_of, stamp_alike, stamp_many, stamp_mixed, stamp_one
 from storage.append.checked_batch import CheckedBatch
 from storage.append.inner_batches import InnerBatchWriter, count_inner
 from storage.append.put_check import (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.record.encode import EncodedBatch
+from raymq.records.format.encode import EncodedBatch
 
 
 class CheckedBatch(NamedTuple):

@@ -19,10 +19,10 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from raymq.errors import InSyncReplicasError, StoreFailedError
-from raymq.message import SendStatus
-from raymq.protocol.store import AppendResult
-from raymq.record.encode import EncodedBatch
+from raymq.common.errors import InSyncReplicasError, StoreFailedError
+from raymq.common.message import SendStatus
+from raymq.common.protocol.store import AppendResult
+from raymq.records.format.encode import EncodedBatch
 
 Written = tuple[list[AppendResult], int]
 """The outcome of writing batches: a result with SEND_OK for each, and a physical offset before which all of them

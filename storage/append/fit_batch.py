@@ -14,12 +14,10 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from raymq.errors import RaymqError
-from raymq.kernels.check import validate_batch
-from raymq.kernels.stamp import with_property_crc
-from raymq.protocol.store import AppendResult
-from raymq.record.encode import EncodedBatch
-from raymq.record.layout import (
+from raymq.common.errors import RaymqError
+from raymq.common.protocol.store import AppendResult
+from raymq.records.format.encode import EncodedBatch
+from raymq.records.format.layout import (
     IPV6_EXTRA,
     STORE_HOST_OFFSET,
     SYS_FLAG_BORN_HOST_IPV6,
@@ -27,6 +25,8 @@ from raymq.record.layout import (
     SYS_FLAG_STORE_HOST_IPV6,
     windows,
 )
+from raymq.records.kernels.check import validate_batch
+from raymq.records.kernels.stamp import with_property_crc
 from storage.append.durability import WriteBatches, Written
 
 

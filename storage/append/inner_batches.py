@@ -1,24 +1,24 @@
 """Writes inner batches: one record of many messages, and one unit in the batch queue of its topic and queue id.
 
 The append (appender.py) has planned where the record goes and made the files. Here the record gets the queue offset of
-its first message, in its header and as text in INNER_BASE (raymq.record.inner_batch_encode); queue and dedup table move
-on by the number of its messages. A retry holds the very same record, so its messages are stored all or none.
+its first message, in its header and as text in INNER_BASE (raymq.records.format.inner_batch_encode); queue and dedup
+table move on by the number of its messages. A retry holds the very same record, so its messages are stored all or none.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from raymq.errors import MessageIllegalError
-from raymq.kernels.check import BatchFacts
-from raymq.kernels.stamp import stamp_one
-from raymq.message import PROPERTY_INNER_NUM, SendStatus
-from raymq.protocol.store import AppendResult
-from raymq.record.crc import is_sealed
-from raymq.record.dispatch import dispatch_view
-from raymq.record.encode import EncodedBatch
-from raymq.record.inner_batch_encode import base_position, count_messages, is_inner_batch, put_base
-from raymq.record.layout import SYS_FLAG_INNER_BATCH
+from raymq.common.errors import MessageIllegalError
+from raymq.common.message import PROPERTY_INNER_NUM, SendStatus
+from raymq.common.protocol.store import AppendResult
+from raymq.records.format.crc import is_sealed
+from raymq.records.format.dispatch import dispatch_view
+from raymq.records.format.encode import EncodedBatch
+from raymq.records.format.inner_batch_encode import base_position, count_messages, is_inner_batch, put_base
+from raymq.records.format.layout import SYS_FLAG_INNER_BATCH
+from raymq.records.kernels.check import BatchFacts
+from raymq.records.kernels.stamp import stamp_one
 from storage.append.checked_batch import CheckedBatch
 from storage.parts import StoreParts
 from storage.queue.batch_consume_queue import BatchConsumeQueue, BatchUnit

@@ -16,16 +16,16 @@ from typing import Final
 
 import numpy as np
 
-from raymq.config.store import StoreSettings
-from raymq.errors import MessageIllegalError
-from raymq.kernels.fields import Ints, find_fields
-from raymq.message import MAX_PROPERTIES_BYTES, PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET
-from raymq.names import LMQ_PREFIX
-from raymq.protocol.store import AppendResult
-from raymq.record.crc import PROPERTY_CRC_LENGTH, is_sealed
-from raymq.record.encode import EncodedBatch
-from raymq.record.inner_batch_encode import is_inner_batch
-from raymq.record.layout import decode_properties, record_ends
+from raymq.common.config.store import StoreSettings
+from raymq.common.errors import MessageIllegalError
+from raymq.common.message import MAX_PROPERTIES_BYTES, PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET
+from raymq.common.names import LMQ_PREFIX
+from raymq.common.protocol.store import AppendResult
+from raymq.records.format.crc import PROPERTY_CRC_LENGTH, is_sealed
+from raymq.records.format.encode import EncodedBatch
+from raymq.records.format.inner_batch_encode import is_inner_batch
+from raymq.records.format.layout import decode_properties, record_ends
+from raymq.records.kernels.fields import Ints, find_fields
 from storage.append.appender import Appender, Delivered
 from storage.append.checked_batch import CheckedBatch
 from storage.append.put_check import PutMessageStatus, refusal

@@ -2,8 +2,8 @@
 
 `refuse_store` checks the store, `refuse_batch` the messages; the first check that fails decides the status. Some of
 RocketMQ's checks are left out because their subject cannot come this far: a topic or a body that a Message cannot have
-(raymq.record.encode refuses the bytes), and delays, which a producer files in their own queue before it sends
-(raymq.delay), as batches too.
+(raymq.records.format.encode refuses the bytes), and delays, which a producer files in their own queue before it sends
+(raymq.common.delay), as batches too.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from raymq.config.store import StoreSettings
-from raymq.errors import (
+from raymq.common.config.store import StoreSettings
+from raymq.common.errors import (
     MessageIllegalError,
     NoPermissionError,
     RaymqError,
@@ -22,8 +22,7 @@ from raymq.errors import (
     StoreNotWritableError,
     SystemBusyError,
 )
-from raymq.kernels.check import BatchFacts
-from raymq.message import (
+from raymq.common.message import (
     MAX_MESSAGE_SIZE_BYTES,
     MAX_PROPERTIES_BYTES,
     PROPERTY_DELAY,
@@ -37,11 +36,11 @@ from raymq.message import (
     PROPERTY_TRANSACTION_PREPARED,
     SendStatus,
 )
-from raymq.names import HALF_TOPIC, check_group, check_topic, is_internal_topic
-from raymq.record.compression import check_compressed, decompress
-from raymq.record.inner_batch import count_items
-from raymq.record.inner_batch_encode import INNER_MESSAGES_MAX, count_messages
-from raymq.record.layout import (
+from raymq.common.names import HALF_TOPIC, check_group, check_topic, is_internal_topic
+from raymq.records.format.compression import check_compressed, decompress
+from raymq.records.format.inner_batch import count_items
+from raymq.records.format.inner_batch_encode import INNER_MESSAGES_MAX, count_messages
+from raymq.records.format.layout import (
     SYS_FLAG_COMPRESSED,
     SYS_FLAG_INNER_BATCH,
     SYS_FLAG_TRANSACTION_MASK,
@@ -50,6 +49,7 @@ from raymq.record.layout import (
     find_sections,
     unpack_header,
 )
+from raymq.records.kernels.check import BatchFacts
 from storage.dispatch.half_messages import HALF_QUEUE_ID
 from storage.log.commit_log import CommitLog
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from raymq.config.store import FlushDiskType
-from raymq.errors import StoreError, StoreFailedError, SystemBusyError
+from raymq.common.config.store import FlushDiskType
+from raymq.common.errors import StoreError, StoreFailedError, SystemBusyError
 from storage.append.durability import AppendProgress
 from storage.append.put_check import StoreState, refuse_store
 from storage.log.commit_service import CommitService

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from raymq.errors import RaymqError
+from raymq.common.errors import RaymqError
 from storage.compaction.compactor import Compactor
 from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue

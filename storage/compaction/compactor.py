@@ -24,13 +24,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.errors import DataLossError
-from raymq.logfiles.log_reader import PRE_BLANK_SIZE
-from raymq.logfiles.own_records import is_at
-from raymq.message import PROPERTY_KEYS
-from raymq.record.check import check_record
-from raymq.record.dispatch import dispatch_view
-from raymq.record.layout import RecordError, read_header
+from raymq.common.errors import DataLossError
+from raymq.common.message import PROPERTY_KEYS
+from raymq.records.format.check import check_record
+from raymq.records.format.dispatch import dispatch_view
+from raymq.records.format.layout import RecordError, read_header
+from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE
+from raymq.records.logfiles.own_records import is_at
 from storage.compaction.rules import survivors
 from storage.files import disk
 from storage.parts import StoreParts

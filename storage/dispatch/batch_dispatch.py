@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 
-from raymq.record.dispatch import DispatchView
-from raymq.record.inner_batch import inner_batch
-from raymq.record.layout import SYS_FLAG_INNER_BATCH, RecordError
+from raymq.records.format.dispatch import DispatchView
+from raymq.records.format.inner_batch import inner_batch
+from raymq.records.format.layout import SYS_FLAG_INNER_BATCH, RecordError
 from storage.queue.batch_consume_queue import BatchUnit
 from storage.queue.queue_table import QueueTable
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.delay import delivery_source
-from raymq.record.dispatch import DispatchView
-from raymq.record.encode import ProducerSequence
-from raymq.record.inner_batch import inner_batch
+from raymq.common.delay import delivery_source
+from raymq.records.format.dispatch import DispatchView
+from raymq.records.format.encode import ProducerSequence
+from raymq.records.format.inner_batch import inner_batch
 from storage.dispatch.batch_dispatch import is_good_batch
 from storage.dispatch.dedup import DedupTable
 from storage.dispatch.delivery_progress import DeliveryProgress, Source

@@ -1,8 +1,8 @@
 """Reads from the properties of thousands of records what recovery needs: tags, producers, moves.
 
-Mostly by the shapes that the records share (raymq.kernels.property_shapes); where they share too few, from one text of
-all properties. Both say the same. On any doubt (a property that occurs twice, a number with other characters than
-digits) there is no result, and the caller has to read the records one by one.
+Mostly by the shapes that the records share (raymq.records.kernels.property_shapes); where they share too few, from one
+text of all properties. Both say the same. On any doubt (a property that occurs twice, a number with other characters
+than digits) there is no result, and the caller has to read the records one by one.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.java_text import decode_utf8
-from raymq.kernels.fields import Bytes, FieldOffsets, Ints
-from raymq.kernels.property_shapes import PropertyShape, find_property_shapes
-from raymq.message import (
+from raymq.common.java_text import decode_utf8
+from raymq.common.message import (
     PROPERTY_INNER_MULTI_DISPATCH,
     PROPERTY_PRODUCER_EPOCH,
     PROPERTY_PRODUCER_ID,
@@ -23,8 +21,10 @@ from raymq.message import (
     PROPERTY_SEQUENCE,
     PROPERTY_TAGS,
 )
-from raymq.record.hashing import tags_code
-from raymq.record.layout import windows
+from raymq.records.format.hashing import tags_code
+from raymq.records.format.layout import windows
+from raymq.records.kernels.fields import Bytes, FieldOffsets, Ints
+from raymq.records.kernels.property_shapes import PropertyShape, find_property_shapes
 
 _SEPARATOR: Final = 0x02
 _DIGITS_MAX: Final = 18

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from raymq.errors import ClientStateError, MessageIllegalError
-from raymq.record.encode import ProducerSequence
+from raymq.common.errors import ClientStateError, MessageIllegalError
+from raymq.records.format.encode import ProducerSequence
 
 SEQUENCE_RANGES_KEPT: Final = 5
 """The number of newest ranges that are remembered of a producer in a queue."""

@@ -1,4 +1,5 @@
-"""The progress of delivery in each delay queue (raymq.delay), in memory and on disk, and the codes of their units.
+"""The progress of delivery in each delay queue (raymq.common.delay), in memory and on disk, and the codes of their
+units.
 
 On disk
     config/delayOffset.json     {"offsetTable": {"3": 17}}      level 3 is delivered up to offset 17 of its queue
@@ -23,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.delay import (
+from raymq.common.delay import (
     TIMER_RECALL_QUEUE,
     TIMER_ROLL_MS,
     TIMER_ROLL_QUEUE,
@@ -31,8 +32,8 @@ from raymq.delay import (
     is_waiting_topic,
     level_delay_ms,
 )
-from raymq.errors import StoreCorruptError
-from raymq.names import SCHEDULE_TOPIC
+from raymq.common.errors import StoreCorruptError
+from raymq.common.names import SCHEDULE_TOPIC
 from storage.files.config_files import ConfigFiles, parse_fastjson
 from storage.queue.consume_queue import ConsumeQueue
 
@@ -167,7 +168,7 @@ def _damaged(name: str) -> StoreCorruptError:
 def waiting_codes(
     source: Source, deliver_at_ms: NDArray[np.int64], store_timestamp_ms: int, levels_ms: tuple[int, ...]
 ) -> NDArray[np.int64]:
-    """The codes of units whose records are stored now in `source` (raymq.delay.waiting_code computes it for one
+    """The codes of units whose records are stored now in `source` (raymq.common.delay.waiting_code computes it for one
     record).
 
     `deliver_at_ms` matters in the timer queues only.

@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any, Final
 
-from raymq.java_text import parse_number
-from raymq.message import (
+from raymq.common.java_text import parse_number
+from raymq.common.message import (
     PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_REAL_TOPIC,
@@ -31,9 +31,9 @@ from raymq.message import (
     PROPERTY_TRANSACTION_ID,
     PROPERTY_UNIQ_KEY,
 )
-from raymq.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_TOPICS
-from raymq.record.dispatch import DispatchView
-from raymq.record.layout import (
+from raymq.common.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_TOPICS
+from raymq.records.format.dispatch import DispatchView
+from raymq.records.format.layout import (
     SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
     Buffer,

@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from raymq.message import PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET
-from raymq.names import (
+from raymq.common.message import PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET
+from raymq.common.names import (
     DLQ_PREFIX,
     INTERNAL_TOPIC_NAME_MAX,
     LMQ_PREFIX,
@@ -27,8 +27,8 @@ from raymq.names import (
     SYSTEM_PREFIX,
     TRANSACTION_TOPICS,
 )
-from raymq.record.dispatch import DispatchView
-from raymq.record.layout import MIN_RECORD_SIZE
+from raymq.records.format.dispatch import DispatchView
+from raymq.records.format.layout import MIN_RECORD_SIZE
 from storage.dispatch.record_check import can_be_topic
 from storage.queue.queue_table import QueueTable
 

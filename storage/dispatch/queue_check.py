@@ -12,12 +12,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.errors import DataLossError
-from raymq.kernels.fields import Ints
-from raymq.logfiles.ext_units import EXT_ADDRESS_MAX
-from raymq.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
-from raymq.record.dispatch import dispatch_view
-from raymq.record.layout import RecordError
+from raymq.common.errors import DataLossError
+from raymq.records.format.dispatch import dispatch_view
+from raymq.records.format.layout import RecordError
+from raymq.records.kernels.fields import Ints
+from raymq.records.logfiles.ext_units import EXT_ADDRESS_MAX
+from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
 from storage.dispatch.multi_dispatch import units_elsewhere
 from storage.queue.consume_queue import ConsumeQueue
 

@@ -1,7 +1,7 @@
 """Reads thousands of log records at a time into columns: checked, and with the fields that recovery needs.
 
-A block holds what `raymq.record.check.check_record` and `dispatch_view` say of each record, a column at a time. There
-is a block only for ordinary records. On any doubt (damage, an implausible record, a property that occurs twice, a
+A block holds what `raymq.records.format.check.check_record` and `dispatch_view` say of each record, a column at a time.
+There is a block only for ordinary records. On any doubt (damage, an implausible record, a property that occurs twice, a
 number with other characters than digits) there is none, and the caller has to read those records one by one.
 """
 
@@ -14,13 +14,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.delay import is_waiting_topic, names_real_topic
-from raymq.kernels.fields import Bytes, FieldOffsets, Ints, find_fields
-from raymq.message import PROPERTY_REAL_TOPIC
-from raymq.names import TRANSACTION_TOPICS
-from raymq.record.crc import body_crcs, wrong_seals
-from raymq.record.dispatch import DispatchView, dispatch_view
-from raymq.record.layout import (
+from raymq.common.delay import is_waiting_topic, names_real_topic
+from raymq.common.message import PROPERTY_REAL_TOPIC
+from raymq.common.names import TRANSACTION_TOPICS
+from raymq.records.format.crc import body_crcs, wrong_seals
+from raymq.records.format.dispatch import DispatchView, dispatch_view
+from raymq.records.format.layout import (
     MIN_RECORD_SIZE,
     SYS_FLAG_INNER_BATCH,
     SYS_FLAG_TRANSACTION_COMMIT,
@@ -29,7 +28,8 @@ from raymq.record.layout import (
     SYS_FLAG_TRANSACTION_ROLLBACK,
     RecordError,
 )
-from raymq.record.walk import walk_records
+from raymq.records.format.walk import walk_records
+from raymq.records.kernels.fields import Bytes, FieldOffsets, Ints, find_fields
 from storage.dispatch.block_properties import Producers, distinct_texts, read_properties
 from storage.dispatch.record_check import can_be_topic, is_torn
 

@@ -1,4 +1,4 @@
-"""Further checks of a record, beside those of its own fields and CRC (`raymq.record.check.check_record`).
+"""Further checks of a record, beside those of its own fields and CRC (`raymq.records.format.check.check_record`).
 
 A record's CRC covers its body only. Recovery also ends the log before a record that is implausible or torn. A replica
 refuses an implausible one; only the store that crashed can tell that one is torn.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from raymq.record.check import check_record
-from raymq.record.dispatch import DispatchView, dispatch_view
-from raymq.record.layout import MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH, find_sections, read_header
+from raymq.records.format.check import check_record
+from raymq.records.format.dispatch import DispatchView, dispatch_view
+from raymq.records.format.layout import MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH, find_sections, read_header
 
 SECTOR_BYTES: Final = 512
 """The size of the pieces that a disk writes as a whole, or not at all."""

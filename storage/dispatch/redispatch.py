@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.kernels.fields import Ints
-from raymq.logfiles.log_reader import LogReader
-from raymq.protocol.store import Hole
-from raymq.record.dispatch import DispatchView
-from raymq.record.layout import MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH
+from raymq.common.protocol.store import Hole
+from raymq.records.format.dispatch import DispatchView
+from raymq.records.format.layout import MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH
+from raymq.records.kernels.fields import Ints
+from raymq.records.logfiles.log_reader import LogReader
 from storage.dispatch.batch_dispatch import QueueGapError, belongs_to_batches, put_batch
 from storage.dispatch.block_dedup import producers_of, remember_producer
 from storage.dispatch.dedup import DedupTable

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from raymq.errors import InvalidArgumentError, StoreCorruptError
+from raymq.common.errors import InvalidArgumentError, StoreCorruptError
 from storage.files import disk
 from storage.files.damage import DamageNotes
 from storage.files.reserve import write_with_reserve

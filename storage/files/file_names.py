@@ -9,8 +9,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from raymq.errors import StoreCorruptError
-from raymq.logfiles.directory import file_name
+from raymq.common.errors import StoreCorruptError
+from raymq.records.logfiles.directory import file_name
 from storage.files import disk
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from raymq.errors import StoreCorruptError, StoreError
-from raymq.record.crc import crc32
+from raymq.common.errors import StoreCorruptError, StoreError
+from raymq.records.format.crc import crc32
 from storage.files import disk
 
 REWRITE_LINES: Final = 10_000

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from raymq.config.store import COMMIT_LOG_DIR
-from raymq.errors import StoreLockedError
+from raymq.common.config.store import COMMIT_LOG_DIR
+from raymq.common.errors import StoreLockedError
 from storage.files import disk
 
 LOCK_FILE: Final = "lock"

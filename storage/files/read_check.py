@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from raymq.errors import StoreError
+from raymq.common.errors import StoreError
 from storage.files import disk
 
 CHECK_MAX_S: Final = 60.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from raymq.record.crc import crc32
+from raymq.records.format.crc import crc32
 
 _BITS: Final = 32
 _SEAL_BYTES: Final = _BITS + 2

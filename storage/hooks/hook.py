@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Final
 
-from raymq.errors import ConfigError
-from raymq.hooks import HookedBatch
-from raymq.protocol.store import HookFigures
-from raymq.shipping import deferred_kind
+from raymq.common.errors import ConfigError
+from raymq.common.protocol.store import HookFigures
+from raymq.common.shipping import deferred_kind
+from raymq.records.hooks import HookedBatch
 
 logger = logging.getLogger(__name__)
 

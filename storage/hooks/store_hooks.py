@@ -12,17 +12,17 @@ from contextlib import ExitStack
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
-from raymq.config.store import StoreSettings
-from raymq.delay import names_real_topic
-from raymq.errors import MessageIllegalError, MessageRefusedError, SystemBusyError
-from raymq.hooks import FetchedBatch, PutBatch
-from raymq.kernels.check import validate_batch
-from raymq.message import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, PullStatus
-from raymq.names import is_system_topic
-from raymq.protocol.store import FetchRequest, FetchResult, HookFigures
-from raymq.record.decode import decode_record
-from raymq.record.encode import EncodedBatch
-from raymq.record.layout import RecordError
+from raymq.common.config.store import StoreSettings
+from raymq.common.delay import names_real_topic
+from raymq.common.errors import MessageIllegalError, MessageRefusedError, SystemBusyError
+from raymq.common.message import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, PullStatus
+from raymq.common.names import is_system_topic
+from raymq.common.protocol.store import FetchRequest, FetchResult, HookFigures
+from raymq.records.format.decode import decode_record
+from raymq.records.format.encode import EncodedBatch
+from raymq.records.format.layout import RecordError
+from raymq.records.hooks import FetchedBatch, PutBatch
+from raymq.records.kernels.check import validate_batch
 from storage.append.durability import WriteBatches, Written
 from storage.hooks.hook import Hook
 

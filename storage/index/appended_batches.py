@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from raymq.errors import DataLossError
-from raymq.kernels.fields import Ints
-from raymq.kernels.index_hashes import have_only_these_ids, id_range_hashes
-from raymq.logfiles.log_reader import LogReader
-from raymq.record.encode import EncodedBatch
-from raymq.record.message_id import IdRange
+from raymq.common.errors import DataLossError
+from raymq.records.format.encode import EncodedBatch
+from raymq.records.format.message_id import IdRange
+from raymq.records.kernels.fields import Ints
+from raymq.records.kernels.index_hashes import have_only_these_ids, id_range_hashes
+from raymq.records.logfiles.log_reader import LogReader
 from storage.index.index_file import IndexEntries
 
 RECORDS_MIN: Final = 64

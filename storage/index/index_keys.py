@@ -12,21 +12,21 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.java_text import decode_utf8
-from raymq.kernels.fields import Bytes, FieldOffsets, Ints, find_fields
-from raymq.kernels.index_hashes import key_hashes
-from raymq.kernels.property_shapes import PropertyShape, Values, find_property_shapes
-from raymq.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
-from raymq.record.dispatch import dispatch_view
-from raymq.record.hashing import index_key_hash, java_hash
-from raymq.record.inner_batch import inner_keys
-from raymq.record.layout import (
+from raymq.common.java_text import decode_utf8
+from raymq.common.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
+from raymq.records.format.dispatch import dispatch_view
+from raymq.records.format.hashing import index_key_hash, java_hash
+from raymq.records.format.inner_batch import inner_keys
+from raymq.records.format.layout import (
     SYS_FLAG_INNER_BATCH,
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_ROLLBACK,
     RecordError,
     windows,
 )
+from raymq.records.kernels.fields import Bytes, FieldOffsets, Ints, find_fields
+from raymq.records.kernels.index_hashes import key_hashes
+from raymq.records.kernels.property_shapes import PropertyShape, Values, find_property_shapes
 from storage.index.index_file import IndexEntries
 
 logger = logging.getLogger(__name__)

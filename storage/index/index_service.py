@@ -31,11 +31,11 @@ from typing import Final
 
 import numpy as np
 
-from raymq.errors import DataLossError
-from raymq.logfiles.log_reader import LogReader
-from raymq.record.check import check_record
-from raymq.record.hashing import index_key_hash
-from raymq.record.layout import RecordError
+from raymq.common.errors import DataLossError
+from raymq.records.format.check import check_record
+from raymq.records.format.hashing import index_key_hash
+from raymq.records.format.layout import RecordError
+from raymq.records.logfiles.log_reader import LogReader
 from storage.files import disk
 from storage.files.damage import DamageNotes
 from storage.index.appended_batches import AppendedBatches, index_entries_of

@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from raymq.record.crc import crc32
+from raymq.records.format.crc import crc32
 from storage.files import disk
 from storage.files.damage import DamageNotes
 from storage.index.index_file import IndexHeader, IndexShape

@@ -16,7 +16,7 @@ import logging
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from raymq.record.crc import crc32
+from raymq.records.format.crc import crc32
 from storage.files import disk
 from storage.files.damage import DamageNotes
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.errors import MessageIllegalError
-from raymq.record.layout import BLANK_LENGTH
+from raymq.common.errors import MessageIllegalError
+from raymq.records.format.layout import BLANK_LENGTH
 
 
 class AppendSpan(NamedTuple):

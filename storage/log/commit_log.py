@@ -26,9 +26,9 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.config.store import FlushDiskType, StoreSettings
-from raymq.errors import InvalidArgumentError
-from raymq.record.layout import BLANK_LENGTH
+from raymq.common.config.store import FlushDiskType, StoreSettings
+from raymq.common.errors import InvalidArgumentError
+from raymq.records.format.layout import BLANK_LENGTH
 from storage.files import disk
 from storage.files.disk import Bytes
 from storage.files.mapped_file import MappedFile

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from raymq.config.store import StoreSettings
+from raymq.common.config.store import StoreSettings
 from storage.files.disk import PAGE_BYTES
 from storage.log.commit_log import CommitLog
 from storage.log.flush_service import FLUSH_STOP_TIMEOUT_S

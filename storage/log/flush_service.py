@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from raymq.config.store import StoreSettings
+from raymq.common.config.store import StoreSettings
 from storage.files.disk import PAGE_BYTES
 from storage.log.commit_log import CommitLog
 

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from raymq.protocol.store import Hole
-from raymq.record.check import check_record
-from raymq.record.crc import body_crc, crc32, seal_holds
-from raymq.record.layout import MAGIC_V1, MAGIC_V2, RecordError, find_sections, read_header
+from raymq.common.protocol.store import Hole
+from raymq.records.format.check import check_record
+from raymq.records.format.crc import body_crc, crc32, seal_holds
+from raymq.records.format.layout import MAGIC_V1, MAGIC_V2, RecordError, find_sections, read_header
 from storage.files import disk
 from storage.files.damage import DamageNotes
 

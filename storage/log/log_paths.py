@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from raymq.config.store import COMMIT_LOG_DIR, StoreSettings
-from raymq.errors import StoreCorruptError
-from raymq.logfiles.directory import file_name
+from raymq.common.config.store import COMMIT_LOG_DIR, StoreSettings
+from raymq.common.errors import StoreCorruptError
+from raymq.records.logfiles.directory import file_name
 from storage.files import disk
 from storage.files.disk_usage import disk_usage
 from storage.files.file_names import list_files

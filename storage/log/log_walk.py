@@ -13,10 +13,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from raymq.kernels.fields import Bytes, Ints
-from raymq.logfiles.log_reader import LogReader
-from raymq.record.check import check_record
-from raymq.record.layout import (
+from raymq.records.format.check import check_record
+from raymq.records.format.layout import (
     BLANK_LENGTH,
     BLANK_MAGIC,
     MAGIC_OFFSET,
@@ -25,7 +23,9 @@ from raymq.record.layout import (
     RecordError,
     read_header,
 )
-from raymq.record.walk import is_blank, walk_records
+from raymq.records.format.walk import is_blank, walk_records
+from raymq.records.kernels.fields import Bytes, Ints
+from raymq.records.logfiles.log_reader import LogReader
 
 _SEARCH_BYTES: Final = 1 << 20
 """The bytes that are searched for a magic at a time."""

@@ -27,8 +27,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Final
 
-from raymq.kernels.stamp import stamp_at
-from raymq.record.layout import BLANK_LENGTH, encode_blank
+from raymq.records.format.layout import BLANK_LENGTH, encode_blank
+from raymq.records.kernels.stamp import stamp_at
 from storage.files.disk import Bytes
 from storage.files.mapped_file import MappedFile
 

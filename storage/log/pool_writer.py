@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from raymq.record.layout import BLANK_LENGTH
+from raymq.records.format.layout import BLANK_LENGTH
 from storage.files.disk import Bytes
 from storage.log.log_writer import LogWriter, Stamp
 from storage.log.transient_store_pool import TransientStorePool

@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar, Final
 
-from raymq.logfiles.log_reader import LogReader
-from raymq.names import is_light_queue
+from raymq.common.names import is_light_queue
+from raymq.records.logfiles.log_reader import LogReader
 from storage.files.write_handles import WriteHandles
 from storage.queue.queue_files import QueueFiles
 

@@ -1,8 +1,8 @@
 """One queue of inner batches: the positions of its records in the log, and their queue offsets.
 
-On disk: raymq/logfiles/batch_queue_units.py; files of 300,000 units. Unlike in a consume queue, the position of a unit
-says nothing of queue offsets. Units are numbered from 0 by position, and each names the queue offset of its record's
-first message, and how many there are.
+On disk: raymq/records/logfiles/batch_queue_units.py; files of 300,000 units. Unlike in a consume queue, the position of
+a unit says nothing of queue offsets. Units are numbered from 0 by position, and each names the queue offset of its
+record's first message, and how many there are.
 
 Units are written right after their records (storage/append/inner_batches.py); those that a crash took, and those of
 another replica's records, come from the log (storage/dispatch/batch_dispatch.py).
@@ -18,10 +18,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.config.store import BATCH_UNIT_BYTES
-from raymq.logfiles.batch_queue_units import read_units
-from raymq.logfiles.directory import BATCH_CONSUME_QUEUE_DIR
-from raymq.protocol.store import Boundary
+from raymq.common.config.store import BATCH_UNIT_BYTES
+from raymq.common.protocol.store import Boundary
+from raymq.records.logfiles.batch_queue_units import read_units
+from raymq.records.logfiles.directory import BATCH_CONSUME_QUEUE_DIR
 from storage.queue.base_queue import BaseConsumeQueue
 
 _UNIT: Final = struct.Struct(">qiqqqhii")

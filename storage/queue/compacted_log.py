@@ -27,12 +27,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.errors import StoreCorruptError
-from raymq.filters.columns import matching
-from raymq.filters.sql import SqlFilter
-from raymq.logfiles.own_records import with_places_of
-from raymq.message import PullStatus
-from raymq.protocol.store import Boundary, FetchRequest, FetchResult
+from raymq.common.errors import StoreCorruptError
+from raymq.common.message import PullStatus
+from raymq.common.protocol.store import Boundary, FetchRequest, FetchResult
+from raymq.records.filters.columns import matching
+from raymq.records.filters.sql import SqlFilter
+from raymq.records.logfiles.own_records import with_places_of
 from storage.files import disk
 
 COMPACTION_DIR: Final = "compaction"

@@ -22,12 +22,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.config.store import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
-from raymq.errors import DataLossError, StoreCorruptError
-from raymq.kernels.stamp import begins_of, fill_units, units_of
-from raymq.logfiles.directory import CONSUME_QUEUE_DIR
-from raymq.logfiles.log_reader import PRE_BLANK_SIZE
-from raymq.record.layout import UNIT_DTYPE, RecordError, read_header
+from raymq.common.config.store import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
+from raymq.common.errors import DataLossError, StoreCorruptError
+from raymq.records.format.layout import UNIT_DTYPE, RecordError, read_header
+from raymq.records.kernels.stamp import begins_of, fill_units, units_of
+from raymq.records.logfiles.directory import CONSUME_QUEUE_DIR
+from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE
 from storage.queue.base_queue import NO_LIMIT, BaseConsumeQueue
 from storage.queue.compacted_log import CompactedLog
 

@@ -1,7 +1,7 @@
 """Consume queues with an extension, which has a unit for each message, with its tag code and store time.
 
-On disk: raymq/logfiles/ext_units.py. It is written with enable_consume_queue_ext, which is off by default, and read
-always. Of a topic whose messages wait (raymq.delay) there is none: its units hold times.
+On disk: raymq/records/logfiles/ext_units.py. It is written with enable_consume_queue_ext, which is off by default, and
+read always. Of a topic whose messages wait (raymq.common.delay) there is none: its units hold times.
 
 raymq has no bitmaps, so everything in an extension is in the records too, and it need not be complete: a message whose
 unit the disk does not take has its tag code in the consume queue. It ends with the unit that the consume queue's last
@@ -18,12 +18,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.config.store import StoreSettings
-from raymq.delay import is_waiting_topic
-from raymq.errors import StoreCorruptError
-from raymq.logfiles.directory import CONSUME_QUEUE_EXT_DIR
-from raymq.logfiles.ext_units import EXT_ADDRESS_MAX, EXT_UNIT_DTYPE, addresses_of, offsets_of
-from raymq.logfiles.log_reader import LogReader
+from raymq.common.config.store import StoreSettings
+from raymq.common.delay import is_waiting_topic
+from raymq.common.errors import StoreCorruptError
+from raymq.records.logfiles.directory import CONSUME_QUEUE_EXT_DIR
+from raymq.records.logfiles.ext_units import EXT_ADDRESS_MAX, EXT_UNIT_DTYPE, addresses_of, offsets_of
+from raymq.records.logfiles.log_reader import LogReader
 from storage.files.write_handles import WriteHandles
 from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.queue_files import QueueFiles

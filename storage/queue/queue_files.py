@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from raymq.logfiles.directory import file_name
+from raymq.records.logfiles.directory import file_name
 from storage.files import disk
 from storage.files.file_names import list_starts
 from storage.files.mapped_file import MappedFile, allocate

@@ -19,12 +19,12 @@ from glob import escape
 from pathlib import Path
 from typing import Final, TypedDict
 
-from raymq.config.store import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES, StoreSettings
-from raymq.errors import MessageIllegalError
-from raymq.logfiles.directory import BATCH_CONSUME_QUEUE_DIR, CONSUME_QUEUE_DIR, CONSUME_QUEUE_EXT_DIR
-from raymq.logfiles.log_reader import LogReader
-from raymq.names import is_light_queue
-from raymq.record.layout import MIN_RECORD_SIZE
+from raymq.common.config.store import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES, StoreSettings
+from raymq.common.errors import MessageIllegalError
+from raymq.common.names import is_light_queue
+from raymq.records.format.layout import MIN_RECORD_SIZE
+from raymq.records.logfiles.directory import BATCH_CONSUME_QUEUE_DIR, CONSUME_QUEUE_DIR, CONSUME_QUEUE_EXT_DIR
+from raymq.records.logfiles.log_reader import LogReader
 from storage.files import disk
 from storage.files.config_files import ConfigFiles, parse_fastjson
 from storage.files.write_handles import WriteHandles

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-from raymq.errors import InvalidArgumentError
-from raymq.protocol.attributes import TopicAttributes
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.protocol.attributes import TopicAttributes
 from storage.files.config_files import ConfigFiles, parse_fastjson
 
 TOPICS_FILE: Final = "topics.json"

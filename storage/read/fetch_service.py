@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from raymq.errors import DataLossError, InvalidArgumentError
-from raymq.logfiles.log_reader import LogReader
-from raymq.message import PullStatus
-from raymq.protocol.store import FetchRequest, FetchResult, QueueEnds, QueuePosition
+from raymq.common.errors import DataLossError, InvalidArgumentError
+from raymq.common.message import PullStatus
+from raymq.common.protocol.store import FetchRequest, FetchResult, QueueEnds, QueuePosition
+from raymq.records.logfiles.log_reader import LogReader
 from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.queue_table import QueueTable
 from storage.read.long_polls import LongPolls

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from raymq.errors import SystemBusyError
+from raymq.common.errors import SystemBusyError
 
 QueueKey = tuple[str, int]
 

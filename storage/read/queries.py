@@ -12,15 +12,14 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from raymq.errors import BodyUnreadableError, DataLossError, InvalidArgumentError
-from raymq.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
-from raymq.names import check_topic
-from raymq.protocol.store import Boundary, QueryResult
-from raymq.record.check import check_record
-from raymq.record.dispatch import DispatchView, dispatch_view
-from raymq.record.hashing import index_key_hash
-from raymq.record.inner_batch import inner_keys, split_inner_batch
-from raymq.record.layout import (
+from raymq.common.errors import BodyUnreadableError, DataLossError, InvalidArgumentError
+from raymq.common.names import check_topic
+from raymq.common.protocol.store import Boundary, QueryResult
+from raymq.records.format.check import check_record
+from raymq.records.format.dispatch import DispatchView, dispatch_view
+from raymq.records.format.hashing import index_key_hash
+from raymq.records.format.inner_batch import inner_keys, split_inner_batch
+from raymq.records.format.layout import (
     BLANK_MAGIC,
     MAGIC_V1,
     MAGIC_V2,
@@ -29,7 +28,8 @@ from raymq.record.layout import (
     RecordError,
     read_header,
 )
-from raymq.record.walk import is_blank
+from raymq.records.format.walk import is_blank
+from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
 from storage.dispatch.queue_check import leads_to_own
 from storage.dispatch.record_blocks import is_queued
 from storage.index.index_service import IndexService

@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from raymq.errors import DataLossError
-from raymq.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
-from raymq.names import is_light_queue
-from raymq.record.dispatch import DispatchView, dispatch_view
-from raymq.record.layout import RecordError
+from raymq.common.errors import DataLossError
+from raymq.common.names import is_light_queue
+from raymq.records.format.dispatch import DispatchView, dispatch_view
+from raymq.records.format.layout import RecordError
+from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
 from storage.dispatch.queue_check import leads_to_own
 from storage.log.log_walk import walk_log
 from storage.parts import StoreParts

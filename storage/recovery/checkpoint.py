@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from raymq.record.crc import crc32
+from raymq.records.format.crc import crc32
 from storage.files import disk
 from storage.files.damage import DamageNotes
 

@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from raymq.logfiles.directory import file_name
+from raymq.records.logfiles.directory import file_name
 from storage.files import disk
 from storage.log.commit_log import CommitLog
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Final
 
-from raymq.protocol.store import Hole
-from raymq.record.check import check_record
-from raymq.record.dispatch import DispatchView, dispatch_view
-from raymq.record.layout import (
+from raymq.common.protocol.store import Hole
+from raymq.records.format.check import check_record
+from raymq.records.format.dispatch import DispatchView, dispatch_view
+from raymq.records.format.layout import (
     BLANK_LENGTH,
     MAGIC_V1,
     MAGIC_V2,

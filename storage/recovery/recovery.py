@@ -29,11 +29,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from raymq.names import HALF_TOPIC, OP_HALF_TOPIC
-from raymq.protocol.store import Hole
-from raymq.record.check import check_record
-from raymq.record.dispatch import DispatchView, dispatch_view
-from raymq.record.layout import RecordError
+from raymq.common.names import HALF_TOPIC, OP_HALF_TOPIC
+from raymq.common.protocol.store import Hole
+from raymq.records.format.check import check_record
+from raymq.records.format.dispatch import DispatchView, dispatch_view
+from raymq.records.format.layout import RecordError
 from storage.dispatch.batch_dispatch import QueueGapError
 from storage.dispatch.half_messages import HALF_QUEUE_ID
 from storage.dispatch.queue_check import misplaced_file

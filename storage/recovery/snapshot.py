@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from raymq.errors import DataLossError
-from raymq.logfiles.log_reader import LogReader
-from raymq.record.crc import crc32
+from raymq.common.errors import DataLossError
+from raymq.records.format.crc import crc32
+from raymq.records.logfiles.log_reader import LogReader
 from storage.dispatch.dedup import ProducerRow
 from storage.dispatch.half_messages import HalfMessages
 from storage.files import disk

@@ -18,14 +18,14 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.errors import InvalidArgumentError, StoreNotWritableError
-from raymq.kernels.fields import Ints
-from raymq.names import HALF_TOPIC, OP_HALF_TOPIC, STATE_TOPIC
-from raymq.protocol.store import Hole, HoleCopy, HoleUnit
-from raymq.record.check import check_record
-from raymq.record.dispatch import DispatchView, dispatch_view
-from raymq.record.inner_batch import inner_batch
-from raymq.record.layout import BLANK_LENGTH, SYS_FLAG_INNER_BATCH, RecordError
+from raymq.common.errors import InvalidArgumentError, StoreNotWritableError
+from raymq.common.names import HALF_TOPIC, OP_HALF_TOPIC, STATE_TOPIC
+from raymq.common.protocol.store import Hole, HoleCopy, HoleUnit
+from raymq.records.format.check import check_record
+from raymq.records.format.dispatch import DispatchView, dispatch_view
+from raymq.records.format.inner_batch import inner_batch
+from raymq.records.format.layout import BLANK_LENGTH, SYS_FLAG_INNER_BATCH, RecordError
+from raymq.records.kernels.fields import Ints
 from storage.append.appender import Appender
 from storage.dispatch.batch_dispatch import belongs_to_batches, is_good_batch, put_batch
 from storage.dispatch.block_dedup import producers_of, remember_producer

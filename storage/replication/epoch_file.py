@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from raymq.errors import InvalidArgumentError, StoreCorruptError
-from raymq.record.crc import body_crc
+from raymq.common.errors import InvalidArgumentError, StoreCorruptError
+from raymq.records.format.crc import body_crc
 from storage.files import disk
 from storage.files.reserve import write_with_reserve
 from storage.replication.epochs import ConfirmFloor, EpochEntry

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from raymq.protocol.store import HoleCopy
+from raymq.common.protocol.store import HoleCopy
 
 
 class EpochEntry(NamedTuple):

@@ -16,15 +16,15 @@ from typing import Final
 
 import numpy as np
 
-from raymq.config.store import StoreSettings
-from raymq.errors import DataLossError, InvalidArgumentError, StoreCorruptError
-from raymq.logfiles.log_reader import LogReader
-from raymq.names import STATE_TOPIC
-from raymq.protocol.store import Hole, HoleCopy, HoleUnit
-from raymq.record.check import check_record
-from raymq.record.dispatch import dispatch_view
-from raymq.record.layout import RecordError
-from raymq.record.walk import is_blank, walk_records
+from raymq.common.config.store import StoreSettings
+from raymq.common.errors import DataLossError, InvalidArgumentError, StoreCorruptError
+from raymq.common.names import STATE_TOPIC
+from raymq.common.protocol.store import Hole, HoleCopy, HoleUnit
+from raymq.records.format.check import check_record
+from raymq.records.format.dispatch import dispatch_view
+from raymq.records.format.layout import RecordError
+from raymq.records.format.walk import is_blank, walk_records
+from raymq.records.logfiles.log_reader import LogReader
 from storage.append.appender import Appender
 from storage.append.write_gate import WriteGate
 from storage.files import disk

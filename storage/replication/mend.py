@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from raymq.errors import InvalidArgumentError
-from raymq.protocol.store import Hole
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.protocol.store import Hole
 from storage.dispatch.block_dedup import remember_producer
 from storage.dispatch.multi_dispatch import QueueUnit, units_elsewhere
 from storage.dispatch.record_blocks import is_queued

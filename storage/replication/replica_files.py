@@ -15,7 +15,7 @@ import json
 import secrets
 from typing import Any, Final
 
-from raymq.errors import StoreCorruptError
+from raymq.common.errors import StoreCorruptError
 from storage.files.config_files import ConfigFiles
 from storage.replication.epochs import SyncStateSet
 

@@ -24,8 +24,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, Protocol
 
-from raymq.errors import ServiceNotAvailableError
-from raymq.protocol.store import DeletedRange, RetentionStatus
+from raymq.common.errors import ServiceNotAvailableError
+from raymq.common.protocol.store import DeletedRange, RetentionStatus
 from storage.files import disk
 from storage.files.config_files import parse_fastjson
 from storage.files.disk_usage import UNKNOWN_USAGE, NoRoomError, disk_free_bytes, disk_usage

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from raymq.config.store import StoreOptions
+from raymq.common.config.store import StoreOptions
 from storage.files.disk_usage import UNKNOWN_USAGE
 
 HOUR_MS: Final = 3_600_000

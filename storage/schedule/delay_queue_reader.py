@@ -3,9 +3,9 @@
 The reader keeps nothing: it looks at the store's own parts. The messages it reads may not be on disk yet: a delivery
 comes after its source in the log, so a power cut that takes the source takes the delivery too.
 
-A record is compared with its unit, as readers of other queues do (raymq/logfiles/own_records.py). If they disagree, the
-store first makes the unit again from the log. What disagrees then is a damaged record: its size is corrected, and any
-other damage makes it unreadable.
+A record is compared with its unit, as readers of other queues do (raymq/records/logfiles/own_records.py). If they
+disagree, the store first makes the unit again from the log. What disagrees then is a damaged record: its size is
+corrected, and any other damage makes it unreadable.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.delay import is_waiting_topic
-from raymq.errors import DataLossError
-from raymq.logfiles.log_reader import PRE_BLANK_SIZE
-from raymq.logfiles.own_records import is_at, with_places
-from raymq.record.dispatch import dispatch_view
-from raymq.record.layout import IPV6_HOST_BYTES, UNIT_DTYPE, RecordError
+from raymq.common.delay import is_waiting_topic
+from raymq.common.errors import DataLossError
+from raymq.records.format.dispatch import dispatch_view
+from raymq.records.format.layout import IPV6_HOST_BYTES, UNIT_DTYPE, RecordError
+from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE
+from raymq.records.logfiles.own_records import is_at, with_places
 from storage.append.appender import Appender
 from storage.dispatch.delivery_progress import Source, SourceProgress
 from storage.parts import StoreParts

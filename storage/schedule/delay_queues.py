@@ -11,7 +11,7 @@ returns stays due until `done` is called with it.
                   (time, offset).
 
 For a TimerQueue's order to be complete, a unit that is appended after `due` was called with a time must have a later
-one. The store takes care of that (raymq.delay), as long as it was told that time before.
+one. The store takes care of that (raymq.common.delay), as long as it was told that time before.
 """
 
 from __future__ import annotations

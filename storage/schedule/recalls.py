@@ -14,17 +14,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from raymq.delay import TIMER_RECALL_QUEUE, TIMER_TOPIC
-from raymq.java_text import parse_number
-from raymq.message import (
+from raymq.common.delay import TIMER_RECALL_QUEUE, TIMER_TOPIC
+from raymq.common.java_text import parse_number
+from raymq.common.message import (
     PROPERTY_REAL_TOPIC,
     PROPERTY_TIMER_DELETE_KEY,
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_UNIQ_KEY,
 )
-from raymq.protocol.recall import delete_key
-from raymq.record.layout import RecordError, decode_properties
-from raymq.record.rewrite import split_record
+from raymq.common.protocol.recall import delete_key
+from raymq.records.format.layout import RecordError, decode_properties
+from raymq.records.format.rewrite import split_record
 from storage.dispatch.delivery_progress import Source
 from storage.schedule.delay_queue_reader import DelayQueueReader
 from storage.schedule.delay_queues import Bounds, Due

@@ -1,8 +1,9 @@
 """The scheduler stores delayed messages in the queues they are for, once they are due.
 
-In each round it visits the delay queues (raymq.delay), takes the due messages of each (storage.schedule.delay_queues),
-and appends them as any producer would. A message that is due in more than a day is filed again, nearer to its time: so
-no message keeps the log's files for longer than about a day after it was stored last.
+In each round it visits the delay queues (raymq.common.delay), takes the due messages of each
+(storage.schedule.delay_queues), and appends them as any producer would. A message that is due in more than a day is
+filed again, nearer to its time: so no message keeps the log's files for longer than about a day after it was stored
+last.
 
 The rules are RocketMQ's (spec/storage.md §12): a message that cannot be read, or whose target is the half topic, is
 given up with a line in the log; a put that was refused is tried again in 100 ms. Unlike in RocketMQ, a put that was
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from raymq.delay import (
+from raymq.common.delay import (
     TIMER_RECALL_QUEUE,
     TIMER_ROLL_MS,
     TIMER_ROLL_QUEUE,
@@ -29,15 +30,15 @@ from raymq.delay import (
     timer_queue,
     timer_queue_hours,
 )
-from raymq.errors import IllegalNameError, MessageIllegalError, RaymqError
-from raymq.kernels.moved_records import MovedRecord, move_waiting_records
-from raymq.names import HALF_TOPIC, SCHEDULE_TOPIC
-from raymq.protocol.recall import RECALLED_TOPIC
-from raymq.protocol.store import ScheduleStatus
-from raymq.record.encode import ProducerSequence
-from raymq.record.hashing import tags_code
-from raymq.record.layout import RecordError
-from raymq.record.rewrite import WaitingRecord, move_record, read_waiting
+from raymq.common.errors import IllegalNameError, MessageIllegalError, RaymqError
+from raymq.common.names import HALF_TOPIC, SCHEDULE_TOPIC
+from raymq.common.protocol.recall import RECALLED_TOPIC
+from raymq.common.protocol.store import ScheduleStatus
+from raymq.records.format.encode import ProducerSequence
+from raymq.records.format.hashing import tags_code
+from raymq.records.format.layout import RecordError
+from raymq.records.format.rewrite import WaitingRecord, move_record, read_waiting
+from raymq.records.kernels.moved_records import MovedRecord, move_waiting_records
 from storage.dispatch.delivery_progress import Delivery, Source
 from storage.schedule.delay_queue_reader import DelayQueueReader
 from storage.schedule.delay_queues import Bounds, Due, LevelQueue, TimerQueue

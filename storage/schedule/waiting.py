@@ -11,9 +11,9 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.delay import TIMER_RECALL_QUEUE, TIMER_ROLL_QUEUE, TIMER_TOPIC
-from raymq.names import SCHEDULE_TOPIC
-from raymq.protocol.delayed import DelayedInStore
+from raymq.common.delay import TIMER_RECALL_QUEUE, TIMER_ROLL_QUEUE, TIMER_TOPIC
+from raymq.common.names import SCHEDULE_TOPIC
+from raymq.common.protocol.delayed import DelayedInStore
 from storage.dispatch.delivery_progress import Source, SourceProgress
 from storage.schedule.delay_queues import Bounds
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from raymq.message import (
+from raymq.common.message import (
     PROPERTY_DELAY,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
@@ -15,11 +15,11 @@ from raymq.message import (
     PROPERTY_WAIT,
     Message,
 )
-from raymq.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
-from raymq.record.encode import encode_batch
-from raymq.record.hashing import tags_code
-from raymq.record.layout import SYS_FLAG_TRANSACTION_COMMIT, RecordError, decode_properties
-from raymq.record.rewrite import RecordParts, build_record, split_record
+from raymq.common.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
+from raymq.records.format.encode import encode_batch
+from raymq.records.format.hashing import tags_code
+from raymq.records.format.layout import SYS_FLAG_TRANSACTION_COMMIT, RecordError, decode_properties
+from raymq.records.format.rewrite import RecordParts, build_record, split_record
 from storage.dispatch.delivery_progress import Delivery
 from storage.dispatch.half_messages import HALF_QUEUE_ID, OP_TAG, HalfMessage, op_body
 

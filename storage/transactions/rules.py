@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from raymq.errors import InvalidArgumentError, TransactionError, TransactionTooLateError
-from raymq.java_text import parse_number
-from raymq.protocol.transactions import EndTransaction, LocalTransactionState
+from raymq.common.errors import InvalidArgumentError, TransactionError, TransactionTooLateError
+from raymq.common.java_text import parse_number
+from raymq.common.protocol.transactions import EndTransaction, LocalTransactionState
 from storage.dispatch.half_messages import EndedTransaction, HalfMessage, Outcome
 
 _WANTED: Final = {

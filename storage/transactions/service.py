@@ -16,18 +16,15 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from raymq.errors import BodyUnreadableError, DataLossError, MessageIllegalError
-from raymq.logfiles.log_reader import LogReader
-from raymq.message import (
+from raymq.common.errors import BodyUnreadableError, DataLossError, MessageIllegalError
+from raymq.common.message import (
     PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
     PROPERTY_PRODUCER_GROUP,
     SendStatus,
 )
-from raymq.metrics.histogram import Histogram, HistogramFigures
-from raymq.metrics.instruments import OTHER
-from raymq.names import HALF_TOPIC
-from raymq.protocol.store import AppendResult
-from raymq.protocol.transactions import (
+from raymq.common.names import HALF_TOPIC
+from raymq.common.protocol.store import AppendResult
+from raymq.common.protocol.transactions import (
     CheckRound,
     EndResult,
     EndTransaction,
@@ -35,10 +32,13 @@ from raymq.protocol.transactions import (
     TransactionFigures,
     WaitingTransactions,
 )
-from raymq.record.check import check_record
-from raymq.record.decode import CRC_WRONG
-from raymq.record.dispatch import dispatch_view
-from raymq.record.layout import IPV6_HOST_BYTES, RecordError, decode_host, unpack_header
+from raymq.records.format.check import check_record
+from raymq.records.format.decode import CRC_WRONG
+from raymq.records.format.dispatch import dispatch_view
+from raymq.records.format.layout import IPV6_HOST_BYTES, RecordError, decode_host, unpack_header
+from raymq.records.logfiles.log_reader import LogReader
+from raymq.telemetry.metrics.histogram import Histogram, HistogramFigures
+from raymq.telemetry.metrics.instruments import OTHER
 from storage.append.appender import Appender
 from storage.append.durability import ReplicaAcks, SettledAppend, StartedAppend, waits_for
 from storage.append.write_gate import WriteGate

@@ -11,7 +11,7 @@ from typing import Any, Final
 import ray
 
 import raymq
-from raymq.message import ConsumeFromWhere
+from raymq.common.message import ConsumeFromWhere
 
 FROM_FIRST: Final = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 TOPIC: Final = "bench"

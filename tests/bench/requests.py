@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import count
 
 import raymq
-from raymq.message import MessageExt
+from raymq.common.message import MessageExt
 from tests.bench.cluster import new_topic
 from tests.bench.figures import Figure, Goal
 from tests.bench.machine import latencies_us, percentile

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import raymq
-from raymq.trace.dispatcher import TraceStatistics
+from raymq.telemetry.trace.dispatcher import TraceStatistics
 from tests.bench.cluster import new_topic
 from tests.bench.consuming.consume import push_to_listener
 from tests.bench.figures import Figure, Goal, Sample

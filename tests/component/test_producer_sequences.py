@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.errors import ClientStateError
+from raymq.common.errors import ClientStateError
 from storage.message_store import MessageStore
 from tests.support.stores.stores import killed_copy, make_batch, open_store
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from PIL import Image
 from playwright.sync_api import Browser
 
-from raymq.errors import RaymqError
+from raymq.common.errors import RaymqError
 from tests.support.browser.chromium import DESKTOP, PHONE, launched
 from tests.support.console.served_console import ServedConsole, serving
 from tests.support.console.shop import order, samples, shop

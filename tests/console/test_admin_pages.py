@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from raymq.console.backend.cluster import Figures
-from raymq.console.backend.groups import GroupRow
-from raymq.console.backend.topics import TopicRow
-from raymq.errors import ServiceNotAvailableError
+from raymq.common.errors import ServiceNotAvailableError
+from raymq.tools.console.backend.cluster import Figures
+from raymq.tools.console.backend.groups import GroupRow
+from raymq.tools.console.backend.topics import TopicRow
 from tests.support.browser.asgi_server import served
 from tests.support.browser.chromium import DESKTOP, PHONE, watched_page
 from tests.support.console.fake_backend import NOW_MS, FakeBackend

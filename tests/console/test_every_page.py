@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 from playwright.sync_api import Browser, Page, expect
 from starlette.routing import Mount, Route
 
-from raymq.console.app import console_routes
+from raymq.tools.console.app import console_routes
 from tests.support.browser.chromium import DESKTOP, PHONE
 from tests.support.console.fake_backend import FakeBackend
 from tests.support.console.hostile import FOREIGN, NAME, XSS, HostileBackend

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-VENDOR = ROOT / "raymq/console/static/vendor"
+VENDOR = ROOT / "raymq/tools/console/static/vendor"
 ROW = re.compile(r"^\| `([^`]+)` \| (\S+) (\S+) \| `[^`]+` \| (\S+), `([^`]+)` \| `([0-9a-f]{64})` \|$", re.MULTILINE)
 
 

@@ -17,7 +17,7 @@ from actors.core.rebalance.allocation import (
 )
 from actors.core.rebalance.consistent_hash import allocate_by_consistent_hash
 from actors.core.rebalance.sticky import allocate_sticky
-from raymq.message import MessageQueue
+from raymq.common.message import MessageQueue
 
 BROKERS = ["room1@x", "room1@y", "room2@x", "room3@x"]
 BROKER_ROOMS = {name: name.split("@")[0] for name in BROKERS}

@@ -8,13 +8,13 @@ from contextlib import suppress
 import numpy as np
 from hypothesis import given, strategies as st
 
-from raymq.errors import MessageIllegalError
-from raymq.kernels.check import BatchFacts, validate_batch
-from raymq.kernels.stamp import begins_of, stamp, stamp_alike, stamp_many, stamp_mixed, stamp_one, units_of
-from raymq.message import Message
-from raymq.record.crc import is_sealed
-from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch, topic_part
-from raymq.record.layout import RecordError, encode_host, find_sections, header_size, record_ends, unpack_header
+from raymq.common.errors import MessageIllegalError
+from raymq.common.message import Message
+from raymq.records.format.crc import is_sealed
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, encode_batch, topic_part
+from raymq.records.format.layout import RecordError, encode_host, find_sections, header_size, record_ends, unpack_header
+from raymq.records.kernels.check import BatchFacts, validate_batch
+from raymq.records.kernels.stamp import begins_of, stamp, stamp_alike, stamp_many, stamp_mixed, stamp_one, units_of
 
 OFFSETS = st.integers(0, 2**62)
 HOSTS = {False: encode_host("10.0.0.7", 10911), True: encode_host("2001:db8::7", 10911)}

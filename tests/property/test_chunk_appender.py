@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 
 import storage.replication.chunk_appender
-from raymq.errors import InvalidArgumentError
+from raymq.common.errors import InvalidArgumentError
 from storage.message_store import MessageStore
 from storage.replication.chunk_appender import ChunkAppender
 from tests.support.stores.random_logs import FILE_BYTES, Log

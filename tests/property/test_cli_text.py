@@ -13,12 +13,12 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
-from raymq import cli
-from raymq.admin.dead_letters import DeadLetter, Replayed
-from raymq.cli import dead_letters, messages
-from raymq.cli.terminal.output import out, table
-from raymq.cli.terminal.terminal_text import error_text, json_text, printable
-from raymq.message import MessageExt
+from raymq.client.admin.dead_letters import DeadLetter, Replayed
+from raymq.common.message import MessageExt
+from raymq.tools import cli
+from raymq.tools.cli import dead_letters, messages
+from raymq.tools.cli.terminal.output import out, table
+from raymq.tools.cli.terminal.terminal_text import error_text, json_text, printable
 
 MARKUP = st.sampled_from(
     ["[bold]", "[/bold]", "[/]", "[link=http://evil]", "[red", "]", "\\[", ":smile:", "[@click=x()]", "[[", "\x1b[31m"]

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from actors.core.broker.offsets import Owners
 from actors.core.broker.snapshot import dump_snapshot, load_snapshot
 from actors.core.broker.state import BrokerState
-from raymq.protocol.group import OffsetCommit, QueueOffset
+from raymq.common.protocol.group import OffsetCommit, QueueOffset
 from storage.files.config_files import parse_fastjson
 
 OFFSETS = st.integers(0, 50)

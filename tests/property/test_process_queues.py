@@ -16,12 +16,12 @@ import pytest
 from actors.core.consume.consume_service import SendBack
 from actors.core.consume.process_queue import ProcessQueue, Task
 from actors.core.consume.process_queues import ProcessQueues
-from raymq.consumer.push.settings import PushSettings
-from raymq.consumer.subscription import Subscription
-from raymq.message import MessageQueue
-from raymq.protocol.consume_result import ConsumeReport, Failure
-from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
-from raymq.protocol.membership import GroupAssignment
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.consume_result import ConsumeReport, Failure
+from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from raymq.common.protocol.membership import GroupAssignment
 from tests.support.clients.records import records_of
 
 NAMES = [MessageQueue("orders", "broker-a", number) for number in range(3)]

@@ -1,8 +1,8 @@
 """A consumer group under random schedules: members join, leave, die, freeze; heartbeats and answers get lost or late;
 the Rebalance actor is restarted.
 
-Members behave as raymq.protocol.membership asks of them. A member may deliver what it holds only while its lease lasts:
-FENCE_S from the moment it *sent* the last heartbeat that was answered. The laws, whatever the strategy:
+Members behave as raymq.common.protocol.membership asks of them. A member may deliver what it holds only while its lease
+lasts: FENCE_S from the moment it *sent* the last heartbeat that was answered. The laws, whatever the strategy:
 
 1. At no time may two members deliver from one queue.
 2. When the trouble is over, every queue is held by a subscriber, and shares differ by one at most where the strategy
@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from actors.core.rebalance.group import RebalanceGroup
-from raymq.message import MessageQueue
-from raymq.protocol.membership import (
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.membership import (
     SESSION_TIMEOUT_S,
     AllocateStrategy,
     Allocation,

@@ -13,21 +13,21 @@ from unittest import mock
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-import raymq.kernels.messages
-import raymq.kernels.templates
-from raymq.kernels.check import validate_batch
-from raymq.kernels.columns import decode_columns
-from raymq.kernels.messages import read_messages
-from raymq.kernels.stamp import stamp
-from raymq.message import Message, MessageExt
-from raymq.record.check import check_record, record_starts
-from raymq.record.compression import Compression, CompressionType
-from raymq.record.crc import seal_holds
-from raymq.record.decode import decode_record, decode_records
-from raymq.record.dispatch import dispatch_view
-from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
-from raymq.record.hashing import index_key_hash, index_key_hashes, java_hash, tags_code
-from raymq.record.layout import RecordError, decode_properties, encode_host, encode_properties
+import raymq.records.kernels.messages
+import raymq.records.kernels.templates
+from raymq.common.message import Message, MessageExt
+from raymq.records.format.check import check_record, record_starts
+from raymq.records.format.compression import Compression, CompressionType
+from raymq.records.format.crc import seal_holds
+from raymq.records.format.decode import decode_record, decode_records
+from raymq.records.format.dispatch import dispatch_view
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, encode_batch
+from raymq.records.format.hashing import index_key_hash, index_key_hashes, java_hash, tags_code
+from raymq.records.format.layout import RecordError, decode_properties, encode_host, encode_properties
+from raymq.records.kernels.check import validate_batch
+from raymq.records.kernels.columns import decode_columns
+from raymq.records.kernels.messages import read_messages
+from raymq.records.kernels.stamp import stamp
 from tests.support.clients.legal_messages import HOSTS, INT32, KEYS, NAMES, TAGS, TEXT, TOPICS
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -160,14 +160,14 @@ def column_rows(data: bytes, starts: list[int], body_type: Any) -> list[dict[str
 def test_columns_and_rows_agree(batches: list[Stored], body_type: str, rows_per_template: int) -> None:
     data = b"".join(stored.records for stored in batches)
     rows = [as_row(message) for message in decode_records(data, broker_name="broker-a")]
-    with mock.patch.object(raymq.kernels.templates, "_ROWS_PER_TEMPLATE", rows_per_template):
+    with mock.patch.object(raymq.records.kernels.templates, "_ROWS_PER_TEMPLATE", rows_per_template):
         assert column_rows(data, record_starts(data).tolist(), body_type) == rows
 
 
 @given(st.lists(stored_batches(), min_size=1, max_size=3))
 def test_messages_of_many_records_are_those_of_each(batches: list[Stored]) -> None:
     data = b"".join(stored.records for stored in batches)
-    with mock.patch.object(raymq.kernels.messages, "FEW_RECORDS", 0):
+    with mock.patch.object(raymq.records.kernels.messages, "FEW_RECORDS", 0):
         messages = read_messages(data, record_starts(data), broker_name="broker-a")
     slow = decode_records(data, broker_name="broker-a")
     assert messages == slow
@@ -198,7 +198,7 @@ def check_every_reader(data: bytes, position: int) -> None:
     assert (batch.column("error").null_count == 0) == (batch.column("body").null_count == 1) == (message is RecordError)
     if message is not RecordError:
         assert column_rows(data, [position], "binary") == [as_row(message)]
-    with mock.patch.object(raymq.kernels.messages, "FEW_RECORDS", 0):
+    with mock.patch.object(raymq.records.kernels.messages, "FEW_RECORDS", 0):
         for check_crc in (False, True):
             strict = outcome(decode_record, data, position, broker_name="broker-a", check_crc=check_crc)
             [found] = read_messages(data, starts, broker_name="broker-a", check_crc=check_crc)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from raymq.delay import (
+from raymq.common.delay import (
     DELAY_LEVELS_MS,
     TIMER_ROLL_MS,
     TIMER_ROLL_QUEUE,
@@ -23,7 +23,7 @@ from raymq.delay import (
     timer_queue,
     waiting_code,
 )
-from raymq.names import SCHEDULE_TOPIC
+from raymq.common.names import SCHEDULE_TOPIC
 from storage.dispatch.delivery_progress import DeliveryProgress, Source, SourceProgress, waiting_codes
 from storage.schedule import delay_queues as schedule
 from storage.schedule.delay_queues import Bounds, Due, LevelQueue, TimerQueue

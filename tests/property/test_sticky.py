@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from actors.core.rebalance.allocation import allocate_averagely
 from actors.core.rebalance.sticky import allocate_sticky
-from raymq.message import MessageQueue
+from raymq.common.message import MessageQueue
 
 Queues = dict[str, list[MessageQueue]]
 Subscribers = dict[str, list[str]]

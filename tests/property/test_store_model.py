@@ -18,13 +18,13 @@ import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from raymq.config.store import FlushDiskType
-from raymq.errors import RaymqError
-from raymq.message import PullStatus
-from raymq.protocol.store import AppendResult, FetchRequest
-from raymq.record.decode import decode_records
-from raymq.record.encode import EncodedBatch
-from raymq.record.hashing import tags_code
+from raymq.common.config.store import FlushDiskType
+from raymq.common.errors import RaymqError
+from raymq.common.message import PullStatus
+from raymq.common.protocol.store import AppendResult, FetchRequest
+from raymq.records.format.decode import decode_records
+from raymq.records.format.encode import EncodedBatch
+from raymq.records.format.hashing import tags_code
 from storage.replication.log_chunks import truncate_log
 from storage.retention import cleaner
 from tests.support.stores.damage import flip

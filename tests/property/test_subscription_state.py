@@ -14,14 +14,14 @@ import random
 import pytest
 
 from actors.core.broker.offsets import OffsetTable, Owners, judge_commits
-from raymq.consumer.assignment.assigned_queue import AssignmentState
-from raymq.consumer.pull.fetched_records import PolledRecords
-from raymq.consumer.pull.settings import PullSettings
-from raymq.consumer.pull.subscription_state import SubscriptionState
-from raymq.consumer.subscription import Subscription
-from raymq.message import MessageQueue
-from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
-from raymq.protocol.membership import GroupAssignment
+from raymq.client.consumer.assignment.assigned_queue import AssignmentState
+from raymq.client.consumer.pull.fetched_records import PolledRecords
+from raymq.client.consumer.pull.settings import PullSettings
+from raymq.client.consumer.pull.subscription_state import SubscriptionState
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from raymq.common.protocol.membership import GroupAssignment
 from tests.support.clients.records import fetched_of, offsets_of
 
 NAMES = [MessageQueue("orders", "a", number) for number in range(3)]

@@ -11,16 +11,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from raymq.errors import MessageIllegalError
-from raymq.kernels.byte_column import ByteColumn
-from raymq.kernels.message_columns import MessageColumns
-from raymq.kernels.property_text import java_hashes, long_hashes
-from raymq.message import MAX_PROPERTIES_BYTES, Message
-from raymq.producer.encoder import check_record_size
-from raymq.producer.queue_selector import select_queue_by_hash
-from raymq.producer.table_rows import TableRows
-from raymq.record.encode import encode_batch
-from raymq.record.hashing import java_hash, tags_code
+from raymq.client.producer.encoder import check_record_size
+from raymq.client.producer.queue_selector import select_queue_by_hash
+from raymq.client.producer.table_rows import TableRows
+from raymq.common.errors import MessageIllegalError
+from raymq.common.message import MAX_PROPERTIES_BYTES, Message
+from raymq.records.format.encode import encode_batch
+from raymq.records.format.hashing import java_hash, tags_code
+from raymq.records.kernels.byte_column import ByteColumn
+from raymq.records.kernels.message_columns import MessageColumns
+from raymq.records.kernels.property_text import java_hashes, long_hashes
 
 LEGAL = st.text("abcé漢𝄞 ", max_size=6).map(lambda text: f"x{text}x")
 ODD = st.text("ab |\x01\x02\t\x1c\x85\xa0\u2003\u3000é漢", max_size=4)

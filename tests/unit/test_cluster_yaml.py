@@ -10,7 +10,7 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from raymq.config.cluster import ClusterSettings
+from raymq.common.config.cluster import ClusterSettings
 
 REPOSITORY = Path(__file__).parents[2]
 TEXT = (REPOSITORY / "cluster.yaml").read_text()

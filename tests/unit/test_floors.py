@@ -21,8 +21,8 @@ import sys
 import raymq
 early = sorted({name.partition(".")[0] for name in sys.modules} & {"ray", "pyarrow", "numpy", "pydantic"})
 unresolved = [name for name in raymq.__all__ if getattr(raymq, name, None) is None]
-import raymq.cli, raymq.admin.admin, raymq.consumer.push.consumer, raymq.consumer.pull.consumer
-import raymq.scan.range_reader
+import raymq.tools.cli, raymq.client.admin.admin, raymq.client.scan.range_reader
+import raymq.client.consumer.push.consumer, raymq.client.consumer.pull.consumer
 server = sorted({name.partition(".")[0] for name in sys.modules} & {"storage", "actors", "placement", "raydp_jobs"})
 print(early, unresolved, server)
 """
@@ -79,7 +79,7 @@ def test_all_names_what_resolves():
 
 
 def test_every_error_of_the_tree_is_public():
-    from raymq import errors
+    from raymq.common import errors
 
     classes = {name: value for name, value in vars(errors).items() if isinstance(value, type)}
     tree = {name for name, value in classes.items() if issubclass(value, errors.RaymqError)}

@@ -14,8 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from raymq.common.former_names import present_name
+
 ROOT = Path(__file__).parents[2]
 FLOORS = ["raymq", "storage", "actors", "placement", "raydp_jobs"]
+WINGS = ["tools", "client", "remoting", "telemetry", "records", "common"]
+"""The folders of raymq that hold rooms only of their own wing. The seventh wing, the adapters, is at the top of
+raymq."""
 MODULES_MAX = 15
 RELATIVE_WORDS = ("What", "Where", "Whether", "Who", "Whom", "Whose", "Which")
 NOT_A_MODULE = {"__init__.py", "conftest.py"}
@@ -111,14 +116,14 @@ def test_loggers_have_one_name():
 
 
 def test_a_records_header_is_unpacked_in_one_module():
-    """`raymq.record.layout` knows where the fields of a header are; others ask its RecordHeader."""
+    """`raymq.records.format.layout` knows where the fields of a header are; others ask its RecordHeader."""
     named = [
         (name, node.id if isinstance(node, ast.Name) else node.attr)
         for name, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Name | ast.Attribute)
     ]
-    assert {name for name, word in named if word == "HEADERS"} == {"raymq.record.layout"}
+    assert {name for name, word in named if word == "HEADERS"} == {"raymq.records.format.layout"}
 
 
 def rooms_on_disk() -> set[str]:
@@ -128,11 +133,65 @@ def rooms_on_disk() -> set[str]:
 
 
 def test_the_drawing_lists_every_room_and_no_other():
-    """docs/architecture.md has a table per floor, whose first column names the rooms: `raymq/record/`."""
+    """docs/architecture.md has a table per floor and wing, whose first column names the rooms:
+    `raymq/records/format/`."""
     text = (ROOT / "docs/architecture.md").read_text()
     listed = re.findall(rf"^\| `((?:{'|'.join(FLOORS)})/[\w/]*)` \|", text, re.MULTILINE)
     assert len(listed) == len(set(listed))
     assert {name.rstrip("/") for name in listed} == rooms_on_disk()
+
+
+def tables_of_rooms() -> dict[str, set[str]]:
+    """The rooms that docs/architecture.md lists below each of its headings, by the heading."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    sections = re.split(r"^#{2,3} (.+)\n", text, flags=re.MULTILINE)[1:]
+    found = {
+        heading: set(re.findall(r"^\| `(raymq/[\w/]*)` \|", section, re.MULTILINE))
+        for heading, section in zip(sections[::2], sections[1::2], strict=True)
+    }
+    return {heading: rooms for heading, rooms in found.items() if rooms}
+
+
+def test_each_wing_has_one_table_with_all_of_its_rooms():
+    rooms = {f"{room}/" for room in rooms_on_disk() if room.split("/")[0] == "raymq"}
+    wings = {f"`raymq/{wing}/`": {room for room in rooms if room.startswith(f"raymq/{wing}/")} for wing in WINGS}
+    tables = tables_of_rooms()
+    [adapters] = set(tables) - set(wings)
+    assert adapters.startswith("Adapters: ")
+    assert tables == {**wings, adapters: rooms - set().union(*wings.values())}
+    assert all(wings.values())
+
+
+def test_every_folder_of_raymq_is_in_a_wing():
+    folders = {path.parent.name for path in (ROOT / "raymq").glob("*/__init__.py")}
+    assert folders == {*WINGS, "data", "serve"}
+
+
+def module_names_in(tree: ast.Module) -> Iterator[str]:
+    """The names of modules that a module imports, or has in a string for tools such as `python -m`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+MAY_NAME_THEM = {"raymq/common/former_names.py", "tests/unit/raymq/common/test_former_names.py"}
+LOGGER = "raymq.trace"
+"""A name of a logger, which users configure. It is no name of a module."""
+
+
+@pytest.mark.parametrize("folder", [*FLOORS, "tests", "examples", "docs"])
+def test_no_module_is_named_by_its_former_name(folder):
+    """raymq/common/former_names.py finds modules by their former names, so an import by one would go unnoticed."""
+    paths = [path for path in sorted((ROOT / folder).rglob("*.py")) if str(path.relative_to(ROOT)) not in MAY_NAME_THEM]
+    names = {(str(path), name) for path in paths for name in module_names_in(ast.parse(path.read_text()))}
+    assert names
+    former = {(path, name) for path, name in names if re.fullmatch(r"raymq(\.\w+)+", name) and present_name(name)}
+    assert {(path, name) for path, name in former if name != LOGGER} == set()
 
 
 def docstrings(tree: ast.AST) -> Iterator[str]:

@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SHELLS = [
     *sorted((ROOT / "actors/pull").glob("*.py")),
-    ROOT / "raymq/consumer/pull/engine.py",
-    *sorted((ROOT / "raymq/consumer/assignment").glob("*.py")),
+    ROOT / "raymq/client/consumer/pull/engine.py",
+    *sorted((ROOT / "raymq/client/consumer/assignment").glob("*.py")),
 ]
 STATE = ("core", "_core", "process_queue", "assigned")
 

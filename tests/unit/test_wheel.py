@@ -22,7 +22,7 @@ import sys
 import storage
 print(storage.__file__)
 del sys.modules["storage"]
-from raymq.cluster import server_path
+from raymq.client.cluster import server_path
 server_path.put_floors_first()
 import actors.core.nameserver.route_table, placement.replica_nodes, storage
 print(storage.__file__)

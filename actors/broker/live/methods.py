@@ -1,8 +1,8 @@
 """The methods of the Broker actor for live settings: changing them, telling them, and having them take effect.
 
-A change of a remote method about settings belongs here; what may be set is decided in raymq.config.live. The changes
-are a part of the broker's state, each a record in the state log, so they survive restarts and failovers. The storage
-actors of the group are told at once, and again until each of them has answered; each keeps them in a file
+A change of a remote method about settings belongs here; what may be set is decided in raymq.common.config.live. The
+changes are a part of the broker's state, each a record in the state log, so they survive restarts and failovers. The
+storage actors of the group are told at once, and again until each of them has answered; each keeps them in a file
 (actors.replica.live_settings). Which of them have answered is not kept: a new broker tells all of them.
 """
 
@@ -19,10 +19,10 @@ from actors.broker.master_store import MasterStore
 from actors.broker.state_log import DecidedChanges, StateLog
 from actors.core.broker.state import BrokerState
 from actors.replica.live_settings import changes_for_stores
-from raymq.config.cluster import BrokerSettings
-from raymq.config.live import LiveOptions, SettingValue, apply_changes, is_live
-from raymq.errors import RaymqError
-from raymq.protocol.settings import BrokerConfig
+from raymq.common.config.cluster import BrokerSettings
+from raymq.common.config.live import LiveOptions, SettingValue, apply_changes, is_live
+from raymq.common.errors import RaymqError
+from raymq.common.protocol.settings import BrokerConfig
 from raymq.remoting.storage_clients import StorageClients
 
 TELL_TIMEOUT_S: Final = 3.0

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from actors.access.door import Door, door_here
 from actors.broker.state_log import DecidedChanges, StateLog
 from actors.core.broker.state import BrokerState
-from raymq.access.changes import AccessChange, UserDescription, changed_user, describe_users
-from raymq.access.state import AuthState
-from raymq.errors import InvalidArgumentError
+from raymq.common.errors import InvalidArgumentError
+from raymq.remoting.access.changes import AccessChange, UserDescription, changed_user, describe_users
+from raymq.remoting.access.state import AuthState
 
 
 class UserMethods(ABC):

@@ -22,10 +22,10 @@ from actors.core.broker.state import BrokerState, Change
 from actors.core.broker.stats import GROUP_GET_NUMS
 from actors.core.pop.receive import Committed, lease_range
 from actors.core.pop.settle import Settled, decide_ack, decide_invisible
-from raymq.config.cluster import BrokerSettings
-from raymq.errors import RequestTimeoutError
-from raymq.protocol.group import StartOffsetQuery
-from raymq.protocol.pop import LeasedRange, LeasePart, ReceiveAnswer, ReceiveRequest
+from raymq.common.config.cluster import BrokerSettings
+from raymq.common.errors import RequestTimeoutError
+from raymq.common.protocol.group import StartOffsetQuery
+from raymq.common.protocol.pop import LeasedRange, LeasePart, ReceiveAnswer, ReceiveRequest
 from raymq.remoting.lane.calls import encode_result
 from raymq.remoting.lane.connection import LaneRequest
 

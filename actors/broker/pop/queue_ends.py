@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from raymq.errors import RaymqError
-from raymq.protocol.store import FetchRequest, QueueEnds
+from raymq.common.errors import RaymqError
+from raymq.common.protocol.store import FetchRequest, QueueEnds
 from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_lane import EndsWatch
 

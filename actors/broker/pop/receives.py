@@ -36,9 +36,9 @@ from actors.core.pop.receive import (
     next_due_ms,
 )
 from actors.core.pop.waiting import WaitingReceive, WaitingReceives, WaitKey
-from raymq.errors import RaymqError, ServiceNotAvailableError
-from raymq.names import retry_topic
-from raymq.protocol.pop import ReceiveAnswer, ReceiveRequest
+from raymq.common.errors import RaymqError, ServiceNotAvailableError
+from raymq.common.names import retry_topic
+from raymq.common.protocol.pop import ReceiveAnswer, ReceiveRequest
 
 ASK_WAIT_S: Final = 30.0
 LOOK_TIMEOUT_S: Final = 5.0

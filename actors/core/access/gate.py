@@ -3,9 +3,9 @@
     a signed call       user_of: whose is it? ▶ admit: may that user call this? ▶ shown: what it sees of the answer
     a frame of a lane   key_of, once: the handshake says whose lane it is ▶ admit, for each frame
 
-`admit` asks the table of requests what a call needs (raymq.access.requests) and the policies whether the user may
-(raymq.access.decide); then it takes what the call sends from the user's quotas, and one that reads waits while the user
-has read too much (actors.core.access.meter). What was allowed is remembered until
+`admit` asks the table of requests what a call needs (raymq.remoting.access.requests) and the policies whether the user
+may (raymq.remoting.access.decide); then it takes what the call sends from the user's quotas, and one that reads waits
+while the user has read too much (actors.core.access.meter). What was allowed is remembered until
 users or policies change, so that a frame costs a look into a dict. A method that the table does not name is for super
 users, and for raymq's own actors, which come as the internal user.
 
@@ -19,16 +19,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from actors.core.access.meter import HANDED_OUT, Meter
-from raymq.access.authenticate import Authenticator
-from raymq.access.decide import decide, is_allowed
-from raymq.access.policies import Action, Need, Resource, ResourceType
-from raymq.access.quotas import Quotas
-from raymq.access.requests import Rule
-from raymq.access.signatures import Signature
-from raymq.access.state import AuthState
-from raymq.access.users import User
-from raymq.errors import AccessDeniedError
-from raymq.identity import Identity
+from raymq.common.errors import AccessDeniedError
+from raymq.common.identity import Identity
+from raymq.remoting.access.authenticate import Authenticator
+from raymq.remoting.access.decide import decide, is_allowed
+from raymq.remoting.access.policies import Action, Need, Resource, ResourceType
+from raymq.remoting.access.quotas import Quotas
+from raymq.remoting.access.requests import Rule
+from raymq.remoting.access.signatures import Signature
+from raymq.remoting.access.state import AuthState
+from raymq.remoting.access.users import User
 
 DECISIONS_MAX: Final = 20_000
 """The most decisions that are remembered; beyond it all are forgotten, and made again."""

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol
 
-from raymq.access.quotas import Quotas
-from raymq.access.users import CONSUME_BOUNDS, User
-from raymq.protocol.listener_tasks import HandOver
-from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.common.protocol.listener_tasks import HandOver
+from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.remoting.access.quotas import Quotas
+from raymq.remoting.access.users import CONSUME_BOUNDS, User
 from raymq.remoting.lane.calls import decode_result
 
 

@@ -2,7 +2,7 @@
 
 A call that names its topic or group is allowed or refused as a whole. One that asks for all of them is allowed, and its
 answer cut here, so that a user with one topic's permission learns of no other. A change of which answers are cut
-belongs here; whether a call is allowed at all is in raymq.access.requests.
+belongs here; whether a call is allowed at all is in raymq.remoting.access.requests.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""The clients that produce and consume, from their heartbeats (raymq.protocol.clients). Nothing of it is durable."""
+"""The clients that produce and consume, from their heartbeats (raymq.common.protocol.clients). Nothing of it is
+durable."""
 
 from __future__ import annotations
 
 from math import inf
 from typing import Final
 
-from raymq.protocol.clients import CLIENT_EXPIRY_S, ClientHeartbeat, ConsumerConnection, ProducerConnection
+from raymq.common.protocol.clients import CLIENT_EXPIRY_S, ClientHeartbeat, ConsumerConnection, ProducerConnection
 
 _ENDED_MAX: Final = 10_000
 

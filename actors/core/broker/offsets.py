@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from raymq.errors import InvalidArgumentError
-from raymq.protocol.group import OffsetCommit, QueueOffset
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.protocol.group import OffsetCommit, QueueOffset
 
 QueueOffsets = dict[int, QueueOffset]
 

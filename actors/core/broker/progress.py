@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from raymq.protocol.group import QueueOffset
-from raymq.protocol.store import QueueBounds
+from raymq.common.protocol.group import QueueOffset
+from raymq.common.protocol.store import QueueBounds
 
 
 @dataclass(frozen=True, slots=True)

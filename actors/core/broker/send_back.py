@@ -15,7 +15,7 @@ failed last.
 A message that cannot be read is a dead letter at once: no other attempt can change that. DLQ_ORIGIN_ERROR says why. If
 the CRC of its body is wrong, the copy in the dead letters has the same bytes with their own CRC, so that the log stays
 whole, and the flag of a compression that nobody knows, so that no reader takes the body for the one that was sent
-(raymq/record/rewrite.py).
+(raymq/records/format/rewrite.py).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from typing import Final
 
 import numpy as np
 
-from raymq.delay import DELAY_LEVELS_MAX
-from raymq.errors import InvalidArgumentError, MessageIllegalError
-from raymq.message import (
+from raymq.common.delay import DELAY_LEVELS_MAX
+from raymq.common.errors import InvalidArgumentError, MessageIllegalError
+from raymq.common.message import (
     PROPERTY_DELAY,
     PROPERTY_DLQ_ORIGIN_ERROR,
     PROPERTY_DLQ_ORIGIN_MESSAGE_ID,
@@ -43,17 +43,17 @@ from raymq.message import (
     PROPERTY_UNIQ_KEY,
     PROPERTY_WAIT,
 )
-from raymq.names import SCHEDULE_TOPIC, dlq_topic, retry_topic
-from raymq.protocol.group import GroupConfig, SendBackAnswer
-from raymq.record.check import check_record, record_starts
-from raymq.record.decode import CRC_WRONG
-from raymq.record.encode import EncodedBatch, ProducerSequence
-from raymq.record.hashing import tags_code
-from raymq.record.layout import (
+from raymq.common.names import SCHEDULE_TOPIC, dlq_topic, retry_topic
+from raymq.common.protocol.group import GroupConfig, SendBackAnswer
+from raymq.records.format.check import check_record, record_starts
+from raymq.records.format.decode import CRC_WRONG
+from raymq.records.format.encode import EncodedBatch, ProducerSequence
+from raymq.records.format.hashing import tags_code
+from raymq.records.format.layout import (
     RecordError,
     decode_properties,
 )
-from raymq.record.rewrite import RecordParts, build_record, split_record
+from raymq.records.format.rewrite import RecordParts, build_record, split_record
 
 FIRST_RETRY_LEVEL: Final = 3
 """A message waits at this level the first time, then one level more each time (golden fact 13)."""

@@ -23,11 +23,11 @@ from typing import Any, Final
 
 from actors.core.broker.state import BrokerState, offsets_by_queue
 from actors.core.pop.leases import PopTable
-from raymq.access.state import AuthState
-from raymq.errors import InvalidArgumentError
-from raymq.protocol.attributes import TopicAttributes
-from raymq.protocol.group import GroupConfig
-from raymq.protocol.route import DataVersion, TopicConfig
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.protocol.attributes import TopicAttributes
+from raymq.common.protocol.group import GroupConfig
+from raymq.common.protocol.route import DataVersion, TopicConfig
+from raymq.remoting.access.state import AuthState
 from storage.queue.topic_attributes import TOPICS_FILE
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ POSITION_FILE: Final = "brokerStatePosition.json"
 say it (0.1.0). Beside it the fields that RocketMQ's files do not have: "resetVersions" {"topic@group": {"0": 2}},
 "firstResetVersions" {"topic": 1}, "orderConfigs" {"topic": "broker-a:4"}, "layouts" {"topic": "broker-a:4;broker-b:4"},
 "creationIds" {"topic": "0a1b…"}, "leases" (actors.core.pop.leases), "settings" {"store.delete_when": "04"} and "access"
-(raymq.access.state), which is absent while users are as raymq was started with them."""
+(raymq.remoting.access.state), which is absent while users are as raymq was started with them."""
 
 _TOPIC_KEYS: Final = {
     "read_queue_nums": "readQueueNums",

@@ -15,9 +15,9 @@ is flushed, recovered and replicated as messages are (design §3). The state is 
     {"kind": "reset",        "group": G, "topic": T, "offsets": {"0": 5}, "reset_versions": {"0": 2}}
     {"kind": "offsets_delete", "group": G, "topics": [T, …]}  the group has committed nothing in these topics any more
     {"kind": "pop",          "group": G, "queues": [[T, 0, …], …]}  leases of simple consumers (actors.core.pop.leases)
-    {"kind": "setting",      "name": "store.delete_when", "value": "04"}  a live setting (raymq.config.live)
+    {"kind": "setting",      "name": "store.delete_when", "value": "04"}  a live setting (raymq.common.config.live)
     {"kind": "setting_unset", "name": "store.delete_when"}                as raymq.yaml says again
-    {"kind": "access",       "state": {…}}  all users and policies from now on (raymq.access.state); the first broker's
+    {"kind": "access",       "state": {…}}  the first broker's users and policies (raymq.remoting.access.state)
     {"kind": "mark"}         changes nothing: whoever has read up to it has read everything before it
 
 Each record sets a value outright, so applying one again changes nothing; a restart may therefore begin anywhere at or
@@ -39,17 +39,15 @@ import msgspec
 
 from actors.core.broker.offsets import OffsetTable, Owners, TopicCommits, judge_commits
 from actors.core.pop.leases import POP, PopTable
-from raymq.access.changes import AccessChange, carry_out
-from raymq.access.state import AuthState
-from raymq.config.live import LiveOptions, SettingValue, check_change, live_name
-from raymq.errors import (
+from raymq.common.config.live import LiveOptions, SettingValue, check_change, live_name
+from raymq.common.errors import (
     GroupNotExistError,
     InvalidArgumentError,
     NoPermissionError,
     TopicExistsError,
     TopicNotExistError,
 )
-from raymq.names import (
+from raymq.common.names import (
     check_group,
     check_topic,
     check_user_topic,
@@ -58,9 +56,9 @@ from raymq.names import (
     is_system_group,
     retry_topic,
 )
-from raymq.protocol.attributes import NO_ATTRIBUTES, TopicAttributes, changed_attributes
-from raymq.protocol.group import GroupConfig, OffsetCommit
-from raymq.protocol.route import (
+from raymq.common.protocol.attributes import NO_ATTRIBUTES, TopicAttributes, changed_attributes
+from raymq.common.protocol.group import GroupConfig, OffsetCommit
+from raymq.common.protocol.route import (
     PERM_READ,
     DataVersion,
     NewTopic,
@@ -69,6 +67,8 @@ from raymq.protocol.route import (
     merge_layouts,
     parse_order_config,
 )
+from raymq.remoting.access.changes import AccessChange, carry_out
+from raymq.remoting.access.state import AuthState
 
 QUEUE_NUMS_MAX: Final = 1024
 
@@ -124,7 +124,7 @@ class BrokerState:
         layout: str = "",
         attributes: Mapping[str, str] = NO_ATTRIBUTES,
     ) -> Change | None:
-        """Create a topic. `layout`: its queues in all broker groups (raymq.protocol.route.TopicConfig).
+        """Create a topic. `layout`: its queues in all broker groups (raymq.common.protocol.route.TopicConfig).
 
         Raises IllegalNameError, InvalidArgumentError, or TopicExistsError if it differs.
         """
@@ -205,8 +205,8 @@ class BrokerState:
         return {"kind": "topic_delete", "topic": topic, "next_reset_version": self.offsets.next_version(topic)}
 
     def decide_setting(self, start: LiveOptions, name: str, value: SettingValue) -> Change | None:
-        """Change a live setting of a group that was started with `start` (raymq.config.live.check_change, whose errors
-        it raises)."""
+        """Change a live setting of a group that was started with `start` (raymq.common.config.live.check_change, whose
+        errors it raises)."""
         full, value = check_change(start, self.settings, name, value)
         if full in self.settings and self.settings[full] == value:
             return None
@@ -220,7 +220,7 @@ class BrokerState:
     def decide_access(self, start: AuthState, change: AccessChange, now_ms: int) -> Change | None:
         """Change the users and policies, which are those of `start` before the first change.
 
-        InvalidArgumentError, UserNotExistError, PolicyNotExistError (raymq.access.changes.carry_out).
+        InvalidArgumentError, UserNotExistError, PolicyNotExistError (raymq.remoting.access.changes.carry_out).
         """
         before = start if self.access is None else self.access
         after = carry_out(before, change)

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from raymq.protocol.stats import Figures
+from raymq.common.protocol.stats import Figures
 
 SPANS: Final = (("minute", 10.0, 7), ("hour", 600.0, 7), ("day", 3600.0, 25))
 """Name, seconds between samples, samples kept."""

@@ -26,8 +26,8 @@ from actors.core.consume.consume_service import (
     sorted_tuple,
 )
 from actors.core.consume.process_queue import ProcessQueue, Task
-from raymq.consumer.push.settings import PushSettings
-from raymq.protocol.consume_result import ConsumeReport
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.common.protocol.consume_result import ConsumeReport
 
 TASKS_AHEAD: Final = 4
 """Full tasks in flight, so that the listener has work while others are on their way."""

@@ -23,8 +23,8 @@ from actors.core.consume.consume_service import (
     sorted_tuple,
 )
 from actors.core.consume.process_queue import ProcessQueue, Task
-from raymq.consumer.push.settings import PushSettings
-from raymq.protocol.consume_result import ConsumeReport, Failure
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.common.protocol.consume_result import ConsumeReport, Failure
 
 SUSPEND_MIN_MS: Final = 10
 SUSPEND_MAX_MS: Final = 30_000

@@ -10,8 +10,8 @@ from typing import Final
 
 from actors.core.consume.process_queue import ProcessQueue, Task
 from actors.core.consume.records_in_place import TaskRecords
-from raymq.consumer.push.settings import PushSettings
-from raymq.protocol.consume_result import ConsumeReport, Failure
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.common.protocol.consume_result import ConsumeReport, Failure
 
 TASKS_MAX: Final = 64
 """Tasks at one listener at a time."""

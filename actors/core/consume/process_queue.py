@@ -16,10 +16,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from actors.core.consume.records_in_place import TaskRecords, join_parts
-from raymq.consumer.assignment.assigned_queue import AssignedQueue
-from raymq.consumer.assignment.unfinished_offsets import UnfinishedOffsets
-from raymq.message import MessageQueue
-from raymq.protocol.group import OffsetCommit
+from raymq.client.consumer.assignment.assigned_queue import AssignedQueue
+from raymq.client.consumer.assignment.unfinished_offsets import UnfinishedOffsets
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.group import OffsetCommit
 
 
 @dataclass(slots=True, eq=False)

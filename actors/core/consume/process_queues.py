@@ -4,12 +4,12 @@ It keeps a `ProcessQueue` per granted queue, and decides which are fetched (flow
 offsets are committed, and when a queue may be released; a `ConsumeService` decides which messages go to the listener,
 in order or concurrently.
 
-    granted → started → fetch, deliver, commit → revoked → released        (raymq.consumer.assignment.assigned_queues)
+    granted → started → fetch, deliver, commit → revoked → released   (raymq.client.consumer.assignment.assigned_queues)
 
 A revoked queue fetches and delivers nothing new, waits for its messages at the listener, and is then released: only
-then may the instance stop reporting it to the group (raymq.protocol.membership). A message that takes longer than
-RELEASE_PATIENCE_S does not hold its queue back: the new owner delivers it once more. Only an orderly consumer waits for
-it without a limit.
+then may the instance stop reporting it to the group (raymq.common.protocol.membership). A message that takes longer
+than RELEASE_PATIENCE_S does not hold its queue back: the new owner delivers it once more. Only an orderly consumer
+waits for it without a limit.
 
 No threads, no clock, no calls: times come in, in seconds. State changes only in the methods of this package.
 """
@@ -26,11 +26,11 @@ from actors.core.consume.consume_orderly import ConsumeOrderly
 from actors.core.consume.consume_service import ConsumeService, Reaction, SendBack
 from actors.core.consume.process_queue import ProcessQueue, Task
 from actors.core.consume.records_in_place import TaskRecords
-from raymq.consumer.assignment.assigned_queues import FENCE_AFTER_S, AssignedQueues
-from raymq.consumer.push.settings import PushSettings
-from raymq.message import MessageQueue
-from raymq.protocol.consume_result import ConsumeReport
-from raymq.protocol.group import QueueOffset
+from raymq.client.consumer.assignment.assigned_queues import FENCE_AFTER_S, AssignedQueues
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.consume_result import ConsumeReport
+from raymq.common.protocol.group import QueueOffset
 
 RELEASE_PATIENCE_S: Final = 10.0
 """How long a revoked queue of a concurrent consumer waits for its messages at the listener."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raymq.logfiles.log_reader import StoreFiles
-from raymq.record.memory_records import LocatedRecords, MemoryRecords, join_records
+from raymq.records.format.memory_records import LocatedRecords, MemoryRecords, join_records
+from raymq.records.logfiles.log_reader import StoreFiles
 
 
 @dataclass(frozen=True, slots=True)

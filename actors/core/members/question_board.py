@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from raymq.errors import SystemBusyError
-from raymq.members.questions import QUESTION_WAIT_S, Question
+from raymq.common.errors import SystemBusyError
+from raymq.common.members.questions import QUESTION_WAIT_S, Question
 
 LISTENS_S: Final = QUESTION_WAIT_S + 10.0
 """A client that has not asked for so long does not listen."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from raymq.errors import InvalidArgumentError, StoreCorruptError
-from raymq.protocol.route import ORDER_TOPIC_CONFIG
+from raymq.common.errors import InvalidArgumentError, StoreCorruptError
+from raymq.common.protocol.route import ORDER_TOPIC_CONFIG
 
 VALUE_MAX_CHARACTERS = 65_536
 

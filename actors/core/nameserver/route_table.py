@@ -24,10 +24,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from raymq.errors import ServiceNotAvailableError, TopicNotExistError
-from raymq.names import is_light_queue
-from raymq.protocol.attributes import TopicAttributes
-from raymq.protocol.route import (
+from raymq.common.errors import ServiceNotAvailableError, TopicNotExistError
+from raymq.common.names import is_light_queue
+from raymq.common.protocol.attributes import TopicAttributes
+from raymq.common.protocol.route import (
     PERM_ALL,
     PERM_READ,
     PERM_WRITE,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from actors.core.pop.leases import Lease, PopChange, PopQueue, PopTable, QueueEdit, pop_change
-from raymq.errors import InvalidArgumentError
-from raymq.protocol.pop import (
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.protocol.pop import (
     INVISIBLE_MAX_MS,
     INVISIBLE_MIN_MS,
     RECEIVE_MAX_MESSAGES,
@@ -21,7 +21,7 @@ from raymq.protocol.pop import (
     LeasedRange,
     ReceiveRequest,
 )
-from raymq.protocol.store import QueueEnds
+from raymq.common.protocol.store import QueueEnds
 
 LEASES_MAX: Final = 1024
 """The most leases of a group in a queue for which new messages are handed out. Then only old ones come again."""

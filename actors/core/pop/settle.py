@@ -14,8 +14,8 @@ from typing import Final
 
 from actors.core.pop.leases import Lease, PopChange, PopTable, QueueEdit, pop_change
 from actors.core.pop.receive import LEASES_MAX, Committed
-from raymq.errors import InvalidArgumentError, SystemBusyError
-from raymq.protocol.pop import ALL_OFFSETS, INVISIBLE_MAX_MS, LeasePart
+from raymq.common.errors import InvalidArgumentError, SystemBusyError
+from raymq.common.protocol.pop import ALL_OFFSETS, INVISIBLE_MAX_MS, LeasePart
 
 SPLIT_LEASES_MAX: Final = 4 * LEASES_MAX
 """The most leases of a group in a queue, also of messages whose time was changed one by one."""

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from raymq.errors import SystemBusyError
-from raymq.protocol.pop import ReceiveAnswer, ReceiveRequest
+from raymq.common.errors import SystemBusyError
+from raymq.common.protocol.pop import ReceiveAnswer, ReceiveRequest
 
 WAITING_MAX: Final = 100_000
 WAITING_OF_KEY_MAX: Final = 1024

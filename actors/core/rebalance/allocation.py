@@ -18,8 +18,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from raymq.errors import InvalidArgumentError
-from raymq.message import MessageQueue
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageQueue
 
 Shares = dict[str, list[MessageQueue]]
 """Every member, with its queues."""

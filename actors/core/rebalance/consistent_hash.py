@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from actors.core.rebalance.allocation import Shares, check_shareable
-from raymq.errors import InvalidArgumentError
-from raymq.message import MessageQueue
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageQueue
 
 VIRTUAL_NODES: Final = 10
 

@@ -7,7 +7,7 @@ The group has two maps. `target`: the member that each queue should go to, by th
 (actors.core.rebalance.target); it is computed again when members, their wishes or routes change, and every
 RETARGET_INTERVAL_S. `holder`: the member that consumes the queue now, as its own heartbeats say. A queue is granted to
 its target only while no other member holds it. So two members never hold one queue, at the price that a queue waits
-until its old holder has released it or is known to be dead (raymq.protocol.membership).
+until its old holder has released it or is known to be dead (raymq.common.protocol.membership).
 
 Nothing survives the process. A new instance learns the holders from the members' heartbeats, and grants no queue that
 might be held until every member of the old instance has had the time for a heartbeat. `grace` says that there was an
@@ -22,8 +22,8 @@ from enum import Enum
 from typing import Any, Final
 
 from actors.core.rebalance.target import GroupMembership, Target, Wish, disagreements, make_target
-from raymq.message import MessageQueue
-from raymq.protocol.membership import GroupAssignment, GroupHeartbeat, GroupRefusal, SteadyHeartbeat
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.membership import GroupAssignment, GroupHeartbeat, GroupRefusal, SteadyHeartbeat
 
 RETARGET_INTERVAL_S: Final = 20.0
 

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from actors.core.rebalance.group import RebalanceGroup
 from actors.core.rebalance.slot_lease import VALID_S, SlotLease
-from raymq.message import MessageQueue
-from raymq.names import REBALANCE_SLOTS, RebalanceName
-from raymq.protocol.membership import (
+from raymq.common.message import MessageQueue
+from raymq.common.names import REBALANCE_SLOTS, RebalanceName
+from raymq.common.protocol.membership import (
     GroupFailure,
     GroupRefusal,
     Heartbeat,

@@ -18,7 +18,7 @@ The rules:
    which say what they hold, and grants what nobody reports only when VALID_S and a session have gone by.
    A first holder, or one that follows a holder that had no members when it closed, need not wait.
 4. Versions (where a group's generations begin) grow from claim to claim, also where wall clocks disagree. A member that
-   has seen a newer generation does not follow an older one (raymq.consumer.rebalance_client).
+   has seen a newer generation does not follow an older one (raymq.client.consumer.rebalance_client).
 
 A slot stays with the actor that has taken it over, until that one falls silent. Pure: `look` is a generator of calls to
 the register, so that the actor and the simulation of a group (tests/support/group_sim) run the same steps.

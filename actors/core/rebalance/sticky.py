@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from actors.core.rebalance.allocation import Shares, check_shareable
-from raymq.message import MessageQueue
+from raymq.common.message import MessageQueue
 
 _ALL: Final = ("all",)
 """The node of the exchange graph that every member's total hangs on."""

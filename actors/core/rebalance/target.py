@@ -22,9 +22,9 @@ from actors.core.rebalance.allocation import (
 )
 from actors.core.rebalance.consistent_hash import allocate_by_consistent_hash
 from actors.core.rebalance.sticky import allocate_sticky
-from raymq.errors import InvalidArgumentError
-from raymq.message import MessageQueue
-from raymq.protocol.membership import ALL_MESSAGES, AllocateStrategy, Allocation
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.membership import ALL_MESSAGES, AllocateStrategy, Allocation
 
 Target = dict[MessageQueue, str]
 

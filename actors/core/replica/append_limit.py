@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from raymq.errors import SystemBusyError
+from raymq.common.errors import SystemBusyError
 
 
 class AppendLimit:

@@ -16,12 +16,12 @@ from typing import Final
 
 import numpy as np
 
-from raymq.delay import names_real_topic
-from raymq.errors import TopicNotExistError
-from raymq.message import PROPERTY_REAL_TOPIC
-from raymq.record.encode import EncodedBatch
-from raymq.record.layout import RecordError, decode_properties
-from raymq.record.rewrite import split_record
+from raymq.common.delay import names_real_topic
+from raymq.common.errors import TopicNotExistError
+from raymq.common.message import PROPERTY_REAL_TOPIC
+from raymq.records.format.encode import EncodedBatch
+from raymq.records.format.layout import RecordError, decode_properties
+from raymq.records.format.rewrite import split_record
 
 CLOSED_TOPICS_FILE: Final = "closedTopics.json"
 CLOSED_TOPICS_MAX: Final = 10_000

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from raymq.errors import RaymqError
-from raymq.protocol.store import AppendResult
+from raymq.common.errors import RaymqError
+from raymq.common.protocol.store import AppendResult
 
 TokenT = TypeVar("TokenT")
 

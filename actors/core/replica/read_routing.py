@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.common.protocol.store import FetchRequest, FetchResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from enum import Enum
 from typing import Final
 
 from actors.core.replica.orders import ReplicaRole
-from raymq.errors import InvalidArgumentError, NotMasterError
+from raymq.common.errors import InvalidArgumentError, NotMasterError
 
 
 class RoleOrder(Enum):

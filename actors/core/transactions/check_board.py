@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from raymq.protocol.transactions import TransactionCheck
+from raymq.common.protocol.transactions import TransactionCheck
 
 LIVE_S: Final = 10.0
 """A producer that has not asked for so long is not live."""

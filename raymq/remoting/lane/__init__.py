@@ -21,7 +21,8 @@ A frame, little-endian (frames.py)
     | payload length 4 | kind 1 | flags 1 | count 2 | correlation 8 | payload |
     and on TCP, behind the correlation, the CRC-32 of these 16 bytes: | crc 4 |
 An answer has the kind and the correlation of its request. Its flag 1 says that the payload is an error: msgpack of
-[class name, arguments, text]. The client rebuilds errors of raymq.errors by the class's name, and knows no others.
+[class name, arguments, text]. The client rebuilds errors of raymq.common.errors by the class's name, and knows no
+others.
 
     kind       request                                          answer
     1 OPEN     a queue's name for a handle (appends.py)         none

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from raymq.closing import in_forked_child
+from raymq.common.closing import in_forked_child
 
 logger = logging.getLogger(__name__)
 

@@ -23,11 +23,11 @@ from typing import Final
 
 import numpy as np
 
-from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
-from raymq.message import SendStatus
-from raymq.protocol.store import AppendResult
-from raymq.record.encode import EncodedBatch, LoneRecord, ProducerSequence
-from raymq.record.message_id import IdRange
+from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.common.message import SendStatus
+from raymq.common.protocol.store import AppendResult
+from raymq.records.format.encode import EncodedBatch, LoneRecord, ProducerSequence
+from raymq.records.format.message_id import IdRange
 from raymq.remoting.lane.frames import COUNT_MAX, PAYLOAD_MAX, Buffer, ProtocolError
 
 HANDLES_MAX: Final = 1024

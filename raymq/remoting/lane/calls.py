@@ -15,7 +15,7 @@ from typing import Any, Final, get_type_hints
 
 import msgspec
 
-from raymq.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
+from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
 from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.frames import Buffer
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from raymq import identity
-from raymq.closing import close_in_child
-from raymq.errors import RequestTimeoutError
+from raymq.common import identity
+from raymq.common.closing import close_in_child
+from raymq.common.errors import RequestTimeoutError
 from raymq.remoting.lane import handshake
 from raymq.remoting.lane.address import LaneAddress, TlsFiles, client_tls, rays_tls, refused_by_client
 from raymq.remoting.lane.frames import (

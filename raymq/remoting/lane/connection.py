@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from raymq.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError, SystemBusyError
+from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError, SystemBusyError
 from raymq.remoting.lane import handshake
 from raymq.remoting.lane.address import LaneAddress, TlsFiles, failure_text, refused_by_server, told_seldom
 from raymq.remoting.lane.buffers import BufferPool
@@ -181,7 +181,7 @@ class LaneRequest:
             loop.call_now(lambda: connection.reply(self.kind, flags, count, self._correlation, parts))
 
     def fail(self, error: BaseException) -> None:
-        """Send an error: one of raymq.errors arrives as it is, others as ServiceNotAvailableError."""
+        """Send an error: one of raymq.common.errors arrives as it is, others as ServiceNotAvailableError."""
         self.answer(encode_error(error), flags=FLAG_ERROR)
 
     def told(self, error: Exception, what: str) -> RaymqError:

@@ -10,8 +10,8 @@ from zlib import crc32
 
 import msgspec
 
-from raymq import errors
-from raymq.errors import RaymqError, ServiceNotAvailableError
+from raymq.common import errors
+from raymq.common.errors import RaymqError, ServiceNotAvailableError
 
 HEADER: Final = struct.Struct("<IBBHQ")
 """Payload length in bytes, kind, flags, count, correlation."""
@@ -81,8 +81,8 @@ def encode_error(error: BaseException) -> bytes:
 
 
 def decode_error(payload: Buffer) -> RaymqError:
-    """The error in an answer: as it was raised if its class is one of raymq.errors, else ServiceNotAvailableError
-    with its name and text."""
+    """The error in an answer: as it was raised if its class is one of raymq.common.errors, else
+    ServiceNotAvailableError with its name and text."""
     try:
         name, arguments, text = msgspec.msgpack.decode(payload, type=tuple[str, list[Any] | None, str])
     except msgspec.DecodeError as error:

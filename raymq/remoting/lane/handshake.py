@@ -15,8 +15,8 @@ import struct
 from enum import IntEnum
 from typing import Final
 
-from raymq.errors import ServiceNotAvailableError
-from raymq.identity import USER_NAME_MAX_BYTES, Identity
+from raymq.common.errors import ServiceNotAvailableError
+from raymq.common.identity import USER_NAME_MAX_BYTES, Identity
 from raymq.remoting.lane.frames import ProtocolError
 
 VERSION: Final = 3

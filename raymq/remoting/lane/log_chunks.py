@@ -21,8 +21,8 @@ import struct
 from math import isnan
 from typing import Final, NamedTuple
 
-from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
-from raymq.protocol.store import HoleCopy, HoleUnit
+from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.common.protocol.store import HoleCopy, HoleUnit
 from raymq.remoting.lane.frames import Buffer
 
 _READ: Final = struct.Struct("<iBB2xqqqqqd")

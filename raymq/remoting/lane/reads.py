@@ -26,9 +26,9 @@ from collections.abc import Iterable, Sequence
 from math import isnan
 from typing import Final, NamedTuple
 
-from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
-from raymq.message import PullStatus
-from raymq.protocol.store import FetchRequest, FetchResult, QueueEnds, ReadsInPlace
+from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.common.message import PullStatus
+from raymq.common.protocol.store import FetchRequest, FetchResult, QueueEnds, ReadsInPlace
 from raymq.remoting.lane.frames import COUNT_MAX, Buffer
 
 _FETCH: Final = struct.Struct("<qdIII")

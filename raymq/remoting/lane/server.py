@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from raymq.errors import RaymqError, ServiceNotAvailableError
+from raymq.common.errors import RaymqError, ServiceNotAvailableError
 from raymq.remoting.lane.address import LaneAddress, TlsContext, TlsFiles
 from raymq.remoting.lane.buffers import BufferPool
 from raymq.remoting.lane.connection import (

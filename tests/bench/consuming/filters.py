@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 import raymq
-from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients
 from tests.bench.cluster import FROM_FIRST, new_topic

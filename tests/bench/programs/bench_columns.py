@@ -21,14 +21,14 @@ import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from raymq.kernels.columns import decode_columns
-from raymq.kernels.encode import encode_columns
-from raymq.kernels.message_columns import MessageColumns
-from raymq.producer.table_rows import TableRows
-from raymq.protocol.store import AppendResult
-from raymq.record.crc import body_crcs
-from raymq.record.encode import EncodedBatch, ProducerSequence
-from raymq.record.message_id import IdRange
+from raymq.client.producer.table_rows import TableRows
+from raymq.common.protocol.store import AppendResult
+from raymq.records.format.crc import body_crcs
+from raymq.records.format.encode import EncodedBatch, ProducerSequence
+from raymq.records.format.message_id import IdRange
+from raymq.records.kernels.columns import decode_columns
+from raymq.records.kernels.encode import encode_columns
+from raymq.records.kernels.message_columns import MessageColumns
 from tests.support.clients.fakes import FakeStore, topic_route
 from tests.support.clients.producers import producers_of_fakes
 

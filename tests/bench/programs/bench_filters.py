@@ -21,15 +21,15 @@ from typing import Final, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import raymq
-from raymq.config.store import FlushDiskType, StoreSettings
-from raymq.kernels.messages import read_messages
-from raymq.logfiles.log_reader import LogReader, StoreFiles
-from raymq.message import MessageExt, PullStatus
-from raymq.predicates.process import PredicateProcess
-from raymq.predicates.scan import PredicateScan
-from raymq.protocol.store import FetchRequest, FetchResult
-from raymq.record.check import record_starts
-from raymq.record.encode import EncodedBatch, encode_batch
+from raymq.client.predicates.process import PredicateProcess
+from raymq.client.predicates.scan import PredicateScan
+from raymq.common.config.store import FlushDiskType, StoreSettings
+from raymq.common.message import MessageExt, PullStatus
+from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.records.format.check import record_starts
+from raymq.records.format.encode import EncodedBatch, encode_batch
+from raymq.records.kernels.messages import read_messages
+from raymq.records.logfiles.log_reader import LogReader, StoreFiles
 from raymq.remoting.storage_client import FoundInPlace
 from raymq.remoting.storage_lane import StorageLane
 from tests.bench.programs.bench_lane import storage

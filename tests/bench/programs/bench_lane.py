@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics
 from actors.replica.data_plane import DataPlane
-from raymq.config.store import FlushDiskType, StoreSettings
-from raymq.errors import SystemBusyError
-from raymq.message import Message
-from raymq.protocol.store import FetchRequest, QueueBounds
-from raymq.record.encode import EncodedBatch, encode_batch
+from raymq.common.config.store import FlushDiskType, StoreSettings
+from raymq.common.errors import SystemBusyError
+from raymq.common.message import Message
+from raymq.common.protocol.store import FetchRequest, QueueBounds
+from raymq.records.format.encode import EncodedBatch, encode_batch
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.storage_lane import EndsWatch, StorageLane
 from storage.message_store import MessageStore

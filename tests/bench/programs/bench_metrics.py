@@ -30,10 +30,10 @@ import psutil
 import ray
 
 import raymq
-from raymq.cluster.launcher import launch
-from raymq.config.cluster import ClusterSettings
-from raymq.config.console import ConsoleOptions
-from raymq.metrics.client_figures import CLIENT_FIGURES
+from raymq.client.cluster.launcher import launch
+from raymq.common.config.cluster import ClusterSettings
+from raymq.common.config.console import ConsoleOptions
+from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES
 from tests.bench.machine import cpu_of, processes, server_name, timed
 from tests.bench.ways import ways
 

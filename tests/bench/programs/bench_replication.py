@@ -30,10 +30,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 import raymq
 from actors.core.replica.orders import Copied
 from actors.core.replica.rules import ReplicaRules
-from raymq.config.store import FlushDiskType
-from raymq.errors import SystemBusyError
-from raymq.message import Message
-from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
+from raymq.common.config.store import FlushDiskType
+from raymq.common.errors import SystemBusyError
+from raymq.common.message import Message
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, encode_batch
 from storage.message_store import MessageStore
 from storage.replication.log_chunks import CHUNK_MAX_BYTES
 from tests.bench.machine import touch_memory

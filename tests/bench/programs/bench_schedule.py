@@ -21,12 +21,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from raymq.config.store import FlushDiskType, StoreSettings
-from raymq.delay import TIMER_TOPIC, timer_queue
-from raymq.message import Message
-from raymq.protocol.store import FetchRequest
-from raymq.record.decode import decode_records
-from raymq.record.encode import EncodedBatch, Waiting, encode_batch
+from raymq.common.config.store import FlushDiskType, StoreSettings
+from raymq.common.delay import TIMER_TOPIC, timer_queue
+from raymq.common.message import Message
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.decode import decode_records
+from raymq.records.format.encode import EncodedBatch, Waiting, encode_batch
 from storage.message_store import MessageStore
 
 BATCH = 1000

@@ -27,12 +27,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from raymq.config.store import FlushDiskType, StoreSettings
-from raymq.kernels.columns import decode_columns
-from raymq.logfiles.log_reader import LogReader
-from raymq.message import Message
-from raymq.record.encode import EncodedBatch, encode_batch
-from raymq.record.message_id import IdRange
+from raymq.common.config.store import FlushDiskType, StoreSettings
+from raymq.common.message import Message
+from raymq.records.format.encode import EncodedBatch, encode_batch
+from raymq.records.format.message_id import IdRange
+from raymq.records.kernels.columns import decode_columns
+from raymq.records.logfiles.log_reader import LogReader
 from storage.message_store import MessageStore
 from tests.bench.machine import copy_bytes_per_s, touch_memory
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import raymq
-from raymq.record.layout import BODY_CRC_OFFSET, BODY_OFFSET, BODY_SIZE_OFFSET, MAGIC_OFFSET, TOTAL_SIZE_OFFSET
+from raymq.records.format.layout import BODY_CRC_OFFSET, BODY_OFFSET, BODY_SIZE_OFFSET, MAGIC_OFFSET, TOTAL_SIZE_OFFSET
 from storage.files.damage import DamageNotes
 from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
 from tests.support.clusters.cluster import Sandbox, actor_processes, one_group

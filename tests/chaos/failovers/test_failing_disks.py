@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 import raymq
-from raymq.errors import RaymqError, StoreError
-from raymq.message import MessageExt
-from raymq.names import StorageName
+from raymq.common.errors import RaymqError, StoreError
+from raymq.common.message import MessageExt
+from raymq.common.names import StorageName
 from raymq.remoting.actor_ref import ActorRef
 from tests.support.clusters.cluster import (
     Sandbox,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import raymq
-from raymq.message import SendStatus
+from raymq.common.message import SendStatus
 from tests.support.clusters.cluster import Sandbox, one_group, poll_until
 from tests.support.replicas.ray_replicas import RayReplicas, log_checksum
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import pytest
 
 import raymq
-from raymq.message import MessageExt
+from raymq.common.message import MessageExt
 from tests.support.clusters.cluster import one_group
 from tests.support.history.waiting import eventually
 from tests.support.replicas.ray_replicas import RayReplicas

@@ -16,7 +16,7 @@ import pytest
 import ray
 
 import raymq
-from raymq.cluster.launcher import launch
+from raymq.client.cluster.launcher import launch
 from tests.support.clusters.cluster import Sandbox, kill_actors, one_group, poll_until
 from tests.support.clusters.faults import standing_still
 from tests.support.history.checker import check

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 import raymq
-from raymq.message import MessageExt
+from raymq.common.message import MessageExt
 from tests.support.clusters.cluster import actor_processes, one_group, poll_until
 from tests.support.clusters.faults import standing_still
 from tests.support.history.listener_notes import ListenerNotes

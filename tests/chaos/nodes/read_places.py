@@ -24,8 +24,8 @@ import pyarrow as pa
 import raymq
 from raydp_jobs import read_topic, spark_session
 from raydp_jobs.source import locality, reader
-from raymq.protocol.route import MASTER_ID
-from raymq.scan.ranges import OffsetRange
+from raymq.client.scan.ranges import OffsetRange
+from raymq.common.protocol.route import MASTER_ID
 
 TOPIC, MESSAGES = "places", 4000
 PARTITION_BYTES = 256 << 10

@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import raymq
-from raymq.errors import RaymqError
+from raymq.common.errors import RaymqError
 from tests.support.history.workload import read_back
 from tests.support.replicas.ray_replicas import RayReplicas
 

@@ -8,7 +8,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 
 import raymq
 from raydp_jobs.executor_places import ExecutorSize, check_fits, nodes_of, reserved, storage_nodes
-from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
 from tests.support.clusters.nodes import Nodes
 from tests.support.history.waiting import eventually
 

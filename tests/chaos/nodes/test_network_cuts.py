@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from actors.core.replica.orders import MASTER_LEASE_S
-from raymq.message import MessageQueue
+from raymq.common.message import MessageQueue
 from tests.support.clusters.network import WHY_IMPOSSIBLE, Hand, Network, network
 from tests.support.history.checker import check
 from tests.support.history.history import Operation, Sent, acknowledged_in, read_history_file

@@ -20,9 +20,9 @@ import pytest
 
 import raymq
 from placement.operations import balance, drain
-from raymq.config.cluster import load_settings
-from raymq.doctor.examination import examine, take_snapshot
-from raymq.doctor.findings import State
+from raymq.common.config.cluster import load_settings
+from raymq.tools.doctor.examination import examine, take_snapshot
+from raymq.tools.doctor.findings import State
 from tests.support.clusters.cluster import descendants, one_group
 from tests.support.clusters.faults import standing_still
 from tests.support.clusters.nodes import LOOPBACK, Nodes

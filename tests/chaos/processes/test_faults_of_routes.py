@@ -11,9 +11,9 @@ import ray
 
 import raymq
 from actors.nameserver import WARM_UP_S
-from raymq.consumer.push.subscription import PushSubscription
-from raymq.message import MessageExt
-from raymq.names import NAMESPACE
+from raymq.client.consumer.push.subscription import PushSubscription
+from raymq.common.message import MessageExt
+from raymq.common.names import NAMESPACE
 from tests.support.clusters.cluster import actor_processes, kill_actors, poll_until
 from tests.support.clusters.faults import standing_still
 from tests.support.history.listener_notes import ListenerNotes

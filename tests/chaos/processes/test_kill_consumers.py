@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import raymq
-from raymq.message import MessageExt
+from raymq.common.message import MessageExt
 from tests.support.clusters.faults import ActorKiller
 from tests.support.history.history import History, Outcome, Sent
 from tests.support.history.listener_notes import ListenerNotes

@@ -19,7 +19,7 @@ from typing import Any
 import ray
 
 import raymq
-from raymq.protocol.group import GroupConfig
+from raymq.common.protocol.group import GroupConfig
 from tests.support.clusters.faults import ActorKiller
 from tests.support.history.history import History, Outcome
 from tests.support.history.listener_notes import ListenerNotes

@@ -7,7 +7,7 @@ import time
 import ray
 
 import raymq
-from raymq.names import NAMESPACE
+from raymq.common.names import NAMESPACE
 from tests.support.clusters import cluster
 from tests.support.history.waiting import eventually
 

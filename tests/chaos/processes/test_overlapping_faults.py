@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import raymq
-from raymq.message import MessageExt
+from raymq.common.message import MessageExt
 from tests.support.clusters.cluster import Sandbox, kill_actors, one_group
 from tests.support.clusters.state_users import StateUsers
 from tests.support.clusters.storm import Storm, Weather

@@ -13,8 +13,8 @@ import pytest
 import ray
 
 import raymq
-from raymq.consumer.push.subscription import PushSubscription
-from raymq.names import PullName
+from raymq.client.consumer.push.subscription import PushSubscription
+from raymq.common.names import PullName
 from raymq.remoting.actor_ref import ActorRef
 from tests.support.clusters.cluster import actor_processes, kill_actors, poll_until
 from tests.support.history.listener_notes import ListenerNotes

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import raymq
-from raymq.message import MessageQueue
+from raymq.common.message import MessageQueue
 from tests.support.clusters.cluster import (
     Sandbox,
     assert_gone,

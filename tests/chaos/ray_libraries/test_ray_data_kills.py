@@ -27,9 +27,9 @@ from ray.data import DataContext
 from ray.data.datasource import ReadTask
 
 import raymq
+from raymq.common.errors import DataLossError
 from raymq.data import TopicDatasource, read_topic, write_topic
 from raymq.data.shared_client import worker_client
-from raymq.errors import DataLossError
 from tests.support.clusters.cluster import Sandbox, one_group
 from tests.support.history.waiting import eventually
 from tests.support.replicas.ray_replicas import RayReplicas

@@ -14,7 +14,7 @@ import pytest
 
 from actors.core.rebalance.group import RebalanceGroup, Sender
 from actors.core.rebalance.slot_lease import Put, SlotLease
-from raymq.protocol.group import CommitAnswer
+from raymq.common.protocol.group import CommitAnswer
 from tests.support.group_sim.invariants import LawBrokenError
 from tests.support.group_sim.processes import LEASE_S, Broker, Member, Rebalance
 from tests.support.group_sim.queues import MemberQueues

@@ -17,12 +17,12 @@ import raymq
 from raydp_jobs import read_topic, spark_session
 from raydp_jobs.source import reader
 from raydp_jobs.worker_client import worker_client
+from raymq.client.scan import range_reader
+from raymq.client.scan.batches import open_ranges
+from raymq.client.scan.partitions import plan_partitions
+from raymq.client.scan.queue_bounds import ClusterQueues
+from raymq.client.scan.ranges import OffsetRange, plan_ranges
 from raymq.remoting.storage_clients import StorageClients
-from raymq.scan import range_reader
-from raymq.scan.batches import open_ranges
-from raymq.scan.partitions import plan_partitions
-from raymq.scan.queue_bounds import ClusterQueues
-from raymq.scan.ranges import OffsetRange, plan_ranges
 from tests.support.clusters.cluster import Sandbox, one_group
 from tests.support.history.waiting import eventually
 from tests.support.replicas.ray_replicas import RayReplicas

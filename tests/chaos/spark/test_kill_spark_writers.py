@@ -22,7 +22,7 @@ import ray
 import raymq
 from raydp_jobs import spark_session, write_topic
 from raydp_jobs.sink.partitions import WriteSummary
-from raymq.protocol.store import QueueBounds
+from raymq.common.protocol.store import QueueBounds
 from tests.support.clusters.cluster import Sandbox, descendants
 from tests.support.history.waiting import eventually
 from tests.support.spark.stream_driver import FILES_PER_BATCH

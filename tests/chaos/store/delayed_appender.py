@@ -16,10 +16,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from raymq.delay import TIMER_TOPIC
-from raymq.message import Message
-from raymq.names import SCHEDULE_TOPIC
-from raymq.record.encode import ProducerSequence, Waiting, encode_batch
+from raymq.common.delay import TIMER_TOPIC
+from raymq.common.message import Message
+from raymq.common.names import SCHEDULE_TOPIC
+from raymq.records.format.encode import ProducerSequence, Waiting, encode_batch
 from tests.support.stores.stores import open_store
 
 TARGET_QUEUES = 3

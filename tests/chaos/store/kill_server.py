@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 import storage.checkpoint_service
 import storage.log.transient_store_pool
 import storage.log.warm_up
-from raymq.config.store import FlushDiskType
+from raymq.common.config.store import FlushDiskType
 from storage.files import disk
 from storage.message_store import MessageStore
 from tests.support.stores.stores import make_batch, open_store, read_queue

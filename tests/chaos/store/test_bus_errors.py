@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from actors.replica.failed_disk import FATAL_FILE, QUIET_S, RESTART_INTERVAL_S, BusErrors, open_pause_s
-from raymq.errors import StoreError
+from raymq.common.errors import StoreError
 from storage.files import disk
 from tests.support.stores.stores import bodies_of, open_store
 

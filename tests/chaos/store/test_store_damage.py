@@ -13,10 +13,10 @@ from zlib import crc32
 
 import pytest
 
-from raymq.errors import InvalidArgumentError, StoreCorruptError
-from raymq.protocol.store import FetchRequest
-from raymq.record.decode import decode_record, decode_records
-from raymq.record.layout import (
+from raymq.common.errors import InvalidArgumentError, StoreCorruptError
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.decode import decode_record, decode_records
+from raymq.records.format.layout import (
     BODY_CRC_OFFSET,
     BODY_OFFSET,
     BODY_SIZE_OFFSET,

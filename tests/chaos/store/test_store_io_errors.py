@@ -12,9 +12,9 @@ import pytest
 
 import storage.index.index_service
 import storage.log.log_writer
-from raymq.config.store import FlushDiskType
-from raymq.errors import ServiceNotAvailableError, StoreError, StoreNotWritableError
-from raymq.message import SendStatus
+from raymq.common.config.store import FlushDiskType
+from raymq.common.errors import ServiceNotAvailableError, StoreError, StoreNotWritableError
+from raymq.common.message import SendStatus
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually
 from tests.support.stores.failing_disk import KINDS, FailingDisk

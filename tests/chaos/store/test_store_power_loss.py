@@ -27,10 +27,10 @@ import pytest
 
 import storage.checkpoint_service
 import storage.log.warm_up
-from raymq.config.store import FlushDiskType
-from raymq.protocol.store import FetchRequest
-from raymq.record.decode import decode_records
-from raymq.record.hashing import tags_code
+from raymq.common.config.store import FlushDiskType
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.decode import decode_records
+from raymq.records.format.hashing import tags_code
 from storage.message_store import MessageStore
 from storage.retention import cleaner
 from tests.support.stores.power import LossyDisk

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.consumer.pull_once import read_fetched
-from raymq.message import MessageExt, MessageQueue
-from raymq.protocol.store import FetchRequest
-from raymq.record.crc import PROPERTY_CRC_LENGTH
-from raymq.record.decode import decode_records
-from raymq.record.layout import (
+from raymq.client.consumer.pull_once import read_fetched
+from raymq.common.message import MessageExt, MessageQueue
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.crc import PROPERTY_CRC_LENGTH
+from raymq.records.format.decode import decode_records
+from raymq.records.format.layout import (
     BODY_CRC_OFFSET,
     BODY_OFFSET,
     BODY_SIZE_OFFSET,

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.delay import TIMER_TOPIC
-from raymq.names import SCHEDULE_TOPIC
+from raymq.common.delay import TIMER_TOPIC
+from raymq.common.names import SCHEDULE_TOPIC
 from tests.support.history.waiting import eventually
 from tests.support.stores.stores import bodies_of, open_store
 

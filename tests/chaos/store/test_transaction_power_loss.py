@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.errors import RaymqError, TransactionError
-from raymq.message import Message
-from raymq.record.encode import ProducerSequence
+from raymq.common.errors import RaymqError, TransactionError
+from raymq.common.message import Message
+from raymq.records.format.encode import ProducerSequence
 from storage.message_store import MessageStore
 from tests.support.stores.power import LossyDisk
 from tests.support.stores.stores import open_store, read_queue

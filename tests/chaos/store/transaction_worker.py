@@ -19,8 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from raymq.message import Message
-from raymq.record.decode import decode_record
+from raymq.common.message import Message
+from raymq.records.format.decode import decode_record
 from storage.message_store import MessageStore
 from tests.support.stores.stores import open_store
 from tests.support.stores.transactions import GROUP, Transaction, half_batch

@@ -85,7 +85,7 @@ def payer_class() -> Any:
                 time.sleep(dice.uniform(0, 0.2))  # so that the faults meet many of them
 
         def _local(self, transaction: Any, kind: str) -> Any:
-            from raymq.protocol.transactions import LocalTransactionState as State
+            from raymq.common.protocol.transactions import LocalTransactionState as State
 
             if kind == "unknown":
                 return None
@@ -99,7 +99,7 @@ def payer_class() -> Any:
             return State.COMMIT_MESSAGE if commits else State.ROLLBACK_MESSAGE
 
         def _check(self, message: Any) -> Any:
-            from raymq.protocol.transactions import LocalTransactionState as State
+            from raymq.common.protocol.transactions import LocalTransactionState as State
 
             body = message.body.decode()
             # Whoever writes first decides: if the producer died before its local transaction, there will be none.

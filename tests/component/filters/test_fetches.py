@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import raymq
-from raymq.logfiles import log_reader
-from raymq.logfiles.log_reader import LogReader
-from raymq.message import Message, PullStatus
-from raymq.protocol.store import FetchRequest
-from raymq.record.decode import decode_records
-from raymq.record.encode import encode_batch
+from raymq.common.message import Message, PullStatus
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.decode import decode_records
+from raymq.records.format.encode import encode_batch
+from raymq.records.logfiles import log_reader
+from raymq.records.logfiles.log_reader import LogReader
 from storage.message_store import MessageStore
 from tests.support.stores.stores import open_store, small_settings
 

@@ -16,9 +16,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 import raymq
-from raymq.admin.dead_letters import DeadLetters
-from raymq.client import Client
-from raymq.errors import (
+from raymq.client.admin.dead_letters import DeadLetters
+from raymq.client.client import Client
+from raymq.common.errors import (
     GroupNotExistError,
     InvalidArgumentError,
     RaymqError,
@@ -26,10 +26,10 @@ from raymq.errors import (
     RequestTimeoutError,
     TopicNotExistError,
 )
-from raymq.message import Message, MessageExt, MessageQueue
-from raymq.names import INSTANCES
-from raymq.protocol.group import GroupConfig
-from raymq.protocol.transactions import LocalTransactionState
+from raymq.common.message import Message, MessageExt, MessageQueue
+from raymq.common.names import INSTANCES
+from raymq.common.protocol.group import GroupConfig
+from raymq.common.protocol.transactions import LocalTransactionState
 from raymq.serve.connection import TaskConnection
 from raymq.serve.states import StateRecord, TaskState
 from raymq.serve.task import Task

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from raymq import parallel
+from raymq.common import parallel
 from tests.component.interrupts.aside_cases import Case, World
 from tests.component.interrupts.interrupter import InterruptedByTestError, Interrupter
 from tests.support.clusters.local_cluster import start_cluster

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import raymq
-from raymq.consumer.pull.async_consumer import AsyncPullConsumer
-from raymq.consumer.simple.async_consumer import AsyncSimpleConsumer
-from raymq.message import Message, MessageQueue
+from raymq.client.consumer.pull.async_consumer import AsyncPullConsumer
+from raymq.client.consumer.simple.async_consumer import AsyncSimpleConsumer
+from raymq.common.message import Message, MessageQueue
 from raymq.remoting.storage_clients import StorageClients
 from tests.component.interrupts.interrupter import Interrupter
 from tests.support.clusters.local_cluster import start_cluster

@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from raymq.message import Message, MessageQueue
-from raymq.producer.producer import Producer
-from raymq.producer.settings import ProducerSettings
+from raymq.client.producer.producer import Producer
+from raymq.client.producer.settings import ProducerSettings
+from raymq.common.message import Message, MessageQueue
 from raymq.remoting.storage_client import StorageClient
 from tests.component.interrupts.interrupter import Interrupter
 from tests.support.clients.fakes import FakeActor, FakeRoutes, description, topic_route
@@ -124,8 +124,8 @@ class Program:
         assert not wrong, f"{len(wrong)} of {len(self.acknowledged)} acknowledged messages are not at their offsets"
 
     def double_messages(self) -> list[Any]:
-        from raymq.protocol.store import FetchRequest
-        from raymq.record.decode import decode_records
+        from raymq.common.protocol.store import FetchRequest
+        from raymq.records.format.decode import decode_records
 
         messages: list[Any] = []
         while True:

@@ -16,11 +16,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from raymq.consumer.assignment.offset_committer import CommitThreads
-from raymq.consumer.pull import engine as pull_engine
-from raymq.consumer.pull.consumer import PullConsumer
-from raymq.consumer.pull.engine import PullEngine
-from raymq.consumer.pull.settings import PullSettings
+from raymq.client.consumer.assignment.offset_committer import CommitThreads
+from raymq.client.consumer.pull import engine as pull_engine
+from raymq.client.consumer.pull.consumer import PullConsumer
+from raymq.client.consumer.pull.engine import PullEngine
+from raymq.client.consumer.pull.settings import PullSettings
 from tests.component.interrupts.interrupter import Interrupter
 from tests.support.clients.fakes import FakeRoutes, topic_route
 from tests.support.clients.members import QuickClient

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from raymq.closing import OfProcess
-from raymq.consumer.pull.consumer import PullConsumer
-from raymq.parallel import aside
-from raymq.producer.producer import Producer
+from raymq.client.consumer.pull.consumer import PullConsumer
+from raymq.client.producer.producer import Producer
+from raymq.common.closing import OfProcess
+from raymq.common.parallel import aside
 from tests.unit.raymq.test_forks import kinds
 
 ROOT = Path(__file__).parents[3]

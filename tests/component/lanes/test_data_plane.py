@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from actors.core.consume.records_in_place import RecordsInPlace
-from raymq.config.store import FlushDiskType
-from raymq.errors import (
+from raymq.common.config.store import FlushDiskType
+from raymq.common.errors import (
     ClientStateError,
     FilterExpressionError,
     InvalidArgumentError,
@@ -24,11 +24,11 @@ from raymq.errors import (
     SystemBusyError,
     TopicNotExistError,
 )
-from raymq.message import PullStatus, SendStatus
-from raymq.protocol.store import Boundary, FetchRequest, FetchResult, QueueEnds
-from raymq.record.encode import EncodedBatch
-from raymq.record.hashing import tags_code
-from raymq.record.message_id import IdRange
+from raymq.common.message import PullStatus, SendStatus
+from raymq.common.protocol.store import Boundary, FetchRequest, FetchResult, QueueEnds
+from raymq.records.format.encode import EncodedBatch
+from raymq.records.format.hashing import tags_code
+from raymq.records.format.message_id import IdRange
 from raymq.remoting import storage_client
 from raymq.remoting.lane import appends
 from raymq.remoting.lane.client import Lane

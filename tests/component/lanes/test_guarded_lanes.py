@@ -11,10 +11,10 @@ import pytest
 
 from actors.core.access.meter import Portion
 from actors.replica.data_plane import DataPlane
-from raymq.errors import NoPermissionError
-from raymq.identity import Identity, acting_as
-from raymq.message import PullStatus
-from raymq.protocol.store import FetchRequest
+from raymq.common.errors import NoPermissionError
+from raymq.common.identity import Identity, acting_as
+from raymq.common.message import PullStatus
+from raymq.common.protocol.store import FetchRequest
 from raymq.remoting import storage_client
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane.connection import LaneRequest

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from raymq.protocol.store import FetchRequest
+from raymq.common.protocol.store import FetchRequest
 from raymq.remoting import storage_client
 from raymq.remoting.lane import server as lane_server
 from raymq.remoting.lane.client import Lane

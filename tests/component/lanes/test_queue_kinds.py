@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import raymq
-from raymq.message import Message
-from raymq.names import light_queue
-from raymq.producer.producer import Producer
-from raymq.protocol.store import FetchRequest
-from raymq.record.decode import decode_records
+from raymq.client.producer.producer import Producer
+from raymq.common.message import Message
+from raymq.common.names import light_queue
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.decode import decode_records
 from raymq.remoting import storage_client
 from raymq.remoting.storage_client import FoundInPlace, StorageClient
 from tests.support.clients.fakes import WAIT_S, FakeActor, FakeRoutes, description, topic_route

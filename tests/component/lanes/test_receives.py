@@ -11,11 +11,11 @@ import pytest
 
 from actors.broker.pop import queue_ends
 from actors.broker.pop.queue_ends import QueueEndsWatch
-from raymq.config.store import FlushDiskType
-from raymq.consumer.simple.lease_reader import LeaseReader
-from raymq.consumer.subscription import Subscription
-from raymq.filters.sql import SqlFilter
-from raymq.protocol.pop import LeasedRange
+from raymq.client.consumer.simple.lease_reader import LeaseReader
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.config.store import FlushDiskType
+from raymq.common.protocol.pop import LeasedRange
+from raymq.records.filters.sql import SqlFilter
 from raymq.remoting import storage_client
 from raymq.remoting.storage_client import StorageClient
 from tests.support.clients.fakes import WAIT_S, FakeActor, description

@@ -9,11 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from actors.replica.data_plane import READ_THREADS
-from raymq.config.store import StoreOptions
-from raymq.errors import SystemBusyError
-from raymq.message import SendStatus
-from raymq.protocol.stats import RequestFigures
-from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.common.config.store import StoreOptions
+from raymq.common.errors import SystemBusyError
+from raymq.common.message import SendStatus
+from raymq.common.protocol.stats import RequestFigures
+from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.remoting import storage_client
 from raymq.remoting.storage_client import StorageClient
 from tests.support.clients.fakes import WAIT_S, FakeActor, description

@@ -9,13 +9,13 @@ import sys
 import pytest
 
 from actors.replica.storage_metrics import StorageMetrics
-from raymq.delay import TIMER_TOPIC, timer_queue
-from raymq.errors import ServiceNotAvailableError, StoreNotWritableError
-from raymq.message import Message
-from raymq.metrics.reporter import Reporter
-from raymq.protocol.stats import RequestFigures
-from raymq.protocol.store import FetchRequest, QueuePosition
-from raymq.record.encode import Waiting, encode_batch
+from raymq.common.delay import TIMER_TOPIC, timer_queue
+from raymq.common.errors import ServiceNotAvailableError, StoreNotWritableError
+from raymq.common.message import Message
+from raymq.common.protocol.stats import RequestFigures
+from raymq.common.protocol.store import FetchRequest, QueuePosition
+from raymq.records.format.encode import Waiting, encode_batch
+from raymq.telemetry.metrics.reporter import Reporter
 from tests.support.metrics.fake_ray import FakeMetrics
 from tests.support.stores.clocks import Clock
 from tests.support.stores.stores import make_batch, open_store

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-import raymq.observability
-from raymq.metrics.instruments import INSTRUMENTS, Kind
-from raymq.observability.alerts import alert_rules
-from raymq.observability.board import expressions, make_board
+import raymq.tools.observability
+from raymq.telemetry.metrics.instruments import INSTRUMENTS, Kind
+from raymq.tools.observability.alerts import alert_rules
+from raymq.tools.observability.board import expressions, make_board
 from tests.support.history.waiting import eventually
 from tests.support.metrics.expressions import RAYS_SERIES, plain
 from tests.support.metrics.prometheus import Prometheus, exporter, running_prometheus
 
-RULES = str(files(raymq.observability) / "alerts.yml")
-RELABEL = Path(str(files(raymq.observability) / "relabel.yml"))
+RULES = str(files(raymq.tools.observability) / "alerts.yml")
+RELABEL = Path(str(files(raymq.tools.observability) / "relabel.yml"))
 RAYS = 'SessionName="session_1",WorkerId="w",JobId="01000000",NodeAddress="127.0.0.1"'
 
 FIXED = {"is_system": "false", "role": "broker"}

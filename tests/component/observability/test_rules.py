@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-import raymq.observability
-from raymq.observability.alerts import alert_rules
+import raymq.tools.observability
+from raymq.tools.observability.alerts import alert_rules
 from tests.support.metrics.prometheus import check_with_promtool
 
-RULES = Path(str(files(raymq.observability) / "alerts.yml"))
+RULES = Path(str(files(raymq.tools.observability) / "alerts.yml"))
 ALL = 'SessionName="s",cluster="raymq"'
 GROUP = f'{ALL},broker="broker-a",consumer_group="g"'
 LAG = f'{GROUP},topic="t",is_retry="false"'

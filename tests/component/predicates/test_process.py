@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import raymq
-from raymq.predicates import process as predicate_process
-from raymq.predicates.process import PredicateProcess
-from raymq.protocol.listener_tasks import StoreLog
-from raymq.protocol.store import FetchRequest
-from raymq.record.memory_records import LocatedRecords
+from raymq.client.predicates import process as predicate_process
+from raymq.client.predicates.process import PredicateProcess
+from raymq.common.protocol.listener_tasks import StoreLog
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.memory_records import LocatedRecords
 from tests.support.clients.watches import MappedStorage
 from tests.support.history.waiting import eventually
 from tests.support.stores.stores import make_batch, open_store

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.kernels.messages import read_messages
-from raymq.message import MessageQueue
-from raymq.protocol.store import Boundary, FetchRequest, QueuePosition
-from raymq.record.memory_records import LocatedRecords
-from raymq.record.places import RecordPlaces
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.store import Boundary, FetchRequest, QueuePosition
+from raymq.records.format.memory_records import LocatedRecords
+from raymq.records.format.places import RecordPlaces
+from raymq.records.kernels.messages import read_messages
 from storage.message_store import MessageStore
 from tests.component.queues.test_inner_batches import TOPIC, inner
 from tests.support.stores.damage import flip

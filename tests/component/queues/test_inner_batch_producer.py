@@ -9,9 +9,9 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from raymq.errors import MessageIllegalError
-from raymq.message import Message
-from raymq.record.compression import Compression, CompressionType
+from raymq.common.errors import MessageIllegalError
+from raymq.common.message import Message
+from raymq.records.format.compression import Compression, CompressionType
 from storage.message_store import MessageStore
 from tests.support.clients.fakes import WAIT_S
 from tests.support.clients.store_client import StoreClient, producer_of

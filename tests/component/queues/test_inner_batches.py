@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from raymq.errors import MessageIllegalError
-from raymq.message import Message
-from raymq.protocol.store import FetchRequest
-from raymq.record.compression import Compression, CompressionType
-from raymq.record.decode import decode_records
-from raymq.record.dispatch import dispatch_view
-from raymq.record.encode import EncodedBatch, ProducerSequence
-from raymq.record.inner_batch_encode import encode_inner_batch
-from raymq.record.layout import SYS_FLAG_COMPRESSED
+from raymq.common.errors import MessageIllegalError
+from raymq.common.message import Message
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.compression import Compression, CompressionType
+from raymq.records.format.decode import decode_records
+from raymq.records.format.dispatch import dispatch_view
+from raymq.records.format.encode import EncodedBatch, ProducerSequence
+from raymq.records.format.inner_batch_encode import encode_inner_batch
+from raymq.records.format.layout import SYS_FLAG_COMPRESSED
 from storage.message_store import MessageStore
 from tests.support.stores.stores import (
     LOG_FILE_BYTES,

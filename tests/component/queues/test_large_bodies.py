@@ -14,7 +14,7 @@ import raymq
 from actors.core.consume.process_queue import ProcessQueue, Task
 from actors.core.consume.records_in_place import RecordsInPlace
 from actors.pull.listener_feed import ship_task
-from raymq.consumer.pull.fetched_records import (
+from raymq.client.consumer.pull.fetched_records import (
     FetchedRecords,
     PolledRecords,
     as_messages,
@@ -22,23 +22,23 @@ from raymq.consumer.pull.fetched_records import (
     decode_messages,
     decode_tables,
 )
-from raymq.consumer.pull_once import read_fetched
-from raymq.consumer.push.task_reader import TaskReader
-from raymq.consumer.simple.lease_reader import LeaseReader
-from raymq.consumer.subscription import Subscription
-from raymq.errors import InvalidArgumentError, MessageIllegalError
-from raymq.message import MAX_MESSAGE_SIZE_BYTES, MESSAGE_SIZE_LIMIT_BYTES, Message, MessageQueue
-from raymq.predicates.process import PredicateProcess
-from raymq.producer.settings import ProducerSettings
-from raymq.protocol.listener_tasks import StoreLog
-from raymq.protocol.pop import LeasedRange
-from raymq.protocol.store import FetchRequest, FetchResult
-from raymq.record import compression
-from raymq.record.memory_records import LocatedRecords
+from raymq.client.consumer.pull_once import read_fetched
+from raymq.client.consumer.push.task_reader import TaskReader
+from raymq.client.consumer.simple.lease_reader import LeaseReader
+from raymq.client.consumer.subscription import Subscription
+from raymq.client.predicates.process import PredicateProcess
+from raymq.client.producer.settings import ProducerSettings
+from raymq.client.scan import batches as scan_batches
+from raymq.client.scan.ranges import OffsetRange
+from raymq.common.errors import InvalidArgumentError, MessageIllegalError
+from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, MESSAGE_SIZE_LIMIT_BYTES, Message, MessageQueue
+from raymq.common.protocol.listener_tasks import StoreLog
+from raymq.common.protocol.pop import LeasedRange
+from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.records.format import compression
+from raymq.records.format.memory_records import LocatedRecords
 from raymq.remoting import storage_client
 from raymq.remoting.storage_client import StorageClient
-from raymq.scan import batches as scan_batches
-from raymq.scan.ranges import OffsetRange
 from storage.message_store import MessageStore
 from tests.support.clients.fakes import description
 from tests.support.clients.store_client import StoreClient, producer_of

@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from actors.core.broker.send_back import ReturnWriter, read_returned
-from raymq.errors import DataLossError, MessageIllegalError
-from raymq.kernels.columns import decode_columns
-from raymq.kernels.messages import read_messages
-from raymq.logfiles.log_reader import LogReader
-from raymq.message import Message, MessageExt, MessageQueue, PullStatus
-from raymq.names import SCHEDULE_TOPIC, light_queue
-from raymq.protocol.group import GroupConfig, GroupQueueProgress
-from raymq.protocol.store import FetchRequest, LightQueue
-from raymq.record.check import record_starts
-from raymq.record.decode import decode_records
-from raymq.record.layout import BODY_OFFSET
-from raymq.record.memory_records import LocatedRecords
-from raymq.record.places import RecordPlaces
+from raymq.common.errors import DataLossError, MessageIllegalError
+from raymq.common.message import Message, MessageExt, MessageQueue, PullStatus
+from raymq.common.names import SCHEDULE_TOPIC, light_queue
+from raymq.common.protocol.group import GroupConfig, GroupQueueProgress
+from raymq.common.protocol.store import FetchRequest, LightQueue
+from raymq.records.format.check import record_starts
+from raymq.records.format.decode import decode_records
+from raymq.records.format.layout import BODY_OFFSET
+from raymq.records.format.memory_records import LocatedRecords
+from raymq.records.format.places import RecordPlaces
+from raymq.records.kernels.columns import decode_columns
+from raymq.records.kernels.messages import read_messages
+from raymq.records.logfiles.log_reader import LogReader
 from storage.message_store import MessageStore
 from storage.retention import cleaner
 from tests.support.clients.fakes import WAIT_S

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from actors.core.replica.orders import Lead, ReplicaRole
-from raymq.errors import StoreCorruptError
+from raymq.common.errors import StoreCorruptError
 from storage.replication.epoch_file import CONFIRM_FILE, ConfirmFile
 from storage.replication.epochs import SyncStateSet
 from storage.replication.log_chunks import truncate_log

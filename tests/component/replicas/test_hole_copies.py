@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.errors import InvalidArgumentError, StoreCorruptError
-from raymq.protocol.store import HoleCopy
+from raymq.common.errors import InvalidArgumentError, StoreCorruptError
+from raymq.common.protocol.store import HoleCopy
 from storage.log.holes import HOLES_FILE
 from storage.message_store import MessageStore
 from storage.replication.log_chunks import truncate_log

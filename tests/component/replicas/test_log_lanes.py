@@ -14,7 +14,7 @@ import pytest
 from actors.core.replica.orders import Follow
 from actors.replica.data_plane import READ_THREADS
 from actors.replica.log_carrier import LogCarrier
-from raymq.errors import InvalidArgumentError, NotMasterError, ServiceNotAvailableError
+from raymq.common.errors import InvalidArgumentError, NotMasterError, ServiceNotAvailableError
 from raymq.remoting.lane.client import Answer, Lane
 from raymq.remoting.lane.frames import Kind
 from raymq.remoting.lane.log_chunks import (

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from raymq.errors import StoreNotWritableError
-from raymq.protocol.store import Hole
-from raymq.record.decode import decode_records
-from raymq.record.layout import BLANK_MAGIC
+from raymq.common.errors import StoreNotWritableError
+from raymq.common.protocol.store import Hole
+from raymq.records.format.decode import decode_records
+from raymq.records.format.layout import BLANK_MAGIC
 from storage.files import disk
 from storage.message_store import MessageStore
 from storage.replication.log_chunks import LogChunks, truncate_log

@@ -12,9 +12,9 @@ import pytest
 
 from actors.core.replica.orders import ReplicaRole
 from actors.core.replica.rules import ReplicaRules
-from raymq.errors import ServiceNotAvailableError
-from raymq.message import SendStatus
-from raymq.protocol.store import AppendResult
+from raymq.common.errors import ServiceNotAvailableError
+from raymq.common.message import SendStatus
+from raymq.common.protocol.store import AppendResult
 from storage.append.durability import StartedAppend
 from storage.replication.epoch_file import CONFIRM_FILE
 from storage.replication.log_chunks import truncate_log

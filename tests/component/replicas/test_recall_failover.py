@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from raymq.delay import TIMER_TOPIC, timer_queue
-from raymq.message import Message
-from raymq.protocol.recall import RECALLED_TOPIC, RecallHandle
-from raymq.record.encode import ProducerSequence, Waiting, encode_batch
+from raymq.common.delay import TIMER_TOPIC, timer_queue
+from raymq.common.message import Message
+from raymq.common.protocol.recall import RECALLED_TOPIC, RecallHandle
+from raymq.records.format.encode import ProducerSequence, Waiting, encode_batch
 from raymq.remoting.recall import recall_batch
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually

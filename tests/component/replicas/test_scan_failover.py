@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from raymq.errors import ServiceNotAvailableError
-from raymq.logfiles.log_reader import LogReader
-from raymq.scan import range_reader
-from raymq.scan.batches import open_ranges
-from raymq.scan.ranges import OffsetRange
+from raymq.client.scan import range_reader
+from raymq.client.scan.batches import open_ranges
+from raymq.client.scan.ranges import OffsetRange
+from raymq.common.errors import ServiceNotAvailableError
+from raymq.records.logfiles.log_reader import LogReader
 from tests.support.clients.fakes import FakeRoutes, topic_route
 from tests.support.history.waiting import eventually
 from tests.support.replicas.local_replicas import LocalReplicas

@@ -11,20 +11,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from raymq.errors import DataLossError, MessageIllegalError
-from raymq.kernels.columns import decode_columns
-from raymq.kernels.messages import read_messages
-from raymq.kernels.stamp import stamp
-from raymq.logfiles.log_reader import LogReader
-from raymq.message import MessageQueue, PullStatus
-from raymq.protocol.store import Boundary, FetchRequest
-from raymq.record.decode import decode_records
-from raymq.record.hashing import tags_code
-from raymq.record.inner_batch import BatchItem
-from raymq.record.layout import BODY_OFFSET, encode_host, read_header
-from raymq.record.memory_records import LocatedRecords
-from raymq.record.places import RecordPlaces
-from raymq.scan.range_reader import RangeReader
+from raymq.client.scan.range_reader import RangeReader
+from raymq.common.errors import DataLossError, MessageIllegalError
+from raymq.common.message import MessageQueue, PullStatus
+from raymq.common.protocol.store import Boundary, FetchRequest
+from raymq.records.format.decode import decode_records
+from raymq.records.format.hashing import tags_code
+from raymq.records.format.inner_batch import BatchItem
+from raymq.records.format.layout import BODY_OFFSET, encode_host, read_header
+from raymq.records.format.memory_records import LocatedRecords
+from raymq.records.format.places import RecordPlaces
+from raymq.records.kernels.columns import decode_columns
+from raymq.records.kernels.messages import read_messages
+from raymq.records.kernels.stamp import stamp
+from raymq.records.logfiles.log_reader import LogReader
 from storage.message_store import MessageStore
 from storage.replication import chunk_appender as raw_append
 from storage.replication.log_chunks import truncate_log

@@ -9,11 +9,11 @@ from zlib import crc32
 
 import pytest
 
-from raymq.message import PullStatus
-from raymq.protocol.store import Boundary, FetchRequest
-from raymq.record.decode import decode_record, decode_records
-from raymq.record.hashing import tags_code
-from raymq.record.message_id import parse_offset_message_id
+from raymq.common.message import PullStatus
+from raymq.common.protocol.store import Boundary, FetchRequest
+from raymq.records.format.decode import decode_record, decode_records
+from raymq.records.format.hashing import tags_code
+from raymq.records.format.message_id import parse_offset_message_id
 from storage.files.config_files import parse_fastjson
 from storage.message_store import MessageStore
 from tests.support.stores.stores import bodies_of, make_batch, open_store, read_queue

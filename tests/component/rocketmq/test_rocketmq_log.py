@@ -10,15 +10,15 @@ import pytest
 
 import storage.recovery.recovery
 import storage.replication.chunk_appender
-from raymq.delay import TIMER_ROLL_QUEUE, TIMER_TOPIC, delivery_producer_id, timer_queue
-from raymq.kernels.columns import decode_columns
-from raymq.message import Message
-from raymq.names import SCHEDULE_TOPIC
-from raymq.protocol.store import FetchRequest, QueueBounds
-from raymq.record.check import record_starts
-from raymq.record.decode import decode_records
-from raymq.record.encode import Waiting, encode_batch
-from raymq.record.hashing import tags_code
+from raymq.common.delay import TIMER_ROLL_QUEUE, TIMER_TOPIC, delivery_producer_id, timer_queue
+from raymq.common.message import Message
+from raymq.common.names import SCHEDULE_TOPIC
+from raymq.common.protocol.store import FetchRequest, QueueBounds
+from raymq.records.format.check import record_starts
+from raymq.records.format.decode import decode_records
+from raymq.records.format.encode import Waiting, encode_batch
+from raymq.records.format.hashing import tags_code
+from raymq.records.kernels.columns import decode_columns
 from storage.message_store import MessageStore
 from tests.support.stores.rocketmq_records import STORED_MS, Row, write_log
 from tests.support.stores.stores import make_batch, open_store, read_queue

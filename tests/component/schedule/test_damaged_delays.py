@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from raymq.delay import TIMER_RECALL_QUEUE, TIMER_TOPIC, timer_queue
-from raymq.message import Message, MessageExt, MessageQueue
-from raymq.names import SCHEDULE_TOPIC
-from raymq.protocol.recall import RECALLED_TOPIC
-from raymq.protocol.store import FetchRequest
-from raymq.record.check import check_record
-from raymq.record.decode import read_record
-from raymq.record.encode import Waiting, encode_batch
-from raymq.record.places import RecordPlace
+from raymq.common.delay import TIMER_RECALL_QUEUE, TIMER_TOPIC, timer_queue
+from raymq.common.message import Message, MessageExt, MessageQueue
+from raymq.common.names import SCHEDULE_TOPIC
+from raymq.common.protocol.recall import RECALLED_TOPIC
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.check import check_record
+from raymq.records.format.decode import read_record
+from raymq.records.format.encode import Waiting, encode_batch
+from raymq.records.format.places import RecordPlace
 from storage.message_store import MessageStore
 from tests.component.schedule.test_recall import recall, send
 from tests.support.stores.clocks import Clock

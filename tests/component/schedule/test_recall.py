@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.delay import TIMER_RECALL_QUEUE, TIMER_ROLL_QUEUE, TIMER_TOPIC, timer_queue
-from raymq.errors import SystemBusyError
-from raymq.message import Message
-from raymq.protocol.recall import RECALLED_TOPIC, RecallHandle
-from raymq.protocol.store import AppendResult
-from raymq.record.encode import ProducerSequence, Waiting, encode_batch
+from raymq.common.delay import TIMER_RECALL_QUEUE, TIMER_ROLL_QUEUE, TIMER_TOPIC, timer_queue
+from raymq.common.errors import SystemBusyError
+from raymq.common.message import Message
+from raymq.common.protocol.recall import RECALLED_TOPIC, RecallHandle
+from raymq.common.protocol.store import AppendResult
+from raymq.records.format.encode import ProducerSequence, Waiting, encode_batch
 from raymq.remoting.recall import recall_batch
 from storage.append import appender
 from storage.message_store import MessageStore

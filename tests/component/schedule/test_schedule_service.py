@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from raymq.delay import TIMER_ROLL_QUEUE, TIMER_TOPIC, timer_queue
-from raymq.errors import ServiceNotAvailableError, StoreCorruptError
-from raymq.message import Message, MessageExt
-from raymq.names import SCHEDULE_TOPIC
-from raymq.protocol.store import FetchRequest
-from raymq.record.decode import decode_records
-from raymq.record.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
+from raymq.common.delay import TIMER_ROLL_QUEUE, TIMER_TOPIC, timer_queue
+from raymq.common.errors import ServiceNotAvailableError, StoreCorruptError
+from raymq.common.message import Message, MessageExt
+from raymq.common.names import SCHEDULE_TOPIC
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.decode import decode_records
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually
 from tests.support.stores.clocks import Clock

@@ -10,13 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.errors import StoreCorruptError
-from raymq.logfiles.ext_units import EXT_ADDRESS_MAX, EXT_UNIT_DTYPE, addresses_of, are_units, offsets_of, units_at
-from raymq.logfiles.log_reader import LogReader
-from raymq.message import PullStatus
-from raymq.protocol.store import FetchRequest
-from raymq.record.decode import decode_records
-from raymq.record.hashing import tags_code
+from raymq.common.errors import StoreCorruptError
+from raymq.common.message import PullStatus
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.decode import decode_records
+from raymq.records.format.hashing import tags_code
+from raymq.records.logfiles.ext_units import (
+    EXT_ADDRESS_MAX,
+    EXT_UNIT_DTYPE,
+    addresses_of,
+    are_units,
+    offsets_of,
+    units_at,
+)
+from raymq.records.logfiles.log_reader import LogReader
 from storage.message_store import MessageStore
 from storage.queue.consume_queue_ext import ConsumeQueueExt
 from storage.retention import cleaner

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from raymq.config.store import FlushDiskType
-from raymq.message import SendStatus
-from raymq.protocol.transactions import LocalTransactionState
+from raymq.common.config.store import FlushDiskType
+from raymq.common.message import SendStatus
+from raymq.common.protocol.transactions import LocalTransactionState
 from storage.append.durability import ReplicaAcks
 from storage.log.flush_service import FlushService
 from storage.message_store import MessageStore

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.errors import MessageIllegalError
-from raymq.message import Message
-from raymq.record.decode import decode_records
-from raymq.record.encode import EncodedBatch, encode_batch
-from raymq.record.message_id import offset_message_id
+from raymq.common.errors import MessageIllegalError
+from raymq.common.message import Message
+from raymq.records.format.decode import decode_records
+from raymq.records.format.encode import EncodedBatch, encode_batch
+from raymq.records.format.message_id import offset_message_id
 from storage.append.fit_batch import with_ipv6_store_host
 from storage.message_store import MessageStore
 from tests.support.stores.stores import bodies_of, killed_copy, make_batch, read_queue, small_settings

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from raymq.delay import SCHEDULE_TOPIC
-from raymq.errors import ConfigError, MessageRefusedError, SystemBusyError
-from raymq.hooks import FetchedBatch, PutBatch
-from raymq.message import Message
-from raymq.protocol.store import FetchRequest
-from raymq.record.compression import Compression
-from raymq.record.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
-from raymq.record.inner_batch_encode import encode_inner_batch
+from raymq.common.delay import SCHEDULE_TOPIC
+from raymq.common.errors import ConfigError, MessageRefusedError, SystemBusyError
+from raymq.common.message import Message
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.compression import Compression
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
+from raymq.records.format.inner_batch_encode import encode_inner_batch
+from raymq.records.hooks import FetchedBatch, PutBatch
 from tests.support.history.waiting import eventually
 from tests.support.stores.stores import bodies_of, make_batch, open_store
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.errors import InvalidArgumentError, StoreNotWritableError
-from raymq.message import Message
-from raymq.record.check import record_starts
-from raymq.record.decode import decode_records
-from raymq.record.dispatch import dispatch_view
-from raymq.record.encode import EncodedBatch, encode_batch
-from raymq.record.hashing import index_key_hash
-from raymq.record.layout import SYS_FLAG_OFFSET, SYS_FLAG_TRANSACTION_ROLLBACK
+from raymq.common.errors import InvalidArgumentError, StoreNotWritableError
+from raymq.common.message import Message
+from raymq.records.format.check import record_starts
+from raymq.records.format.decode import decode_records
+from raymq.records.format.dispatch import dispatch_view
+from raymq.records.format.encode import EncodedBatch, encode_batch
+from raymq.records.format.hashing import index_key_hash
+from raymq.records.format.layout import SYS_FLAG_OFFSET, SYS_FLAG_TRANSACTION_ROLLBACK
 from storage.files import disk
 from storage.index import index_service
 from storage.index.index_file import IndexEntries, IndexFile, IndexShape, find_entries, read_header

@@ -10,9 +10,9 @@ from unittest import mock
 
 import pytest
 
-from raymq.message import Message
-from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
-from raymq.record.message_id import IdRange
+from raymq.common.message import Message
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, encode_batch
+from raymq.records.format.message_id import IdRange
 from storage.index import index_service
 from storage.index.appended_batches import RECORDS_MIN
 from storage.message_store import MessageStore

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.errors import DataLossError, InvalidArgumentError, StoreCorruptError, StoreLockedError
-from raymq.logfiles.log_reader import LogReader
-from raymq.record.check import record_starts
+from raymq.common.errors import DataLossError, InvalidArgumentError, StoreCorruptError, StoreLockedError
+from raymq.records.format.check import record_starts
+from raymq.records.logfiles.log_reader import LogReader
 from storage.message_store import MessageStore
 from storage.replication.log_chunks import read_chunk, truncate_log
 from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, make_batch, open_store, small_settings

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.config.store import FlushDiskType
-from raymq.errors import (
+from raymq.common.config.store import FlushDiskType
+from raymq.common.errors import (
     ClientStateError,
     InvalidArgumentError,
     MessageIllegalError,
@@ -27,10 +27,10 @@ from raymq.errors import (
     StoreNotWritableError,
     SystemBusyError,
 )
-from raymq.message import PullStatus, SendStatus
-from raymq.protocol.store import Boundary, FetchRequest, QueueBounds
-from raymq.record.decode import decode_records
-from raymq.record.hashing import tags_code
+from raymq.common.message import PullStatus, SendStatus
+from raymq.common.protocol.store import Boundary, FetchRequest, QueueBounds
+from raymq.records.format.decode import decode_records
+from raymq.records.format.hashing import tags_code
 from storage.files import disk
 from storage.log import log_writer
 from storage.message_store import MessageStore

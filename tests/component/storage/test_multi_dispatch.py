@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from raymq.errors import MessageIllegalError
-from raymq.message import Message, MessageExt, PullStatus
-from raymq.names import SCHEDULE_TOPIC
-from raymq.protocol.store import FetchRequest
-from raymq.record.decode import decode_records
-from raymq.record.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
+from raymq.common.errors import MessageIllegalError
+from raymq.common.message import Message, MessageExt, PullStatus
+from raymq.common.names import SCHEDULE_TOPIC
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.decode import decode_records
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually
 from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, closed_copy, killed_copy, make_batch, open_store

@@ -11,10 +11,10 @@ from types import FrameType
 
 import pytest
 
-from raymq.config.store import FlushDiskType
-from raymq.message import PullStatus
-from raymq.protocol.store import FetchRequest
-from raymq.record.hashing import tags_code
+from raymq.common.config.store import FlushDiskType
+from raymq.common.message import PullStatus
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.hashing import tags_code
 from storage.log.log_writer import LogWriter
 from storage.log.pool_writer import PoolWriter
 from storage.log.warm_writer import WarmWriter
@@ -24,9 +24,9 @@ from tests.support.stores.stores import make_batch, open_store
 
 ROOT = Path(__file__).parents[3]
 OPTIONS = {
-    "raymq/logfiles/batch_queue_units.py",
-    "raymq/logfiles/ext_units.py",
-    "raymq/record/inner_batch.py",
+    "raymq/records/logfiles/batch_queue_units.py",
+    "raymq/records/logfiles/ext_units.py",
+    "raymq/records/format/inner_batch.py",
     "storage/append/fit_batch.py",
     "storage/append/multi_dispatch_appender.py",
     "storage/dispatch/batch_dispatch.py",
@@ -79,7 +79,11 @@ def test_no_function_of_an_option_that_is_off_is_called(tmp_path, flush):
         for request in (FetchRequest("orders", 0, 0, 10), tagged):
             [result] = store.fetch([request], max_bytes=1 << 20, wait_s=0)
             assert result.status is PullStatus.FOUND
-    assert {"storage/log/log_writer.py", "storage/queue/consume_queue.py", "raymq/logfiles/log_reader.py"} <= used
+    assert {
+        "storage/log/log_writer.py",
+        "storage/queue/consume_queue.py",
+        "raymq/records/logfiles/log_reader.py",
+    } <= used
     assert used & OPTIONS == set()
 
 

@@ -17,16 +17,16 @@ from actors.core.replica.orders import Copied, Follow, ReplicaRole
 from actors.core.replica.rules import ReplicaRules
 from actors.replica import replica as replica_module
 from actors.replica.replica import Replica
-from raymq.errors import (
+from raymq.common.errors import (
     InSyncReplicasError,
     NotMasterError,
     ServiceNotAvailableError,
     StoreFailedError,
     StoreNotWritableError,
 )
-from raymq.message import PullStatus, SendStatus
-from raymq.names import STATE_TOPIC
-from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.common.message import PullStatus, SendStatus
+from raymq.common.names import STATE_TOPIC
+from raymq.common.protocol.store import FetchRequest, FetchResult
 from storage import message_store
 from storage.files import disk
 from tests.support.history.waiting import eventually

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from raymq.errors import StoreCorruptError, StoreLockedError
-from raymq.logfiles.directory import file_name
-from raymq.logfiles.log_reader import LogReader
-from raymq.protocol.store import FetchRequest
+from raymq.common.errors import StoreCorruptError, StoreLockedError
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.logfiles.directory import file_name
+from raymq.records.logfiles.log_reader import LogReader
 from storage.log import log_paths
 from storage.message_store import MessageStore
 from storage.replication.log_chunks import truncate_log

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from raymq.config.store import FlushDiskType
-from raymq.errors import SystemBusyError
-from raymq.message import Message, SendStatus
-from raymq.names import SCHEDULE_TOPIC
-from raymq.record.dispatch import dispatch_view
-from raymq.record.encode import EncodedBatch, Waiting, encode_batch
+from raymq.common.config.store import FlushDiskType
+from raymq.common.errors import SystemBusyError
+from raymq.common.message import Message, SendStatus
+from raymq.common.names import SCHEDULE_TOPIC
+from raymq.records.format.dispatch import dispatch_view
+from raymq.records.format.encode import EncodedBatch, Waiting, encode_batch
 from storage.files.mapped_file import MappedFile
 from storage.log import transient_store_pool
 from storage.message_store import MessageStore

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from raymq.config.store import FlushDiskType
+from raymq.common.config.store import FlushDiskType
 from storage.files import disk
 from storage.log import warm_up
 from storage.log.log_writer import LogWriter

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.errors import NotMasterError
-from raymq.message import Message
-from raymq.protocol.transactions import EndTransaction, LocalTransactionState as State
+from raymq.common.errors import NotMasterError
+from raymq.common.message import Message
+from raymq.common.protocol.transactions import EndTransaction, LocalTransactionState as State
 from tests.support.replicas.local_replicas import LocalReplicas
 from tests.support.stores.stores import bodies_of, open_store
 from tests.support.stores.transactions import GROUP, Clock, begin, half_batch

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from raymq.errors import BodyUnreadableError, MessageIllegalError
-from raymq.names import CHECK_MAX_TIME_TOPIC
+from raymq.common.errors import BodyUnreadableError, MessageIllegalError
+from raymq.common.names import CHECK_MAX_TIME_TOPIC
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually
 from tests.support.stores.damage import flip

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from raymq.errors import (
+from raymq.client.transactions.checks import checked_message
+from raymq.common.errors import (
     BodyUnreadableError,
     MessageIllegalError,
     NoPermissionError,
@@ -19,12 +20,11 @@ from raymq.errors import (
     TopicNotExistError,
     TransactionError,
 )
-from raymq.message import Message, SendStatus
-from raymq.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
-from raymq.record.decode import decode_record
-from raymq.record.encode import ProducerSequence
-from raymq.record.layout import BODY_OFFSET, MAGIC_OFFSET, SYS_FLAG_OFFSET, read_header
-from raymq.transactions.checks import checked_message
+from raymq.common.message import Message, SendStatus
+from raymq.common.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
+from raymq.records.format.decode import decode_record
+from raymq.records.format.encode import ProducerSequence
+from raymq.records.format.layout import BODY_OFFSET, MAGIC_OFFSET, SYS_FLAG_OFFSET, read_header
 from storage.message_store import MessageStore
 from tests.support.stores.damage import flip
 from tests.support.stores.stores import killed_copy, make_batch, open_store, read_queue

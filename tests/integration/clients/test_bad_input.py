@@ -18,8 +18,8 @@ import ray
 from ray.exceptions import RayTaskError
 
 import raymq
-from raymq.config.store import StoreSettings
-from raymq.message import MessageExt, MessageQueue
+from raymq.common.config.store import StoreSettings
+from raymq.common.message import MessageExt, MessageQueue
 from storage.message_store import MessageStore
 from tests.support.clusters.cluster import Sandbox, descendants, poll_until
 from tests.support.history.waiting import eventually

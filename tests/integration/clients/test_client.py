@@ -13,9 +13,9 @@ import pytest
 import ray
 
 import raymq
-from raymq.message import MessageExt, MessageQueue, PullStatus, SendStatus
-from raymq.record.hashing import java_hash
-from raymq.record.layout import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE_MASK
+from raymq.common.message import MessageExt, MessageQueue, PullStatus, SendStatus
+from raymq.records.format.hashing import java_hash
+from raymq.records.format.layout import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE_MASK
 from tests.support.clusters.cluster import poll_until
 from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually

@@ -16,9 +16,9 @@ from click.testing import CliRunner
 
 import raymq
 from placement.console.live_backend import LiveBackend
-from raymq.admin.track import TrackState
-from raymq.cli import cli
-from raymq.message import ConsumeFromWhere
+from raymq.client.admin.track import TrackState
+from raymq.common.message import ConsumeFromWhere
+from raymq.tools.cli import cli
 from tests.support.console.logged_in import console_app, logged_in
 from tests.support.history.waiting import eventually
 from tests.support.stores.lying_bodies import lying_batch, lying_bodies

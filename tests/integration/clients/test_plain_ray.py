@@ -11,7 +11,7 @@ from textwrap import dedent
 import ray
 
 import raymq
-from raymq.message import MessageQueue
+from raymq.common.message import MessageQueue
 from tests.support.clusters.cluster import user_environment
 
 ONLY_RAY = """

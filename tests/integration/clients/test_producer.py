@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import raymq
-from raymq.errors import ClientStateError, InvalidArgumentError, MessageIllegalError, NoPermissionError
-from raymq.message import MessageExt, MessageQueue, SendStatus
+from raymq.common.errors import ClientStateError, InvalidArgumentError, MessageIllegalError, NoPermissionError
+from raymq.common.message import MessageExt, MessageQueue, SendStatus
 from tests.support.clusters.faults import standing_still
 from tests.support.history.waiting import eventually
 

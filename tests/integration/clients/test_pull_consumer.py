@@ -13,8 +13,8 @@ import pytest
 import ray
 
 import raymq
-from raymq.kernels.columns import SCHEMA
-from raymq.message import MessageQueue
+from raymq.common.message import MessageQueue
+from raymq.records.kernels.columns import SCHEMA
 from tests.support.clients.twins import KINDS, Blocking, LoopThread
 from tests.support.history.waiting import eventually
 

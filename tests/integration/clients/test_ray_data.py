@@ -19,10 +19,10 @@ from ray.data import DataContext, Dataset
 
 import raymq
 from raydp_jobs.demo import load_flights
+from raymq.common.message import MessageQueue
 from raymq.data import TopicDatasource, iter_topic, read_topic, write_topic
 from raymq.data.columns import SCHEMA
 from raymq.data.shared_client import worker_client
-from raymq.message import MessageQueue
 from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.waiting import eventually
 

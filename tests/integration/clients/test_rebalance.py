@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import raymq
-from raymq.consumer.rebalance_client import Membership, call_holder, offsets_reset
-from raymq.message import MessageQueue
-from raymq.protocol.membership import AllocateStrategy, Allocation, GroupAssignment, GroupHeartbeat
+from raymq.client.consumer.rebalance_client import Membership, call_holder, offsets_reset
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.membership import AllocateStrategy, Allocation, GroupAssignment, GroupHeartbeat
 from tests.support.history.waiting import eventually
 
 

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 import raymq
-from raymq.admin.replay import Replay
-from raymq.cli import cli
-from raymq.errors import GroupNotExistError, InvalidArgumentError, RecallError
-from raymq.message import Message, MessageExt
-from raymq.protocol.group import GroupConfig
+from raymq.client.admin.replay import Replay
+from raymq.common.errors import GroupNotExistError, InvalidArgumentError, RecallError
+from raymq.common.message import Message, MessageExt
+from raymq.common.protocol.group import GroupConfig
+from raymq.tools.cli import cli
 from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.waiting import eventually
 

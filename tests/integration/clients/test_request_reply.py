@@ -8,9 +8,9 @@ from uuid import uuid4
 import pytest
 
 import raymq
-from raymq.errors import CreateReplyMessageError, RequesterGoneError, RequestTimeoutError
-from raymq.message import MessageExt
-from raymq.protocol.request_reply import reply_queue
+from raymq.common.errors import CreateReplyMessageError, RequesterGoneError, RequestTimeoutError
+from raymq.common.message import MessageExt
+from raymq.common.protocol.request_reply import reply_queue
 from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.waiting import eventually
 

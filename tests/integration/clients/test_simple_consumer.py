@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 import raymq
-from raymq.cli import cli
-from raymq.protocol.group import GroupConfig
+from raymq.common.protocol.group import GroupConfig
+from raymq.tools.cli import cli
 from tests.support.clusters.page_example import assert_prints_what_it_says
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET

@@ -10,8 +10,8 @@ import pytest
 import ray
 
 import raymq
-from raymq.errors import MessageIllegalError
-from raymq.message import MessageQueue
+from raymq.common.errors import MessageIllegalError
+from raymq.common.message import MessageQueue
 from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.waiting import eventually
 

@@ -12,9 +12,9 @@ import pytest
 import ray
 
 import raymq
-from raymq.errors import IllegalNameError, InvalidArgumentError, MessageIllegalError, TransactionError
-from raymq.names import HALF_TOPIC
-from raymq.protocol.transactions import LocalTransactionState as State
+from raymq.common.errors import IllegalNameError, InvalidArgumentError, MessageIllegalError, TransactionError
+from raymq.common.names import HALF_TOPIC
+from raymq.common.protocol.transactions import LocalTransactionState as State
 from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.waiting import eventually
 

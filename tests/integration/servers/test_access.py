@@ -22,13 +22,13 @@ import pytest
 import ray
 
 import raymq
-from raymq import identity
-from raymq.access.requests import rules_of
-from raymq.errors import AccessDeniedError, AuthenticationError
-from raymq.names import CONSOLE as CONSOLE_ACTOR, INSTANCES, NAMESPACE
-from raymq.predicates.source import GroupPredicate
-from raymq.protocol.store import FetchRequest
+from raymq.client.predicates.source import GroupPredicate
+from raymq.common import identity
+from raymq.common.errors import AccessDeniedError, AuthenticationError
+from raymq.common.names import CONSOLE as CONSOLE_ACTOR, INSTANCES, NAMESPACE
+from raymq.common.protocol.store import FetchRequest
 from raymq.remoting import actor_ref
+from raymq.remoting.access.requests import rules_of
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.storage_client import StorageClient
 from tests.support.clusters.cluster import Sandbox, embedded, kill_actors, one_group, user_environment
@@ -249,7 +249,7 @@ def test_spark_reads_and_writes_as_its_user(mq: raymq.Client) -> None:
     program = """
 import raymq
 from raydp_jobs import read_topic, spark_session, write_topic
-from raymq.errors import AccessDeniedError
+from raymq.common.errors import AccessDeniedError
 
 with raymq.connect() as mq, spark_session("access") as spark:
     rows = read_topic(spark, "orders", client=mq)

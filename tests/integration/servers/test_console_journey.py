@@ -17,13 +17,13 @@ from playwright.sync_api import Page, expect
 
 import raymq
 from placement.console.live_backend import LiveBackend
-from raymq.cluster.launcher import launch
-from raymq.config.cluster import load_settings
-from raymq.console.app import create_app
-from raymq.console.settings import ConsoleSettings
-from raymq.errors import RaymqError
-from raymq.names import CONSOLE, StorageName
+from raymq.client.cluster.launcher import launch
+from raymq.common.config.cluster import load_settings
+from raymq.common.errors import RaymqError
+from raymq.common.names import CONSOLE, StorageName
 from raymq.remoting.actor_ref import ActorRef
+from raymq.tools.console.app import create_app
+from raymq.tools.console.settings import ConsoleSettings
 from tests.support.browser.asgi_server import served
 from tests.support.browser.chromium import launched, watched_page
 from tests.support.clusters.cluster import one_group

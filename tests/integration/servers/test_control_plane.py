@@ -16,17 +16,17 @@ import ray
 from click.testing import CliRunner
 
 import raymq
-from raymq.admin.upkeep.metadata import GroupMetadata, Metadata, TopicMetadata
-from raymq.cli import cli
-from raymq.consumer.group_offsets import GroupOffsets
-from raymq.errors import GroupNotExistError, NoPermissionError, RaymqError, TopicNotExistError
-from raymq.message import MessageQueue
-from raymq.names import NAMESPACE
-from raymq.protocol.clients import ConsumerData
-from raymq.protocol.group import GroupConfig, OffsetCommit, QueueOffset, StartOffsetQuery
-from raymq.protocol.store import FetchRequest, FetchResult
-from raymq.record.decode import decode_records
-from raymq.retry import persist_until
+from raymq.client.admin.upkeep.metadata import GroupMetadata, Metadata, TopicMetadata
+from raymq.client.consumer.group_offsets import GroupOffsets
+from raymq.common.errors import GroupNotExistError, NoPermissionError, RaymqError, TopicNotExistError
+from raymq.common.message import MessageQueue
+from raymq.common.names import NAMESPACE
+from raymq.common.protocol.clients import ConsumerData
+from raymq.common.protocol.group import GroupConfig, OffsetCommit, QueueOffset, StartOffsetQuery
+from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.common.retry import persist_until
+from raymq.records.format.decode import decode_records
+from raymq.tools.cli import cli
 from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded, kill_actors
 from tests.support.history.waiting import eventually
 from tests.support.stores.stores import make_batch

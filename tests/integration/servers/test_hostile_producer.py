@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import raymq
-from raymq.message import PROPERTY_DLQ_ORIGIN_ERROR
-from raymq.protocol.group import GroupConfig
-from raymq.record import compression
+from raymq.common.message import PROPERTY_DLQ_ORIGIN_ERROR
+from raymq.common.protocol.group import GroupConfig
+from raymq.records.format import compression
 from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
 from tests.support.stores.lying_bodies import lying_bodies

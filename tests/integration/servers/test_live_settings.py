@@ -10,9 +10,9 @@ import ray
 from click.testing import CliRunner
 
 import raymq
-from raymq.cli import cli
-from raymq.errors import ConfigError, InvalidArgumentError
-from raymq.names import NAMESPACE
+from raymq.common.errors import ConfigError, InvalidArgumentError
+from raymq.common.names import NAMESPACE
+from raymq.tools.cli import cli
 from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded, kill_actors
 from tests.support.history.waiting import eventually
 

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 import raymq
-from raymq.cli import cli
-from raymq.errors import InvalidArgumentError
-from raymq.members.questions import RunningInfo
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.members.questions import RunningInfo
+from raymq.tools.cli import cli
 from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded, kill_actors
 from tests.support.clusters.page_example import DOCS, run_program
 from tests.support.history.waiting import eventually

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 import raymq
-from raymq.message import MessageExt, MessageModel
-from raymq.protocol.group import GroupConfig
+from raymq.common.message import MessageExt, MessageModel
+from raymq.common.protocol.group import GroupConfig
 from tests.support.clusters.cluster import SETTINGS as DEFAULTS, actor_processes, poll_until
 from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually

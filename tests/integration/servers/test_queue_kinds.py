@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import raymq
-from raymq.message import MessageExt
+from raymq.common.message import MessageExt
 from tests.support.clusters.cluster import SETTINGS as DEFAULTS
 from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.listener_notes import ListenerNotes

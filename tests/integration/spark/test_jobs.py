@@ -20,8 +20,8 @@ import raymq
 from raydp_jobs.jobs import archive, dead_letters, replay, topic_stats, windowed_counts
 from raydp_jobs.jobs.pictures import PICTURE_SIZE_PX
 from raydp_jobs.jobs.spark_job import SessionSize
-from raymq.cli import cli
-from raymq.message import ConsumeFromWhere
+from raymq.common.message import ConsumeFromWhere
+from raymq.tools.cli import cli
 from tests.support.history.waiting import eventually
 
 TOPIC = "job-orders"

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 import raymq
 from raydp_jobs import read_topic
-from raymq.message import MessageQueue
+from raymq.common.message import MessageQueue
 
 TOPIC = "spark-orders"
 QUEUES = 4

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 import raymq
 from raydp_jobs import read_topic, topic_sink, write_topic
-from raymq.errors import TopicNotExistError
+from raymq.common.errors import TopicNotExistError
 from tests.support.history.waiting import eventually
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from raymq.admin import browse
-from raymq.admin.browse import Span, read_cursor, read_page, write_cursor
-from raymq.errors import InvalidArgumentError
-from raymq.message import MessageQueue, PullStatus
-from raymq.protocol.store import FetchResult
+from raymq.client.admin import browse
+from raymq.client.admin.browse import Span, read_cursor, read_page, write_cursor
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageQueue, PullStatus
+from raymq.common.protocol.store import FetchResult
 
 QUEUES = [MessageQueue("orders", name, id_) for name, id_ in (("a", 0), ("a", 1), ("b", 0))]
 

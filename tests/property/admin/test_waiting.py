@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, strategies as st
 
-from raymq.delay import TIMER_RECALL_QUEUE, TIMER_TOPIC
-from raymq.names import SCHEDULE_TOPIC
+from raymq.common.delay import TIMER_RECALL_QUEUE, TIMER_TOPIC
+from raymq.common.names import SCHEDULE_TOPIC
 from storage.dispatch.delivery_progress import SourceProgress
 from storage.schedule.delay_queues import Bounds
 from storage.schedule.waiting import _HOUR_MS, HOURS, waiting

@@ -12,15 +12,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from raymq.errors import InvalidArgumentError, MessageIllegalError
-from raymq.kernels.byte_column import ByteColumn
-from raymq.kernels.check import validate_batch
-from raymq.kernels.encode import encode_columns
-from raymq.message import Message
-from raymq.record.check import check_record, record_starts
-from raymq.record.compression import Compression, CompressionType
-from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
-from raymq.record.message_id import IdRange
+from raymq.common.errors import InvalidArgumentError, MessageIllegalError
+from raymq.common.message import Message
+from raymq.records.format.check import check_record, record_starts
+from raymq.records.format.compression import Compression, CompressionType
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, encode_batch
+from raymq.records.format.message_id import IdRange
+from raymq.records.kernels.byte_column import ByteColumn
+from raymq.records.kernels.check import validate_batch
+from raymq.records.kernels.encode import encode_columns
 from tests.support.clients.legal_messages import HOSTS, INT32, KEYS, NAMES, TAGS, TEXT, TOPICS
 
 SIZES = st.integers(1, 40) | st.sampled_from([127, 128, 1024, 4095, 4096, 64 * 1024])

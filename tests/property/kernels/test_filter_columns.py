@@ -6,13 +6,13 @@ import numpy as np
 from hypothesis import example, given, settings, strategies as st
 
 import raymq
-from raymq.filters.columns import FALSE, NULL, RAISES, TRUE, Evaluation, matching
-from raymq.filters.scalar import truth_of
-from raymq.filters.text_columns import TextColumn
-from raymq.filters.values import IncomparableError
-from raymq.kernels.property_columns import find_properties
-from raymq.record.encode import encode_batch
-from raymq.record.layout import decode_properties, encode_properties
+from raymq.records.filters.columns import FALSE, NULL, RAISES, TRUE, Evaluation, matching
+from raymq.records.filters.scalar import truth_of
+from raymq.records.filters.text_columns import TextColumn
+from raymq.records.filters.values import IncomparableError
+from raymq.records.format.encode import encode_batch
+from raymq.records.format.layout import decode_properties, encode_properties
+from raymq.records.kernels.property_columns import find_properties
 
 NAMES = ["a", "b", "ab", "price", "NOTE"]
 TEXTS = ["x", "axb", "ax", "true", "TRUE", "5", "05", "+5", "-5", "5.0", " 5", "5.", ".5", "-0.0", "0.0", "0", "1e3"]

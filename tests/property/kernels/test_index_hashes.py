@@ -11,15 +11,15 @@ import random
 import numpy as np
 import pytest
 
-from raymq.errors import RaymqError
-from raymq.kernels.index_hashes import have_only_these_ids, id_range_hashes
-from raymq.message import Message
-from raymq.record.dispatch import dispatch_view
-from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
-from raymq.record.hashing import index_key_hash
-from raymq.record.layout import SYS_FLAG_OFFSET, SYS_FLAG_TRANSACTION_ROLLBACK, record_ends
-from raymq.record.message_id import IdRange
-from raymq.record.walk import walk_records
+from raymq.common.errors import RaymqError
+from raymq.common.message import Message
+from raymq.records.format.dispatch import dispatch_view
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, encode_batch
+from raymq.records.format.hashing import index_key_hash
+from raymq.records.format.layout import SYS_FLAG_OFFSET, SYS_FLAG_TRANSACTION_ROLLBACK, record_ends
+from raymq.records.format.message_id import IdRange
+from raymq.records.format.walk import walk_records
+from raymq.records.kernels.index_hashes import have_only_these_ids, id_range_hashes
 
 ONE_SEED = os.environ.get("RAYMQ_INDEX_SEED")
 ROUNDS = 15_000 if os.environ.get("RAYMQ_SOAK") == "1" else 300

@@ -12,14 +12,14 @@ from itertools import pairwise
 
 import pytest
 
-from raymq.delay import TIMER_TOPIC
-from raymq.errors import RaymqError
-from raymq.kernels.moved_records import MovedRecord, move_waiting_records
-from raymq.message import Message
-from raymq.record.encode import ProducerSequence, Waiting, encode_batch
-from raymq.record.hashing import tags_code
-from raymq.record.rewrite import move_record, read_waiting
-from raymq.record.walk import walk_records
+from raymq.common.delay import TIMER_TOPIC
+from raymq.common.errors import RaymqError
+from raymq.common.message import Message
+from raymq.records.format.encode import ProducerSequence, Waiting, encode_batch
+from raymq.records.format.hashing import tags_code
+from raymq.records.format.rewrite import move_record, read_waiting
+from raymq.records.format.walk import walk_records
+from raymq.records.kernels.moved_records import MovedRecord, move_waiting_records
 
 ONE_SEED = os.environ.get("RAYMQ_MOVED_SEED")
 ROUNDS = 15_000 if os.environ.get("RAYMQ_SOAK") == "1" else 300

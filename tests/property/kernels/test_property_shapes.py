@@ -11,10 +11,10 @@ import random
 import numpy as np
 import pytest
 
-from raymq.java_text import decode_utf8
-from raymq.kernels.property_shapes import PropertyShape, find_property_shapes
-from raymq.record.hashing import java_hash
-from raymq.record.layout import decode_properties
+from raymq.common.java_text import decode_utf8
+from raymq.records.format.hashing import java_hash
+from raymq.records.format.layout import decode_properties
+from raymq.records.kernels.property_shapes import PropertyShape, find_property_shapes
 
 ONE_SEED = os.environ.get("RAYMQ_SHAPES_SEED")
 ROUNDS = 20_000 if os.environ.get("RAYMQ_SOAK") == "1" else 400

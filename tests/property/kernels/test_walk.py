@@ -11,8 +11,8 @@ import struct
 
 import pytest
 
-from raymq.record.layout import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, MIN_RECORD_SIZE
-from raymq.record.walk import walk_records
+from raymq.records.format.layout import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, MIN_RECORD_SIZE
+from raymq.records.format.walk import walk_records
 
 ONE_SEED = os.environ.get("RAYMQ_WALK_SEED")
 ROUNDS = 5000 if os.environ.get("RAYMQ_SOAK") == "1" else 150

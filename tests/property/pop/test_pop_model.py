@@ -15,8 +15,8 @@ from actors.core.broker.snapshot import dump_snapshot, load_snapshot
 from actors.core.broker.state import BrokerState, Change, decode_change, encode_change
 from actors.core.pop.receive import available, decide_receive, next_due_ms
 from actors.core.pop.settle import decide_ack, decide_invisible
-from raymq.protocol.pop import LeasedRange, LeasePart, ReceiveRequest
-from raymq.protocol.store import QueueEnds
+from raymq.common.protocol.pop import LeasedRange, LeasePart, ReceiveRequest
+from raymq.common.protocol.store import QueueEnds
 from storage.files.config_files import parse_fastjson
 
 GROUP, TOPIC = "g", "orders"

@@ -1,4 +1,5 @@
-"""A producer's batches are, byte for byte, those of raymq.record.encode, however few or many messages they have."""
+"""A producer's batches are, byte for byte, those of raymq.records.format.encode, however few or many messages they
+have."""
 
 from __future__ import annotations
 
@@ -8,15 +9,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from raymq.errors import MessageIllegalError
-from raymq.kernels.message_columns import MessageColumns
-from raymq.message import Message, MessageQueue
-from raymq.producer.completion import Completion
-from raymq.producer.encoder import BatchEncoder, check_batch
-from raymq.producer.send_batch import QueueSends, SendBatch
-from raymq.record.compression import Compression, CompressionType
-from raymq.record.decode import decode_records
-from raymq.record.encode import encode_batch
+from raymq.client.producer.completion import Completion
+from raymq.client.producer.encoder import BatchEncoder, check_batch
+from raymq.client.producer.send_batch import QueueSends, SendBatch
+from raymq.common.errors import MessageIllegalError
+from raymq.common.message import Message, MessageQueue
+from raymq.records.format.compression import Compression, CompressionType
+from raymq.records.format.decode import decode_records
+from raymq.records.format.encode import encode_batch
+from raymq.records.kernels.message_columns import MessageColumns
 
 SEEDS = 150
 TOPICS = ("orders", "%RETRY%" + "g" * 130)

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from raymq.errors import (
+from raymq.common.errors import (
     MessageIllegalError,
     NotMasterError,
     RaymqError,
@@ -29,9 +29,9 @@ from raymq.errors import (
     StoreNotWritableError,
     SystemBusyError,
 )
-from raymq.message import Message, MessageQueue, SendResult
-from raymq.protocol.route import BrokerData, QueueData, TopicRoute
-from raymq.record.decode import decode_records
+from raymq.common.message import Message, MessageQueue, SendResult
+from raymq.common.protocol.route import BrokerData, QueueData, TopicRoute
+from raymq.records.format.decode import decode_records
 from tests.support.clients.fakes import WAIT_S, FakeStore
 from tests.support.clients.producers import producers_of_fakes
 

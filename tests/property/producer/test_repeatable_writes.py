@@ -10,8 +10,9 @@ import time
 import pyarrow as pa
 import pytest
 
-from raymq.delay import TIMER_TOPIC
-from raymq.errors import (
+from raymq.client.producer.repeatable import placement
+from raymq.common.delay import TIMER_TOPIC
+from raymq.common.errors import (
     ClientStateError,
     MessageIllegalError,
     RaymqError,
@@ -19,7 +20,6 @@ from raymq.errors import (
     ServiceNotAvailableError,
     SystemBusyError,
 )
-from raymq.producer.repeatable import placement
 from tests.support.clients.dedup_store import DedupStore, Writers
 from tests.support.clients.fakes import topic_route
 

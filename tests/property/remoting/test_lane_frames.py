@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from raymq import errors
-from raymq.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
-from raymq.message import PullStatus, SendStatus
-from raymq.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, ReadsInPlace
-from raymq.record.encode import EncodedBatch, LoneRecord, ProducerSequence
-from raymq.record.message_id import IdRange
+from raymq.common import errors
+from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
+from raymq.common.message import PullStatus, SendStatus
+from raymq.common.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, ReadsInPlace
+from raymq.records.format.encode import EncodedBatch, LoneRecord, ProducerSequence
+from raymq.records.format.message_id import IdRange
 from raymq.remoting.lane import handshake
 from raymq.remoting.lane.appends import (
     ClientHandles,

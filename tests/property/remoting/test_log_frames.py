@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
-from raymq.protocol.store import HoleCopy, HoleUnit
+from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.common.protocol.store import HoleCopy, HoleUnit
 from raymq.remoting.lane.log_chunks import (
     ChunkHead,
     ReadLog,

@@ -14,12 +14,12 @@ from unittest import mock
 
 import numpy as np
 
-from raymq.config.store import FlushDiskType
-from raymq.delay import SCHEDULE_TOPIC
-from raymq.errors import RaymqError
-from raymq.message import Message
-from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
-from raymq.record.layout import SYS_FLAG_OFFSET
+from raymq.common.config.store import FlushDiskType
+from raymq.common.delay import SCHEDULE_TOPIC
+from raymq.common.errors import RaymqError
+from raymq.common.message import Message
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, encode_batch
+from raymq.records.format.layout import SYS_FLAG_OFFSET
 from storage.message_store import MessageStore
 from tests.support.stores.stores import LOG_FILE_BYTES, open_store
 

@@ -9,10 +9,10 @@ from hypothesis import given, strategies as st
 
 from raydp_jobs.stream.offsets import StreamOffsets
 from raydp_jobs.stream.planner import BatchLimits, batch_partitions, batch_ranges, plan_batch
-from raymq.errors import DataLossError
-from raymq.message import MessageQueue
-from raymq.protocol.store import QueueBounds
-from raymq.scan.offsets import EARLIEST, LATEST
+from raymq.client.scan.offsets import EARLIEST, LATEST
+from raymq.common.errors import DataLossError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.store import QueueBounds
 
 QUEUES = [MessageQueue(topic, broker, index) for topic in ("a", "b") for broker in ("x", "y") for index in range(2)]
 

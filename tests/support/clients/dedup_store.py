@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from raymq.message import MAX_MESSAGE_SIZE_BYTES, Message, MessageQueue, SendStatus
-from raymq.producer.encoder import ProducerIdentity
-from raymq.producer.producer import Producer
-from raymq.producer.repeatable.stored import StoredSequences
-from raymq.producer.repeatable.writer import RepeatableWriter
-from raymq.producer.settings import ProducerSettings
-from raymq.protocol.route import TopicRoute
-from raymq.protocol.store import AppendResult
-from raymq.record.decode import decode_records
-from raymq.record.encode import EncodedBatch
+from raymq.client.producer.encoder import ProducerIdentity
+from raymq.client.producer.producer import Producer
+from raymq.client.producer.repeatable.stored import StoredSequences
+from raymq.client.producer.repeatable.writer import RepeatableWriter
+from raymq.client.producer.settings import ProducerSettings
+from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, Message, MessageQueue, SendStatus
+from raymq.common.protocol.route import TopicRoute
+from raymq.common.protocol.store import AppendResult
+from raymq.records.format.decode import decode_records
+from raymq.records.format.encode import EncodedBatch
 from raymq.remoting.storage_client import StorageDescription
 from storage.dispatch.dedup import DedupTable
 from tests.support.clients.fakes import FakeRoutes, description

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from raymq.errors import TopicNotExistError
-from raymq.message import MAX_MESSAGE_SIZE_BYTES, MessageExt, MessageQueue, SendStatus
-from raymq.protocol.route import BrokerData, QueueData, TopicRoute
-from raymq.protocol.store import AppendResult
-from raymq.record.decode import decode_records
-from raymq.record.encode import EncodedBatch, LoneRecord
-from raymq.record.message_id import IdRange
+from raymq.common.errors import TopicNotExistError
+from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, MessageExt, MessageQueue, SendStatus
+from raymq.common.protocol.route import BrokerData, QueueData, TopicRoute
+from raymq.common.protocol.store import AppendResult
+from raymq.records.format.decode import decode_records
+from raymq.records.format.encode import EncodedBatch, LoneRecord
+from raymq.records.format.message_id import IdRange
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.storage_client import StorageDescription
 

@@ -10,9 +10,9 @@ from typing import Any
 from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics
 from actors.replica.data_plane import DataPlane
-from raymq.config.store import StoreOptions
-from raymq.protocol.store import AppendResult, Boundary, FetchRequest, FetchResult, QueueBounds
-from raymq.record.encode import EncodedBatch
+from raymq.common.config.store import StoreOptions
+from raymq.common.protocol.store import AppendResult, Boundary, FetchRequest, FetchResult, QueueBounds
+from raymq.records.format.encode import EncodedBatch
 from raymq.remoting.lane.address import LaneAddress, TlsFiles
 from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.frames import Kind

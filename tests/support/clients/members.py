@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from raymq.errors import RaymqError
-from raymq.protocol.membership import GroupAssignment, GroupHeartbeat
+from raymq.common.errors import RaymqError
+from raymq.common.protocol.membership import GroupAssignment, GroupHeartbeat
 
 BEAT_S = 0.005
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from actors.core.consume.process_queue import ProcessQueue, Task
 from actors.core.consume.process_queues import ProcessQueues
-from raymq.consumer.push.settings import PushSettings
-from raymq.consumer.subscription import Subscription
-from raymq.message import MessageQueue
-from raymq.protocol.group import QueueOffset
-from raymq.protocol.membership import GroupAssignment
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.group import QueueOffset
+from raymq.common.protocol.membership import GroupAssignment
 from tests.support.clients.records import records_of
 
 GENERATION = 7

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from raymq.producer.producer import Producer
-from raymq.producer.settings import ProducerSettings
-from raymq.protocol.route import TopicRoute
-from raymq.trace.spans import Spans
+from raymq.client.producer.producer import Producer
+from raymq.client.producer.settings import ProducerSettings
+from raymq.common.protocol.route import TopicRoute
+from raymq.telemetry.trace.spans import Spans
 from tests.support.clients.fakes import WAIT_S, FakeRoutes, FakeStore, topic_route
 
 

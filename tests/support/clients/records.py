@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raymq.consumer.pull.fetched_records import FetchedRecords, PolledRecords
-from raymq.record.layout import RecordHeader, header_size
-from raymq.record.memory_records import LocatedRecords, MemoryRecords
+from raymq.client.consumer.pull.fetched_records import FetchedRecords, PolledRecords
+from raymq.records.format.layout import RecordHeader, header_size
+from raymq.records.format.memory_records import LocatedRecords, MemoryRecords
 
 RECORD_BYTES = header_size(0) + 12
 

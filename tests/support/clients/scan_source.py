@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from raymq.errors import TopicNotExistError
-from raymq.message import MessageQueue
-from raymq.protocol.store import QueueBounds
-from raymq.scan.ranges import OffsetRange, ScanSource
+from raymq.client.scan.ranges import OffsetRange, ScanSource
+from raymq.common.errors import TopicNotExistError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.store import QueueBounds
 
 
 class Queues(ScanSource):

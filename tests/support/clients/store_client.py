@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from raymq.errors import RequestTimeoutError
-from raymq.producer.producer import Producer
-from raymq.producer.settings import ProducerSettings
-from raymq.protocol.attributes import QueueType, TopicAttributes
-from raymq.protocol.store import AppendResult
-from raymq.record.encode import EncodedBatch, LoneRecord
+from raymq.client.producer.producer import Producer
+from raymq.client.producer.settings import ProducerSettings
+from raymq.common.errors import RequestTimeoutError
+from raymq.common.protocol.attributes import QueueType, TopicAttributes
+from raymq.common.protocol.store import AppendResult
+from raymq.records.format.encode import EncodedBatch, LoneRecord
 from raymq.remoting.storage_client import StorageDescription
 from storage.message_store import MessageStore
 from tests.support.clients.fakes import FakeRoutes, description, topic_route

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from raymq.errors import ClientStateError
-from raymq.message import MessageExt
-from raymq.protocol.group import GroupSummary
+from raymq.common.errors import ClientStateError
+from raymq.common.message import MessageExt
+from raymq.common.protocol.group import GroupSummary
 from raymq.serve.config import TaskSettings
 from raymq.serve.decisions import DEAD
 from raymq.serve.states import StateRecord, TaskHistory, decode_state

@@ -6,10 +6,10 @@ import contextlib
 from pathlib import Path
 
 from actors.core.consume.records_in_place import RecordsInPlace
-from raymq.logfiles.log_reader import LogReader, StoreFiles
-from raymq.message import MessageQueue
-from raymq.protocol.listener_tasks import ShippedTask
-from raymq.protocol.store import FetchRequest
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.listener_tasks import ShippedTask
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.logfiles.log_reader import LogReader, StoreFiles
 from tests.support.stores.stores import LOG_FILE_BYTES, QUEUE_FILE_UNITS, make_batch, open_store
 
 STORED_QUEUE = MessageQueue("orders", "broker-a", 0)

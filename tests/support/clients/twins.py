@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
-from raymq.consumer.pull.async_consumer import AsyncPullConsumer
-from raymq.consumer.pull.consumer import PullConsumer
-from raymq.consumer.pull.engine import PullEngine
+from raymq.client.consumer.pull.async_consumer import AsyncPullConsumer
+from raymq.client.consumer.pull.consumer import PullConsumer
+from raymq.client.consumer.pull.engine import PullEngine
 from tests.support.clients.fakes import WAIT_S
 
 KINDS = ("sync", "async")

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 
-from raymq.logfiles.log_reader import LogReader, StoreFiles
-from raymq.message import PullStatus
-from raymq.protocol.store import FetchRequest, FetchResult, QueueBounds, QueueEnds
+from raymq.common.message import PullStatus
+from raymq.common.protocol.store import FetchRequest, FetchResult, QueueBounds, QueueEnds
+from raymq.records.logfiles.log_reader import LogReader, StoreFiles
 from raymq.remoting.storage_client import FoundInPlace
 from storage.message_store import MessageStore
 from tests.support.clients.fakes import WAIT_S

@@ -26,7 +26,7 @@ import psutil
 import pytest
 
 import raymq
-from raymq.message import MessageExt
+from raymq.common.message import MessageExt
 from tests.support.history.waiting import eventually
 
 LOG_FILE_BYTES = 64 << 20

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import psutil
 
 import raymq
-from raymq.errors import RaymqError
+from raymq.common.errors import RaymqError
 from tests.support.clusters.cluster import actor_processes
 
 POLL_S = 0.002

@@ -179,8 +179,8 @@ def start_cluster(root: Path, **settings: Any) -> LocalRay:
     local.install()
     launch, plan = import_module("placement.launch"), import_module("placement.plan")
     from placement.replica_nodes import Node
-    from raymq.config.cluster import ClusterSettings
-    from raymq.config.metrics import MetricsOptions
+    from raymq.common.config.cluster import ClusterSettings
+    from raymq.common.config.metrics import MetricsOptions
 
     values = {"data_dir": root, "rebalance_servers": 1, "metrics": MetricsOptions(enable=False), **settings}
     made = plan.make_plan(ClusterSettings(**values), [Node(NODE, HOST)])

@@ -19,9 +19,9 @@ import ray
 from ray._raylet import Config
 from ray.cluster_utils import Cluster
 
-from raymq.cluster.embedded import STARTING_MAX, _process_token
-from raymq.config.cluster import DATA_DIR_VARIABLE
-from raymq.names import NAMESPACE
+from raymq.client.cluster.embedded import STARTING_MAX, _process_token
+from raymq.common.config.cluster import DATA_DIR_VARIABLE
+from raymq.common.names import NAMESPACE
 from tests.support.clusters.cluster import HEALTH_CHECKS, Sandbox
 
 OBJECT_STORE_BYTES = 100 << 20

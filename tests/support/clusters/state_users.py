@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from raymq.errors import RaymqError
-from raymq.protocol.group import OffsetCommit
+from raymq.common.errors import RaymqError
+from raymq.common.protocol.group import OffsetCommit
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.broker_client import BrokerClient
 

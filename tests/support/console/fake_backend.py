@@ -11,8 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from raymq.console.backend.audit import AuditEntry, AuditPage
-from raymq.console.backend.cluster import (
+from raymq.client.consumer.pull_once import has_text
+from raymq.common.errors import GroupNotExistError, TopicExistsError, TopicNotExistError
+from raymq.common.message import MessageExt, MessageQueue
+from raymq.common.names import check_user_topic
+from raymq.common.protocol.group import GroupConfig
+from raymq.common.protocol.recall import RecallHandle
+from raymq.tools.console.backend.audit import AuditEntry, AuditPage
+from raymq.tools.console.backend.cluster import (
     BrokerGroupView,
     ClusterView,
     Figures,
@@ -22,8 +28,8 @@ from raymq.console.backend.cluster import (
     ServerView,
     StoreView,
 )
-from raymq.console.backend.groups import GroupInstance, GroupMember, GroupQueue, GroupRow, GroupView, OffsetMove
-from raymq.console.backend.messages import (
+from raymq.tools.console.backend.groups import GroupInstance, GroupMember, GroupQueue, GroupRow, GroupView, OffsetMove
+from raymq.tools.console.backend.messages import (
     BrowseQuery,
     DeadLetterPage,
     DeadLetterView,
@@ -39,13 +45,7 @@ from raymq.console.backend.messages import (
     TailBatch,
     TrackState,
 )
-from raymq.console.backend.topics import RouteRow, TopicGroup, TopicQueue, TopicRow, TopicView
-from raymq.consumer.pull_once import has_text
-from raymq.errors import GroupNotExistError, TopicExistsError, TopicNotExistError
-from raymq.message import MessageExt, MessageQueue
-from raymq.names import check_user_topic
-from raymq.protocol.group import GroupConfig
-from raymq.protocol.recall import RecallHandle
+from raymq.tools.console.backend.topics import RouteRow, TopicGroup, TopicQueue, TopicRow, TopicView
 
 NOW_MS = 1_795_400_000_000
 """The time at which everything in a FakeBackend happened."""

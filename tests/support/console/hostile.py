@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from raymq.console.backend.audit import AuditEntry
-from raymq.console.backend.messages import DeadLetterView, DelayedMessage, MessageTrack, ProducerRow, TrackState
-from raymq.message import MessageExt
-from raymq.protocol.group import GroupConfig
+from raymq.common.message import MessageExt
+from raymq.common.protocol.group import GroupConfig
+from raymq.tools.console.backend.audit import AuditEntry
+from raymq.tools.console.backend.messages import DeadLetterView, DelayedMessage, MessageTrack, ProducerRow, TrackState
 from tests.support.console.fake_backend import FakeBackend, fake_message
 
 XSS = (

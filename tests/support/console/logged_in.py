@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from raymq.console.app import create_app
-from raymq.console.settings import ConsoleSettings
+from raymq.tools.console.app import create_app
+from raymq.tools.console.settings import ConsoleSettings
 from tests.support.console.asgi_client import AsgiClient
 from tests.support.console.fake_backend import FakeBackend
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page
 
-from raymq.console.security.gate import SESSION_COOKIE
-from raymq.console.security.users import Role
-from raymq.console.web.console import Console
+from raymq.tools.console.security.gate import SESSION_COOKIE
+from raymq.tools.console.security.users import Role
+from raymq.tools.console.web.console import Console
 from tests.support.browser.asgi_server import served
 from tests.support.browser.chromium import DESKTOP, watched_page
 from tests.support.console.fake_backend import FakeBackend

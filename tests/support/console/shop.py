@@ -8,10 +8,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from raymq.console.backend.audit import AuditEntry
-from raymq.console.backend.cluster import Figures
-from raymq.console.backend.groups import GroupRow
-from raymq.console.backend.messages import (
+from raymq.common.message import MessageExt
+from raymq.common.protocol.group import GroupConfig
+from raymq.tools.console.backend.audit import AuditEntry
+from raymq.tools.console.backend.cluster import Figures
+from raymq.tools.console.backend.groups import GroupRow
+from raymq.tools.console.backend.messages import (
     DeadLetterView,
     DelayedMessage,
     DelayedView,
@@ -19,9 +21,7 @@ from raymq.console.backend.messages import (
     ProducerRow,
     TrackState,
 )
-from raymq.console.backend.topics import TopicRow
-from raymq.message import MessageExt
-from raymq.protocol.group import GroupConfig
+from raymq.tools.console.backend.topics import TopicRow
 from tests.support.console.fake_backend import BROKERS, FakeBackend, fake_message
 
 TOPICS = (

@@ -65,7 +65,7 @@ def _pread(descriptor: int, *rest: Any) -> bytes:
 
 
 def _stat(path: Any, *rest: Any, **more: Any) -> os.stat_result:
-    """`os.stat`, which comes before each use of a map (raymq.logfiles.file_maps)."""
+    """`os.stat`, which comes before each use of a map (raymq.records.logfiles.file_maps)."""
     caller = sys._getframe(1).f_code
     if caller.co_name == "get" and caller.co_filename.endswith("file_maps.py"):
         if _has(str(path), "bus"):

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from raymq.message import MessageQueue
+from raymq.common.message import MessageQueue
 
 
 class LawBrokenError(AssertionError):

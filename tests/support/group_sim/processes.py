@@ -19,10 +19,10 @@ from actors.core.consume.process_queue import ProcessQueue
 from actors.core.rebalance.group import RebalanceGroup
 from actors.core.rebalance.server import RebalanceServer, TopicQueues
 from actors.core.rebalance.slot_lease import LOOK_INTERVAL_S, Drop, Get, Look, Put, SlotLease
-from raymq.consumer.rebalance_client import ServerChoice, Steadiness
-from raymq.message import MessageQueue
-from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
-from raymq.protocol.membership import (
+from raymq.client.consumer.rebalance_client import ServerChoice, Steadiness
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from raymq.common.protocol.membership import (
     Allocation,
     GroupAssignment,
     GroupHeartbeat,

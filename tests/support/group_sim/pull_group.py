@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from raymq.errors import NoPermissionError
-from raymq.message import MessageQueue
-from raymq.protocol.clients import ConsumerData
-from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
-from raymq.protocol.membership import GroupAssignment
+from raymq.common.errors import NoPermissionError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.clients import ConsumerData
+from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from raymq.common.protocol.membership import GroupAssignment
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from actors.core.consume.process_queue import ProcessQueue, Task
 from actors.core.consume.process_queues import ProcessQueues
-from raymq.consumer.assignment.assigned_queue import AssignmentState
-from raymq.consumer.push.settings import PushSettings
-from raymq.consumer.subscription import Subscription
-from raymq.message import MessageQueue
-from raymq.protocol.consume_result import ConsumeReport, Failure
-from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
-from raymq.protocol.membership import GroupAssignment
+from raymq.client.consumer.assignment.assigned_queue import AssignmentState
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.consume_result import ConsumeReport, Failure
+from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from raymq.common.protocol.membership import GroupAssignment
 from tests.support.clients.records import records_of
 
 FETCH_MESSAGES = 4

@@ -18,8 +18,8 @@ from itertools import count
 from typing import Any
 
 from actors.core.rebalance.slot_lease import TAKE_OVER_AFTER_S
-from raymq.message import MessageQueue
-from raymq.protocol.membership import AllocateStrategy, Allocation
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.membership import AllocateStrategy, Allocation
 from tests.support.group_sim.invariants import LawBrokenError, Ledger
 from tests.support.group_sim.processes import (
     CALL_TIMEOUT_S,

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from raymq.message import MessageQueue
+from raymq.common.message import MessageQueue
 from tests.support.history.history import Operation, Outcome, Sent
 
 

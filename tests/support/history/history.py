@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from types import TracebackType
 
-from raymq.message import MessageQueue
+from raymq.common.message import MessageQueue
 
 
 class Outcome(Enum):

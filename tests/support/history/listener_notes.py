@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from raymq.message import MessageExt
+from raymq.common.message import MessageExt
 
 
 class ListenerNotes:

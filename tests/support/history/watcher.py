@@ -6,8 +6,8 @@ import threading
 from collections import Counter
 
 import raymq
-from raymq.errors import RaymqError
-from raymq.message import MessageQueue
+from raymq.common.errors import RaymqError
+from raymq.common.message import MessageQueue
 
 POLL_S = 0.5
 MAX_MESSAGES = 500

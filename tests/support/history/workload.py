@@ -7,7 +7,7 @@ from collections import deque
 from concurrent.futures import Future
 
 import raymq
-from raymq.message import MessageQueue, PullStatus
+from raymq.common.message import MessageQueue, PullStatus
 from tests.support.history.history import History, Operation, Outcome, Sent
 
 IN_FLIGHT_MAX = 500

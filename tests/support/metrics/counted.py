@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raymq.metrics.client_figures import ClientFigures
+from raymq.telemetry.metrics.client_figures import ClientFigures
 
 
 class Counted(ClientFigures):

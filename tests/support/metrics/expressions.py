@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import promql_parser
 
-from raymq.metrics.instruments import INSTRUMENTS
-from raymq.observability.series import exposed_names
+from raymq.telemetry.metrics.instruments import INSTRUMENTS
+from raymq.tools.observability.series import exposed_names
 
 RAYS_LABELS = {"SessionName", "ray_io_cluster", "Component", "NodeAddress", "WorkerId", "JobId", "Version"}
 """Labels that Ray puts on every series, and KubeRay's, which a PodMonitor adds."""

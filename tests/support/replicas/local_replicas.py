@@ -20,11 +20,11 @@ from actors.replica.log_lanes import LogLanes
 from actors.replica.log_mender import mend_both
 from actors.replica.replica import Replica
 from placement.election import FIXED_MASTER, ControlRules, GroupControl, Record
-from raymq.config.store import StoreSettings
-from raymq.errors import RaymqError
-from raymq.message import SendStatus
-from raymq.protocol.store import AppendResult
-from raymq.record.encode import EncodedBatch
+from raymq.common.config.store import StoreSettings
+from raymq.common.errors import RaymqError
+from raymq.common.message import SendStatus
+from raymq.common.protocol.store import AppendResult
+from raymq.records.format.encode import EncodedBatch
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane_pool import LANE_NOT_OPENED
 from storage.append.durability import StartedAppend

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from raymq.errors import RaymqError
-from raymq.names import CONTROLLER, StorageName
+from raymq.common.errors import RaymqError
+from raymq.common.names import CONTROLLER, StorageName
 from raymq.remoting.actor_ref import ActorRef
 from tests.support.history.waiting import eventually
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from actors.core.replica.orders import Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState
 from actors.core.replica.role import ReplicaRoleState
 from actors.core.replica.sync_state import FixedSyncState, MasterSyncState
-from raymq.errors import NotMasterError
+from raymq.common.errors import NotMasterError
 from storage.replication.epochs import ConfirmFloor, EpochEntry, SyncStateSet, common_end, first_lost_offset
 from tests.support.replication_sim.disk import Disk
 from tests.support.replication_sim.holes import MEND_S, Holes, Record

@@ -11,10 +11,10 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Listener
 from typing import Any
 
-from raymq.errors import TopicNotExistError
-from raymq.message import MessageQueue
-from raymq.producer.repeatable.writer import RepeatableWriter
-from raymq.protocol.route import TopicRoute
+from raymq.client.producer.repeatable.writer import RepeatableWriter
+from raymq.common.errors import TopicNotExistError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.route import TopicRoute
 from tests.support.clients.dedup_store import DedupStore, Writers
 
 _KEY = b"tests"

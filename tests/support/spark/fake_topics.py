@@ -10,14 +10,14 @@ import pyarrow as pa
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from raydp_jobs.stream.source import StreamCluster
-from raymq.consumer.subscription import Subscription
-from raymq.errors import DataLossError, ServiceNotAvailableError
-from raymq.filters.sql import SqlFilter
-from raymq.message import MessageQueue
-from raymq.protocol.store import QueueBounds
-from raymq.scan.offsets import EARLIEST
-from raymq.scan.partitions import ScanPartition
-from raymq.scan.ranges import OffsetRange
+from raymq.client.consumer.subscription import Subscription
+from raymq.client.scan.offsets import EARLIEST
+from raymq.client.scan.partitions import ScanPartition
+from raymq.client.scan.ranges import OffsetRange
+from raymq.common.errors import DataLossError, ServiceNotAvailableError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.store import QueueBounds
+from raymq.records.filters.sql import SqlFilter
 
 SCHEMA = StructType(
     [

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import raydp_jobs
 from raydp_jobs.session import _end_driver_jvm, _environment, _forget_context, _interrupts_as_before
-from raymq.cluster.java import java_environment
+from raymq.client.cluster.java import java_environment
 
 ROOT = Path(__file__).parents[3]
 

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from raydp_jobs.worker_client import spare_collections
-from raymq.logfiles.log_reader import LogReader
-from raymq.namespaces import NO_NAMESPACE
-from raymq.protocol.route import TopicRoute
-from raymq.protocol.store import FetchRequest, FetchResult, QueueBounds, QueueSpan
+from raymq.common.namespaces import NO_NAMESPACE
+from raymq.common.protocol.route import TopicRoute
+from raymq.common.protocol.store import FetchRequest, FetchResult, QueueBounds, QueueSpan
+from raymq.records.logfiles.log_reader import LogReader
 from storage.message_store import MessageStore
 from tests.support.clients.fakes import FakeRoutes, topic_route
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from raydp_jobs.stream.planner import BatchLimits
 from raydp_jobs.stream.source import TopicSource
 from raydp_jobs.stream.spark_source import stream_frame
-from raymq.message import MessageQueue
-from raymq.protocol.store import QueueBounds
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.store import QueueBounds
 from tests.support.spark.batch_files import PLACE, BatchFiles
 from tests.support.spark.fake_topics import SCHEMA, FakeTopics, read
 from tests.support.spark.local_spark import local_spark

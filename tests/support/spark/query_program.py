@@ -13,7 +13,7 @@ from pathlib import Path
 import ray
 
 from raydp_jobs import stream_topic
-from raymq.client import connect
+from raymq.client.client import connect
 from tests.support.spark.batch_files import BatchFiles
 from tests.support.spark.local_spark import local_spark
 

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 import raymq
 from raydp_jobs import topic_sink
 from raydp_jobs.session import spark_configs
-from raymq.cluster.java import java_environment
+from raymq.client.cluster.java import java_environment
 
 PAUSE_S = 0.05
 """The pause before each of Spark's Arrow batches, so that a batch takes a while."""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from raydp_jobs.jobs.archive import archive, locked
 from raydp_jobs.jobs.archive_writer import Written, write_range
-from raymq.message import MessageQueue
-from raymq.protocol.store import QueueBounds
-from raymq.scan.ranges import OffsetRange
+from raymq.client.scan.ranges import OffsetRange
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.store import QueueBounds
 from tests.support.stores.topic_batches import messages_of
 
 QUEUES = {MessageQueue("orders", "broker-a", queue_id): QueueBounds(0, 400, 0) for queue_id in range(3)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from raymq.record.layout import (
+from raymq.records.format.layout import (
     BODY_SIZE_OFFSET,
     MAGIC_V1,
     PHYSICAL_OFFSET_OFFSET,

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from raymq.admin.admin import Admin
-from raymq.errors import TopicNotExistError
-from raymq.message import Message
-from raymq.protocol.route import BrokerData, QueueData, TopicRoute
-from raymq.protocol.store import Boundary
-from raymq.record.encode import encode_batch
+from raymq.client.admin.admin import Admin
+from raymq.common.errors import TopicNotExistError
+from raymq.common.message import Message
+from raymq.common.protocol.route import BrokerData, QueueData, TopicRoute
+from raymq.common.protocol.store import Boundary
+from raymq.records.format.encode import encode_batch
 from storage.message_store import MessageStore
 from tests.support.stores.damage import FIELDS, flip
 from tests.support.stores.lying_bodies import lying_batch, lying_bodies

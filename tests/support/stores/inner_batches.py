@@ -5,11 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from raymq.kernels.stamp import stamp
-from raymq.message import Message
-from raymq.record.encode import encode_batch
-from raymq.record.inner_batch import BatchItem, encode_batch_item
-from raymq.record.layout import SYS_FLAG_OFFSET, encode_host
+from raymq.common.message import Message
+from raymq.records.format.encode import encode_batch
+from raymq.records.format.inner_batch import BatchItem, encode_batch_item
+from raymq.records.format.layout import SYS_FLAG_OFFSET, encode_host
+from raymq.records.kernels.stamp import stamp
 
 
 def inner_batch_record(

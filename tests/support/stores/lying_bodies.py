@@ -11,10 +11,10 @@ import lz4.frame
 import numpy as np
 import zstandard
 
-from raymq.record.compression import CompressionType
-from raymq.record.crc import body_crc
-from raymq.record.encode import EncodedBatch
-from raymq.record.layout import SYS_FLAG_COMPRESSED, find_sections, read_header, record_ends
+from raymq.records.format.compression import CompressionType
+from raymq.records.format.crc import body_crc
+from raymq.records.format.encode import EncodedBatch
+from raymq.records.format.layout import SYS_FLAG_COMPRESSED, find_sections, read_header, record_ends
 from tests.support.stores.stores import make_batch
 
 TYPES = (CompressionType.ZLIB, CompressionType.LZ4, CompressionType.ZSTD)

@@ -7,10 +7,10 @@ import shutil
 import struct
 from pathlib import Path
 
-from raymq.logfiles.directory import file_name
-from raymq.names import SCHEDULE_TOPIC
-from raymq.record.crc import body_crc
-from raymq.record.layout import encode_blank
+from raymq.common.names import SCHEDULE_TOPIC
+from raymq.records.format.crc import body_crc
+from raymq.records.format.layout import encode_blank
+from raymq.records.logfiles.directory import file_name
 
 FILE_BYTES = 8192
 STORED_MS = 1_700_000_000_000

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from raymq.logfiles.directory import file_name
-from raymq.record.crc import body_crc
-from raymq.record.layout import MAGIC_V1, encode_blank, encode_host
+from raymq.records.format.crc import body_crc
+from raymq.records.format.layout import MAGIC_V1, encode_blank, encode_host
+from raymq.records.logfiles.directory import file_name
 from tests.support.stores.stores import LOG_FILE_BYTES
 
 STORED_MS = 1_700_000_000_000

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from raymq.config.store import StoreSettings
-from raymq.message import Message, MessageExt, PullStatus
-from raymq.protocol.store import FetchRequest
-from raymq.record.decode import decode_records
-from raymq.record.encode import EncodedBatch, ProducerSequence, encode_batch
-from raymq.record.layout import RecordError
+from raymq.common.config.store import StoreSettings
+from raymq.common.message import Message, MessageExt, PullStatus
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.decode import decode_records
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, encode_batch
+from raymq.records.format.layout import RecordError
 from storage.message_store import MessageStore
 
 LOG_FILE_BYTES = 65536

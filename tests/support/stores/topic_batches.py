@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from raymq.kernels.columns import schema_with
-from raymq.scan.ranges import OffsetRange
+from raymq.client.scan.ranges import OffsetRange
+from raymq.records.kernels.columns import schema_with
 
 MARCH_1_MS = 1_772_323_200_000
 """The first moment of 2026-03-01, UTC."""

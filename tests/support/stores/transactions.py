@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raymq.message import PROPERTY_INNER_MULTI_DISPATCH, Message
-from raymq.names import HALF_TOPIC
-from raymq.protocol.transactions import EndResult, EndTransaction, LocalTransactionState
-from raymq.record.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
-from raymq.transactions.half_message import half_message
+from raymq.client.transactions.half_message import half_message
+from raymq.common.message import PROPERTY_INNER_MULTI_DISPATCH, Message
+from raymq.common.names import HALF_TOPIC
+from raymq.common.protocol.transactions import EndResult, EndTransaction, LocalTransactionState
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
 from storage.message_store import MessageStore
 
 GROUP = "payments"

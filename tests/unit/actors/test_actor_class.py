@@ -21,7 +21,7 @@ from actors.rebalance import Rebalance
 from actors.replica.storage_actor import Storage
 from placement import inventory
 from placement.replica_nodes import Node
-from raymq.errors import TopicNotExistError
+from raymq.common.errors import TopicNotExistError
 
 ROOT = Path(__file__).parents[3]
 

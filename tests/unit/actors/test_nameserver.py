@@ -9,8 +9,8 @@ import pytest
 
 from actors import nameserver as module
 from actors.nameserver import WARM_UP_S, NameServer
-from raymq.errors import InvalidArgumentError, ServiceNotAvailableError, TopicNotExistError
-from raymq.protocol.route import ORDER_TOPIC_CONFIG, BrokerRegistration, DataVersion, TopicChanges, TopicConfig
+from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError, TopicNotExistError
+from raymq.common.protocol.route import ORDER_TOPIC_CONFIG, BrokerRegistration, DataVersion, TopicChanges, TopicConfig
 
 
 class Scene:

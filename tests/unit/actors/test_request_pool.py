@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from actors.request_pool import SLOT_S, RequestKind, RequestPool, WaterMarks
-from raymq.errors import SystemBusyError
+from raymq.common.errors import SystemBusyError
 from raymq.remoting.lane.loop import Loop
 from tests.support.history.waiting import eventually
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from placement import actor_lifecycle
-from raymq.errors import AccessDeniedError, AuthenticationError, RaymqError, RequestTimeoutError
+from raymq.common.errors import AccessDeniedError, AuthenticationError, RaymqError, RequestTimeoutError
 
 
 @pytest.fixture

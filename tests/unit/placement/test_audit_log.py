@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from placement.console.audit_log import AUDIT_TOPIC, AuditLog
-from raymq.console.backend.audit import AuditEntry
-from raymq.errors import ServiceNotAvailableError
-from raymq.record.check import record_starts
+from raymq.common.errors import ServiceNotAvailableError
+from raymq.records.format.check import record_starts
+from raymq.tools.console.backend.audit import AuditEntry
 
 
 class Store:

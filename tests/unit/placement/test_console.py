@@ -12,11 +12,11 @@ from placement.console import actor
 from placement.console.actor import application_settings
 from placement.console.cluster_view import problems_of, settings_of, topics_to_look_at, view_of, writable_of
 from placement.launch import _stop_rank
-from raymq.config.cluster import ClusterSettings, load_settings
-from raymq.config.console import ConsoleOptions
-from raymq.console.security.tokens import LONG_TOKEN_CHARACTERS
-from raymq.errors import ConfigError
-from raymq.protocol.route import PERM_ALL, PERM_READ, BrokerData, QueueData, TopicRoute
+from raymq.common.config.cluster import ClusterSettings, load_settings
+from raymq.common.config.console import ConsoleOptions
+from raymq.common.errors import ConfigError
+from raymq.common.protocol.route import PERM_ALL, PERM_READ, BrokerData, QueueData, TopicRoute
+from raymq.tools.console.security.tokens import LONG_TOKEN_CHARACTERS
 
 
 def store(name: str, **changes: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from placement.controller_metrics import ControllerMetrics
 from placement.election import Record
-from raymq.metrics.reporter import Reporter
+from raymq.telemetry.metrics.reporter import Reporter
 from storage.replication.epochs import SyncStateSet
 from tests.support.metrics.fake_ray import FakeMetrics
 

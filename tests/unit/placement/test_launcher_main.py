@@ -8,7 +8,7 @@ from pathlib import Path
 from placement.launcher_main import _log_bytes
 from placement.plan import make_plan
 from placement.replica_nodes import Node
-from raymq.config.cluster import ClusterSettings
+from raymq.common.config.cluster import ClusterSettings
 
 
 def test_each_store_is_told_with_the_bytes_that_its_node_has_of_it():

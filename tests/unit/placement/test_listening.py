@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from placement.console.listening import PORT_FILE, listen
-from raymq.errors import ConfigError
+from raymq.common.errors import ConfigError
 
 HOST = "127.0.0.1"
 

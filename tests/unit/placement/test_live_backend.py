@@ -9,16 +9,16 @@ import pytest
 
 from placement.console import live_backend as module
 from placement.console.live_backend import LiveBackend
-from raymq.admin.tail import Arrived
-from raymq.admin.topics import QueueDescription
-from raymq.console.backend.cluster import NoAnswer
-from raymq.console.backend.groups import GroupRow
-from raymq.console.backend.topics import TopicGroup, TopicQueue, TopicRow
-from raymq.errors import ServiceNotAvailableError
-from raymq.message import MessageQueue
-from raymq.protocol.attributes import TopicAttributes
-from raymq.protocol.route import BrokerData, QueueData, TopicRoute
-from raymq.protocol.stats import BrokerReadings, GroupReading, GroupTotals, TopicReading
+from raymq.client.admin.tail import Arrived
+from raymq.client.admin.topics import QueueDescription
+from raymq.common.errors import ServiceNotAvailableError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.attributes import TopicAttributes
+from raymq.common.protocol.route import BrokerData, QueueData, TopicRoute
+from raymq.common.protocol.stats import BrokerReadings, GroupReading, GroupTotals, TopicReading
+from raymq.tools.console.backend.cluster import NoAnswer
+from raymq.tools.console.backend.groups import GroupRow
+from raymq.tools.console.backend.topics import TopicGroup, TopicQueue, TopicRow
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 ROUTE = TopicRoute(

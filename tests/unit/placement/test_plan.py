@@ -8,10 +8,10 @@ import pytest
 
 from placement.plan import differences, make_plan, with_found_stores
 from placement.replica_nodes import Node, store_directory
-from raymq.config.cluster import ClusterSettings
-from raymq.config.store import FlushDiskType, StoreOptions
-from raymq.errors import ConfigError
-from raymq.names import NameServerName, StorageName
+from raymq.common.config.cluster import ClusterSettings
+from raymq.common.config.store import FlushDiskType, StoreOptions
+from raymq.common.errors import ConfigError
+from raymq.common.names import NameServerName, StorageName
 
 
 def places(settings: ClusterSettings, *nodes: Node) -> dict[str, str]:

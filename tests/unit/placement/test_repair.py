@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from placement.repair import Moves, Repair, ReplicaGroupView
 from placement.replica_nodes import Node
-from raymq.names import StorageName
+from raymq.common.names import StorageName
 
 A0, A1, A2 = (StorageName("broker-a", replica) for replica in range(3))
 LED = {"broker-a": ReplicaGroupView(0, frozenset({0, 1}))}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from placement.replica_nodes import Node, carrying, choose_nodes, store_directory
-from raymq.errors import ConfigError
-from raymq.names import StorageName
+from raymq.common.errors import ConfigError
+from raymq.common.names import StorageName
 
 
 def names(groups: int, replicas: int) -> list[StorageName]:

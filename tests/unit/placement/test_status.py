@@ -9,7 +9,7 @@ import pytest
 
 from placement import status as module
 from placement.status import cluster_status
-from raymq.errors import AccessDeniedError, AuthenticationError, RaymqError, ServiceNotAvailableError
+from raymq.common.errors import AccessDeniedError, AuthenticationError, RaymqError, ServiceNotAvailableError
 
 STORE = {"root": "/data/broker-a-0", "beside": ["broker-a-0", "broker-b-0", "lost+found"], "writable": True}
 

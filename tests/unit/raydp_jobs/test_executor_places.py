@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raydp_jobs.executor_places import MEMORY_MIN_MIB, ExecutorSize, executor_size, memory_mib
-from raymq.errors import InvalidArgumentError
+from raymq.common.errors import InvalidArgumentError
 
 
 @pytest.mark.parametrize(

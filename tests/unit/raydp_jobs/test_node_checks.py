@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raydp_jobs.node_checks import JAVA_VERSIONS, PACKAGES, _probe_by_value
-from raymq.cluster.java import java_environment
+from raymq.client.cluster.java import java_environment
 
 probe = _probe_by_value()
 

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JNetworkError
 
 from raydp_jobs import session as sessions
 from raydp_jobs.session import spark_configs, spark_session
-from raymq.errors import ClientStateError, InvalidArgumentError
+from raymq.common.errors import ClientStateError, InvalidArgumentError
 
 
 def test_java_options_of_the_user_are_added_to_those_that_java_17_needs() -> None:

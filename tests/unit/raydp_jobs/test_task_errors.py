@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raydp_jobs.task_errors import raymq_error
-from raymq.errors import (
+from raymq.common.errors import (
     DataLossError,
     InvalidArgumentError,
     RaymqError,
@@ -18,14 +18,14 @@ OF_A_TASK = """
   An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):
   File "raymq/remoting/lane/client.py", line 12, in call
-raymq.errors.ServiceNotAvailableError: the lane was closed
+raymq.common.errors.ServiceNotAvailableError: the lane was closed
 
 The above exception was the direct cause of the following exception:
 
 Traceback (most recent call last):
-  File "raymq/scan/range_reader.py", line 90, in _map
+  File "raymq/client/scan/range_reader.py", line 90, in _map
     raise DataLossError(f"{queue}: offsets")
-raymq.errors.DataLossError: orders@broker-a:3: offsets 0 to 17 are not on disk (any more)
+raymq.common.errors.DataLossError: orders@broker-a:3: offsets 0 to 17 are not on disk (any more)
 
 \tat org.apache.spark.api.python.BasePythonRunner
 """
@@ -37,7 +37,7 @@ def test_the_outermost_error_of_the_task_is_found() -> None:
     assert str(error) == "orders@broker-a:3: offsets 0 to 17 are not on disk (any more)"
 
 
-@pytest.mark.parametrize("text", ["", "ValueError: no", "java.io.IOException: raymq.errors"])
+@pytest.mark.parametrize("text", ["", "ValueError: no", "java.io.IOException: raymq.common.errors"])
 def test_other_texts_have_none(text: str) -> None:
     assert raymq_error(text) is None
 
@@ -55,6 +55,6 @@ def test_other_texts_have_none(text: str) -> None:
     ],
 )
 def test_its_class_is_kept_as_far_as_a_text_makes_it(name: str, kind: type[RaymqError]) -> None:
-    error = raymq_error(f"raymq.errors.{name}: it said so\n")
+    error = raymq_error(f"raymq.common.errors.{name}: it said so\n")
     assert type(error) is kind
     assert str(error) == "it said so"

@@ -8,8 +8,8 @@ import pytest
 
 from raydp_jobs import worker_client as module
 from raydp_jobs.worker_client import ClusterAddress, worker_client
-from raymq import identity
-from raymq.identity import Identity
+from raymq.common import identity
+from raymq.common.identity import Identity
 from tests.support.clients.forks import in_child
 
 ALICE, BOB = Identity("alice", b"a"), Identity("bob", b"b")

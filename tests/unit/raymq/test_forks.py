@@ -11,16 +11,16 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from raymq import closing
-from raymq.admin.admin import Admin
-from raymq.admin.dead_letters import DeadLetters
-from raymq.admin.namespaced import NamespacedCalls
-from raymq.client import Client
-from raymq.closing import OfProcess, shared_lock
-from raymq.consumer.push.subscription import PushSubscription
-from raymq.identity import Identity, give_back, present, take
-from raymq.message import Message
-from raymq.producer.producer import Producer
+from raymq.client.admin.admin import Admin
+from raymq.client.admin.dead_letters import DeadLetters
+from raymq.client.admin.namespaced import NamespacedCalls
+from raymq.client.client import Client
+from raymq.client.consumer.push.subscription import PushSubscription
+from raymq.client.producer.producer import Producer
+from raymq.common import closing
+from raymq.common.closing import OfProcess, shared_lock
+from raymq.common.identity import Identity, give_back, present, take
+from raymq.common.message import Message
 from raymq.remoting.lane.client import Lane
 from raymq.serve.connection import TaskConnection
 from tests.support.clients.fakes import FakeStore
@@ -33,14 +33,14 @@ FACTORIES = [name for name in vars(Client) if not name.startswith("_")]
 
 def kinds() -> list[type[OfProcess]]:
     """The classes of all objects that a program gets from a Client, and of those that hold one."""
-    from raymq.consumer.pull.async_consumer import AsyncPullConsumer
-    from raymq.consumer.pull.consumer import PullConsumer
-    from raymq.consumer.push.consumer import PushConsumer
-    from raymq.consumer.simple.async_consumer import AsyncSimpleConsumer
-    from raymq.consumer.simple.consumer import SimpleConsumer
-    from raymq.producer.async_producer import AsyncProducer
-    from raymq.producer.repeatable.writer import RepeatableWriter
-    from raymq.transactions.producer import TransactionProducer
+    from raymq.client.consumer.pull.async_consumer import AsyncPullConsumer
+    from raymq.client.consumer.pull.consumer import PullConsumer
+    from raymq.client.consumer.push.consumer import PushConsumer
+    from raymq.client.consumer.simple.async_consumer import AsyncSimpleConsumer
+    from raymq.client.consumer.simple.consumer import SimpleConsumer
+    from raymq.client.producer.async_producer import AsyncProducer
+    from raymq.client.producer.repeatable.writer import RepeatableWriter
+    from raymq.client.transactions.producer import TransactionProducer
 
     return [
         *(Client, Producer, AsyncProducer, TransactionProducer, RepeatableWriter, Admin, NamespacedCalls, DeadLetters),

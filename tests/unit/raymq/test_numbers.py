@@ -11,15 +11,15 @@ import pytest
 from pydantic import ValidationError
 
 import raymq
-from raymq.closing import OfProcess
-from raymq.consumer.pull.settings import BOUNDS, PullSettings
-from raymq.consumer.push.settings import PushSettings
-from raymq.consumer.simple.settings import SimpleSettings
-from raymq.errors import InvalidArgumentError
-from raymq.message import Message
-from raymq.names import LONGEST_TIME_S, NUMBER_MAX, real_number, seconds, whole_number
-from raymq.producer.settings import ProducerSettings
-from raymq.protocol.group import StartOffsetQuery
+from raymq.client.consumer.pull.settings import BOUNDS, PullSettings
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.client.consumer.simple.settings import SimpleSettings
+from raymq.client.producer.settings import ProducerSettings
+from raymq.common.closing import OfProcess
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import Message
+from raymq.common.names import LONGEST_TIME_S, NUMBER_MAX, real_number, seconds, whole_number
+from raymq.common.protocol.group import StartOffsetQuery
 from raymq.serve import RaymqAdapterConfig, RaymqLagPolicy, RaymqTaskProcessorAdapter
 from tests.support.clients.fakes import FakeStore
 from tests.support.clients.producers import producers_of_fakes

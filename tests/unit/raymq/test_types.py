@@ -20,10 +20,10 @@ import raydp_jobs
 import raymq
 import raymq.data
 import raymq.serve
-from raymq.admin.admin import Admin
-from raymq.admin.dead_letters import DeadLetters
-from raymq.producer.settings import ProducerOptions, ProducerSettings
-from raymq.protocol.group import GroupChanges, GroupConfig
+from raymq.client.admin.admin import Admin
+from raymq.client.admin.dead_letters import DeadLetters
+from raymq.client.producer.settings import ProducerOptions, ProducerSettings
+from raymq.common.protocol.group import GroupChanges, GroupConfig
 
 ROOT = Path(__file__).parents[3]
 BIN = Path(sys.executable).parent

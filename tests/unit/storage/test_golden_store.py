@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raymq.config.store import StoreSettings
-from raymq.errors import MessageIllegalError
-from raymq.logfiles.directory import file_name
-from raymq.logfiles.log_reader import LogReader
-from raymq.record.layout import UNIT_DTYPE, encode_blank
+from raymq.common.config.store import StoreSettings
+from raymq.common.errors import MessageIllegalError
+from raymq.records.format.layout import UNIT_DTYPE, encode_blank
+from raymq.records.logfiles.directory import file_name
+from raymq.records.logfiles.log_reader import LogReader
 from storage.files.damage import DamageNotes
 from storage.files.write_handles import WriteHandles
 from storage.log.commit_log import CommitLog

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raymq.message import MessageQueue
+from raymq.common.message import MessageQueue
 from tests.support.history.checker import check
 from tests.support.history.history import History, Operation, Outcome, Sent
 

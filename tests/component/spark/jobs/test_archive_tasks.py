@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 from raydp_jobs.jobs.archive import archive, locked, stage_with
 from raydp_jobs.jobs.archive_check import verify
 from raydp_jobs.jobs.spark_job import clear_errors
-from raymq.errors import DataLossError
-from raymq.message import MessageQueue
-from raymq.protocol.store import QueueBounds
-from raymq.scan.ranges import OffsetRange
+from raymq.client.scan.ranges import OffsetRange
+from raymq.common.errors import DataLossError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.store import QueueBounds
 from tests.support.stores import topic_batches
 
 QUEUES = {MessageQueue("orders", "broker-a", queue_id): QueueBounds(0, 40, 0) for queue_id in range(3)}

@@ -14,7 +14,7 @@ from raydp_jobs.jobs.times import Period
 from raydp_jobs.jobs.topic_figures import Bucket
 from raydp_jobs.source import reader
 from raydp_jobs.source.reader import SPARK_SCHEMA
-from raymq.errors import InvalidArgumentError
+from raymq.common.errors import InvalidArgumentError
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 Row = tuple[str, int, str | None, list[str], bytes]

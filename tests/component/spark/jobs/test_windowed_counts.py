@@ -25,7 +25,7 @@ from raydp_jobs.jobs.windowed_counts import (
     fix_options,
 )
 from raydp_jobs.sink.columns import check_columns
-from raymq.errors import InvalidArgumentError
+from raymq.common.errors import InvalidArgumentError
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 NOON_MS = int(NOON.timestamp() * 1000)

@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 
 from raydp_jobs import topic_sink
 from raydp_jobs.sink import writer
-from raymq.errors import ClientStateError
+from raymq.common.errors import ClientStateError
 from tests.support.clients.fakes import topic_route
 from tests.support.spark.dedup_server import FarConnection
 from tests.support.spark.local_spark import changed

@@ -12,8 +12,8 @@ from pyspark.sql import functions as f
 
 from raydp_jobs import write_topic
 from raydp_jobs.sink import writer
-from raymq.delay import TIMER_TOPIC
-from raymq.errors import (
+from raymq.common.delay import TIMER_TOPIC
+from raymq.common.errors import (
     InvalidArgumentError,
     MessageIllegalError,
     SystemBusyError,

@@ -18,11 +18,11 @@ from pyspark.sql import DataFrame, SparkSession, functions
 import raymq
 from raydp_jobs.source import locality, reader
 from raydp_jobs.source.reader import SPARK_SCHEMA, read_topic
-from raymq.errors import InvalidArgumentError, TopicNotExistError
-from raymq.protocol.route import BrokerData, TopicRoute
-from raymq.record.encode import EncodedBatch
-from raymq.scan.partitions import ScanPartition
-from raymq.scan.ranges import OffsetRange, ScanOptions
+from raymq.client.scan.partitions import ScanPartition
+from raymq.client.scan.ranges import OffsetRange, ScanOptions
+from raymq.common.errors import InvalidArgumentError, TopicNotExistError
+from raymq.common.protocol.route import BrokerData, TopicRoute
+from raymq.records.format.encode import EncodedBatch
 from storage.message_store import MessageStore
 from storage.retention import cleaner
 from tests.support.spark.near_store import NearStore

@@ -19,7 +19,7 @@ from raydp_jobs.stream.planner import BatchLimits
 from raydp_jobs.stream.progress import stream_progress
 from raydp_jobs.stream.source import TopicSource
 from raydp_jobs.stream.spark_source import stream_frame
-from raymq.message import MessageQueue
+from raymq.common.message import MessageQueue
 from tests.support.history.waiting import eventually
 from tests.support.spark.fake_topics import BORN, SCHEMA, FakeTopics, Row, read, read_but_lost, rows
 

@@ -11,17 +11,17 @@ from random import Random
 import numpy as np
 import pytest
 
-from raymq.consumer.pull_once import read_fetched
-from raymq.errors import DataLossError
-from raymq.logfiles.log_reader import LogReader
-from raymq.message import Message, MessageQueue, PullStatus
-from raymq.protocol.store import Boundary, FetchRequest
-from raymq.record.check import record_starts
-from raymq.record.decode import decode_records, read_record
-from raymq.record.encode import encode_batch
-from raymq.record.hashing import tags_code
-from raymq.record.layout import BODY_OFFSET, read_header
-from raymq.record.places import RecordPlace
+from raymq.client.consumer.pull_once import read_fetched
+from raymq.common.errors import DataLossError
+from raymq.common.message import Message, MessageQueue, PullStatus
+from raymq.common.protocol.store import Boundary, FetchRequest
+from raymq.records.format.check import record_starts
+from raymq.records.format.decode import decode_records, read_record
+from raymq.records.format.encode import encode_batch
+from raymq.records.format.hashing import tags_code
+from raymq.records.format.layout import BODY_OFFSET, read_header
+from raymq.records.format.places import RecordPlace
+from raymq.records.logfiles.log_reader import LogReader
 from storage.compaction import compactor
 from storage.compaction.rules import TOMBSTONE_KEPT_MS
 from storage.files import disk

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.errors import StoreNotWritableError
-from raymq.names import STATE_TOPIC
+from raymq.common.errors import StoreNotWritableError
+from raymq.common.names import STATE_TOPIC
 from storage import message_store
 from storage.files import disk
 from storage.files.reserve import RESERVE_FILE

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from raymq.config.store import StoreOptions
-from raymq.errors import StoreNotWritableError
-from raymq.message import PullStatus
-from raymq.protocol.store import FetchRequest
-from raymq.record.decode import decode_records
+from raymq.common.config.store import StoreOptions
+from raymq.common.errors import StoreNotWritableError
+from raymq.common.message import PullStatus
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.decode import decode_records
 from storage.files import disk
 from storage.files.disk_usage import disk_usage, usage_ratio
 from storage.index.index_service import IndexService

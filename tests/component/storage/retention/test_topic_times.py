@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.message import PullStatus
-from raymq.protocol.store import FetchRequest
-from raymq.record.layout import STORE_TIMESTAMP_OFFSET
+from raymq.common.message import PullStatus
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.layout import STORE_TIMESTAMP_OFFSET
 from storage.message_store import MessageStore
 from storage.queue.topic_attributes import TOPICS_FILE, parse_attributes
 from storage.retention import cleaner

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 import raymq
-from raymq.names import INSTANCES
+from raymq.common.names import INSTANCES
 from raymq.remoting.storage_client import StorageClient
 from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.waiting import eventually
@@ -132,7 +132,7 @@ def test_a_push_consumers_predicate_decides_before_its_listener(
 
 @pytest.mark.usefixtures("elsewhere", "runners")
 def test_a_runner_ends_when_nobody_fetches(mq: raymq.Client, prices: str, group: str) -> None:
-    from raymq.predicates.runner import PredicateRunnerActor
+    from raymq.client.predicates.runner import PredicateRunnerActor
 
     storage = mq.routes.get(prices).pull_storages(next(iter(mq.routes.brokers())))[0]
     predicate = raymq.predicate(lambda message: True)

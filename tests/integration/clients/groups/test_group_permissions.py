@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 import raymq
-from raymq.cli import cli
-from raymq.message import MessageModel
-from raymq.protocol.group import GroupConfig
+from raymq.common.message import MessageModel
+from raymq.common.protocol.group import GroupConfig
+from raymq.tools.cli import cli
 from tests.support.clusters.cluster import poll_until
 from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually

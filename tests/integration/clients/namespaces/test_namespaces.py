@@ -14,8 +14,8 @@ import pytest
 import ray
 
 import raymq
-from raymq.errors import TopicNotExistError
-from raymq.names import dlq_topic
+from raymq.common.errors import TopicNotExistError
+from raymq.common.names import dlq_topic
 from tests.support.clusters.cluster import user_environment
 from tests.support.clusters.page_example import assert_prints_what_it_says, run_program
 from tests.support.history.waiting import eventually

@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 
 import raymq
-from raymq.message import ConsumeFromWhere
+from raymq.common.message import ConsumeFromWhere
 from tests.support.clients.forks import in_child, outcome
 
 AT_ONCE_S = 2.0

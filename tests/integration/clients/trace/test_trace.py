@@ -13,10 +13,10 @@ import pytest
 import ray
 
 import raymq
-from raymq.admin.trace import MessageTrace
-from raymq.errors import InvalidArgumentError, TopicNotExistError
-from raymq.names import TRACE_TOPIC
-from raymq.trace.records import ContextCode, TracedType, decode_records
+from raymq.client.admin.trace import MessageTrace
+from raymq.common.errors import InvalidArgumentError, TopicNotExistError
+from raymq.common.names import TRACE_TOPIC
+from raymq.telemetry.trace.records import ContextCode, TracedType, decode_records
 from tests.support.clusters.cluster import user_environment
 from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.waiting import eventually

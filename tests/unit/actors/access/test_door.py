@@ -17,14 +17,8 @@ from actors.access import door as module
 from actors.access.door import Door, ServerAccess
 from actors.actor_class import actor_class
 from actors.core.access.gate import Gate
-from raymq import identity
-from raymq.access.policies import make_entry
-from raymq.access.requests import rules_of
-from raymq.access.signatures import NONCE_BYTES, Signature, sign
-from raymq.access.stand_in import ActorOwner, OwnerDoor, owned_actor
-from raymq.access.state import NO_USERS, AuthState
-from raymq.access.users import INTERNAL_USER, User, UserType, make_user
-from raymq.errors import (
+from raymq.common import identity
+from raymq.common.errors import (
     AccessDeniedError,
     AuthenticationError,
     InvalidArgumentError,
@@ -32,9 +26,15 @@ from raymq.errors import (
     ServiceNotAvailableError,
     SignedTooEarlyError,
 )
-from raymq.identity import Identity
-from raymq.message import PullStatus
-from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.common.identity import Identity
+from raymq.common.message import PullStatus
+from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.remoting.access.policies import make_entry
+from raymq.remoting.access.requests import rules_of
+from raymq.remoting.access.signatures import NONCE_BYTES, Signature, sign
+from raymq.remoting.access.stand_in import ActorOwner, OwnerDoor, owned_actor
+from raymq.remoting.access.state import NO_USERS, AuthState
+from raymq.remoting.access.users import INTERNAL_USER, User, UserType, make_user
 from raymq.remoting.storage_client import StorageDescription
 from tests.support.clients.fakes import description
 

@@ -1,8 +1,8 @@
 """Every request of every server × nobody, a wrong signature, no permission, permission, a replay; by both ways in.
 
 The ways are a signed actor call and a frame of a lane; there is no third: plain methods refuse where access is on. The
-requests are those of the servers' classes themselves, and their needs those of the table (raymq.access.requests), so
-that a method that is added without a sample here fails.
+requests are those of the servers' classes themselves, and their needs those of the table
+(raymq.remoting.access.requests), so that a method that is added without a sample here fails.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from actors.actor_class import actor_class
-from raymq.access.policies import Action, Need, make_entry
-from raymq.access.requests import FOR_SERVERS, RULES
-from raymq.access.state import AuthState
-from raymq.access.users import User
-from raymq.errors import AccessDeniedError, AuthenticationError
-from raymq.identity import SIGNED, Identity
+from raymq.common.errors import AccessDeniedError, AuthenticationError
+from raymq.common.identity import SIGNED, Identity
+from raymq.remoting.access.policies import Action, Need, make_entry
+from raymq.remoting.access.requests import FOR_SERVERS, RULES
+from raymq.remoting.access.state import AuthState
+from raymq.remoting.access.users import User
 from tests.support.cases import check_all
 from tests.unit.actors.access.test_door import (
     ADMIN,

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from actors.core.access.meter import HANDED_OUT, Meter, Portion
-from raymq.access.users import User
-from raymq.errors import QuotaExceededError
-from raymq.message import MessageQueue, PullStatus
-from raymq.protocol.listener_tasks import HandOver, LogPlaces, ShippedTask
-from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.common.errors import QuotaExceededError
+from raymq.common.message import MessageQueue, PullStatus
+from raymq.common.protocol.listener_tasks import HandOver, LogPlaces, ShippedTask
+from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.remoting.access.users import User
 from raymq.remoting.lane.calls import encode_result
 
 USERS = {

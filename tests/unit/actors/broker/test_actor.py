@@ -13,8 +13,8 @@ from actors.broker import actor as module, master_store
 from actors.broker.actor import Broker
 from actors.broker.master_store import MasterStore
 from actors.core.replica.orders import GroupLeader
-from raymq.errors import ServiceNotAvailableError
-from raymq.identity import SIGNED
+from raymq.common.errors import ServiceNotAvailableError
+from raymq.common.identity import SIGNED
 
 ROUNDS = 5
 REMOTE_METHODS = {

@@ -13,14 +13,14 @@ from actors.broker.broker_metrics import BrokerMetrics, Clients
 from actors.broker.monitor import TOPIC_CREATION, BrokerMonitor
 from actors.core.broker.state import BrokerState
 from actors.core.broker.stats import GROUP_GET_NUMS, SNDBCK2DLQ_TIMES, SNDBCK_PUT_NUMS
-from raymq.config.cluster import BrokerOptions
-from raymq.errors import InvalidArgumentError, ServiceNotAvailableError
-from raymq.metrics.reporter import Reporter
-from raymq.protocol.clients import ConsumerConnection, ConsumerData, ProducerConnection
-from raymq.protocol.group import GroupConfig
-from raymq.protocol.route import TopicConfig
-from raymq.protocol.stats import RequestFigures
-from raymq.protocol.store import QueuePosition
+from raymq.common.config.cluster import BrokerOptions
+from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.common.protocol.clients import ConsumerConnection, ConsumerData, ProducerConnection
+from raymq.common.protocol.group import GroupConfig
+from raymq.common.protocol.route import TopicConfig
+from raymq.common.protocol.stats import RequestFigures
+from raymq.common.protocol.store import QueuePosition
+from raymq.telemetry.metrics.reporter import Reporter
 from tests.support.metrics.fake_ray import FakeMetrics
 
 NOW_MS = time.time_ns() // 1_000_000

@@ -15,10 +15,10 @@ from actors.broker import direct_appends as module
 from actors.broker.direct_appends import DirectAppends
 from actors.broker.state_log import SentRecords
 from actors.broker.state_records import StateRecords, StoredRecords
-from raymq.config.store import FlushDiskType
-from raymq.errors import ServiceNotAvailableError
-from raymq.names import STATE_TOPIC
-from raymq.record.encode import EncodedBatch
+from raymq.common.config.store import FlushDiskType
+from raymq.common.errors import ServiceNotAvailableError
+from raymq.common.names import STATE_TOPIC
+from raymq.records.format.encode import EncodedBatch
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.appends import ServerHandles, decode_append
 from raymq.remoting.lane.connection import LaneRequest

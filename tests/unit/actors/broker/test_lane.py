@@ -20,8 +20,8 @@ from actors.broker.state_log import StateLog
 from actors.core.broker.client_registry import ClientRegistry
 from actors.members.methods import QuestionMethods
 from actors.transactions.methods import TransactionMethods
-from raymq.config.cluster import BrokerOptions
-from raymq.errors import (
+from raymq.common.config.cluster import BrokerOptions
+from raymq.common.errors import (
     GroupNotExistError,
     InvalidArgumentError,
     NoPermissionError,
@@ -30,16 +30,16 @@ from raymq.errors import (
     SystemBusyError,
     TopicNotExistError,
 )
-from raymq.message import ConsumeFromWhere, MessageQueue
-from raymq.metrics.client_figures import ClientMetrics
-from raymq.protocol.clients import ClientHeartbeat, ConsumerData
-from raymq.protocol.group import CommitAnswer, GroupConfig, OffsetCommit, QueueOffset, StartOffsetQuery
-from raymq.protocol.route import NewTopic
-from raymq.protocol.store import QueueBounds
-from raymq.protocol.transactions import TransactionCheck
+from raymq.common.message import ConsumeFromWhere, MessageQueue
+from raymq.common.protocol.clients import ClientHeartbeat, ConsumerData
+from raymq.common.protocol.group import CommitAnswer, GroupConfig, OffsetCommit, QueueOffset, StartOffsetQuery
+from raymq.common.protocol.route import NewTopic
+from raymq.common.protocol.store import QueueBounds
+from raymq.common.protocol.transactions import TransactionCheck
 from raymq.remoting import broker_client as module, lane_pool
 from raymq.remoting.broker_client import BrokerClient, BrokerDescription
 from raymq.remoting.lane.address import LaneAddress
+from raymq.telemetry.metrics.client_figures import ClientMetrics
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
 from tests.unit.actors.broker.test_state_log import Gate, Sender, Store

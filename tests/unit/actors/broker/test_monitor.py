@@ -11,9 +11,9 @@ import pytest
 
 from actors.broker.monitor import BrokerMonitor
 from actors.core.broker.state import BrokerState
-from raymq.config.cluster import BrokerOptions
-from raymq.protocol.group import GroupConfig
-from raymq.protocol.stats import Figures
+from raymq.common.config.cluster import BrokerOptions
+from raymq.common.protocol.group import GroupConfig
+from raymq.common.protocol.stats import Figures
 from storage.retention import cleaner
 from tests.support.stores.stores import make_batch, open_store
 

@@ -10,9 +10,9 @@ import pytest
 
 from actors.broker.group_methods import GroupMethods
 from actors.broker.state_log import StateLog
-from raymq.errors import GroupNotExistError
-from raymq.protocol.group import OffsetCommit
-from raymq.protocol.store import QueueBounds
+from raymq.common.errors import GroupNotExistError
+from raymq.common.protocol.group import OffsetCommit
+from raymq.common.protocol.store import QueueBounds
 from tests.unit.actors.broker.test_state_log import Sender, Store
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from actors.broker.own_routes import OwnRoutes
 from actors.core.broker.state import BrokerState
-from raymq.errors import NoPermissionError, TopicNotExistError
-from raymq.protocol.attributes import TopicMessageType
-from raymq.protocol.route import MASTER_ID, PERM_READ, TopicConfig
+from raymq.common.errors import NoPermissionError, TopicNotExistError
+from raymq.common.protocol.attributes import TopicMessageType
+from raymq.common.protocol.route import MASTER_ID, PERM_READ, TopicConfig
 
 
 class OwnGroup:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-import raymq.errors
+import raymq.common.errors
 from actors.broker.plain_answers import plain_error, plain_errors, plain_pull_result, plain_send_result
-from raymq.errors import RaymqError, RequestTimeoutError, TopicNotExistError
-from raymq.message import MessageExt, MessageQueue, PullResult, PullStatus, SendResult, SendStatus
+from raymq.common.errors import RaymqError, RequestTimeoutError, TopicNotExistError
+from raymq.common.message import MessageExt, MessageQueue, PullResult, PullStatus, SendResult, SendStatus
 
 MESSAGE = MessageExt(
     topic="orders",
@@ -34,7 +34,7 @@ MESSAGE = MessageExt(
     sys_flag=0,
     system_properties={"UNIQ_KEY": "M"},
 )
-ERRORS = [kind for _, kind in inspect.getmembers(raymq.errors, inspect.isclass) if issubclass(kind, RaymqError)]
+ERRORS = [kind for _, kind in inspect.getmembers(raymq.common.errors, inspect.isclass) if issubclass(kind, RaymqError)]
 
 
 def kinds(value: Any) -> set[type]:

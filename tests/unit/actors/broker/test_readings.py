@@ -10,9 +10,9 @@ import pytest
 from actors.broker import readings as module
 from actors.broker.readings import take_readings
 from actors.core.broker.offsets import OffsetTable
-from raymq.names import dlq_topic, retry_topic
-from raymq.protocol.stats import Figures, GroupReading, GroupTotals, TopicReading, TopicStats
-from raymq.protocol.store import QueueBounds, StoreStatistics, TopicPuts
+from raymq.common.names import dlq_topic, retry_topic
+from raymq.common.protocol.stats import Figures, GroupReading, GroupTotals, TopicReading, TopicStats
+from raymq.common.protocol.store import QueueBounds, StoreStatistics, TopicPuts
 
 
 class Store:

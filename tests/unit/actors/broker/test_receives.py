@@ -17,16 +17,16 @@ from actors.broker.pop.receives import Receives
 from actors.broker.state_log import StateLog
 from actors.core.broker.state import BrokerState
 from actors.core.pop.settle import decide_ack, decide_invisible
-from raymq.errors import (
+from raymq.common.errors import (
     GroupNotExistError,
     InvalidArgumentError,
     NoPermissionError,
     ServiceNotAvailableError,
     TopicNotExistError,
 )
-from raymq.protocol.group import GroupConfig
-from raymq.protocol.pop import LeasePart, ReceiveAnswer, ReceiveRequest
-from raymq.protocol.store import QueueEnds
+from raymq.common.protocol.group import GroupConfig
+from raymq.common.protocol.pop import LeasePart, ReceiveAnswer, ReceiveRequest
+from raymq.common.protocol.store import QueueEnds
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
 from tests.unit.actors.broker.test_state_log import Sender, Store

@@ -10,9 +10,9 @@ import pytest
 
 from actors.broker import registrar as module
 from actors.broker.registrar import Registrar
-from raymq.errors import ServiceNotAvailableError
-from raymq.names import NameServerName
-from raymq.protocol.route import BrokerRegistration, DataVersion, TopicConfig
+from raymq.common.errors import ServiceNotAvailableError
+from raymq.common.names import NameServerName
+from raymq.common.protocol.route import BrokerRegistration, DataVersion, TopicConfig
 from tests.support.history.waiting import eventually
 
 

@@ -18,7 +18,7 @@ from actors.broker.state_records import StoredRecords
 from actors.core.broker.snapshot import GROUPS_FILE, POSITION_FILE, TOPICS_FILE
 from actors.core.broker.state import BrokerState, encode_change
 from actors.core.replica.deleted_topics import CLOSED_TOPICS_FILE
-from raymq.errors import (
+from raymq.common.errors import (
     ClientStateError,
     MessageIllegalError,
     NotMasterError,
@@ -29,9 +29,9 @@ from raymq.errors import (
     TopicExistsError,
     TopicNotExistError,
 )
-from raymq.message import PullStatus
-from raymq.names import STATE_TOPIC
-from raymq.protocol.store import FetchResult, QueueBounds
+from raymq.common.message import PullStatus
+from raymq.common.names import STATE_TOPIC
+from raymq.common.protocol.store import FetchResult, QueueBounds
 from storage.retention.cleaner import HOLDS_FILE
 from tests.support.history.waiting import eventually
 from tests.support.stores.stores import make_batch

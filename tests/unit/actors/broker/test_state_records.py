@@ -10,7 +10,7 @@ import pytest
 
 from actors.broker import state_records as module
 from actors.broker.state_records import StateRecords, StoredRecords
-from raymq.errors import (
+from raymq.common.errors import (
     ClientStateError,
     NotMasterError,
     RaymqError,
@@ -19,11 +19,11 @@ from raymq.errors import (
     StoreFailedError,
     StoreNotWritableError,
 )
-from raymq.message import SendStatus
-from raymq.names import STATE_TOPIC
-from raymq.protocol.store import AppendResult
-from raymq.record.decode import decode_records
-from raymq.record.encode import EncodedBatch
+from raymq.common.message import SendStatus
+from raymq.common.names import STATE_TOPIC
+from raymq.common.protocol.store import AppendResult
+from raymq.records.format.decode import decode_records
+from raymq.records.format.encode import EncodedBatch
 
 
 class Store:

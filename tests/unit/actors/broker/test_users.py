@@ -10,11 +10,11 @@ from actors.access import door as door_module
 from actors.access.door import Door, ServerAccess
 from actors.broker.live.users import UserMethods
 from actors.broker.state_log import StateLog
-from raymq.access.changes import CreateUser, DeleteUser, UpdateUser
-from raymq.access.state import NO_USERS
-from raymq.access.users import INTERNAL_USER, User, UserType
-from raymq.errors import InvalidArgumentError
-from raymq.identity import Identity
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.identity import Identity
+from raymq.remoting.access.changes import CreateUser, DeleteUser, UpdateUser
+from raymq.remoting.access.state import NO_USERS
+from raymq.remoting.access.users import INTERNAL_USER, User, UserType
 from tests.unit.actors.broker.test_state_log import Sender, Store
 
 ROOT = User("root", b"r" * 32, UserType.SUPER)

@@ -11,13 +11,13 @@ import pytest
 
 from actors.members import methods as module
 from actors.members.methods import QuestionMethods
-from raymq.errors import (
+from raymq.common.errors import (
     InvalidArgumentError,
     RequestTimeoutError,
     ServiceNotAvailableError,
     SystemBusyError,
 )
-from raymq.members.questions import MemberAnswer, Question, decode_answer, encode_answer
+from raymq.common.members.questions import MemberAnswer, Question, decode_answer, encode_answer
 from raymq.remoting import question_listener
 from raymq.remoting.lane.calls import decode_result
 from raymq.remoting.lane.loop import Loop

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from actors.pull.broadcast_member import BroadcastMember
 from actors.pull.instance_state import InstanceState
-from raymq.consumer.push.settings import PushSettings
-from raymq.consumer.subscription import Subscription
-from raymq.errors import TopicNotExistError
-from raymq.message import MessageModel, MessageQueue
-from raymq.protocol.route import BrokerData, QueueData, TopicRoute
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.errors import TopicNotExistError
+from raymq.common.message import MessageModel, MessageQueue
+from raymq.common.protocol.route import BrokerData, QueueData, TopicRoute
 
 QUEUES = [MessageQueue("orders", "broker-a", number) for number in range(3)]
 

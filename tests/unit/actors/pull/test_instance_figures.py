@@ -7,11 +7,11 @@ import pytest
 from actors.pull import instance_figures
 from actors.pull.instance_figures import count_delivered, queue_states
 from actors.pull.instance_state import InstanceState
-from raymq.consumer.push.settings import PushSettings
-from raymq.consumer.subscription import Subscription
-from raymq.message import ConsumeFromWhere, MessageQueue
-from raymq.metrics.client_figures import DELIVERY_LATENCY
-from raymq.protocol.group import QueueOffset, StartOffsetQuery
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.message import ConsumeFromWhere, MessageQueue
+from raymq.common.protocol.group import QueueOffset, StartOffsetQuery
+from raymq.telemetry.metrics.client_figures import DELIVERY_LATENCY
 from tests.support.clients.records import RECORD_BYTES, records_of
 from tests.support.metrics.counted import Counted
 

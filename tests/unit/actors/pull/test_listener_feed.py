@@ -16,18 +16,18 @@ from actors.core.consume.records_in_place import TaskRecords
 from actors.pull import listener_feed as pull_feed
 from actors.pull.instance_state import InstanceState
 from actors.pull.listener_feed import FeedThread, ListenerFeed
-from raymq.consumer.push import feed_client
-from raymq.consumer.push.feed_client import FeedClient, PullDescription, read_hand_over
-from raymq.consumer.push.settings import PushSettings
-from raymq.consumer.push.task_feed import TaskFeed
-from raymq.consumer.subscription import Subscription
-from raymq.errors import ServiceNotAvailableError
-from raymq.kernels.stamp import stamp
-from raymq.message import Message, MessageQueue
-from raymq.protocol.group import QueueOffset
-from raymq.protocol.listener_tasks import HandOver
-from raymq.record.encode import encode_batch
-from raymq.record.memory_records import MemoryRecords
+from raymq.client.consumer.push import feed_client
+from raymq.client.consumer.push.feed_client import FeedClient, PullDescription, read_hand_over
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.client.consumer.push.task_feed import TaskFeed
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.errors import ServiceNotAvailableError
+from raymq.common.message import Message, MessageQueue
+from raymq.common.protocol.group import QueueOffset
+from raymq.common.protocol.listener_tasks import HandOver
+from raymq.records.format.encode import encode_batch
+from raymq.records.format.memory_records import MemoryRecords
+from raymq.records.kernels.stamp import stamp
 from raymq.remoting import actor_ref
 from raymq.remoting.actor_ref import HandleRef
 from raymq.remoting.lane.calls import encode_call

@@ -9,11 +9,11 @@ import pytest
 
 from actors.pull import local_offsets
 from actors.pull.local_offsets import LocalFileOffsetStore, LocalOffsets
-from raymq.consumer.push.settings import PushSettings
-from raymq.consumer.subscription import Subscription
-from raymq.errors import NoPermissionError, ServiceNotAvailableError
-from raymq.message import MessageModel, MessageQueue
-from raymq.protocol.group import OffsetCommit, QueueOffset
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.errors import NoPermissionError, ServiceNotAvailableError
+from raymq.common.message import MessageModel, MessageQueue
+from raymq.common.protocol.group import OffsetCommit, QueueOffset
 
 Q, P = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-b", 3)
 

@@ -6,8 +6,8 @@ import pytest
 
 from actors.pull import services as module
 from actors.pull.services import InstanceQueue, SharedFetcher
-from raymq.message import MessageQueue, PullStatus
-from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.common.message import MessageQueue, PullStatus
+from raymq.common.protocol.store import FetchRequest, FetchResult
 
 Q = MessageQueue("orders", "broker-a", 0)
 RESULT = FetchResult(PullStatus.NO_NEW_MESSAGE, 5, 0, 5, b"", 0)

@@ -10,8 +10,8 @@ import pytest
 
 from actors.core.replica.append_limit import AppendLimit
 from actors.replica.live_settings import LIVE_SETTINGS_FILE, StoreLiveSettings
-from raymq.config.store import StoreSettings
-from raymq.errors import SystemBusyError
+from raymq.common.config.store import StoreSettings
+from raymq.common.errors import SystemBusyError
 from storage.message_store import MessageStore
 
 

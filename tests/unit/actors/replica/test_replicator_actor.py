@@ -10,8 +10,8 @@ import pytest
 from actors.core.replica.orders import Following
 from actors.replica import replicator_actor as module
 from actors.replica.replicator_actor import Replicator
-from raymq.errors import RequestTimeoutError
-from raymq.names import StorageName
+from raymq.common.errors import RequestTimeoutError
+from raymq.common.names import StorageName
 
 CHUNK = object()
 FOLLOWING = Following(0, 7, "store", 100, learner=False)

@@ -8,11 +8,11 @@ import pytest
 
 from placement.access import launching
 from placement.access.launching import KEY_FILE, internal_key
-from raymq import identity
-from raymq.access.credentials import Credentials
-from raymq.access.users import KEY_BYTES
-from raymq.config.access import AccessOptions
-from raymq.errors import AuthenticationError, ConfigError
+from raymq.common import identity
+from raymq.common.config.access import AccessOptions
+from raymq.common.errors import AuthenticationError, ConfigError
+from raymq.remoting.access.credentials import Credentials
+from raymq.remoting.access.users import KEY_BYTES
 
 
 def test_the_key_is_made_once_for_its_user_only(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from raydp_jobs.jobs.archive_check import check_file, check_rows, verify
 from raydp_jobs.jobs.archive_files import Piece, find_pieces
 from raydp_jobs.jobs.archive_writer import Written, write_range
 from raydp_jobs.jobs.replay_source import Selection, lines_of, read_line
-from raymq.errors import ClientStateError, InvalidArgumentError, StoreCorruptError
-from raymq.message import MessageQueue
-from raymq.protocol.store import QueueBounds
-from raymq.scan.ranges import OffsetRange
+from raymq.client.scan.ranges import OffsetRange
+from raymq.common.errors import ClientStateError, InvalidArgumentError, StoreCorruptError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.store import QueueBounds
 from tests.support.stores.topic_batches import HOUR_MS, batch_of, messages_of
 
 RANGE = OffsetRange("orders", "broker-a", 3, 0, 60)

@@ -15,10 +15,10 @@ from raydp_jobs.jobs.archive_files import (
     plan_round,
     problems_of,
 )
-from raymq.errors import DataLossError, StoreCorruptError
-from raymq.message import MessageQueue
-from raymq.protocol.store import QueueBounds
-from raymq.scan.ranges import OffsetRange
+from raymq.client.scan.ranges import OffsetRange
+from raymq.common.errors import DataLossError, StoreCorruptError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.store import QueueBounds
 
 DAY = "2026-03-01"
 

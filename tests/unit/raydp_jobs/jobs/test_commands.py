@@ -19,7 +19,7 @@ from raydp_jobs.jobs.spark_job import SessionSize
 from raydp_jobs.jobs.times import Period
 from raydp_jobs.jobs.topic_figures import TopicFigures
 from raydp_jobs.jobs.windowed_counts import Counted, Progress, Windows, await_end
-from raymq.errors import ClientStateError, ConfigError, InvalidArgumentError, RaymqError
+from raymq.common.errors import ClientStateError, ConfigError, InvalidArgumentError, RaymqError
 
 
 class Job:

@@ -18,11 +18,11 @@ from raydp_jobs.jobs import dead_letters as job
 from raydp_jobs.jobs.dead_letters import CAUSES_MAX, DRAWN_CAUSES, OTHERS, count, draw, reason_of, run, series_of
 from raydp_jobs.jobs.pictures import PICTURE_SIZE_PX
 from raydp_jobs.jobs.times import Period
-from raymq.admin.dead_letters import DeadLetter
-from raymq.cli.terminal.output import out
-from raymq.errors import GroupNotExistError, InvalidArgumentError, TopicNotExistError
-from raymq.message import MessageExt
-from raymq.protocol.group import GroupConfig
+from raymq.client.admin.dead_letters import DeadLetter
+from raymq.common.errors import GroupNotExistError, InvalidArgumentError, TopicNotExistError
+from raymq.common.message import MessageExt
+from raymq.common.protocol.group import GroupConfig
+from raymq.tools.cli.terminal.output import out
 
 HOUR_MS = 3_600_000
 START_MS = 1_772_323_200_000

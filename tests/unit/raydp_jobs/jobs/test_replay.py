@@ -16,9 +16,9 @@ from raydp_jobs.jobs.archive_writer import write_range
 from raydp_jobs.jobs.replay import Pace, Replay, fixed_queues, merged, parse_queues, parse_rate, run
 from raydp_jobs.jobs.replay_source import READ_ROWS, Line, Selection, lines_of, producer_id, read_line
 from raydp_jobs.jobs.times import Period
-from raymq.errors import InvalidArgumentError, ServiceNotAvailableError, StoreCorruptError
-from raymq.message import MessageQueue
-from raymq.scan.ranges import OffsetRange
+from raymq.client.scan.ranges import OffsetRange
+from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError, StoreCorruptError
+from raymq.common.message import MessageQueue
 from tests.support.stores.topic_batches import HOUR_MS, MARCH_1_MS, messages_of
 
 QUEUES = tuple(MessageQueue("again", "broker-a", queue_id) for queue_id in range(4))

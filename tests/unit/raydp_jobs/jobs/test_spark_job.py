@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from raydp_jobs.jobs.spark_job import job_error
-from raymq.errors import DataLossError, RaymqError
+from raymq.common.errors import DataLossError, RaymqError
 
 OF_A_TASK = """
   An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):
-  File "raymq/scan/range_reader.py", line 90, in _map
+  File "raymq/client/scan/range_reader.py", line 90, in _map
     raise DataLossError(f"{queue}: offsets")
-raymq.errors.DataLossError: orders@broker-a:3: offsets 0 to 17 are not on disk (any more)
+raymq.common.errors.DataLossError: orders@broker-a:3: offsets 0 to 17 are not on disk (any more)
 """
 OF_JAVA = """An error occurred while calling o42.collectToPython.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, most recent

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from raydp_jobs.jobs.times import Period, every_option, period_options, seconds_of
-from raymq.errors import InvalidArgumentError
+from raymq.common.errors import InvalidArgumentError
 
 
 @click.command()

@@ -15,8 +15,8 @@ from rich.console import Console
 from raydp_jobs.jobs import pictures
 from raydp_jobs.jobs.pictures import PICTURE_SIZE_PX, check_picture, save_picture
 from raydp_jobs.jobs.topic_figures import SHOWN_BUCKETS, Bucket, TopicFigures, draw, figures_json, show
-from raymq.cli.terminal import output
-from raymq.errors import ConfigError, InvalidArgumentError
+from raymq.common.errors import ConfigError, InvalidArgumentError
+from raymq.tools.cli.terminal import output
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 

@@ -11,12 +11,12 @@ import pytest
 from raydp_jobs.stream import cluster as stream_cluster, group_commit
 from raydp_jobs.stream.cluster import DELETED_AFTER_S, DISCOVERY_INTERVAL_S, TopicChoice, TopicCluster
 from raydp_jobs.stream.group_commit import COMMIT_PAUSE_S, GroupCommits
-from raymq.errors import InvalidArgumentError, ServiceNotAvailableError, TopicNotExistError
-from raymq.message import MessageQueue
-from raymq.namespaces import NO_NAMESPACE
-from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
-from raymq.protocol.store import QueueBounds
-from raymq.scan.offsets import EARLIEST, LATEST
+from raymq.client.scan.offsets import EARLIEST, LATEST
+from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError, TopicNotExistError
+from raymq.common.message import MessageQueue
+from raymq.common.namespaces import NO_NAMESPACE
+from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from raymq.common.protocol.store import QueueBounds
 from tests.support.clients.scan_source import Queues
 from tests.support.history.waiting import eventually
 

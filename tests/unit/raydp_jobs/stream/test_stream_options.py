@@ -9,7 +9,7 @@ import pytest
 
 from raydp_jobs.stream.planner import BatchLimits
 from raydp_jobs.stream.topic_stream import StartingOptions, stream_topic
-from raymq.errors import InvalidArgumentError
+from raymq.common.errors import InvalidArgumentError
 
 pytestmark = pytest.mark.filterwarnings("ignore:distutils Version classes:DeprecationWarning")  # raised by PySpark
 

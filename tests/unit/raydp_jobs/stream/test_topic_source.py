@@ -9,8 +9,8 @@ import pytest
 from raydp_jobs.stream.offsets import StreamOffsets
 from raydp_jobs.stream.planner import BatchLimits
 from raydp_jobs.stream.source import IDLE_POLL_INTERVAL_S, TopicSource
-from raymq.errors import DataLossError, InvalidArgumentError, ServiceNotAvailableError
-from raymq.message import MessageQueue
+from raymq.common.errors import DataLossError, InvalidArgumentError, ServiceNotAvailableError
+from raymq.common.message import MessageQueue
 from tests.support.spark.fake_topics import FakeTopics
 
 A0, B0, PAID = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0), MessageQueue("payments", "a", 0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from raymq.errors import TopicNotExistError
-from raymq.message import MessageQueue
-from raymq.protocol.store import QueueBounds
-from raymq.scan.ranges import OffsetRange
+from raymq.client.scan.ranges import OffsetRange
+from raymq.common.errors import TopicNotExistError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.store import QueueBounds
 
 FIRST_MS = 1_700_000_000_000
 """The time at which offset 0 of each queue was stored; offset n came n ms later."""

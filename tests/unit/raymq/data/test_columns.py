@@ -9,15 +9,15 @@ from ray.data._internal.arrow_block import _BATCH_SIZE_PRESERVING_STUB_COL_NAME 
 from ray.data._internal.datasource.kafka_datasource import KAFKA_MSG_SCHEMA
 from ray.data.block import BlockAccessor
 
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import Message, MessageQueue
 from raymq.data.columns import SCHEMA, needed_of, schema_of, to_block
-from raymq.errors import InvalidArgumentError
-from raymq.kernels.columns import SCHEMA as SCAN_SCHEMA, decode_columns
-from raymq.kernels.stamp import stamp
-from raymq.message import Message, MessageQueue
-from raymq.record.check import record_starts
-from raymq.record.encode import encode_batch
-from raymq.record.layout import MAGIC_OFFSET
-from raymq.record.places import RecordPlaces
+from raymq.records.format.check import record_starts
+from raymq.records.format.encode import encode_batch
+from raymq.records.format.layout import MAGIC_OFFSET
+from raymq.records.format.places import RecordPlaces
+from raymq.records.kernels.columns import SCHEMA as SCAN_SCHEMA, decode_columns
+from raymq.records.kernels.stamp import stamp
 
 BORN_MS, STORED_MS = 1_600_000_000_123, 1_700_000_000_456
 MESSAGES = [

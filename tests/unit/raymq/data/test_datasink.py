@@ -18,13 +18,13 @@ from ray.data._internal.execution.interfaces import TaskContext
 from ray.data._internal.planner.plan_write_op import WRITE_UUID_KWARG_NAME
 from ray.data.datasource.datasink import Datasink, WriteResult
 
+from raymq.client.producer.table import QueueRange
+from raymq.common.errors import IllegalNameError, InvalidArgumentError, ServiceNotAvailableError
+from raymq.common.message import MessageQueue
+from raymq.common.namespaces import NO_NAMESPACE
 from raymq.data import datasink as module
 from raymq.data.datasink import TopicDatasink, WriteSummary
 from raymq.data.writing import write_topic
-from raymq.errors import IllegalNameError, InvalidArgumentError, ServiceNotAvailableError
-from raymq.message import MessageQueue
-from raymq.namespaces import NO_NAMESPACE
-from raymq.producer.table import QueueRange
 
 QUEUES = tuple(MessageQueue("orders", "broker-a", number) for number in range(3))
 

@@ -17,15 +17,15 @@ import ray.data
 from ray.data import DataContext
 from ray.data.datasource import Datasource, ReadTask
 
+from raymq.client.scan.ranges import OffsetRange
+from raymq.common.errors import DataLossError, InvalidArgumentError, RequestTimeoutError
+from raymq.common.message import MessageQueue
+from raymq.common.namespaces import NO_NAMESPACE
 from raymq.data import datasource as module
 from raymq.data.columns import SCHEMA
 from raymq.data.datasource import TopicDatasource
 from raymq.data.reading import read_topic
-from raymq.errors import DataLossError, InvalidArgumentError, RequestTimeoutError
-from raymq.kernels.columns import schema_with
-from raymq.message import MessageQueue
-from raymq.namespaces import NO_NAMESPACE
-from raymq.scan.ranges import OffsetRange
+from raymq.records.kernels.columns import schema_with
 from tests.unit.raymq.data.fake_source import FakeSource
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning:ray.data.context")  # by Ray itself

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from raymq.client.scan.ranges import OffsetRange
+from raymq.common.errors import ClientStateError, DataLossError, IllegalNameError, InvalidArgumentError
+from raymq.common.message import ConsumeFromWhere, MessageQueue
+from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset, StartOffsetQuery
 from raymq.data import iterating
 from raymq.data.iterating import Progress, iter_topic, plans
-from raymq.errors import ClientStateError, DataLossError, IllegalNameError, InvalidArgumentError
-from raymq.message import ConsumeFromWhere, MessageQueue
-from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset, StartOffsetQuery
-from raymq.scan.ranges import OffsetRange
 from tests.unit.raymq.data.fake_source import FakeSource
 
 A0, A1 = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)

@@ -12,9 +12,9 @@ import pytest
 from ray.data._internal.object_extensions.arrow import ArrowPythonObjectArray
 from ray.data._internal.tensor_extensions.arrow import ArrowTensorArray
 
+from raymq.client.producer.table_rows import TableRows
+from raymq.common.errors import InvalidArgumentError, MessageIllegalError
 from raymq.data.messages import MessageFields, to_messages
-from raymq.errors import InvalidArgumentError, MessageIllegalError
-from raymq.producer.table_rows import TableRows
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning:ray.data.context")  # by Ray itself
 

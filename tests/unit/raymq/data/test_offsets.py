@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from raymq.data.offsets import resolve_ranges
-from raymq.errors import (
+from raymq.common.errors import (
     DataLossError,
     IllegalNameError,
     InvalidArgumentError,
     OffsetOutOfRangeError,
     TopicNotExistError,
 )
-from raymq.message import MessageQueue
+from raymq.common.message import MessageQueue
+from raymq.data.offsets import resolve_ranges
 from tests.unit.raymq.data.fake_source import FIRST_MS, FakeSource
 
 A0, A1 = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import ray
 
-from raymq import identity
+from raymq.common import identity
+from raymq.common.errors import ClientStateError
+from raymq.common.identity import Identity
 from raymq.data.shared_client import SharedClient, worker_client
-from raymq.errors import ClientStateError
-from raymq.identity import Identity
 from tests.support.clients.forks import in_child, outcome
 from tests.support.history.waiting import eventually
 

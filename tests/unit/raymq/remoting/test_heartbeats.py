@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from raymq.errors import ServiceNotAvailableError
-from raymq.protocol.clients import ConsumerData
+from raymq.common.errors import ServiceNotAvailableError
+from raymq.common.protocol.clients import ConsumerData
 from raymq.remoting import heartbeats as module
 from raymq.remoting.heartbeats import Heartbeats
 from tests.support.clients.fakes import WAIT_S

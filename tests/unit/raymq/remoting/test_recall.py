@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.errors import NotMasterError, RecallError
-from raymq.message import SendStatus
-from raymq.protocol.recall import RecallHandle, delete_key
-from raymq.protocol.store import AppendResult
-from raymq.record.decode import decode_records
+from raymq.common.errors import NotMasterError, RecallError
+from raymq.common.message import SendStatus
+from raymq.common.protocol.recall import RecallHandle, delete_key
+from raymq.common.protocol.store import AppendResult
+from raymq.records.format.decode import decode_records
 from raymq.remoting.recall import check_recall, recall_batch, send_recall
 from tests.support.clients.fakes import FakeRoutes, topic_route
 
@@ -55,7 +55,7 @@ def test_the_checks_of_a_recall():
 
 
 def test_the_record_is_rocketmqs_deletion_record(monkeypatch):
-    monkeypatch.setattr("raymq.message.time.time_ns", lambda: NOW_MS * 1_000_000)
+    monkeypatch.setattr("raymq.common.message.time.time_ns", lambda: NOW_MS * 1_000_000)
     batch = recall_batch(HANDLE, ("127.0.0.1", 1), NOW_MS, "p")
     [message] = decode_records(batch.records, broker_name="broker-a")
     assert (message.body, message.tags, message.message_id) == (b"0", "_RECALL_TAG_", HANDLE.message_id)
@@ -80,7 +80,7 @@ class Store:
 
 
 def recall_at(store: Store, monkeypatch) -> None:
-    monkeypatch.setattr("raymq.message.time.time_ns", lambda: NOW_MS * 1_000_000)
+    monkeypatch.setattr("raymq.common.message.time.time_ns", lambda: NOW_MS * 1_000_000)
     routes = FakeRoutes(topic_route(**{"broker-a": 1}))
     send_recall(HANDLE, routes=routes, storage=lambda name: store, born_host=("127.0.0.1", 1), timeout_s=30.0)
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from raymq.errors import NoPermissionError, RequestTimeoutError, ServiceNotAvailableError, TopicNotExistError
-from raymq.names import NameServerName
-from raymq.protocol.route import QueueData, TopicRoute
+from raymq.common.errors import NoPermissionError, RequestTimeoutError, ServiceNotAvailableError, TopicNotExistError
+from raymq.common.names import NameServerName
+from raymq.common.protocol.route import QueueData, TopicRoute
 from raymq.remoting import route_cache as routes_module
 from raymq.remoting.route_cache import ASK_AGAIN_AFTER_S, POLL_NAME_SERVER_INTERVAL_S, RouteCache
 from tests.support.clients.fakes import WAIT_S, topic_route

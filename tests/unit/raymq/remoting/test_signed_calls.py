@@ -12,12 +12,12 @@ import pytest
 import ray
 from ray.exceptions import RayTaskError
 
-from raymq import identity
-from raymq.access.signatures import SKEW_MS, check
-from raymq.access.stand_in import ActorOwner, OwnerDoor
-from raymq.errors import AuthenticationError, RaymqError, SignedTooEarlyError
-from raymq.identity import Identity
+from raymq.common import identity
+from raymq.common.errors import AuthenticationError, RaymqError, SignedTooEarlyError
+from raymq.common.identity import Identity
 from raymq.remoting import actor_ref
+from raymq.remoting.access.signatures import SKEW_MS, check
+from raymq.remoting.access.stand_in import ActorOwner, OwnerDoor
 from raymq.remoting.actor_ref import ActorRef
 
 ALICE = Identity("alice", b"a" * 32)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from raymq.errors import (
+from raymq.common.errors import (
     MessageIllegalError,
     RaymqError,
     RequestTimeoutError,
@@ -15,7 +15,8 @@ from raymq.errors import (
     StoreNotWritableError,
     SystemBusyError,
 )
-from raymq.protocol.store import QueueBounds, QueueSpan
+from raymq.common.protocol.store import QueueBounds, QueueSpan
+from raymq.common.retry import persist_until
 from raymq.remoting import lane_pool, storage_client
 from raymq.remoting.lane import server as lane_server
 from raymq.remoting.lane.calls import ControlCalls
@@ -24,7 +25,6 @@ from raymq.remoting.lane.frames import Kind
 from raymq.remoting.lane.server import LaneServer
 from raymq.remoting.lane_pool import LANES_MAX
 from raymq.remoting.storage_client import StorageClient
-from raymq.retry import persist_until
 from tests.support.clients.fakes import WAIT_S, FakeActor, description
 from tests.support.history.waiting import eventually
 

@@ -18,7 +18,7 @@ from ray._common.utils import import_attr
 from ray.serve.schema import TaskProcessorAdapter, TaskProcessorConfig, TaskResult
 from ray.serve.task_consumer import instantiate_adapter_from_config
 
-from raymq.errors import (
+from raymq.common.errors import (
     ClientStateError,
     ClusterNotFoundError,
     ConfigError,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from raymq.errors import ConfigError, IllegalNameError
+from raymq.common.errors import ConfigError, IllegalNameError
 from raymq.serve import RaymqAdapterConfig
 from raymq.serve.config import TaskSettings
 

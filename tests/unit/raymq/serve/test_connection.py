@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from raymq.admin.topics import QueueDescription
-from raymq.errors import (
+from raymq.client.admin.topics import QueueDescription
+from raymq.client.producer.queue_selector import select_queue_by_hash
+from raymq.common.errors import (
     GroupNotExistError,
     MessageIllegalError,
     ServiceNotAvailableError,
     TopicExistsError,
     TopicNotExistError,
 )
-from raymq.message import ConsumeFromWhere, Message, MessageExt, MessageQueue
-from raymq.namespaces import NO_NAMESPACE
-from raymq.producer.queue_selector import select_queue_by_hash
-from raymq.protocol.group import GroupConfig, GroupQueueProgress, GroupSummary
-from raymq.protocol.route import TopicRoute
+from raymq.common.message import ConsumeFromWhere, Message, MessageExt, MessageQueue
+from raymq.common.namespaces import NO_NAMESPACE
+from raymq.common.protocol.group import GroupConfig, GroupQueueProgress, GroupSummary
+from raymq.common.protocol.route import TopicRoute
 from raymq.serve import connection as connection_module
 from raymq.serve.connection import ERROR_PROPERTY_BYTES_MAX, TaskConnection
 from raymq.serve.states import StateRecord, TaskState

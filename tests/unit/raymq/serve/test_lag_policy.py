@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-from raymq import client as client_module
-from raymq.errors import GroupNotExistError, ServiceNotAvailableError
-from raymq.message import MessageQueue
-from raymq.protocol.group import GroupQueueProgress, GroupSummary
+from raymq.client import client as client_module
+from raymq.common.errors import GroupNotExistError, ServiceNotAvailableError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.group import GroupQueueProgress, GroupSummary
 from raymq.serve import RaymqLagPolicy
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from raymq.errors import InvalidArgumentError
+from raymq.common.errors import InvalidArgumentError
 from raymq.serve.task import Task, TaskError, decode_task
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raymq.errors import ServiceNotAvailableError, StoreCorruptError
+from raymq.common.errors import ServiceNotAvailableError, StoreCorruptError
 from raymq.serve.config import TaskSettings
 from raymq.serve.decisions import DEAD, TaskRules
 from raymq.serve.states import StateRecord, TaskState

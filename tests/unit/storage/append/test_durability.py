@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from raymq.errors import InSyncReplicasError, ServiceNotAvailableError, StoreFailedError
-from raymq.message import SendStatus
-from raymq.protocol.store import AppendResult
+from raymq.common.errors import InSyncReplicasError, ServiceNotAvailableError, StoreFailedError
+from raymq.common.message import SendStatus
+from raymq.common.protocol.store import AppendResult
 from storage.append.durability import AppendProgress, ReplicaAcks, StartedAppend, waits_for
 from tests.support.clients.fakes import WAIT_S
 from tests.support.stores.stores import make_batch

@@ -10,19 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.errors import MessageIllegalError, ServiceNotAvailableError, StoreNotWritableError, SystemBusyError
-from raymq.kernels.check import BatchFacts, validate_batch
-from raymq.kernels.stamp import with_property_crc
-from raymq.message import Message, SendStatus
-from raymq.names import HALF_TOPIC
-from raymq.protocol.store import FetchRequest
-from raymq.record.check import record_starts
-from raymq.record.compression import Compression, CompressionType
-from raymq.record.crc import PROPERTY_CRC_PREFIX, property_crc
-from raymq.record.decode import decode_records
-from raymq.record.encode import ProducerSequence, encode_batch
-from raymq.record.inner_batch_encode import encode_inner_batch
-from raymq.record.layout import encode_properties
+from raymq.common.errors import MessageIllegalError, ServiceNotAvailableError, StoreNotWritableError, SystemBusyError
+from raymq.common.message import Message, SendStatus
+from raymq.common.names import HALF_TOPIC
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.check import record_starts
+from raymq.records.format.compression import Compression, CompressionType
+from raymq.records.format.crc import PROPERTY_CRC_PREFIX, property_crc
+from raymq.records.format.decode import decode_records
+from raymq.records.format.encode import ProducerSequence, encode_batch
+from raymq.records.format.inner_batch_encode import encode_inner_batch
+from raymq.records.format.layout import encode_properties
+from raymq.records.kernels.check import BatchFacts, validate_batch
+from raymq.records.kernels.stamp import with_property_crc
 from storage.append.put_check import PutMessageStatus, StoreState, refuse_batch, refuse_store
 from storage.message_store import MessageStore
 from storage.running_flags import RunningFlag, RunningFlags

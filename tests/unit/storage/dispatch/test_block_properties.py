@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from raymq.kernels.fields import find_fields
-from raymq.kernels.property_shapes import find_property_shapes
-from raymq.message import Message
-from raymq.record.encode import ProducerSequence, encode_batch
-from raymq.record.walk import walk_records
+from raymq.common.message import Message
+from raymq.records.format.encode import ProducerSequence, encode_batch
+from raymq.records.format.walk import walk_records
+from raymq.records.kernels.fields import find_fields
+from raymq.records.kernels.property_shapes import find_property_shapes
 from storage.dispatch import block_properties
 from storage.dispatch.block_properties import FoundProperties, read_properties
 

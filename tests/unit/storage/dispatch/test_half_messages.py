@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from raymq.message import Message
-from raymq.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
-from raymq.record.dispatch import dispatch_view
-from raymq.record.encode import encode_batch
-from raymq.record.layout import SYS_FLAG_TRANSACTION_COMMIT
+from raymq.common.message import Message
+from raymq.common.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
+from raymq.records.format.dispatch import dispatch_view
+from raymq.records.format.encode import encode_batch
+from raymq.records.format.layout import SYS_FLAG_TRANSACTION_COMMIT
 from storage.dispatch import half_messages
 from storage.dispatch.half_messages import HalfMessages, Outcome
 

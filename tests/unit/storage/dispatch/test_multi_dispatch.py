@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.record.dispatch import DispatchView
+from raymq.records.format.dispatch import DispatchView
 from storage.dispatch.multi_dispatch import units_elsewhere
 
 

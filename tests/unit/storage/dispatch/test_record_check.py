@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.message import Message
-from raymq.record.check import check_record
-from raymq.record.encode import encode_batch
-from raymq.record.layout import encode_blank
+from raymq.common.message import Message
+from raymq.records.format.check import check_record
+from raymq.records.format.encode import encode_batch
+from raymq.records.format.layout import encode_blank
 from storage.dispatch.record_check import is_torn
 from tests.support.stores.rocketmq_records import Row, encode_row
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raymq.delay import DELAY_LEVELS_MS
-from raymq.kernels.stamp import stamp
-from raymq.message import Message
-from raymq.record.check import record_starts
-from raymq.record.dispatch import dispatch_view
-from raymq.record.encode import ProducerSequence, encode_batch
-from raymq.record.layout import encode_host
+from raymq.common.delay import DELAY_LEVELS_MS
+from raymq.common.message import Message
+from raymq.records.format.check import record_starts
+from raymq.records.format.dispatch import dispatch_view
+from raymq.records.format.encode import ProducerSequence, encode_batch
+from raymq.records.format.layout import encode_host
+from raymq.records.kernels.stamp import stamp
 from storage.dispatch.batch_dispatch import QueueGapError
 from storage.dispatch.dedup import DedupTable
 from storage.dispatch.delivery_progress import DeliveryProgress

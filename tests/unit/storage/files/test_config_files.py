@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from raymq.errors import InvalidArgumentError, StoreCorruptError
+from raymq.common.errors import InvalidArgumentError, StoreCorruptError
 from storage.files.config_files import ConfigFiles, parse_fastjson
 from storage.files.damage import DamageNotes
 from storage.files.sealed_text import unseal

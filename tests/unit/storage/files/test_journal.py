@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.errors import StoreCorruptError
+from raymq.common.errors import StoreCorruptError
 from storage.files import journal
 from storage.files.journal import Journal
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.errors import StoreCorruptError
-from raymq.logfiles.directory import file_name
+from raymq.common.errors import StoreCorruptError
+from raymq.records.logfiles.directory import file_name
 from storage.log import log_paths
 from storage.log.log_paths import LogPaths
 

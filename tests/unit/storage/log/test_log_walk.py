@@ -6,8 +6,8 @@ import random
 
 import numpy as np
 
-from raymq.kernels.stamp import stamp_many
-from raymq.record.layout import MIN_RECORD_SIZE, encode_blank, encode_host, record_ends
+from raymq.records.format.layout import MIN_RECORD_SIZE, encode_blank, encode_host, record_ends
+from raymq.records.kernels.stamp import stamp_many
 from storage.log.log_walk import fills_file, is_intact, resume_behind
 from tests.support.stores.stores import make_batch
 

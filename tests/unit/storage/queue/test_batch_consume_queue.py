@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.logfiles.log_reader import LogReader
-from raymq.protocol.store import Boundary
+from raymq.common.protocol.store import Boundary
+from raymq.records.logfiles.log_reader import LogReader
 from storage.files.write_handles import WriteHandles
 from storage.queue.batch_consume_queue import BatchConsumeQueue, BatchUnit
 

@@ -6,12 +6,12 @@ from contextlib import closing
 
 import pytest
 
-from raymq.errors import BodyUnreadableError, InvalidArgumentError
-from raymq.message import Message
-from raymq.protocol.store import Boundary, QueuePosition
-from raymq.record.check import record_starts
-from raymq.record.encode import encode_batch
-from raymq.record.layout import read_header
+from raymq.common.errors import BodyUnreadableError, InvalidArgumentError
+from raymq.common.message import Message
+from raymq.common.protocol.store import Boundary, QueuePosition
+from raymq.records.format.check import record_starts
+from raymq.records.format.encode import encode_batch
+from raymq.records.format.layout import read_header
 from storage.message_store import MessageStore
 from tests.support.stores.damage import flip
 from tests.support.stores.stores import open_store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.errors import InvalidArgumentError, StoreCorruptError
+from raymq.common.errors import InvalidArgumentError, StoreCorruptError
 from storage.replication.epoch_file import (
     CONFIRM_FILE,
     CONFIRM_SLOT_BYTES,

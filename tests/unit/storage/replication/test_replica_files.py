@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.errors import StoreCorruptError
+from raymq.common.errors import StoreCorruptError
 from storage.files.config_files import ConfigFiles
 from storage.replication.epochs import SyncStateSet
 from storage.replication.replica_files import SET_FILE, ReplicaFiles

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from raymq.errors import InvalidArgumentError, TransactionError, TransactionTooLateError
-from raymq.protocol.transactions import EndTransaction
+from raymq.common.errors import InvalidArgumentError, TransactionError, TransactionTooLateError
+from raymq.common.protocol.transactions import EndTransaction
 from storage.dispatch.half_messages import HalfMessage, Outcome, op_body, parse_op_body
 from storage.transactions.rules import (
     CheckDecision,

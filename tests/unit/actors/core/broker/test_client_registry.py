@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.core.broker.client_registry import ClientRegistry
-from raymq.protocol.clients import ClientHeartbeat, ConsumerData
+from raymq.common.protocol.clients import ClientHeartbeat, ConsumerData
 
 BILLING = ConsumerData("billing", "PULL", {"orders": "*"})
 AUDIT = ConsumerData("audit", "PUSH", {"orders": "paid", "bills": "*"})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from actors.core.broker.offsets import OffsetTable, Owners, is_dead, judge_commits
-from raymq.errors import InvalidArgumentError
-from raymq.protocol.group import OffsetCommit, QueueOffset
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.protocol.group import OffsetCommit, QueueOffset
 
 
 def table(offset: int = 10, version: int = 0) -> OffsetTable:

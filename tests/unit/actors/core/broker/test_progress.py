@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 
 from actors.core.broker.progress import Lag, lag_in
-from raymq.protocol.store import QueueBounds
+from raymq.common.protocol.store import QueueBounds
 
 
 def test_the_lag_is_what_is_held_and_not_committed_and_the_largest_is_named():

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from actors.core.broker.send_back import ReturnWriter, read_replayed, read_returned, reason_line
-from raymq.delay import DELAY_LEVELS_MS
-from raymq.errors import InvalidArgumentError, MessageIllegalError
-from raymq.kernels.check import validate_batch
-from raymq.kernels.stamp import stamp
-from raymq.message import MAX_PROPERTIES_BYTES, PROPERTY_DLQ_ORIGIN_ERROR, Message, MessageExt, MessageQueue
-from raymq.names import SCHEDULE_TOPIC
-from raymq.protocol.group import GroupConfig, SendBackAnswer
-from raymq.record.check import check_record
-from raymq.record.decode import decode_records, read_record
-from raymq.record.encode import ProducerSequence, encode_batch
-from raymq.record.hashing import tags_code
-from raymq.record.layout import BODY_OFFSET, SYS_FLAG_OFFSET, encode_host
-from raymq.record.places import RecordPlace
-from raymq.record.rewrite import move_record, read_waiting
+from raymq.common.delay import DELAY_LEVELS_MS
+from raymq.common.errors import InvalidArgumentError, MessageIllegalError
+from raymq.common.message import MAX_PROPERTIES_BYTES, PROPERTY_DLQ_ORIGIN_ERROR, Message, MessageExt, MessageQueue
+from raymq.common.names import SCHEDULE_TOPIC
+from raymq.common.protocol.group import GroupConfig, SendBackAnswer
+from raymq.records.format.check import check_record
+from raymq.records.format.decode import decode_records, read_record
+from raymq.records.format.encode import ProducerSequence, encode_batch
+from raymq.records.format.hashing import tags_code
+from raymq.records.format.layout import BODY_OFFSET, SYS_FLAG_OFFSET, encode_host
+from raymq.records.format.places import RecordPlace
+from raymq.records.format.rewrite import move_record, read_waiting
+from raymq.records.kernels.check import validate_batch
+from raymq.records.kernels.stamp import stamp
 
 GROUP = GroupConfig("billing", retry_queue_nums=3)
 HOST = ("127.0.0.1", 10911)
@@ -196,7 +196,7 @@ def test_a_message_with_a_damaged_body_is_a_dead_letter_that_nobody_takes_for_in
 
 
 def test_a_message_that_cannot_be_read_is_dead_at_once_with_the_reason_and_nothing_is_decompressed(monkeypatch):
-    monkeypatch.setattr("raymq.record.compression.decompress", None)
+    monkeypatch.setattr("raymq.records.format.compression.decompress", None)
     record = bytearray(consumed(b"no frame"))
     record[SYS_FLAG_OFFSET : SYS_FLAG_OFFSET + 4] = (0x201).to_bytes(4)
     returned, answer = read_returned(

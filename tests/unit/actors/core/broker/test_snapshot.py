@@ -16,8 +16,8 @@ from actors.core.broker.snapshot import (
     load_snapshot,
 )
 from actors.core.broker.state import BrokerState
-from raymq.protocol.group import GroupConfig, OffsetCommit
-from raymq.protocol.route import DataVersion, NewTopic
+from raymq.common.protocol.group import GroupConfig, OffsetCommit
+from raymq.common.protocol.route import DataVersion, NewTopic
 from storage.files.config_files import parse_fastjson
 
 ROCKETMQ_TOPICS = """{

@@ -17,11 +17,8 @@ from actors.core.broker.snapshot import (
     load_snapshot,
 )
 from actors.core.broker.state import BrokerState, decode_change, encode_change, replay
-from raymq.access.changes import CreateUser, DeleteUser
-from raymq.access.state import NO_USERS
-from raymq.access.users import User, UserType
-from raymq.config.live import LiveOptions
-from raymq.errors import (
+from raymq.common.config.live import LiveOptions
+from raymq.common.errors import (
     ConfigError,
     GroupNotExistError,
     IllegalNameError,
@@ -30,8 +27,11 @@ from raymq.errors import (
     TopicExistsError,
     TopicNotExistError,
 )
-from raymq.protocol.group import GroupConfig, OffsetCommit, QueueOffset
-from raymq.protocol.route import DataVersion, NewTopic, TopicConfig
+from raymq.common.protocol.group import GroupConfig, OffsetCommit, QueueOffset
+from raymq.common.protocol.route import DataVersion, NewTopic, TopicConfig
+from raymq.remoting.access.changes import CreateUser, DeleteUser
+from raymq.remoting.access.state import NO_USERS
+from raymq.remoting.access.users import User, UserType
 from storage.files.config_files import parse_fastjson
 
 

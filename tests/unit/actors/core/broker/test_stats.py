@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.core.broker.stats import GROUP_GET_NUMS, TOPIC_PUT_NUMS, BrokerStats
-from raymq.protocol.stats import Figures, GroupStats, TopicStats, add_up
+from raymq.common.protocol.stats import Figures, GroupStats, TopicStats, add_up
 
 
 def steady(seconds: int, per_second: int) -> BrokerStats:

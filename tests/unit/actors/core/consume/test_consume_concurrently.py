@@ -5,9 +5,9 @@ from __future__ import annotations
 from actors.core.consume.consume_concurrently import MANY_REASONS, SUSPECT_DEATHS, TRIALS_MAX, WAYS_MAX
 from actors.core.consume.consume_service import SEND_BACK_RETRY_S, TASKS_MAX, SendBack
 from actors.core.consume.process_queues import ProcessQueues
-from raymq.message import MessageModel, MessageQueue
-from raymq.protocol.consume_result import ConsumeReport, Failure
-from raymq.protocol.group import CommitAnswer
+from raymq.common.message import MessageModel, MessageQueue
+from raymq.common.protocol.consume_result import ConsumeReport, Failure
+from raymq.common.protocol.group import CommitAnswer
 from tests.support.clients.process_queues import fetch, make_process_queues, offsets_of, process_queue_of
 
 Q = MessageQueue("orders", "broker-a", 0)

@@ -6,9 +6,9 @@ import pytest
 
 from actors.core.consume.consume_orderly import DEATH_PAUSE_MAX_S
 from actors.core.consume.process_queues import ProcessQueues
-from raymq.message import MessageModel, MessageQueue
-from raymq.protocol.consume_result import ConsumeReport, Failure
-from raymq.protocol.group import CommitAnswer
+from raymq.common.message import MessageModel, MessageQueue
+from raymq.common.protocol.consume_result import ConsumeReport, Failure
+from raymq.common.protocol.group import CommitAnswer
 from tests.support.clients.process_queues import fetch, make_process_queues, offsets_of, process_queue_of
 
 Q = MessageQueue("orders", "broker-a", 0)

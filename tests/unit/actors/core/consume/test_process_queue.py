@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from actors.core.consume.process_queue import ProcessQueue
-from raymq.message import MessageQueue
-from raymq.protocol.group import QueueOffset
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.group import QueueOffset
 from tests.support.clients.records import RECORD_BYTES, records_of
 
 Q = MessageQueue("orders", "broker-a", 0)

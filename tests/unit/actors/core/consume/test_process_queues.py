@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from actors.core.consume.process_queues import RELEASE_PATIENCE_S, ProcessQueues, PullState
-from raymq.consumer.push.settings import PushSettings
-from raymq.consumer.subscription import Subscription
-from raymq.message import MessageQueue
-from raymq.protocol.consume_result import ConsumeReport
-from raymq.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.consume_result import ConsumeReport
+from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from tests.support.clients.process_queues import fetch, grant, make_process_queues, process_queue_of
 from tests.support.clients.records import RECORD_BYTES, records_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from actors.core.members.question_board import LISTENS_S, QUESTIONS_WAITING_MAX, QuestionBoard
-from raymq.errors import SystemBusyError
-from raymq.members.questions import Question
+from raymq.common.errors import SystemBusyError
+from raymq.common.members.questions import Question
 
 
 def question(ticket: str) -> Question:

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from actors.core.nameserver.kv_config import KvConfig
-from raymq.errors import InvalidArgumentError, StoreCorruptError
-from raymq.protocol.route import ORDER_TOPIC_CONFIG
+from raymq.common.errors import InvalidArgumentError, StoreCorruptError
+from raymq.common.protocol.route import ORDER_TOPIC_CONFIG
 
 
 def test_a_value_is_set_and_deleted_in_a_copy():

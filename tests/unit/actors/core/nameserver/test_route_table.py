@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from actors.core.nameserver.route_table import RouteTable
-from raymq.errors import NoPermissionError, ServiceNotAvailableError, TopicNotExistError
-from raymq.message import MessageQueue
-from raymq.protocol.attributes import TopicAttributes, TopicMessageType
-from raymq.protocol.route import BrokerRegistration, DataVersion, TopicChanges, TopicConfig
+from raymq.common.errors import NoPermissionError, ServiceNotAvailableError, TopicNotExistError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.attributes import TopicAttributes, TopicMessageType
+from raymq.common.protocol.route import BrokerRegistration, DataVersion, TopicChanges, TopicConfig
 
 FIRST = DataVersion(0, 1, 5)
 

@@ -9,9 +9,9 @@ from actors.core.pop.leases import Lease
 from actors.core.pop.receive import Handout, available, check_receive, decide_receive, next_due_ms
 from actors.core.pop.settle import Settled, decide_ack, decide_invisible
 from actors.core.pop.waiting import FULL_PAUSE_S, WAITING_OF_KEY_MAX, WaitingReceive, WaitingReceives
-from raymq.errors import InvalidArgumentError, SystemBusyError
-from raymq.protocol.pop import LeasedRange, LeasePart, ReceiveRequest
-from raymq.protocol.store import QueueEnds
+from raymq.common.errors import InvalidArgumentError, SystemBusyError
+from raymq.common.protocol.pop import LeasedRange, LeasePart, ReceiveRequest
+from raymq.common.protocol.store import QueueEnds
 
 NOW_MS = 1_700_000_000_000
 QUEUE = ("orders", 0)

@@ -13,8 +13,8 @@ from actors.core.rebalance.allocation import (
 )
 from actors.core.rebalance.consistent_hash import allocate_by_consistent_hash
 from actors.core.rebalance.sticky import allocate_sticky
-from raymq.errors import InvalidArgumentError
-from raymq.message import MessageQueue
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageQueue
 
 
 def queues_of(*broker_names: str, count: int, first: int = 0) -> list[MessageQueue]:

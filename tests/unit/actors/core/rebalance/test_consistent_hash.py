@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from actors.core.rebalance.consistent_hash import allocate_by_consistent_hash, queue_key, ring_position
-from raymq.errors import InvalidArgumentError
-from raymq.message import MessageQueue
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageQueue
 
 
 def shares(topic: str, broker_name: str, count: int, members: list[str]) -> dict[str, set[int]]:

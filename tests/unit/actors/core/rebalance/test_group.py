@@ -15,8 +15,8 @@ from actors.core.rebalance.group import (
     RebalanceGroup,
     Sender,
 )
-from raymq.message import MessageQueue
-from raymq.protocol.membership import AllocateStrategy, Allocation, GroupHeartbeat, GroupRefusal
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.membership import AllocateStrategy, Allocation, GroupHeartbeat, GroupRefusal
 
 QUEUES = frozenset(MessageQueue("orders", "broker-a", number) for number in range(4))
 

@@ -8,8 +8,8 @@ import pytest
 
 from actors.core.rebalance import server as module
 from actors.core.rebalance.server import IDLE_GROUP_S, RebalanceServer, TopicQueues
-from raymq.message import MessageQueue
-from raymq.protocol.membership import GroupAssignment, GroupFailure, GroupHeartbeat, OtherServer, slot_of
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.membership import GroupAssignment, GroupFailure, GroupHeartbeat, OtherServer, slot_of
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 SESSION_S = 15.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.core.rebalance.sticky import allocate_sticky
-from raymq.message import MessageQueue
+from raymq.common.message import MessageQueue
 
 
 def topic(name: str, count: int) -> list[MessageQueue]:

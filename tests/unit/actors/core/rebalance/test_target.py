@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from actors.core.rebalance.target import GroupMembership, Wish, disagreements, make_target
-from raymq.message import MessageQueue
-from raymq.protocol.membership import AllocateStrategy, Allocation
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.membership import AllocateStrategy, Allocation
 
 ORDERS = tuple(MessageQueue("orders", f"room1@broker-{name}", number) for name in "ab" for number in range(2))
 AUDIT = (MessageQueue("audit", "room1@broker-a", 0),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from actors.core.broker.snapshot import dump_snapshot
 from actors.core.broker.state import BrokerState
 from actors.core.replica.deleted_topics import topics_of_state
-from raymq.protocol.route import TopicConfig
+from raymq.common.protocol.route import TopicConfig
 from storage.queue.topic_attributes import TOPICS_FILE
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from actors.core.replica.pending_appends import PendingAppends
-from raymq.errors import StoreFailedError
-from raymq.message import SendStatus
-from raymq.protocol.store import AppendResult
+from raymq.common.errors import StoreFailedError
+from raymq.common.message import SendStatus
+from raymq.common.protocol.store import AppendResult
 
 RESULT = AppendResult(SendStatus.SEND_OK, 1, 2, 3)
 

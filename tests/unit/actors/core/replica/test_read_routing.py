@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from actors.core.replica.read_routing import ReadRouting
-from raymq.message import PullStatus
-from raymq.protocol.store import FetchRequest, FetchResult
+from raymq.common.message import PullStatus
+from raymq.common.protocol.store import FetchRequest, FetchResult
 
 
 def guided(routing: ReadRouting, *, in_memory: bool, queue_id: int = 0, next_offset: int = 50) -> str:

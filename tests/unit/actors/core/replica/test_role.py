@@ -8,7 +8,7 @@ import pytest
 
 from actors.core.replica.orders import ReplicaRole
 from actors.core.replica.role import TRANSITIONS, EpochAge, ReplicaRoleState, RoleOrder
-from raymq.errors import InvalidArgumentError, NotMasterError
+from raymq.common.errors import InvalidArgumentError, NotMasterError
 
 
 @pytest.fixture

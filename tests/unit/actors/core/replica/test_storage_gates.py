@@ -9,10 +9,10 @@ import pytest
 from actors.core.replica import deleted_topics
 from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import CLOSED_TOPICS_FILE, DeletedTopics
-from raymq.errors import SystemBusyError, TopicNotExistError
-from raymq.message import Message
-from raymq.names import SCHEDULE_TOPIC
-from raymq.record.encode import EncodedBatch, Waiting, encode_batch
+from raymq.common.errors import SystemBusyError, TopicNotExistError
+from raymq.common.message import Message
+from raymq.common.names import SCHEDULE_TOPIC
+from raymq.records.format.encode import EncodedBatch, Waiting, encode_batch
 from tests.support.stores.stores import make_batch
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.core.transactions.check_board import CHECKS_TAKEN_MAX, CHECKS_WAITING_MAX, LIVE_S, CheckBoard
-from raymq.protocol.transactions import TransactionCheck
+from raymq.common.protocol.transactions import TransactionCheck
 
 
 def check(number: int, times: int = 1, group: str = "g") -> TransactionCheck:

@@ -17,14 +17,14 @@ from itertools import repeat
 
 import pytest
 
-from raymq.errors import (
+from raymq.common.errors import (
     InvalidArgumentError,
     OffsetOutOfRangeError,
     RequestTimeoutError,
     ServiceNotAvailableError,
     SystemBusyError,
 )
-from raymq.identity import Identity, acting_as
+from raymq.common.identity import Identity, acting_as
 from raymq.remoting.lane import client as lane_client, connection, handshake, server as lane_server
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.client import Lane

@@ -1,0 +1,148 @@
+"""Administration: `client.admin`, with its calls about stores and NameServers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from raymq.client.admin.base import ADMIN_TIMEOUT_S
+from raymq.client.admin.browse import BrowseAdmin
+from raymq.client.admin.delayed import DelayedAdmin
+from raymq.client.admin.members import MemberAdmin
+from raymq.client.admin.replay import ReplayAdmin
+from raymq.client.admin.tail import TailAdmin
+from raymq.client.admin.topics import QueueDescription
+from raymq.client.admin.trace import TraceAdmin
+from raymq.client.admin.upkeep.metadata import MetadataAdmin
+from raymq.client.admin.upkeep.send_check import CheckAdmin
+from raymq.client.admin.upkeep.settings import SettingsAdmin
+from raymq.client.admin.upkeep.users import UserAdmin
+from raymq.common.errors import InvalidArgumentError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.common.names import LMQ_PREFIX
+from raymq.common.parallel import map_parallel
+from raymq.common.protocol.route import MASTER_ID, BrokerData
+from raymq.common.protocol.stats import BrokerReadings
+from raymq.common.protocol.store import LightQueue, StoreStatistics
+from raymq.common.protocol.transactions import TransactionFigures
+from raymq.common.retry import persist_until
+from raymq.remoting.broker_client import broker_client
+
+__all__ = ["Admin", "QueueDescription"]
+
+READINGS_TIMEOUT_S: Final = 5.0
+"""Bounds the question to a broker for all its figures."""
+BROKERS_AT_ONCE: Final = 8
+
+
+class Admin(
+    MemberAdmin,
+    ReplayAdmin,
+    BrowseAdmin,
+    TraceAdmin,
+    DelayedAdmin,
+    TailAdmin,
+    SettingsAdmin,
+    CheckAdmin,
+    MetadataAdmin,
+    UserAdmin,
+):
+    """Administration of topics, messages, groups, stores and NameServers. All calls may be repeated: creating what
+    exists as asked, and deleting what is gone, succeed or raise an error that says so; `replay` sends nothing twice."""
+
+    def brokers(self) -> dict[str, BrokerData]:
+        """The live broker groups, with their stores."""
+        return self._routes.brokers()
+
+    def clusters(self) -> dict[str, list[str]]:
+        """The live broker groups of each cluster."""
+        return self._routes.clusters()
+
+    def store_statistics(self, broker_name: str) -> StoreStatistics:
+        """The runtime figures of a broker group's store, by RocketMQ's names (spec/storage.md §12).
+        InvalidArgumentError."""
+        statistics: StoreStatistics = self._store_call(broker_name, "statistics")
+        return statistics
+
+    def light_queues(self, pattern: str = "*") -> dict[str, int]:
+        """The messages that each light queue holds in all broker groups, by name, sorted; of the queues whose names
+        match `pattern`, which may have ``*`` and ``?``. A queue is there from its first message on, until the last one
+        is gone by its age."""
+        held: Counter[str] = Counter()
+        for broker_name in self.brokers():
+            queues: list[LightQueue] = self._store_call(broker_name, "light_queues")
+            for topic, first, end in queues:
+                held[topic.removeprefix(LMQ_PREFIX)] += end - first
+        return {name: held[name] for name in sorted(held) if fnmatchcase(name, pattern)}
+
+    def clean_store(self, broker_name: str) -> None:
+        """Have a broker group's store delete expired messages now, whatever the hour. InvalidArgumentError."""
+        self._store_call(broker_name, "clean")
+
+    def transactions(self) -> dict[str, TransactionFigures]:
+        """The transactions without an outcome, by topic and producer group, in each broker group's store."""
+        figures: dict[str, TransactionFigures] = {
+            name: self._store_call(name, "transactions") for name in self._broker_names()
+        }
+        return figures
+
+    def _store_call(self, broker_name: str, method: str) -> Any:
+        data = self.brokers().get(broker_name)
+        if data is None:
+            raise InvalidArgumentError(f"no broker group is called {broker_name!r}; see `raymq status`")
+        storage = self._storages.get(data.storages[MASTER_ID])
+        return persist_until(
+            time.monotonic() + ADMIN_TIMEOUT_S, lambda left_s: storage.control(method, timeout_s=left_s)
+        )
+
+    def readings(
+        self, timeout_s: float = READINGS_TIMEOUT_S, *, with_pairs: bool = True
+    ) -> dict[str, BrokerReadings | None]:
+        """The totals of all topics and the progress of all groups, by broker group, for rates and lags of everything
+        at once. Each broker is asked once, all at the same time; None for one that does not answer in `timeout_s`.
+        Without `with_pairs`, groups have totals only: `BrokerReadings.groups` is empty, which is cheaper where there
+        are many.
+
+        Internal topics are left out. A total begins at 0 again when its server is restarted.
+        """
+        names = list(self.brokers())
+
+        def read(name: str) -> BrokerReadings | None:
+            try:
+                readings: BrokerReadings = broker_client(name).call("readings", with_pairs, timeout_s=timeout_s)
+                return readings
+            except (ServiceNotAvailableError, RequestTimeoutError):
+                return None
+
+        found = map_parallel(read, names, threads_max=BROKERS_AT_ONCE, name="readings")
+        return dict(zip(names, found, strict=True))
+
+    def wipe_write_perm(self, broker_name: str) -> int:
+        """Take writes off a broker group: every NameServer shows its topics as not writable, until its next change
+        or `add_write_perm`. Returns how many topics that concerns; clients see it within half a minute.
+
+        Messages without a key go to the other groups then. A sharding key keeps its queue, so those of this group are
+        refused with NoPermissionError.
+        """
+        return max(map(int, self._routes.call_all("wipe_write_perm", broker_name)))
+
+    def add_write_perm(self, broker_name: str) -> int:
+        """Let a broker group's topics be read and written again; returns how many that concerns."""
+        return max(map(int, self._routes.call_all("add_write_perm", broker_name)))
+
+    def put_kv(self, namespace: str, key: str, value: str) -> None:
+        """Set a value of the NameServers' KV configuration, which each keeps on disk. InvalidArgumentError."""
+        self._routes.call_all("put_kv", namespace, key, value)
+
+    def delete_kv(self, namespace: str, key: str) -> None:
+        """Delete a value of the KV configuration; nothing if there is none."""
+        self._routes.call_all("put_kv", namespace, key, None)
+
+    def get_kv(self, namespace: str, key: str) -> str | None:
+        """A value of the KV configuration, as one NameServer has it; None if there is none."""
+        return self.list_kv(namespace).get(key)
+
+    def list_kv(self, namespace: str) -> dict[str, str]:
+        """A namespace of the KV configuration, as one NameServer has it."""
+        return self._routes.list_kv(namespace)

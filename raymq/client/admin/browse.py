@@ -1,0 +1,358 @@
+"""Administration: the messages of a topic in the order of their times, without a group, page by page.
+
+    stream     one queue, forwards or backwards, a few records ahead of the reader
+    merge      of all queues: the next message is the oldest (or newest) of their first ones
+    filter     behind the merge: each record that is looked at counts, whether it is wanted or not
+    cursor     the offset behind the last record that was looked at, of each queue, and where each ends
+
+So a page is cut at any record and goes on exactly there, and what it has looked at is bounded. Records are fetched for
+all queues of a broker group in one call, so a topic of many queues costs few calls.
+
+A damaged message has its place on the page, with its `body_error`. A page holds its messages as they are stored: a body
+is decompressed each time it is read.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
+
+from raymq.client.admin.messages import MessageAdmin
+from raymq.client.consumer.pull_once import FetchedRecord, has_text, is_wanted, read_fetched, stored_times
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.errors import BodyUnreadableError, InvalidArgumentError
+from raymq.common.message import MessageExt, MessageQueue, PullStatus
+from raymq.common.names import check_topic
+from raymq.common.protocol.store import FetchRequest, FetchResult, QueueBounds
+from raymq.records.format.layout import SYS_FLAG_COMPRESSED
+from raymq.remoting.storage_client import StorageClient
+from raymq.remoting.storage_clients import call_master
+
+BROWSE_TIMEOUT_S: Final = 20.0
+"""Bounds each call of a page, beside the page's own `max_ms`."""
+BROWSE_CALL_TIMEOUT_S: Final = 5.0
+BROWSE_MAX_MESSAGES: Final = 1000
+BROWSE_MAX_SCANNED: Final = 1_000_000
+BROWSE_FETCH_BYTES: Final = 4 * 1024 * 1024
+BROWSE_PAGE_BYTES: Final = 64 * 1024 * 1024
+"""The most bytes of bodies, decompressed, on a page; it ends behind the message with which it exceeds them."""
+_AHEAD: Final = 32
+"""The most records that one fetch reads of a queue."""
+
+Fetch = Callable[[Sequence[tuple[MessageQueue, int, int]]], Sequence[FetchResult]]
+"""Reads queues from an offset on, at most so many messages of each; the results are in the same order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Messages, and how they were found: `scanned` records were looked at. `cursor` goes on behind them, None at the
+    end; `truncated`: a bound of records, bytes or time ended the search before the page was full."""
+
+    messages: tuple[MessageExt, ...]
+    cursor: str | None = None
+    scanned: int = 0
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The offsets of one queue that are still to be looked at: from `begin` up to, not including, `end`."""
+
+    queue: MessageQueue
+    begin: int
+    end: int
+
+
+class _Held(NamedTuple):
+    """A message that was read, and its time, in ms since 1970, for the merge of queues."""
+
+    fetched: FetchedRecord
+    stored_ms: int
+
+    @property
+    def queue_offset(self) -> int:
+        """The message's offset."""
+        return self.fetched.message.queue_offset
+
+
+class _Stream:
+    """One queue's records in one direction, a few of them held."""
+
+    def __init__(self, span: Span, *, newest_first: bool) -> None:
+        self.queue = span.queue
+        self._begin, self._end = span.begin, span.end
+        """The offsets neither taken nor held; held messages lie behind `_end` (newest first) or before `_begin`."""
+        self._newest_first = newest_first
+        self._held: list[_Held] = []
+        """The next one last."""
+        self._part: list[_Held] = []
+        self._window = self._read_from = -1
+        """Newest first: the window that is read begins and goes on there; -1 between windows."""
+
+    @property
+    def wants(self) -> bool:
+        """True if nothing is held and something is left."""
+        return not self._held and (self._begin < self._end or self._read_from >= 0)
+
+    def request(self, count: int) -> tuple[MessageQueue, int, int]:
+        """The next fetch: the queue, the offset, and how many messages."""
+        if not self._newest_first:
+            return self.queue, self._begin, min(count, self._end - self._begin)
+        if self._read_from < 0:
+            self._window = self._read_from = max(self._begin, self._end - count)
+        return self.queue, self._read_from, self._end - self._read_from
+
+    def take_in(self, result: FetchResult) -> None:
+        """Hold what a fetch of `request` has read."""
+        start = self._begin if not self._newest_first else self._read_from
+        found = [] if result.status is PullStatus.OFFSET_ILLEGAL or not result.count else self._decode(result, start)
+        moved = result.next_offset > start
+        following = min(result.next_offset, self._end)
+        if not self._newest_first:
+            self._held = found[::-1]
+            self._begin = following if moved else self._begin
+            if not moved and result.max_offset <= start:
+                self._begin = self._end  # the queue ends sooner than it did
+            return
+        self._part += found
+        self._begin = min(max(self._begin, result.min_offset), self._end)
+        if moved:
+            self._read_from = following
+        if self._read_from >= self._end or (not moved and result.max_offset <= start):
+            self._held, self._part = self._part, []
+            self._end = max(self._window, self._begin)
+            self._window = self._read_from = -1
+
+    def _decode(self, result: FetchResult, start: int) -> list[_Held]:
+        found = read_fetched(result.records, self.queue, start, result.next_offset)
+        times = stored_times([one.message for one in found])
+        held = [_Held(*pair) for pair in zip(found, times, strict=True)]
+        return [one for one in held if start <= one.queue_offset < self._end]
+
+    @property
+    def first(self) -> _Held | None:
+        """The next message, if one is held."""
+        return self._held[-1] if self._held else None
+
+    def pop(self) -> FetchedRecord:
+        """Take the next message."""
+        return self._held.pop().fetched
+
+    def rest(self) -> Span:
+        """The offsets that were not taken, held or not."""
+        if self._newest_first:
+            end = self._held[-1].queue_offset + 1 if self._held else self._end
+            return Span(self.queue, self._begin, max(end, self._begin))
+        begin = self._held[-1].queue_offset if self._held else self._begin
+        return Span(self.queue, begin, self._end)
+
+
+def read_page(
+    spans: Iterable[Span],
+    fetch: Fetch,
+    wanted: Callable[[MessageExt], bool],
+    *,
+    newest_first: bool,
+    limit: int,
+    max_scanned: int,
+    in_time: Callable[[], bool],
+    whole_bodies: bool = True,
+) -> Page:
+    """The first `limit` wanted messages of several spans, merged by the times at which they were stored.
+
+    Ends at `max_scanned` records, at BROWSE_PAGE_BYTES, or when `in_time` says so; then the page is truncated, and its
+    cursor goes on. Without `whole_bodies`, a body counts with its stored bytes.
+    """
+    streams = [_Stream(span, newest_first=newest_first) for span in spans]
+    ahead = max(1, min(_AHEAD, max_scanned, -(-2 * limit // max(len(streams), 1))))
+    found: list[MessageExt] = []
+    scanned = size = 0
+    truncated = False
+    while len(found) < limit:
+        dry = [stream for stream in streams if stream.wants]
+        is_over = scanned >= max_scanned or size >= BROWSE_PAGE_BYTES or not in_time()
+        if is_over and (dry or any(stream.first for stream in streams)):
+            truncated = True
+            break
+        if dry:
+            for stream, result in zip(dry, fetch([stream.request(ahead) for stream in dry]), strict=True):
+                stream.take_in(result)
+            continue
+        following = _next(streams, newest_first=newest_first)
+        if following is None:
+            break
+        one = following.pop()
+        scanned += 1
+        if wanted(one.message):
+            found.append(one.alone())
+            size += _cost(one, whole_bodies=whole_bodies)
+    left = [span for span in (stream.rest() for stream in streams) if span.begin < span.end]
+    return Page(tuple(found), write_cursor(left, newest_first=newest_first) if left else None, scanned, truncated)
+
+
+def _cost(one: FetchedRecord, *, whole_bodies: bool) -> int:
+    """The bytes that a message counts for on a page."""
+    if not whole_bodies or one.message.record_damaged or not one.message.sys_flag & SYS_FLAG_COMPRESSED:
+        return len(one.record)
+    try:
+        return len(one.message.body)
+    except BodyUnreadableError:
+        return len(one.record)
+
+
+def _next(streams: Iterable[_Stream], *, newest_first: bool) -> _Stream | None:
+    """The stream whose first message is next, None if all have ended."""
+    firsts = [(stream.first, stream) for stream in streams if stream.first is not None]
+    if not firsts:
+        return None
+    choose = max if newest_first else min
+    return choose(firsts, key=lambda pair: (pair[0].stored_ms, pair[1].queue))[1]
+
+
+def write_cursor(spans: Iterable[Span], *, newest_first: bool) -> str:
+    """Spans as a text for addresses, which `read_cursor` reads."""
+    table = [[span.queue.broker_name, span.queue.queue_id, span.begin, span.end] for span in spans]
+    text = json.dumps([int(newest_first), table], separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def read_cursor(topic: str, cursor: str) -> tuple[list[Span], bool]:
+    """The spans of a cursor, and whether they are read newest first. InvalidArgumentError for another text."""
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        newest_first, table = json.loads(text)
+        spans = [Span(MessageQueue(topic, str(name), int(id_)), int(a), int(b)) for name, id_, a, b in table]
+    except (binascii.Error, ValueError, TypeError) as error:
+        raise InvalidArgumentError(f"this is no cursor of a page of messages: {error}") from None
+    return spans, bool(newest_first)
+
+
+class BrowseAdmin(MessageAdmin):
+    """The call that reads a topic page by page."""
+
+    def browse(
+        self,
+        topic: str,
+        *,
+        queue: MessageQueue | None = None,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        begin_offset: int | None = None,
+        newest_first: bool = True,
+        tags: str = "*",
+        contains: str = "",
+        limit: int = 50,
+        max_scanned: int = 10_000,
+        max_ms: int = 5_000,
+        cursor: str | None = None,
+        whole_bodies: bool = True,
+    ) -> Page:
+        """Messages of a topic in the order in which they were stored, newest first or oldest first, of all queues or of
+        one; no group is joined, and nothing changes.
+
+        Those stored from `begin_ms` on and before `end_ms` (ms since 1970), or from `begin_offset` on in one `queue`,
+        with one of the `tags` (``"a || b"``) and with the text `contains` in their body. A damaged message counts as
+        one that is wanted. At most `limit` messages come, after at most `max_scanned` records, about `max_ms`, or
+        64 MiB of bodies. Without `whole_bodies`, which is for callers that read only their beginnings, compressed
+        bodies count with their stored bytes. `cursor`, of an earlier page of the same question, goes on behind it.
+        Several queues are merged by the times of their messages.
+
+        What is stored meanwhile is not in later pages of the same question. TopicNotExistError, InvalidArgumentError;
+        RequestTimeoutError or ServiceNotAvailableError while a broker is away.
+        """
+        _check_bounds(limit, max_scanned, max_ms)
+        deadline_s = time.monotonic() + max_ms / 1000
+        subscription, text = Subscription.parse(check_topic(topic), tags), contains.encode()
+        if cursor is not None:
+            spans, newest_first = read_cursor(topic, cursor)
+        else:
+            spans = self._spans(topic, queue, begin_ms, end_ms, begin_offset)
+        return read_page(
+            spans,
+            self._fetch_queues,
+            lambda message: is_wanted(message, subscription) and has_text(message, text),
+            newest_first=newest_first,
+            limit=limit,
+            max_scanned=max_scanned,
+            in_time=lambda: time.monotonic() < deadline_s,
+            whole_bodies=whole_bodies,
+        )
+
+    def _spans(
+        self, topic: str, queue: MessageQueue | None, begin_ms: int | None, end_ms: int | None, begin_offset: int | None
+    ) -> list[Span]:
+        """The offsets that a question is about."""
+        if begin_offset is not None and (queue is None or begin_offset < 0):
+            raise InvalidArgumentError("begin_offset is the offset of one queue: name it, and an offset from 0 on")
+        route = self._routes.wait(topic, BROWSE_TIMEOUT_S)
+        queues = list(route.subscribe_queues) if queue is None else [queue]
+        if queue is not None and queue not in route.subscribe_queues:
+            raise InvalidArgumentError(f"topic {topic!r} has no queue {queue.broker_name}:{queue.queue_id}")
+        spans = []
+        for one, bounds in self._bounds_of(queues).items():
+            begin = bounds.min_offset if begin_ms is None else self.offset_by_time(one, begin_ms)
+            end = bounds.max_offset if end_ms is None else min(self.offset_by_time(one, end_ms), bounds.max_offset)
+            spans.append(Span(one, max(begin, begin_offset or 0, bounds.min_offset), end))
+        return [span for span in spans if span.begin < span.end]
+
+    def _bounds_of(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
+        """The offsets that queues hold, in one call for each broker group."""
+        found: dict[MessageQueue, QueueBounds] = {}
+        for _, group in _by_broker(queues):
+            asked = [(one.topic, one.queue_id) for one in group]
+            bounds = call_master(
+                self._routes,
+                self._storages,
+                group[0],
+                BROWSE_TIMEOUT_S,
+                partial(_ask_bounds, asked),
+            )
+            found |= dict(zip(group, bounds, strict=True))
+        return found
+
+    def _fetch_queues(self, wanted: Sequence[tuple[MessageQueue, int, int]]) -> list[FetchResult]:
+        """Read several queues, in one call for each broker group."""
+        requests = {one: FetchRequest(one.topic, one.queue_id, offset, count) for one, offset, count in wanted}
+        found: Mapping[MessageQueue, FetchResult] = {}
+        for _, group in _by_broker(list(requests)):
+            asked = [requests[one] for one in group]
+            results = call_master(
+                self._routes,
+                self._storages,
+                group[0],
+                BROWSE_TIMEOUT_S,
+                partial(_ask_records, asked),
+            )
+            found = {**found, **dict(zip(group, results, strict=True))}
+        return [found[one] for one, _, _ in wanted]
+
+
+def _ask_bounds(queues: Sequence[tuple[str, int]], storage: StorageClient, left_s: float) -> list[QueueBounds]:
+    return storage.bounds_of_queues(queues, min(left_s, BROWSE_CALL_TIMEOUT_S))
+
+
+def _ask_records(requests: Sequence[FetchRequest], storage: StorageClient, left_s: float) -> list[FetchResult]:
+    return storage.fetch(requests, BROWSE_FETCH_BYTES, 0.0, min(left_s, BROWSE_CALL_TIMEOUT_S))
+
+
+def _check_bounds(limit: int, max_scanned: int, max_ms: int) -> None:
+    if not 1 <= limit <= BROWSE_MAX_MESSAGES:
+        raise InvalidArgumentError(f"limit must be 1 to {BROWSE_MAX_MESSAGES} messages, not {limit}")
+    if not 1 <= max_scanned <= BROWSE_MAX_SCANNED:
+        raise InvalidArgumentError(f"max_scanned must be 1 to {BROWSE_MAX_SCANNED} records, not {max_scanned}")
+    if not 1 <= max_ms <= 60_000:
+        raise InvalidArgumentError(f"max_ms must be 1 to 60000, not {max_ms}")
+
+
+def _by_broker(queues: Sequence[MessageQueue]) -> Iterator[tuple[str, list[MessageQueue]]]:
+    """Queues by their broker groups."""
+    names: dict[str, list[MessageQueue]] = {}
+    for queue in queues:
+        names.setdefault(queue.broker_name, []).append(queue)
+    yield from names.items()

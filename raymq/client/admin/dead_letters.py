@@ -1,0 +1,272 @@
+"""Administration: dead letters, the messages that a group could not consume in all its attempts.
+
+They wait in `%DLQ%group`, one queue per broker group, like any message until retention deletes them. A replay brings
+them back to the group: each is consumed as if for the first time, by this group only, and keeps its id.
+
+The group's offset in the dead-letter queue separates those that were brought back in the order they died. Chosen ones
+are known by their copies in the group's retry topic, which have the same id, are younger, and count no attempts. So
+each is brought back once, however it was chosen; a replay that is interrupted may bring the last one back twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final, NamedTuple, TypeVar
+
+from raymq.client.consumer.group_offsets import GroupOffsets
+from raymq.client.consumer.pull_once import FetchedRecord, read_fetched
+from raymq.common.closing import OfProcess
+from raymq.common.errors import InvalidArgumentError, RaymqError
+from raymq.common.message import (
+    PROPERTY_DLQ_ORIGIN_ERROR,
+    PROPERTY_RETRY_TOPIC,
+    ConsumeFromWhere,
+    MessageExt,
+    MessageQueue,
+    PullStatus,
+)
+from raymq.common.names import check_group, dlq_topic, retry_topic
+from raymq.common.protocol.group import OffsetCommit, StartOffsetQuery
+from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.remoting.actor_ref import ActorRef
+from raymq.remoting.route_cache import RouteCache
+from raymq.remoting.storage_client import StorageClient
+from raymq.remoting.storage_clients import StorageClients, call_master
+
+DEAD_LETTER_TIMEOUT_S: Final = 20.0
+"""Bounds each step: finding the queues, a read, a replay, and a commit."""
+DEAD_LETTER_CALL_TIMEOUT_S: Final = 10.0
+"""Bounds one call to a storage actor, which is repeated until DEAD_LETTER_TIMEOUT_S is over."""
+DEAD_LETTER_FETCH_MESSAGES: Final = 128
+DEAD_LETTER_FETCH_MAX_BYTES: Final = 4 * 1024 * 1024
+_FROM_FIRST: Final = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+
+T = TypeVar("T")
+
+
+class LetterPlace(NamedTuple):
+    """The place of a dead letter in its group's dead-letter topic."""
+
+    broker_name: str
+    queue_id: int
+    queue_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A dead letter: the message as it is stored in the dead-letter topic, and `topic`, the one it was sent to.
+    `replayed`: it was brought back."""
+
+    message: MessageExt
+    topic: str
+    replayed: bool
+
+    @property
+    def reason(self) -> str:
+        """Why it failed last, in a line; empty if that is not known."""
+        return self.message.system_properties.get(PROPERTY_DLQ_ORIGIN_ERROR, "")
+
+    @property
+    def place(self) -> LetterPlace:
+        """Its place, by which `DeadLetters.replay` takes it."""
+        return LetterPlace(self.message.broker_name, self.message.queue_id, self.message.queue_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The result of bringing one dead letter back; `error` is empty on success."""
+
+    letter: DeadLetter
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    letter: DeadLetter
+    record: bytes
+
+
+class DeadLetters(OfProcess):
+    """The dead letters of one group. Made by `Admin.dead_letters`."""
+
+    def __init__(self, group: str, routes: RouteCache, storages: StorageClients) -> None:
+        self._group = check_group(group)
+        self._routes, self._storages = routes, storages
+        self._offsets = GroupOffsets(group)
+
+    def letters(self, *, max_messages: int = 100, replayed: bool = False) -> list[DeadLetter]:
+        """The oldest dead letters that were not brought back; with `replayed` also those that were.
+
+        Empty if there are none; TopicNotExistError if the group never had any.
+        """
+        if max_messages < 1:
+            raise InvalidArgumentError(f"max_messages must be at least 1, not {max_messages}")
+        return list(islice(self.each(replayed=replayed), max_messages))
+
+    def each(self, *, replayed: bool = False) -> Iterator[DeadLetter]:
+        """As `letters`, all of them, one after another: those of one broker group after those of another."""
+        return self.behind(None, replayed=replayed)
+
+    def behind(self, after: LetterPlace | None, *, replayed: bool = False) -> Iterator[DeadLetter]:
+        """As `each`, those behind the letter at `after`."""
+        for queue in sorted(self._queues()):
+            here = queue.broker_name, queue.queue_id
+            if after is not None and here < after[:2]:
+                continue
+            begin = after.queue_offset + 1 if after is not None and here == after[:2] else 0
+            for found in self._read(queue, from_start=replayed, begin=begin):
+                letter = self._marked(queue, found.letter)
+                if replayed or not letter.replayed:
+                    yield letter
+
+    def replay(
+        self,
+        *,
+        rate: float | None = None,
+        max_messages: int | None = None,
+        letters: Iterable[LetterPlace | DeadLetter] | None = None,
+    ) -> Iterator[Replayed]:
+        """Bring dead letters back, one after another, at most `rate` per second; yields the result of each.
+
+        All that were not brought back yet: ends at the first that cannot be, its error says why, and the next replay
+        begins with it. A damaged letter has its error, and the others follow. Or the chosen `letters`, in their order:
+        one that cannot be brought back, or was before, has its error, and the others follow. InvalidArgumentError,
+        before any is brought back, for a place without a letter.
+        """
+        if rate is not None and not rate > 0:
+            raise InvalidArgumentError(f"rate must be more than 0 per second, not {rate}")
+        pace = _Pace(rate)
+        if letters is not None:
+            chosen = [self._at(one.place if isinstance(one, DeadLetter) else one) for one in letters]
+            for queue, found in chosen[:max_messages]:
+                pace.wait()
+                yield self._bring_chosen(queue, found)
+            return
+        for result in islice(self._replay_all(pace), max_messages):
+            yield result
+            if result.error and result.letter.message.body_error is None:
+                return
+
+    def _replay_all(self, pace: _Pace) -> Iterator[Replayed]:
+        for queue in self._queues():
+            for found in self._read(queue, from_start=False):
+                if self._marked(queue, found.letter).replayed:
+                    self._commit_replayed(queue, found.letter.message.queue_offset + 1)
+                    continue
+                pace.wait()
+                yield self._bring_back(queue, found)
+
+    def _bring_chosen(self, queue: MessageQueue, found: _Found) -> Replayed:
+        broker = ActorRef(queue.broker_name)
+        try:
+            letter = self._marked(queue, found.letter)
+            if letter.replayed:
+                return Replayed(letter, "it was brought back before")
+            # A failed call is not repeated here: it may have been carried out.
+            broker.call("replay", self._group, found.record, timeout_s=DEAD_LETTER_TIMEOUT_S)
+        except RaymqError as error:
+            return Replayed(found.letter, str(error))
+        return Replayed(replace(found.letter, replayed=True))
+
+    def _at(self, place: LetterPlace) -> tuple[MessageQueue, _Found]:
+        """The dead letter at a place. InvalidArgumentError if there is none."""
+        queue = MessageQueue(dlq_topic(self._group), place.broker_name, place.queue_id)
+        if queue in self._queues():
+            found = next(self._read(queue, from_start=True, begin=place.queue_offset), None)
+            if found is not None and found.letter.message.queue_offset == place.queue_offset:
+                return queue, found
+        raise InvalidArgumentError(
+            f"group {self._group!r} has no dead letter at {place.broker_name}:{place.queue_id}:{place.queue_offset}; "
+            f"see `raymq dlq list {self._group}`"
+        )
+
+    def _marked(self, queue: MessageQueue, letter: DeadLetter) -> DeadLetter:
+        """The letter; `replayed` also if a copy of it in the retry topic says so."""
+        if letter.replayed or letter.message.record_damaged:
+            return letter
+        message_id = letter.message.message_id
+        result = self._call_storage(
+            queue,
+            lambda storage, left_s: storage.query_by_unique_id(retry_topic(self._group), message_id, left_s),
+        )
+        died_ms = letter.message.store_timestamp_ms
+        copies = [one.message for one in read_fetched(result.records, MessageQueue("", queue.broker_name, -1))]
+        replayed = any(copy.reconsume_times == 0 and copy.store_timestamp_ms >= died_ms for copy in copies)
+        return replace(letter, replayed=replayed)
+
+    def _queues(self) -> list[MessageQueue]:
+        topic = dlq_topic(self._group)
+        self._routes.invalidate(topic)  # each broker creates it with its own first dead letter
+        return list(self._routes.wait(topic, DEAD_LETTER_TIMEOUT_S).subscribe_queues)
+
+    def _bring_back(self, queue: MessageQueue, found: _Found) -> Replayed:
+        broker = ActorRef(queue.broker_name)
+        try:
+            # A failed call is not repeated here: it may have been carried out.
+            broker.call("replay", self._group, found.record, timeout_s=DEAD_LETTER_TIMEOUT_S)
+            self._commit_replayed(queue, found.letter.message.queue_offset + 1)
+        except RaymqError as error:
+            return Replayed(found.letter, str(error))
+        return Replayed(found.letter)
+
+    def _commit_replayed(self, queue: MessageQueue, queue_offset: int) -> None:
+        """Commit that the dead letters below `queue_offset` were brought back."""
+        version = self._offsets.start_offset(queue, _FROM_FIRST, 0, DEAD_LETTER_TIMEOUT_S).reset_version
+        self._offsets.commit_offsets({queue: OffsetCommit(queue_offset, 0, version)}, DEAD_LETTER_TIMEOUT_S)
+
+    def _read(self, queue: MessageQueue, *, from_start: bool, begin: int = 0) -> Iterator[_Found]:
+        """The dead letters that one queue holds now from offset `begin` on, oldest first; without `from_start` those
+        behind the group's offset."""
+        bounds = self._call_storage(
+            queue, lambda storage, left_s: storage.queue_bounds(queue.topic, queue.queue_id, left_s)
+        )
+        done = max(self._offsets.committed_offset(queue) or 0, bounds.min_offset)
+        offset = max(bounds.min_offset if from_start else done, begin)
+        while offset < bounds.max_offset:
+            result = self._fetch(queue, offset)
+            if result.status is PullStatus.OFFSET_ILLEGAL or not result.count:
+                if result.next_offset <= offset:
+                    return
+            else:
+                for one in read_fetched(result.records, queue, offset, result.next_offset):
+                    yield _found(one, queue, done)
+            offset = result.next_offset
+
+    def _fetch(self, queue: MessageQueue, offset: int) -> FetchResult:
+        request = FetchRequest(queue.topic, queue.queue_id, offset, DEAD_LETTER_FETCH_MESSAGES)
+        [result] = self._call_storage(
+            queue, lambda storage, left_s: storage.fetch([request], DEAD_LETTER_FETCH_MAX_BYTES, 0.0, left_s)
+        )
+        return result
+
+    def _call_storage(self, queue: MessageQueue, call: Callable[[StorageClient, float], T]) -> T:
+        """Call the storage actor that leads the queue's broker group (call_master)."""
+        return call_master(
+            self._routes,
+            self._storages,
+            queue,
+            DEAD_LETTER_TIMEOUT_S,
+            lambda storage, left_s: call(storage, min(left_s, DEAD_LETTER_CALL_TIMEOUT_S)),
+        )
+
+
+class _Pace:
+    """At most `rate` steps a second; a caller that is late makes up for one second at most."""
+
+    def __init__(self, rate: float | None) -> None:
+        self._pause_s = 1 / rate if rate else 0.0
+        self._next_s = time.monotonic()
+
+    def wait(self) -> None:
+        """Wait until the next step may be made."""
+        time.sleep(max(self._next_s - time.monotonic(), 0.0))
+        self._next_s = max(self._next_s, time.monotonic() - 1.0) + self._pause_s
+
+
+def _found(one: FetchedRecord, queue: MessageQueue, done: int) -> _Found:
+    message = one.alone()
+    topic = message.system_properties.get(PROPERTY_RETRY_TOPIC, message.topic)
+    return _Found(DeadLetter(message, topic, message.queue_offset < done), bytes(one.record))

@@ -1,0 +1,85 @@
+"""Administration: delayed messages that wait, by level, by hour, and the next ones that are due."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from raymq.client.admin.base import ADMIN_SHORT_CALL_TIMEOUT_S, AdminBase
+from raymq.client.consumer.pull_once import read_alone
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.java_text import parse_number
+from raymq.common.message import PROPERTY_DELAY, PROPERTY_REAL_TOPIC, MessageExt, MessageQueue
+from raymq.common.names import SCHEDULE_TOPIC
+from raymq.common.protocol.delayed import DelayedInStore
+from raymq.common.protocol.route import MASTER_ID
+
+DELAYED_LIST_MAX: Final = 1000
+END_OF_TIME_MS: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedMessage:
+    """A message that waits: due at `due_ms` (ms since 1970), in `topic` then. `level` is 0 for a time of its own.
+    `message` is as it is stored where it waits; of one whose record is damaged, `topic` is empty."""
+
+    topic: str
+    due_ms: int
+    level: int
+    message: MessageExt
+
+
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """Messages that wait in all broker groups. `levels`: how many, by ``level 3`` and, for times of their own,
+    ``deliver_at``; `hours`: how many become due in each of the next 24 hours, without those that are due later than a
+    day and wait to be filed again.
+
+    `late_ms`: for how long the first one is overdue, 0 if none is. `next_due`: the first ones of the time asked for, in
+    their order; `truncated`: there are more.
+    """
+
+    levels: dict[str, int]
+    hours: tuple[int, ...]
+    late_ms: int
+    next_due: tuple[DelayedMessage, ...]
+    truncated: bool
+
+
+class DelayedAdmin(AdminBase):
+    """The call about delayed messages."""
+
+    def delayed(self, begin_ms: int = 0, end_ms: int = END_OF_TIME_MS, *, limit: int = 100) -> Delayed:
+        """Delayed messages that wait now: counts of all, and the first `limit` of those due from `begin_ms` on and
+        before `end_ms` (ms since 1970).
+
+        InvalidArgumentError; ServiceNotAvailableError or RequestTimeoutError while a broker group has no master.
+        """
+        if not 1 <= limit <= DELAYED_LIST_MAX:
+            raise InvalidArgumentError(f"limit must be 1 to {DELAYED_LIST_MAX} messages, not {limit}")
+        levels: dict[str, int] = {}
+        hours = [0] * 24
+        late_ms, truncated = 0, False
+        found: list[DelayedMessage] = []
+        for broker_name, data in sorted(self._routes.brokers().items()):
+            storage = self._storages.get(data.storages[MASTER_ID])
+            part: DelayedInStore = storage.control(
+                "delayed", begin_ms, end_ms, limit, timeout_s=ADMIN_SHORT_CALL_TIMEOUT_S
+            )
+            for name, count in part.levels.items():
+                levels[name] = levels.get(name, 0) + count
+            hours = [sum(pair) for pair in zip(hours, part.hours, strict=True)]
+            late_ms, truncated = max(late_ms, part.late_ms), truncated or not part.complete
+            queue, ends = MessageQueue("", broker_name, -1), accumulate(part.sizes)
+            records = [part.records[end - size : end] for size, end in zip(part.sizes, ends, strict=True)]
+            messages = [read_alone(record, queue) for record in records]
+            found += [_delayed(due_ms, message) for due_ms, message in zip(part.due_ms, messages, strict=True)]
+        found.sort(key=lambda one: (one.due_ms, one.message.queue, one.message.queue_offset))
+        return Delayed(levels, tuple(hours), late_ms, tuple(found[:limit]), truncated or len(found) > limit)
+
+
+def _delayed(due_ms: int, message: MessageExt) -> DelayedMessage:
+    properties = message.system_properties
+    level = parse_number(properties.get(PROPERTY_DELAY)) or 0 if message.topic == SCHEDULE_TOPIC else 0
+    return DelayedMessage(properties.get(PROPERTY_REAL_TOPIC, message.topic), due_ms, level, message)

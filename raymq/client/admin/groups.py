@@ -1,0 +1,296 @@
+"""Administration: consumer groups, their offsets, members and statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, Final, Literal, Unpack
+
+from raymq.client.admin.base import ADMIN_TIMEOUT_S
+from raymq.client.admin.dead_letters import DeadLetters
+from raymq.client.admin.messages import MessageAdmin
+from raymq.client.admin.topics import TopicAdmin
+from raymq.client.consumer.rebalance_client import offsets_reset
+from raymq.common.errors import (
+    GroupNotExistError,
+    InvalidArgumentError,
+    OffsetOutOfRangeError,
+    TopicNotExistError,
+)
+from raymq.common.message import MessageQueue
+from raymq.common.names import check_group, check_topic, dlq_topic, retry_topic
+from raymq.common.protocol.clients import ConsumerConnection, ProducerConnection
+from raymq.common.protocol.group import GroupChanges, GroupConfig, GroupQueueProgress, GroupSummary
+from raymq.common.protocol.stats import GroupStats, add_up
+
+GROUPS_PER_CALL: Final = 500
+"""The most groups that one call to a broker creates."""
+_ENDS: Final = ("earliest", "latest")
+
+
+class NewOffsets(dict[MessageQueue, int]):
+    """The offsets that a group goes on from, by queue; `old` are those before, None where it had not committed."""
+
+    def __init__(self, new: Mapping[MessageQueue, int], old: Mapping[MessageQueue, int | None]) -> None:
+        super().__init__(new)
+        self.old = dict(old)
+
+
+class GroupAdmin(TopicAdmin, MessageAdmin):
+    """Calls about consumer groups. All of them may be repeated."""
+
+    def list_groups(self) -> list[str]:
+        """The names of all consumer groups, sorted."""
+        groups: set[str] = set()
+        for broker_name in self._broker_names():
+            groups.update(self._call_broker(broker_name, "groups"))
+        return sorted(groups)
+
+    def describe_group(self, group: str) -> list[GroupQueueProgress]:
+        """The progress of a group in every queue of the topics it has committed in, sorted by queue.
+        GroupNotExistError."""
+        check_group(group)
+        topics: set[str] = set().union(*self._call_brokers_that_know(group, "group_topics", group))
+        progress: list[GroupQueueProgress] = []
+        for topic in topics:
+            for broker_name in self.topic_route(topic).brokers:
+                progress += self._call_broker(broker_name, "group_progress", group, topic)
+        return sorted(progress, key=lambda entry: entry.queue)
+
+    def group_summary(self, group: str) -> GroupSummary:
+        """The state of a group as a whole: its lag in messages and in time, the number of messages that wait to be
+        tried again, and the number that were given up. GroupNotExistError."""
+        queues = self.describe_group(group)
+        retries, dead = retry_topic(group), dlq_topic(group)
+        own = [entry for entry in queues if entry.queue.topic != retries]
+        return GroupSummary(
+            group,
+            tuple(own),
+            sum(entry.lag for entry in own),
+            max((entry.lag_ms for entry in own), default=0),
+            self._retry_lag(group, [entry for entry in queues if entry.queue.topic == retries]),
+            self._held(dead),
+        )
+
+    def _retry_lag(self, group: str, known: list[GroupQueueProgress]) -> int:
+        return sum(entry.lag for entry in known) if known else self._held(retry_topic(group))
+
+    def _held(self, topic: str) -> int:
+        """The number of messages that a topic holds; 0 for one that does not exist."""
+        try:
+            route = self.topic_route(topic)  # each broker creates a group's topics with their first message there
+        except TopicNotExistError:
+            return 0
+        bounds = [self._queue_bounds(queue) for queue in route.subscribe_queues]
+        return sum(one.max_offset - one.min_offset for one in bounds)
+
+    def create_group(self, config: GroupConfig) -> None:
+        """Make a group known at every broker, or change its configuration. IllegalNameError, InvalidArgumentError."""
+        self.create_groups([config])
+
+    def create_groups(self, configs: Sequence[GroupConfig]) -> None:
+        """Make groups known at every broker, or change their configurations; many take few calls. IllegalNameError,
+        InvalidArgumentError. When this raises, some of them may be changed; to repeat it is safe."""
+        for config in configs:
+            check_group(config.group)
+        switched = set[str]()
+        for broker_name in self._recent_broker_names():
+            for start in range(0, len(configs), GROUPS_PER_CALL):
+                part = list(configs[start : start + GROUPS_PER_CALL])
+                switched.update(self._call_broker(broker_name, "update_groups", part))
+        for group in sorted(switched):  # has the members ask the brokers about the queues that they hold
+            offsets_reset(group, ADMIN_TIMEOUT_S)
+
+    def group_config(self, group: str) -> GroupConfig:
+        """A group's configuration. GroupNotExistError."""
+        found: list[GroupConfig] = self._call_brokers_that_know(group, "group_config", group)
+        return found[0]
+
+    def update_group(self, group: str, **changes: Unpack[GroupChanges]) -> GroupConfig:
+        """Change fields of a group's configuration (GroupConfig), which is returned. Its consumers stop within seconds
+        of ``consume_enable=False``, and go on within seconds of ``consume_enable=True``, from what they have committed.
+        Meanwhile pull and simple consumers raise NoPermissionError, and the `status()` of push consumers says so.
+        Consumers in BROADCASTING obey ``consume_broadcast_enable``, too. GroupNotExistError, InvalidArgumentError."""
+        known = {field.name for field in fields(GroupConfig)} - {"group"}
+        if unknown := sorted(changes.keys() - known):
+            raise InvalidArgumentError(f"a group has no {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        config = replace(self.group_config(group), **changes)
+        self.create_group(config)
+        return config
+
+    def delete_group(self, group: str, *, dead_letters: bool = False) -> None:
+        """Forget a group, its offsets and the messages that wait to be tried again; with `dead_letters` also those that
+        were given up. GroupNotExistError."""
+        check_group(group)
+        self._call_brokers_that_know(group, "delete_group", group, dead_letters)
+
+    def forbid(self, group: str, topic: str) -> None:
+        """Forbid a group to read a topic, at every broker. Its members commit what they have consumed of it and stop
+        within seconds, those in BROADCASTING too. Pull and simple consumers raise NoPermissionError then, and the
+        `status()` of push consumers says so. Other topics go on, and so does the group's retry topic. It stays so until
+        `allow`, or until the group is deleted. Repeating it changes nothing. GroupNotExistError, TopicNotExistError."""
+        self.topic_route(topic)
+        self.group_config(group)
+        for broker_name in self._recent_broker_names():
+            self._call_broker(broker_name, "forbid_topic", group, topic, True)
+        offsets_reset(group, ADMIN_TIMEOUT_S)  # has the members ask the brokers about the queues that they hold
+
+    def allow(self, group: str, topic: str) -> None:
+        """Take back what `forbid` has done: members of the group read the topic again within seconds, from
+        what they have committed. Repeating it changes nothing. GroupNotExistError."""
+        self.group_config(group)
+        check_topic(topic)
+        for broker_name in self._recent_broker_names():
+            self._call_broker(broker_name, "forbid_topic", group, topic, False)
+        offsets_reset(group, ADMIN_TIMEOUT_S)  # as in `forbid`
+
+    def forbidden_topics(self, group: str) -> list[str]:
+        """The topics that a group may not read, sorted. GroupNotExistError."""
+        tables: list[list[str]] = self._call_brokers_that_know(check_group(group), "forbidden_topics", group)
+        return sorted({topic for table in tables for topic in table})
+
+    def reset_offsets(
+        self,
+        group: str,
+        topic: str,
+        to: Literal["earliest", "latest"] | None = None,
+        *,
+        timestamp_ms: int | None = None,
+        offset: int | None = None,
+        queue: MessageQueue | None = None,
+        dry_run: bool = False,
+    ) -> NewOffsets:
+        """Have a group go on from another offset in a topic, or in one `queue` of it, also while its consumers run: at
+        the earliest or latest message, at the first one stored at or after `timestamp_ms`, or at `offset`.
+
+        Returns the new offsets, and those before as `old`; with `dry_run` nothing changes. Consumers that run learn of
+        it with their next heartbeat; messages that they are consuming are finished and not committed.
+        GroupNotExistError, TopicNotExistError, OffsetOutOfRangeError, InvalidArgumentError.
+        """
+        if sum(wanted is not None for wanted in (to, timestamp_ms, offset)) != 1 or to not in (None, *_ENDS):
+            raise InvalidArgumentError('say one of to="earliest", to="latest", timestamp_ms=… and offset=…')
+        route = self._routes.wait(check_topic(topic), ADMIN_TIMEOUT_S)
+        queues = route.subscribe_queues if queue is None else (queue,)
+        if unknown := [str(one) for one in queues if one not in route.subscribe_queues]:
+            raise InvalidArgumentError(f"topic {topic!r} has no queue {', '.join(unknown)}")
+        self._call_brokers_that_know(check_group(group), "group_config", group)
+        offsets = {one: self._target_offset(one, to, timestamp_ms, offset) for one in queues}
+        return self._move_offsets(group, topic, offsets, dry_run=dry_run)
+
+    def clone_offsets(self, source: str, target: str, topic: str, *, dry_run: bool = False) -> NewOffsets:
+        """Have group `target` go on in a topic from the offsets of group `source`; returns them, and those of `target`
+        before as `old`. `target` becomes known if it is not; with `dry_run` nothing changes. GroupNotExistError for
+        `source`, TopicNotExistError."""
+        offsets: dict[MessageQueue, int] = {}
+        self._call_brokers_that_know(check_group(source), "group_config", source)
+        for broker_name in self.topic_route(topic).brokers:
+            committed = self._call_broker(broker_name, "committed_offsets", source, topic)
+            offsets |= {MessageQueue(topic, broker_name, queue_id): at for queue_id, at in committed.items()}
+        return self._move_offsets(check_group(target), topic, offsets, dry_run=dry_run)
+
+    def delete_offsets(self, group: str, topic: str, *, dry_run: bool = False) -> dict[MessageQueue, int]:
+        """Drop what a group has committed in a topic that it consumes no more, so that it has no lag there: a consumer
+        of it that subscribes to the topic again begins as a new group does. The topic need not exist any more.
+
+        Returns the offsets dropped, by queue; with `dry_run` nothing changes. Brokers do the same by themselves once
+        the messages behind those offsets are deleted, if the group has consumers and none subscribes to the topic.
+        GroupNotExistError; InvalidArgumentError while a consumer of the group subscribes to the topic.
+        """
+        check_topic(topic)
+        readers = [
+            one.client_id
+            for one in self.consumer_connections(check_group(group))
+            if topic in one.consumer.subscriptions
+        ]
+        if readers:
+            raise InvalidArgumentError(
+                f"{len(readers)} consumers of group {group!r} subscribe to topic {topic!r}, the first in {readers[0]}: "
+                f"end them first (see `raymq group connections {group}`), or reset their offsets"
+            )
+        self._call_brokers_that_know(group, "group_config", group)
+        offsets: dict[MessageQueue, int] = {}
+        for broker_name in self._broker_names():
+            committed = self._call_broker(broker_name, "committed_offsets", group, topic)
+            offsets |= {MessageQueue(topic, broker_name, queue_id): at for queue_id, at in sorted(committed.items())}
+        if not dry_run:
+            for broker_name in sorted({queue.broker_name for queue in offsets}):
+                self._call_broker(broker_name, "delete_offsets", group, [topic])
+        return offsets
+
+    def _move_offsets(
+        self, group: str, topic: str, offsets: Mapping[MessageQueue, int], *, dry_run: bool
+    ) -> NewOffsets:
+        """Set a group's offsets, unless it is a dry run; returns them with those before."""
+        old: dict[MessageQueue, int | None] = dict.fromkeys(offsets)
+        for broker_name in sorted({queue.broker_name for queue in offsets}):
+            committed = self._call_broker(broker_name, "committed_offsets", group, topic)
+            old |= {queue: committed.get(queue.queue_id) for queue in offsets if queue.broker_name == broker_name}
+        if not dry_run:
+            self._set_offsets(group, offsets)
+        return NewOffsets(offsets, old)
+
+    def _target_offset(self, queue: MessageQueue, to: str | None, timestamp_ms: int | None, offset: int | None) -> int:
+        if timestamp_ms is not None:
+            return self.offset_by_time(queue, timestamp_ms)
+        bounds = self._queue_bounds(queue)
+        if offset is None:
+            return bounds.min_offset if to == "earliest" else bounds.max_offset
+        if not bounds.min_offset <= offset <= bounds.max_offset:
+            raise OffsetOutOfRangeError(str(queue), offset, bounds.min_offset, bounds.max_offset)
+        return offset
+
+    def _set_offsets(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+        tables: dict[tuple[str, str], dict[int, int]] = {}
+        for queue, offset in offsets.items():
+            tables.setdefault((queue.broker_name, queue.topic), {})[queue.queue_id] = offset
+        for (broker_name, topic), table in tables.items():
+            self._call_broker(broker_name, "ensure_group", group)
+            self._call_broker(broker_name, "reset_offsets", group, topic, table)
+        offsets_reset(group, ADMIN_TIMEOUT_S)
+
+    def dead_letters(self, group: str) -> DeadLetters:
+        """The messages that a group could not consume in all its attempts, to be looked at or brought back.
+        IllegalNameError."""
+        return DeadLetters(group, self._routes, self._storages)
+
+    def producer_connections(self, group: str | None = None) -> list[ProducerConnection]:
+        """The clients that produce in a group, or in any, by their heartbeats of the last two minutes."""
+        return self._connections("producer_connections", group)
+
+    def consumer_connections(self, group: str | None = None) -> list[ConsumerConnection]:
+        """The consumers of a group, or of all, with their subscriptions, by their clients' heartbeats of the last two
+        minutes."""
+        return self._connections("consumer_connections", group)
+
+    def _connections(self, method: str, group: str | None) -> list[Any]:
+        """The connections that any broker knows: each client sends heartbeats to all brokers, but one may have been
+        away."""
+        found: dict[Any, Any] = {}
+        for broker_name in self._broker_names():
+            for connection in self._call_broker(broker_name, method, group):
+                if isinstance(connection, ConsumerConnection):
+                    of = (connection.consumer.group, connection.consumer.member)
+                else:
+                    of = (connection.group, "")
+                found.setdefault((connection.client_id, *of), connection)
+        return [found[key] for key in sorted(found)]
+
+    def group_stats(self, group: str) -> dict[str, GroupStats]:
+        """The numbers of messages that a group consumed and sent back, by topic, over all brokers.
+        GroupNotExistError."""
+        tables: list[dict[str, GroupStats]] = self._call_brokers_that_know(group, "group_stats", group)
+        topics = sorted({topic for table in tables for topic in table})
+        return {topic: add_up(GroupStats, [table[topic] for table in tables if topic in table]) for topic in topics}
+
+    def _call_brokers_that_know(self, group: str, method: str, *args: Any) -> list[Any]:
+        """Call a method of every broker; returns the answers of those that know the group. GroupNotExistError if none
+        does."""
+        answers = []
+        for broker_name in self._broker_names():
+            try:
+                answers.append(self._call_broker(broker_name, method, *args))
+            except GroupNotExistError:
+                continue  # it has nothing on this broker group
+        if not answers:
+            raise GroupNotExistError(group)
+        return answers

@@ -1,0 +1,173 @@
+"""Administration: questions to the live members of a group, which travel by way of the brokers
+(raymq.common.members)."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from raymq.client.admin.base import ADMIN_TIMEOUT_S
+from raymq.client.admin.groups import GroupAdmin
+from raymq.common.errors import (
+    BodyUnreadableError,
+    ClientStateError,
+    InvalidArgumentError,
+    RaymqError,
+    RequestTimeoutError,
+    ServiceNotAvailableError,
+)
+from raymq.common.members.questions import DirectConsumption, MemberAnswer, Question, RunningInfo, decode_answer
+from raymq.common.message import MessageExt
+from raymq.common.names import check_group
+from raymq.common.parallel import map_parallel
+from raymq.common.protocol.clients import ConsumerConnection
+from raymq.common.retry import Backoff
+from raymq.records.format.decode import decode_record
+from raymq.records.format.inner_batch import split_inner_batch
+from raymq.records.format.inner_batch_encode import is_inner_batch
+from raymq.records.format.layout import RecordError
+from raymq.remoting.broker_client import broker_client
+from raymq.remoting.storage_clients import call_master
+
+RUNNING_TIMEOUT_S: Final = 10.0
+"""The time for a member's account of itself, unless the caller gives another one."""
+CONSUME_TIMEOUT_S: Final = 28.0
+"""The time for a listener that is called with one message."""
+LISTENS_WITHIN_S: Final = 3.0
+"""A client that has just begun, or whose broker has ended, listens for questions within this time."""
+CLIENTS_AT_ONCE: Final = 4
+ASK_GRACE_S: Final = 5.0
+"""The time that a broker has to pass a question on, beyond that of the client."""
+
+
+class MemberAdmin(GroupAdmin):
+    """Questions to live members: nothing is committed, and nothing is changed at the brokers."""
+
+    def running_info(
+        self, group: str, member: str | None = None, *, stacks: bool = False, timeout_s: float = RUNNING_TIMEOUT_S
+    ) -> list[RunningInfo]:
+        """The live members of a group by their own account, sorted by client and name: the queues that they hold, the
+        sizes of their process queues, offsets, rates, and with `stacks` what the threads of their processes do.
+
+        `member` is the name of a member, or the id of a client (`consumer_connections` has both); without it all are
+        asked, and one that does not answer within `timeout_s` is there with the reason as its `trouble`. Of a named
+        client that does not answer, the reason is raised: RequestTimeoutError or ServiceNotAvailableError.
+        InvalidArgumentError if no live member is called so.
+        """
+        found = self._connections_of(group, member)
+        clients = {one.client_id: one for one in found}
+
+        def ask(connection: ConsumerConnection) -> list[RunningInfo]:
+            name = "" if member in (None, connection.client_id) else member or ""
+            try:
+                return list(self._ask(connection, Question("running", group, name, stacks), timeout_s).running)
+            except RaymqError as error:
+                if member is not None:
+                    raise
+                return [_silent(one, str(error)) for one in found if one.client_id == connection.client_id]
+
+        answers = map_parallel(ask, clients.values(), threads_max=CLIENTS_AT_ONCE, name="running-info")
+        infos = [info for answer in answers for info in answer]
+        return sorted(infos, key=lambda info: (info.client_id, info.member))
+
+    def consume_directly(
+        self, group: str, message: MessageExt, member: str | None = None, *, timeout_s: float = CONSUME_TIMEOUT_S
+    ) -> DirectConsumption:
+        """Have a live push consumer of a group call its listener with a message, and return what came of it. Nothing is
+        committed, sent back or counted; a reply that the listener returns is sent.
+
+        `member` chooses the consumer, as in `running_info`; without it, the first one by name is asked. The message
+        need not be in a topic that the group subscribes to. Not to be repeated lightly: each call is a call of the
+        user's code. InvalidArgumentError if no live push consumer is called so; RequestTimeoutError if the listener has
+        not returned within `timeout_s`: then it may still be running.
+        """
+        found = [one for one in self._connections_of(group, member) if one.consumer.consume_type == "PUSH"]
+        if not found:
+            raise InvalidArgumentError(
+                f"group {group!r} has no live push consumer{'' if member is None else f' called {member}'}, and only a "
+                "push consumer has a listener; see `raymq group connections`"
+            )
+        chosen = min(found, key=lambda one: (one.consumer.member, one.client_id))
+        question = Question(
+            "consume", group, chosen.consumer.member, record=self._record_of(message), broker_name=message.broker_name
+        )
+        outcome = self._ask(chosen, question, timeout_s).consumed
+        if outcome is None:
+            raise ServiceNotAvailableError(f"{chosen.consumer.member} has not said what came of it")
+        return outcome
+
+    def _connections_of(self, group: str, member: str | None) -> list[ConsumerConnection]:
+        """The connections of a group's live members, or of the one that is called so."""
+        known = self.consumer_connections(check_group(group))
+        found = [one for one in known if member is None or member in (one.client_id, one.consumer.member)]
+        if member is not None and not found:
+            raise InvalidArgumentError(
+                f"group {group!r} has no live member {member!r}; see `raymq group connections {group}`"
+            )
+        return found
+
+    def _record_of(self, message: MessageExt) -> bytes:
+        """A message's record in its store's log."""
+        record = call_master(
+            self._routes,
+            self._storages,
+            message.queue,
+            ADMIN_TIMEOUT_S,
+            lambda storage, left_s: storage.record_at(message.physical_offset, left_s),
+        )
+        if not is_inner_batch(record):
+            return record
+        try:
+            parts = split_inner_batch(record)
+        except RecordError as error:
+            place = message.queue_offset, message.physical_offset
+            raise BodyUnreadableError(str(message.queue), *place, error.reason, True) from None
+        for one in parts:
+            if decode_record(one, broker_name=message.broker_name).queue_offset == message.queue_offset:
+                return bytes(one)
+        raise InvalidArgumentError(f"no message of the batch at {message.physical_offset} is {message.message_id}")
+
+    def _ask(self, connection: ConsumerConnection, question: Question, timeout_s: float) -> MemberAnswer:
+        """Ask a client, at whichever broker it listens. A question that reached it is not asked again."""
+        backoff, give_up_s = Backoff(), time.monotonic() + LISTENS_WITHIN_S
+        while True:
+            failure: RaymqError | None = None
+            for broker_name in self._broker_names():
+                ask = partial(broker_client(broker_name).call, "ask_client", connection.client_id, question, timeout_s)
+                try:
+                    answer: bytes | None = ask(timeout_s=timeout_s + ASK_GRACE_S)
+                except RequestTimeoutError:
+                    raise
+                except ServiceNotAvailableError as error:  # another broker may know the client
+                    failure = error
+                    continue
+                if answer is not None:
+                    return _read(connection, answer)
+            if time.monotonic() >= give_up_s:
+                raise failure or ServiceNotAvailableError(
+                    f"client {connection.client_id} takes no questions: it has ended, or does not run on this version"
+                )
+            time.sleep(backoff.next())
+
+
+def _read(connection: ConsumerConnection, encoded: bytes) -> MemberAnswer:
+    try:
+        answer = decode_answer(encoded)
+    except msgspec.DecodeError as error:
+        raise ServiceNotAvailableError(f"the answer of {connection.client_id} cannot be read: {error}") from None
+    if answer.error:
+        raise ClientStateError(f"{connection.client_id} answered: {answer.error}")
+    return answer
+
+
+def _silent(connection: ConsumerConnection, trouble: str) -> RunningInfo:
+    """A member that has not answered, as its heartbeats describe it."""
+    data = connection.consumer
+    return RunningInfo(
+        *(connection.client_id, connection.host, connection.pid, data.member, data.group, data.consume_type),
+        *(data.message_model.value, data.subscriptions),
+        trouble=trouble,
+    )

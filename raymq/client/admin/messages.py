@@ -1,0 +1,165 @@
+"""Administration: reads a queue without a group, and looks messages up by offset, key, id or time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
+from typing import Any, Final, TypeVar
+
+from raymq.client.admin.base import ADMIN_TIMEOUT_S, AdminBase
+from raymq.client.consumer.pull_once import pull_messages, read_fetched, stored_times
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.errors import BodyUnreadableError, DataLossError, InvalidArgumentError
+from raymq.common.message import MessageExt, MessageQueue, PullResult
+from raymq.common.names import check_topic
+from raymq.common.protocol.store import Boundary, QueryResult
+from raymq.common.retry import persist_until
+from raymq.records.format.decode import decode_record
+from raymq.records.format.inner_batch import split_inner_batch
+from raymq.records.format.inner_batch_encode import is_inner_batch
+from raymq.records.format.layout import RecordError, read_header
+from raymq.records.format.message_id import parse_offset_message_id
+from raymq.remoting.storage_clients import call_master
+
+QUERY_TIMEOUT_S: Final = 10.0
+"""Bounds one query of a store, which is repeated until ADMIN_TIMEOUT_S is over."""
+
+T = TypeVar("T")
+
+
+class MessageAdmin(AdminBase):
+    """Calls that read messages. None of them changes anything."""
+
+    def pull(
+        self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*", wait_s: float = 0.0
+    ) -> PullResult:
+        """Read a queue from `offset` without a group. OffsetOutOfRangeError, InvalidArgumentError."""
+        route = self._routes.wait(check_topic(queue.topic), ADMIN_TIMEOUT_S)
+        data = next((data for data in route.queues if data.broker_name == queue.broker_name), None)
+        if data is None:
+            raise InvalidArgumentError(f"topic {queue.topic!r} has no queue in {queue.broker_name!r}")
+        nums, subscription = data.read_queue_nums, Subscription.parse(queue.topic, tags)
+        return call_master(
+            self._routes,
+            self._storages,
+            queue,
+            ADMIN_TIMEOUT_S,
+            lambda storage, left_s: pull_messages(storage, queue, nums, subscription, offset, max_messages, wait_s),
+        )
+
+    def query_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_messages: int = 32,
+        begin_ms: int = 0,
+        end_ms: int = 2**63 - 1,
+        broker_name: str | None = None,
+    ) -> list[MessageExt]:
+        """The newest messages of `topic` that have `key`, oldest first, stored between two times (ms since 1970).
+
+        Times count by whole seconds, and at most 64 messages come from one broker group (max_msgs_num_batch). With
+        `broker_name`, only that broker group is asked. A damaged message is among them, with its `body_error`.
+        TopicNotExistError, InvalidArgumentError.
+        """
+        arguments = (key, max_messages, begin_ms, end_ms)
+        found = self._query(topic, "query_by_key", *arguments, broker_name=broker_name)
+        return [message for _, message in sorted(found, key=itemgetter(0))][-max_messages:]
+
+    def query_by_id(self, topic: str, message_id: str) -> list[MessageExt]:
+        """The messages of `topic` that `message_id` names: a unique id, or an offset message id.
+
+        Empty if there is none; more than one if the producer sent the message more than once, and all messages of an
+        inner batch for its offset message id, which they have in common. A damaged message is among them, with its
+        `body_error`. TopicNotExistError, InvalidArgumentError.
+        """
+        found = [message for _, message in self._query(topic, "query_by_unique_id", message_id)]
+        return found or self._query_by_offset_id(topic, message_id.upper())
+
+    def offset_by_time(self, queue: MessageQueue, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
+        """The first offset of `queue` stored at or after a time; with UPPER the last one stored at or before it."""
+        check_topic(queue.topic)
+        return call_master(
+            self._routes,
+            self._storages,
+            queue,
+            ADMIN_TIMEOUT_S,
+            lambda storage, left_s: storage.offset_by_time(queue.topic, queue.queue_id, timestamp_ms, left_s, boundary),
+        )
+
+    def _query(
+        self, topic: str, method: str, *args: Any, broker_name: str | None = None
+    ) -> list[tuple[int, MessageExt]]:
+        """The messages that a query method finds in the stores of all broker groups that have the topic, or of one,
+        with the times, in ms since 1970, at which they were stored."""
+        route = self._routes.wait(check_topic(topic), ADMIN_TIMEOUT_S)
+        if broker_name is not None and broker_name not in route.brokers:
+            raise InvalidArgumentError(f"topic {topic!r} has no queue in {broker_name!r}")
+        messages: list[tuple[int, MessageExt]] = []
+        for name in route.brokers if broker_name is None else (broker_name,):
+            storage = self._storages.get(route.master_storage(name))
+            result: QueryResult = persist_until(
+                time.monotonic() + ADMIN_TIMEOUT_S,
+                partial(_call_with_time_left, getattr(storage, method), (topic, *args)),
+            )
+            found = _messages_of(result, MessageQueue(topic, name, -1))
+            messages += zip(stored_times(found), found, strict=True)
+        return messages
+
+    def _query_by_offset_id(self, topic: str, offset_id: str) -> list[MessageExt]:
+        try:
+            physical_offset = parse_offset_message_id(offset_id).physical_offset
+        except InvalidArgumentError:
+            return []  # a unique id of another kind
+        route = self._routes.get(topic)
+        damaged: list[MessageExt] = []
+        for broker_name in route.brokers:
+            storage = self._storages.get(route.master_storage(broker_name))
+            try:
+                record = persist_until(
+                    time.monotonic() + ADMIN_TIMEOUT_S,
+                    partial(_call_with_time_left, storage.record_at, (physical_offset,)),
+                )
+            except (InvalidArgumentError, DataLossError):
+                continue  # no record of this store starts at that offset
+            except BodyUnreadableError as error:  # it may be the one; another store may have it, too
+                damaged.append(_damaged(MessageQueue(topic, broker_name, -1), physical_offset, error.reason))
+                continue
+            messages = _messages_at(record, broker_name)
+            if messages[0].offset_message_id == offset_id and messages[0].topic == topic:
+                return messages
+        return damaged
+
+
+def _messages_of(result: QueryResult, queue: MessageQueue) -> list[MessageExt]:
+    """The messages that a store's query has found, damaged ones among them, in the order they were stored."""
+    found = [one.message for one in read_fetched(result.records, queue)]
+    found += [_damaged(queue, physical_offset, "its record is damaged") for physical_offset in result.damaged]
+    return sorted(found, key=lambda message: message.physical_offset)
+
+
+def _messages_at(record: bytes, broker_name: str) -> list[MessageExt]:
+    """The message of a record, or the messages of an inner batch; one damaged message for a batch that is damaged."""
+    queue = MessageQueue("", broker_name, -1)
+    if not is_inner_batch(record):
+        return [one.message for one in read_fetched(record, queue)]
+    batch = read_header(record)
+    try:
+        return [decode_record(one, broker_name=broker_name) for one in split_inner_batch(record)]
+    except RecordError as error:
+        [message] = [one.message for one in read_fetched(record, queue)]
+        body = BodyUnreadableError(str(message.queue), batch.queue_offset, batch.physical_offset, error.reason)
+        return [message._replaced(body=body)]
+
+
+def _damaged(queue: MessageQueue, physical_offset: int, reason: str) -> MessageExt:
+    """The message for a damaged record of which only the broker group and the place in the log are known."""
+    name = f"{queue.topic}@{queue.broker_name}"
+    return MessageExt.damaged(BodyUnreadableError(name, -1, physical_offset, reason, True), queue)
+
+
+def _call_with_time_left(method: Callable[..., T], args: tuple[Any, ...], left_s: float) -> T:
+    return method(*args, min(left_s, QUERY_TIMEOUT_S))

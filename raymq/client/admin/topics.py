@@ -1,0 +1,348 @@
+"""Administration: topics, their queues, permissions, routes and statistics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from raymq.client.admin.base import ADMIN_SHORT_CALL_TIMEOUT_S, ADMIN_TIMEOUT_S, AdminBase
+from raymq.common.errors import (
+    InvalidArgumentError,
+    RaymqError,
+    RequestTimeoutError,
+    ServiceNotAvailableError,
+    TopicExistsError,
+    TopicNotExistError,
+)
+from raymq.common.message import MessageQueue
+from raymq.common.names import check_topic, check_user_topic, is_internal_topic
+from raymq.common.protocol.attributes import (
+    NO_ATTRIBUTES,
+    CleanupPolicy,
+    QueueType,
+    TopicAttributes,
+    TopicMessageType,
+    attribute_changes,
+)
+from raymq.common.protocol.route import (
+    NewTopic,
+    TopicRoute,
+    check_perm,
+    format_order_config,
+    grow_queues,
+    parse_order_config,
+    spread_queues,
+)
+from raymq.common.protocol.stats import TopicStats, add_up
+from raymq.common.protocol.store import QueueBounds, QueuePosition
+from raymq.remoting.route_cache import RouteCache
+from raymq.remoting.storage_client import StorageClient
+from raymq.remoting.storage_clients import StorageClients, call_master
+
+TOPICS_PER_CALL: Final = 500
+"""The most topics that one call to a broker creates."""
+BROKERS_KEPT_S: Final = 1.0
+"""The age at which topics are spread over brokers that are asked for again."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDescription:
+    """A queue and the offsets it holds: [`min_offset`, `max_offset`)."""
+
+    queue: MessageQueue
+    min_offset: int
+    max_offset: int
+
+    @property
+    def messages(self) -> int:
+        """The number of messages that the queue holds."""
+        return self.max_offset - self.min_offset
+
+
+class TopicAdmin(AdminBase):
+    """Calls about topics. All of them may be repeated."""
+
+    def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
+        super().__init__(routes, storages)
+        self._known_brokers: tuple[list[str], float] = ([], 0.0)
+        """The names of the broker groups, and the time until which they may be used."""
+
+    def create_topic(
+        self,
+        topic: str,
+        queues: int = 4,
+        *,
+        message_type: TopicMessageType | str | None = None,
+        reserve_time_s: float | None = None,
+        queue_type: QueueType | str | None = None,
+        cleanup_policy: CleanupPolicy | str | None = None,
+        brokers: Sequence[str] | None = None,
+    ) -> None:
+        """Create a topic with `queues` queues in all, spread evenly over the broker groups, or over those that
+        `brokers` names.
+
+        `message_type`: the messages that it takes, by default all (TopicMessageType). `reserve_time_s`: the time for
+        which its messages are kept, from 60 s on, by default that of the store (file_reserved_time_hours). `queue_type`
+        "batch": messages that are sent together are stored as one record, an inner batch, and compressed as a whole.
+        `cleanup_policy` COMPACTION, which cannot be changed later: the newest message of each key stays, and each
+        message needs a key.
+
+        On return every client can use it. Raises IllegalNameError, InvalidArgumentError (a broker group that is not
+        there, too), or TopicExistsError when it exists with another number of queues, other attributes, or on a broker
+        group that `brokers` does not name; creating it again as it is changes nothing.
+        """
+        changes = attribute_changes(message_type, cleanup_policy, reserve_time_s, queue_type)
+        chosen = None if brokers is None else self._chosen_brokers(check_user_topic(topic), brokers)
+        self._create({topic: queues}, changes, chosen)
+
+    def _chosen_brokers(self, topic: str, names: Sequence[str]) -> list[str]:
+        """The names, once each, when a topic may be created on these broker groups and no others."""
+        chosen = list(dict.fromkeys(names))
+        live = self._broker_names()
+        missing = [name for name in chosen if name not in live]
+        if missing or not chosen:
+            raise InvalidArgumentError(
+                f"no broker group is called {missing[0]!r}; there are {', '.join(live)}"
+                if missing
+                else f"name at least one broker group for topic {topic!r}: there are {', '.join(live)}"
+            )
+        with suppress(TopicNotExistError):
+            others = sorted(set(self.topic_route(topic).queue_counts()) - set(chosen))
+            if others:
+                raise TopicExistsError(topic, f"on {', '.join(others)}, too")
+        return chosen
+
+    def create_topics(self, topics: Mapping[str, int]) -> None:
+        """Create topics, each with its number of queues in all, as `create_topic` does; many take few calls.
+
+        When this raises, some of them may exist; to repeat it is safe.
+        """
+        self._create(topics, NO_ATTRIBUTES)
+
+    def _create(
+        self, topics: Mapping[str, int], attributes: Mapping[str, str], chosen: Sequence[str] | None = None
+    ) -> None:
+        brokers = self._recent_broker_names() if chosen is None else list(chosen)
+        by_broker: dict[str, list[NewTopic]] = {}
+        for topic, queues in topics.items():
+            check_user_topic(topic)
+            if isinstance(queues, bool) or not isinstance(queues, int) or not 1 <= queues <= 1024 * len(brokers):
+                raise InvalidArgumentError(f"queues must be 1 to {1024 * len(brokers)}, not {queues!r}")
+            counts = spread_queues(queues, brokers)
+            for broker_name, count in counts.items():
+                new_topic = NewTopic(topic, count, format_order_config(counts), attributes)
+                by_broker.setdefault(broker_name, []).append(new_topic)
+        known_to_all = True
+        for broker_name, new in by_broker.items():
+            for start in range(0, len(new), TOPICS_PER_CALL):
+                known = self._call_broker(broker_name, "create_topics", new[start : start + TOPICS_PER_CALL])
+                known_to_all = known_to_all and known
+        for topic in topics:
+            self._routes.invalidate(topic)
+        if not known_to_all:
+            self._wait_for_routes(topics)
+
+    def _recent_broker_names(self) -> list[str]:
+        """Every live broker group, as it was at most BROKERS_KEPT_S ago."""
+        names, until_s = self._known_brokers
+        if time.monotonic() >= until_s:
+            names = self._broker_names()
+            if not names:
+                raise ServiceNotAvailableError("no broker is registered; see `raymq status`")
+            self._known_brokers = names, time.monotonic() + BROKERS_KEPT_S
+        return names
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic with its messages and the offsets committed in it. TopicNotExistError.
+
+        When a broker that has queues of it is away, this raises ServiceNotAvailableError or RequestTimeoutError after
+        20 s: the topic is left there. Delete it again when that broker is back.
+        """
+        route = self.topic_route(check_user_topic(topic))
+        for broker_name in sorted(route.queue_counts(), key=lambda name: (name not in route.brokers, name)):
+            try:
+                self._call_broker(broker_name, "delete_topic", topic)
+            except TopicNotExistError:
+                continue  # an earlier attempt deleted it here
+        self._routes.invalidate(topic)
+
+    def update_topic(
+        self,
+        topic: str,
+        *,
+        queues: int | None = None,
+        perm: int | None = None,
+        message_type: TopicMessageType | str | None = None,
+        reserve_time_s: float | None = None,
+    ) -> None:
+        """Change the number of `queues` in all, which may become more but not fewer, the permission (4 to read plus
+        2 to write), the type of messages that it takes, or the time for which they are kept (0: the store's). On return
+        every client that asks sees it; others within half a minute. What a topic holds is not looked at when its type
+        changes; what a longer time would have kept does not come back.
+
+        More queues mean that sharding keys have other queues from then on: let consumers finish what was sent before
+        where that order matters. Every broker that has the topic is called, so all of them must run.
+
+        TopicNotExistError, IllegalNameError, NoPermissionError (no permission), InvalidArgumentError.
+        """
+        check_user_topic(topic)
+        route = self.topic_route(topic)
+        counts = route.queue_counts()
+        grown: dict[str, int] = {}
+        if queues is not None:
+            grown = grow_queues({**dict.fromkeys(self._broker_names(), 0), **counts}, queues)
+        if perm is not None:
+            check_perm(perm)
+        changes = attribute_changes(message_type, None, reserve_time_s)
+        for broker_name in counts:
+            self._call_broker(broker_name, "update_topic", topic, grown.get(broker_name), perm, None, "", changes)
+        for broker_name in grown.keys() - counts.keys():
+            if grown[broker_name]:
+                attributes = {**route.attributes.mapping(), **changes}
+                nums = grown[broker_name]
+                self._call_broker(broker_name, "create_topic", topic, nums, nums, "", attributes)
+                self._call_broker(broker_name, "update_topic", topic, None, perm, route.order_config)
+        self._set_layout(topic, {name: count for name, count in grown.items() if count})
+        self._routes.invalidate(topic)
+
+    def _set_layout(self, topic: str, counts: Mapping[str, int]) -> None:
+        """Tell each broker of a topic how many queues each of them has. Called when these queues exist, so that no key
+        chooses a queue before."""
+        for broker_name in counts:
+            self._call_broker(broker_name, "update_topic", topic, None, None, None, format_order_config(counts))
+
+    def set_order_config(self, topic: str, config: str | None) -> None:
+        """Make a topic an order topic: its messages go to these queues and no others, also while one of the brokers is
+        away, so that a sharding key never changes its queue. `config` is ``"broker-a:4;broker-b:2"``; None ends it.
+
+        Every broker that has the topic keeps it. TopicNotExistError; InvalidArgumentError for queues the topic has not.
+        """
+        route = self.topic_route(check_user_topic(topic))
+        held = route.queue_counts()
+        for broker_name, count in (parse_order_config(config) if config is not None else {}).items():
+            if count > held.get(broker_name, 0):
+                raise InvalidArgumentError(
+                    f"topic {topic!r} has {held.get(broker_name, 0)} queues in {broker_name!r}, not {count}"
+                )
+        for broker_name in held:
+            self._call_broker(broker_name, "update_topic", topic, None, None, config or "")
+        self._routes.invalidate(topic)
+
+    def order_config(self, topic: str) -> str | None:
+        """The queues of an order topic, as `set_order_config` takes them; None for another topic.
+        TopicNotExistError."""
+        return self.topic_route(topic).order_config or None
+
+    def topic_stats(self, topic: str) -> TopicStats:
+        """The numbers of messages and bytes put into a topic, over all brokers. TopicNotExistError."""
+        parts: list[TopicStats] = [
+            self._call_broker(name, "topic_stats", topic) for name in self.topic_route(topic).brokers
+        ]
+        return add_up(TopicStats, parts)
+
+    def list_topics(self, *, internal: bool = False) -> list[str]:
+        """The names of all topics, sorted; with `internal` also the groups' retry and dead-letter topics and the
+        server's own."""
+        return [topic for topic in self._routes.topics() if internal or not is_internal_topic(topic)]
+
+    def topic_attributes(self, topics: Iterable[str]) -> dict[str, TopicAttributes]:
+        """The attributes of topics, in few calls: the types of their messages, and how they are kept. Those that do not
+        exist, or whose brokers are all away, are left out."""
+        wanted = list(topics)
+        self._routes.fetch(wanted)
+        found: dict[str, TopicAttributes] = {}
+        for topic in wanted:
+            with suppress(TopicNotExistError, ServiceNotAvailableError):
+                found[topic] = self._routes.get(topic).attributes
+        return found
+
+    def topic_route(self, topic: str) -> TopicRoute:
+        """The broker groups and queues of a topic. TopicNotExistError; ServiceNotAvailableError or RequestTimeoutError
+        if no NameServer knows within 20 s if it exists."""
+        check_topic(topic)
+        self._routes.invalidate(topic)
+        return self._routes.wait(topic, ADMIN_TIMEOUT_S)
+
+    def topic_routes(self, topics: Iterable[str]) -> dict[str, TopicRoute]:
+        """The routes of topics as a NameServer knows them now, in one call. Those that it does not know are left out,
+        as are all while it was restarted and may not have heard of every broker yet."""
+        wanted = list(topics)
+        return self._routes.read(wanted) if wanted else {}
+
+    def describe_topic(self, topic: str) -> list[QueueDescription]:
+        """Every queue of a topic with its offsets, in one call for each broker group. TopicNotExistError."""
+        described = []
+        for queues in _by_broker(self.topic_route(topic).subscribe_queues):
+            asked = [(queue.topic, queue.queue_id) for queue in queues]
+            bounds = self._ask_master(queues[0], partial(_bounds_of, asked))
+            described += [
+                QueueDescription(queue, one.min_offset, one.max_offset)
+                for queue, one in zip(queues, bounds, strict=True)
+            ]
+        return described
+
+    def kept_since(self, topic: str) -> dict[MessageQueue, int | None]:
+        """When the first message that each queue of a topic holds was stored, in ms since 1970; None for a queue that
+        holds none. Two calls for each broker group. TopicNotExistError."""
+        described = self.describe_topic(topic)
+        since: dict[MessageQueue, int | None] = dict.fromkeys(one.queue for one in described)
+        first = {one.queue: one.min_offset for one in described if one.messages}
+        for queues in _by_broker(first):
+            asked = [QueuePosition(queue.topic, queue.queue_id, first[queue]) for queue in queues]
+            times_ms = self._ask_master(queues[0], partial(_times_of, asked))
+            since |= {queue: at_ms or None for queue, at_ms in zip(queues, times_ms, strict=True)}
+        return since
+
+    def _ask_master(self, queue: MessageQueue, ask: Callable[[StorageClient, float], T]) -> T:
+        """The answer of the storage actor that leads the queue's broker group."""
+        return call_master(
+            self._routes,
+            self._storages,
+            queue,
+            ADMIN_TIMEOUT_S,
+            lambda storage, left_s: ask(storage, min(left_s, ADMIN_SHORT_CALL_TIMEOUT_S)),
+        )
+
+    def _wait_for_routes(self, topics: Mapping[str, int]) -> None:
+        """Wait until a NameServer shows all of the topics' queues: brokers register on their own.
+        RequestTimeoutError."""
+        deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
+        missing = dict(topics)
+        while True:
+            try:
+                self._routes.fetch(missing)
+                for topic in list(missing):
+                    if len(self._routes.get(topic).publish_queues) >= missing[topic]:
+                        del missing[topic]
+                    else:
+                        self._routes.invalidate(topic)
+            except RaymqError as error:
+                if not isinstance(error, TopicNotExistError) and not error.retryable:
+                    raise
+            if not missing:
+                return
+            if time.monotonic() > deadline_s:
+                raise RequestTimeoutError(f"registration of topic {next(iter(missing))!r}", ADMIN_TIMEOUT_S)
+            time.sleep(0.02)
+
+
+def _by_broker(queues: Iterable[MessageQueue]) -> list[list[MessageQueue]]:
+    """The queues of each broker group, in their order."""
+    found: dict[str, list[MessageQueue]] = {}
+    for queue in queues:
+        found.setdefault(queue.broker_name, []).append(queue)
+    return list(found.values())
+
+
+def _bounds_of(queues: list[tuple[str, int]], storage: StorageClient, timeout_s: float) -> list[QueueBounds]:
+    return storage.bounds_of_queues(queues, timeout_s)
+
+
+def _times_of(positions: list[QueuePosition], storage: StorageClient, timeout_s: float) -> list[int]:
+    return storage.stored_times(positions, timeout_s)

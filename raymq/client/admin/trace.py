@@ -1,0 +1,123 @@
+"""Administration: the life of one message, from its trace and from what the stores know.
+
+    the trace topic (raymq.telemetry.trace)   ▶ sent by whom and when, delivered to whom, how often, how that ended
+    the topic's stores                        ▶ where it is stored
+    the groups of the topic (TrackAdmin)      ▶ how far each is with it now: consumed, in a retry, dead …
+
+Without a trace, the stores alone tell the second and the third.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from raymq.client.admin.track import MessageTrack, TrackAdmin
+from raymq.common.errors import InvalidArgumentError, TopicNotExistError
+from raymq.common.message import MessageExt
+from raymq.common.names import TRACE_TOPIC, check_topic
+from raymq.telemetry.trace.life import Attempt, MessageLife, life_of
+from raymq.telemetry.trace.records import ContextCode, TracedType, decode_records
+
+TRACE_MESSAGES_MAX: Final = 64
+"""The most trace messages of one message that are read from a broker group."""
+
+logger = logging.getLogger(__name__)
+_KINDS: Final = {TracedType.HALF: "half message sent", TracedType.DELAY: "delayed message sent"}
+_ENDS: Final = {
+    ContextCode.SUCCESS: "consumed",
+    ContextCode.TIME_OUT: "took too long",
+    ContextCode.EXCEPTION: "raised an exception",
+    ContextCode.RETURNED_NULL: "answered nothing",
+    ContextCode.FAILED: "failed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvent:
+    """Something that happened to a message at `time_ms`, ms since 1970. `who` is the producer group or the consumer
+    group; empty for a store."""
+
+    time_ms: int
+    event: str
+    who: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTrace:
+    """All that is known about one message: `life` from its trace, `stored` in its topic, `tracks` of the groups."""
+
+    message_id: str
+    topic: str | None
+    life: MessageLife
+    stored: tuple[MessageExt, ...]
+    tracks: tuple[MessageTrack, ...]
+
+    def events(self) -> list[TraceEvent]:
+        """All that happened, in the order of the times."""
+        return sorted(self._events(), key=lambda event: event.time_ms)
+
+    def _events(self) -> Iterator[TraceEvent]:
+        for sent in self.life.sends:
+            answer = "" if sent.success else ", not known to be as durable as asked for"
+            detail = f"{sent.body_length} bytes to {sent.store_host} in {sent.cost_ms} ms{answer}"
+            yield TraceEvent(sent.time_ms, _KINDS.get(sent.message_type, "sent"), sent.group, detail)
+        for message in self.stored:
+            yield TraceEvent(message.store_timestamp_ms, "stored", "", f"{message.queue} offset {message.queue_offset}")
+        for end in self.life.transactions:
+            asked = ", when a broker asked" if end.from_check else ""
+            yield TraceEvent(end.time_ms, "transaction ended", end.group, f"{end.state}{asked}")
+        for recall in self.life.recalls:
+            detail = "taken back" if recall.success else "could not be taken back"
+            yield TraceEvent(recall.time_ms, "recalled", recall.group, detail)
+        for attempt in self.life.attempts:
+            yield _event_of(attempt)
+
+
+def _event_of(attempt: Attempt) -> TraceEvent:
+    times = "" if attempt.retry_times is None else f"attempt {attempt.retry_times + 1}"
+    end = "no end is known" if attempt.code is None else f"{_ENDS[attempt.code]} after {attempt.cost_ms} ms"
+    at_ms = attempt.began_ms if attempt.began_ms is not None else attempt.ended_ms or 0
+    return TraceEvent(at_ms, "delivered", attempt.group, ": ".join(filter(None, (times, end))))
+
+
+class TraceAdmin(TrackAdmin):
+    """The call that tells the life of a message."""
+
+    def trace(self, message_id: str, *, topic: str | None = None, trace_topic: str = TRACE_TOPIC) -> MessageTrace:
+        """The life of the message with this unique id: sent and stored where, delivered to whom, tried how often, dead
+        or done.
+
+        `topic`: the one it was sent to, for a message that was not traced, or whose offset message id is given.
+        `trace_topic`: the one that its client named. Records come into the trace topic within a few seconds, and the
+        stores hold them as long as other messages. InvalidArgumentError if neither a trace nor `topic` has the message;
+        TopicNotExistError; ServiceNotAvailableError or RequestTimeoutError while a broker is away.
+        """
+        stored = self.query_by_id(check_topic(topic), message_id) if topic is not None else []
+        wanted = stored[0].message_id if stored else message_id
+        life = self._life(wanted, check_topic(trace_topic))
+        found = topic or life.topic
+        if topic is None and found is not None:
+            with suppress(TopicNotExistError):  # deleted since
+                stored = self.query_by_id(found, wanted)
+        if not life and not stored:
+            if topic is not None:
+                raise InvalidArgumentError(f"neither topic {topic} nor {trace_topic} has message {message_id}")
+            raise InvalidArgumentError(
+                f"{trace_topic} has no record of message {message_id}: it was not traced, or not in the last seconds; "
+                "name its topic, and the stores tell what they know"
+            )
+        tracks = self.message_track(stored[0]) if stored else []
+        return MessageTrace(wanted, found, life, tuple(stored), tuple(tracks))
+
+    def _life(self, message_id: str, trace_topic: str) -> MessageLife:
+        found = self.query_by_key(trace_topic, message_id, max_messages=TRACE_MESSAGES_MAX)
+        unreadable = [message.body_error for message in found if message.body_error is not None]
+        if unreadable:
+            logger.warning("%d records of a trace are left out: %s", len(unreadable), unreadable[0])
+        texts = [message.body.decode(errors="replace") for message in found if message.body_error is None]
+        return life_of(message_id, [record for text in texts for record in decode_records(text).records])

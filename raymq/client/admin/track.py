@@ -1,0 +1,136 @@
+"""Administration: how far each consumer group is with one message.
+
+    dead letter of that id in %DLQ%group ▶ dead      a try of that id in %RETRY%group ▶ in retry, or consumed by it
+    behind the committed offset          ▶ consumed, or filtered out where no member's tags want it
+    before it                            ▶ not yet
+
+A group commits one offset per queue, so "consumed" says that the group has gone on behind the message. The index of
+keys finds the tries; as long as these are held, the answer is exact, after that it is "consumed".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+
+from raymq.client.admin.messages import MessageAdmin
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistError
+from raymq.common.message import MessageExt
+from raymq.common.names import dlq_topic, retry_topic
+from raymq.common.protocol.clients import ConsumerConnection
+
+
+class TrackState(StrEnum):
+    """How far a group is with a message."""
+
+    CONSUMED = "consumed"
+    NOT_YET = "not yet"
+    RETRYING = "retrying"
+    DEAD = "dead"
+    FILTERED = "filtered out"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTrack:
+    """A group and a message: `retries` so far; `detail` in words."""
+
+    group: str
+    state: TrackState
+    retries: int = 0
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """A message in a group's retry and dead-letter topics: `dead`, or tried again `retries` times, the last time from
+    the retry topic, at whose copy `committed` says if the group has gone on behind it."""
+
+    retries: int = 0
+    dead: bool = False
+    committed: bool = False
+
+
+def judge(group: str, *, offset: int, committed: int | None, tries: Tries | None, wanted: bool | None) -> MessageTrack:
+    """How far `group` is with the message at `offset` of a queue where it has committed `committed`.
+
+    `tries`: those that are known, None for none. `wanted`: some member's subscription takes the message, None if there
+    are no members.
+    """
+    if tries is not None and tries.dead:
+        return MessageTrack(group, TrackState.DEAD, tries.retries, "it is in the group's dead letters")
+    if tries is not None and not tries.committed:
+        return MessageTrack(group, TrackState.RETRYING, tries.retries, f"it failed {tries.retries} times")
+    if tries is not None:
+        return MessageTrack(group, TrackState.CONSUMED, tries.retries, f"after {tries.retries} retries")
+    if committed is None:
+        return MessageTrack(group, TrackState.UNKNOWN, 0, "the group has committed nothing in this queue")
+    if wanted is False:
+        return MessageTrack(group, TrackState.FILTERED, 0, "no subscription of the group takes it")
+    if offset < committed:
+        return MessageTrack(group, TrackState.CONSUMED, 0, f"the group has committed up to offset {committed}")
+    return MessageTrack(group, TrackState.NOT_YET, 0, f"the group goes on at offset {committed}")
+
+
+class TrackAdmin(MessageAdmin):
+    """The call that says who has consumed a message."""
+
+    def message_track(self, message: MessageExt) -> list[MessageTrack]:
+        """Per group of the message's topic, sorted, how far it is with the message: consumed, not yet, in a retry,
+        dead, or filtered out. A group that does not answer is unknown, with the reason.
+
+        TopicNotExistError; ServiceNotAvailableError or RequestTimeoutError while the message's broker is away.
+        """
+        offsets: dict[str, dict[int, int]] = self._call_broker(message.broker_name, "topic_offsets", message.topic)
+        connections: list[ConsumerConnection] = self._call_broker(message.broker_name, "consumer_connections", None)
+        groups = {one.consumer.group for one in connections if message.topic in one.consumer.subscriptions}
+        tracks = []
+        for group in sorted(groups | offsets.keys()):
+            committed = offsets.get(group, {}).get(message.queue_id)
+            wanted = _wanted(message, [one for one in connections if one.consumer.group == group])
+            try:
+                tries = self._tries(group, message)
+            except RaymqError as error:
+                tracks.append(MessageTrack(group, TrackState.UNKNOWN, 0, str(error)))
+                continue
+            tracks.append(judge(group, offset=message.queue_offset, committed=committed, tries=tries, wanted=wanted))
+        return tracks
+
+    def _tries(self, group: str, message: MessageExt) -> Tries | None:
+        """The copies of a message that the group's retry and dead-letter topics hold, None without any."""
+        dead = self._copies(dlq_topic(group), message)
+        again = self._copies(retry_topic(group), message)
+        newest = max([*dead, *again], key=lambda copy: copy.store_timestamp_ms, default=None)
+        if newest is None:
+            return None
+        if newest.topic == dlq_topic(group):
+            return Tries(newest.reconsume_times, dead=True)
+        offsets: dict[str, dict[int, int]] = self._call_broker(newest.broker_name, "topic_offsets", newest.topic)
+        at = offsets.get(group, {}).get(newest.queue_id)
+        return Tries(newest.reconsume_times, committed=at is not None and newest.queue_offset < at)
+
+    def _copies(self, topic: str, message: MessageExt) -> list[MessageExt]:
+        with suppress(TopicNotExistError):
+            found = self.query_by_id(topic, message.message_id)
+            return [copy for copy in found if copy.store_timestamp_ms >= message.store_timestamp_ms]
+        return []
+
+
+def _wanted(message: MessageExt, members: Iterable[ConsumerConnection]) -> bool | None:
+    """True if a member's subscription takes the message, None without members that subscribe to its topic, and where
+    a subscription is more than tags."""
+    expressions = [
+        one.consumer.subscriptions[message.topic] for one in members if message.topic in one.consumer.subscriptions
+    ]
+    answers = []
+    for expression in expressions:
+        if expression.startswith(("SQL92:", "predicate ")):
+            return None
+        try:
+            answers.append(Subscription.parse(message.topic, expression).matches(message.tags))
+        except InvalidArgumentError:
+            return None
+    return any(answers) if answers else None

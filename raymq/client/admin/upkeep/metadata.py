@@ -1,0 +1,374 @@
+"""Administration: topics, groups and offsets as one document, written from one cluster and brought into another.
+
+The document is JSON (Metadata.to_json), for people and for version control too:
+
+    {"version": 1,
+     "topics":  {"orders": {"queues": {"broker-a": 2, "broker-b": 2}, "perm": 6, "order_config": "",
+                            "attributes": {"message.type": "FIFO"}}},
+     "groups":  {"billing": {"consume_enable": true, …, "forbidden": ["bills"]}},
+     "offsets": {"billing": {"orders": {"broker-a": {"0": 17, "1": 9}}}}}
+
+Messages are not in it. So offsets help where the stores themselves are brought along, or where a group is to be set
+back to what it was; an offset that a queue does not hold any more, or not yet, is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, Final, Literal
+
+from raymq.client.admin.groups import GroupAdmin
+from raymq.common.errors import GroupNotExistError, InvalidArgumentError, RaymqError, TopicNotExistError
+from raymq.common.message import MessageQueue
+from raymq.common.names import is_internal_topic, is_system_group
+from raymq.common.protocol.attributes import CLEANUP_POLICY, QUEUE_TYPE, RESERVE_TIME, TopicAttributes
+from raymq.common.protocol.group import GroupConfig
+from raymq.common.protocol.route import (
+    PERM_ALL,
+    NewTopic,
+    TopicConfig,
+    format_order_config,
+    parse_order_config,
+    spread_queues,
+)
+
+METADATA_VERSION: Final = 1
+METADATA_PARTS: Final = ("topics", "groups", "offsets")
+
+Part = Literal["topics", "groups", "offsets"]
+Kind = Literal["topic", "group", "offsets"]
+Offsets = dict[str, dict[str, dict[str, dict[int, int]]]]
+"""Committed offsets by group, topic, broker group and queue id."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMetadata:
+    """A topic: its `queues` in each broker group, its permission (4 to read plus 2 to write), the queues of an order
+    topic (as `Admin.set_order_config` takes them), and RocketMQ's attributes."""
+
+    queues: Mapping[str, int]
+    perm: int = PERM_ALL
+    order_config: str = ""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMetadata:
+    """A consumer group: its configuration, and the topics that it may not read."""
+
+    config: GroupConfig
+    forbidden: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Topics and groups by name, and the offsets that groups have committed in the topics."""
+
+    topics: Mapping[str, TopicMetadata] = field(default_factory=dict)
+    groups: Mapping[str, GroupMetadata] = field(default_factory=dict)
+    offsets: Offsets = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The document, sorted by names, so that two of them can be compared line by line."""
+        groups = {}
+        for name, group in self.groups.items():
+            groups[name] = {**asdict(group.config), "forbidden": list(group.forbidden)}
+            del groups[name]["group"]
+        topics = {name: asdict(topic) for name, topic in self.topics.items()}
+        document = {"version": METADATA_VERSION, "topics": topics, "groups": groups, "offsets": self.offsets}
+        return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Metadata:
+        """The document that `to_json` wrote. InvalidArgumentError says which part of it cannot be read."""
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise InvalidArgumentError(f"this is no JSON: {error}") from error
+        if not isinstance(document, dict) or document.get("version") != METADATA_VERSION:
+            raise InvalidArgumentError(
+                f'this is no file of `raymq export`: it begins with {{"version": {METADATA_VERSION}, …}}'
+            )
+        unknown = sorted(document.keys() - {"version", *METADATA_PARTS})
+        if unknown:
+            raise InvalidArgumentError(f"a file of `raymq export` has {', '.join(METADATA_PARTS)}, not {unknown[0]!r}")
+        topics = {name: _read_topic(name, entry) for name, entry in _table(document, "topics").items()}
+        groups = {name: _read_group(name, entry) for name, entry in _table(document, "groups").items()}
+        return cls(topics, groups, _read_offsets(_table(document, "offsets")))
+
+
+@dataclass(frozen=True, slots=True)
+class ImportStep:
+    """One thing that an import did, or would do: `kind` is "topic", "group" or "offsets". `failed`: it was left as it
+    is, for the reason in `action`; with `action` "same" there was nothing to do."""
+
+    kind: Kind
+    name: str
+    action: str
+    failed: bool = False
+
+
+class MetadataAdmin(GroupAdmin):
+    """The calls that write the topics, groups and offsets of a cluster down, and bring them into another."""
+
+    def export_metadata(
+        self,
+        *,
+        topics: str = "*",
+        groups: str = "*",
+        progress: Callable[[int], None] = lambda count: None,
+    ) -> Metadata:
+        """The topics and groups whose names match `topics` and `groups` (which may have ``*`` and ``?``), and the
+        offsets of these groups in these topics. The server's own are left out, and so are the groups' topics of retries
+        and dead letters. `progress` is called with 1 for each topic and group.
+
+        What changes meanwhile may be in it or not. Every broker must run: ServiceNotAvailableError or
+        RequestTimeoutError after 20 s.
+        """
+        brokers = self._broker_names()
+        found: dict[str, TopicMetadata] = {}
+        for topic in (name for name in self.list_topics() if fnmatchcase(name, topics)):
+            try:
+                found[topic] = self._topic_metadata(topic)
+            except TopicNotExistError:
+                continue  # it was deleted meanwhile
+            progress(1)
+        known: dict[str, GroupMetadata] = {}
+        offsets: Offsets = {}
+        for group in (name for name in self.list_groups() if fnmatchcase(name, groups) and not is_system_group(name)):
+            try:
+                known[group] = GroupMetadata(self.group_config(group), tuple(self.forbidden_topics(group)))
+            except GroupNotExistError:
+                continue
+            committed = self._offsets_of(group, found, brokers)
+            if committed:
+                offsets[group] = committed
+            progress(1)
+        return Metadata(found, known, offsets)
+
+    def _topic_metadata(self, topic: str) -> TopicMetadata:
+        route = self.topic_route(topic)
+        config: TopicConfig = self._call_broker(min(route.brokers), "topic_config", topic)
+        return TopicMetadata(route.queue_counts(), config.perm, config.order_config, dict(config.attributes))
+
+    def _offsets_of(
+        self, group: str, topics: Iterable[str], brokers: Sequence[str]
+    ) -> dict[str, dict[str, dict[int, int]]]:
+        found: dict[str, dict[str, dict[int, int]]] = {}
+        for broker_name in brokers:
+            try:
+                consumed = self._call_broker(broker_name, "group_topics", group)
+            except GroupNotExistError:
+                continue  # it has nothing on this broker group
+            for topic in sorted(set(consumed).intersection(topics)):
+                committed = self._call_broker(broker_name, "committed_offsets", group, topic)
+                found.setdefault(topic, {})[broker_name] = dict(sorted(committed.items()))
+        return found
+
+    def import_metadata(
+        self,
+        metadata: Metadata,
+        *,
+        parts: Sequence[Part] = METADATA_PARTS,
+        dry_run: bool = False,
+        progress: Callable[[int], None] = lambda count: None,
+    ) -> list[ImportStep]:
+        """Make what `metadata` names as it says, and leave everything else alone; returns what was done, in order.
+
+        A topic that is missing is created, with the same queues if all of its broker groups are here, else with as many
+        queues spread over those that are. A topic that is there gets more queues, another permission, type or time of
+        its messages, as the document says; it never gets fewer queues. Groups get the document's configuration and
+        forbidden topics. Offsets are set where the queue holds them, also backwards and while consumers run.
+
+        With `dry_run` nothing changes. `progress` is called with 1 for each step. What cannot be is a failed step, and
+        the rest goes on; while a broker is away, this raises ServiceNotAvailableError or RequestTimeoutError after
+        20 s. To repeat it is safe. InvalidArgumentError: no such part.
+        """
+        if wrong := [part for part in parts if part not in METADATA_PARTS]:
+            raise InvalidArgumentError(f"there is no part {wrong[0]!r}; there are {', '.join(METADATA_PARTS)}")
+        work: list[tuple[Kind, str, Callable[[], str]]] = []
+        if "topics" in parts:
+            for name, topic in sorted(metadata.topics.items()):
+                work.append(("topic", name, partial(self._import_topic, name, topic, dry_run)))
+        if "groups" in parts:
+            for name, group in sorted(metadata.groups.items()):
+                work.append(("group", name, partial(self._import_group, group, dry_run)))
+        if "offsets" in parts:
+            created = metadata.topics.keys() if dry_run and "topics" in parts else set()
+            for group_name, by_topic in sorted(metadata.offsets.items()):
+                for name, table in sorted(by_topic.items()):
+                    step = partial(self._import_offsets, group_name, name, table, name in created, dry_run)
+                    work.append(("offsets", f"{group_name} in {name}", step))
+        done = []
+        for kind, name, do in work:
+            try:
+                done.append(ImportStep(kind, name, do()))
+            except RaymqError as error:
+                if error.retryable:
+                    raise
+                done.append(ImportStep(kind, name, str(error), failed=True))
+            progress(1)
+        return done
+
+    def _import_topic(self, name: str, topic: TopicMetadata, dry_run: bool) -> str:
+        here = self._broker_names()
+        same_brokers = set(topic.queues) <= set(here)
+        counts = dict(topic.queues) if same_brokers else spread_queues(sum(topic.queues.values()), here)
+        order_config = topic.order_config if same_brokers else ""
+        attributes = TopicAttributes.parse(topic.attributes)
+        try:
+            known = self._topic_metadata(name)
+        except TopicNotExistError:
+            if not dry_run:
+                self._create_with(name, counts, topic)
+                if topic.perm != PERM_ALL:
+                    self.update_topic(name, perm=topic.perm)
+                if order_config:
+                    self.set_order_config(name, order_config)
+            return f"created with {sum(counts.values())} queues"
+        for fixed in (CLEANUP_POLICY, QUEUE_TYPE):
+            if known.attributes.get(fixed, "") != topic.attributes.get(fixed, ""):
+                raise InvalidArgumentError(
+                    f"it is there with another {fixed}, which a topic keeps: delete it first, or leave it as it is"
+                )
+        changes: dict[str, Any] = {}
+        if sum(topic.queues.values()) > sum(known.queues.values()):
+            changes["queues"] = sum(topic.queues.values())
+        if known.perm != topic.perm:
+            changes["perm"] = topic.perm
+        if TopicAttributes.parse(known.attributes).message_type is not attributes.message_type:
+            changes["message_type"] = attributes.message_type
+        if known.attributes.get(RESERVE_TIME, "") != topic.attributes.get(RESERVE_TIME, ""):
+            changes["reserve_time_s"] = (attributes.reserve_time_ms or 0) / 1000
+        ordered = order_config != known.order_config and same_brokers
+        if not dry_run:
+            if changes:
+                self.update_topic(name, **changes)
+            if ordered:
+                self.set_order_config(name, order_config or None)
+        changed = [*changes, *(["order_config"] if ordered else [])]
+        return f"changed: {', '.join(changed)}" if changed else "same"
+
+    def _create_with(self, name: str, counts: Mapping[str, int], topic: TopicMetadata) -> None:
+        """Create a topic with so many queues in each broker group; on return every client can use it."""
+        layout = format_order_config(counts)
+        for broker_name, count in sorted(counts.items()):
+            self._call_broker(broker_name, "create_topics", [NewTopic(name, count, layout, dict(topic.attributes))])
+        self._routes.invalidate(name)
+        self._wait_for_routes({name: sum(counts.values())})
+
+    def _import_group(self, group: GroupMetadata, dry_run: bool) -> str:
+        name = group.config.group
+        try:
+            known = GroupMetadata(self.group_config(name), tuple(self.forbidden_topics(name)))
+        except GroupNotExistError:
+            known = None
+        if known == group:
+            return "same"
+        if not dry_run:
+            self.create_group(group.config)
+            before = set() if known is None else set(known.forbidden)
+            for topic in sorted(before ^ set(group.forbidden)):
+                for broker_name in self._broker_names():  # all of them: the topic may come later
+                    self._call_broker(broker_name, "forbid_topic", name, topic, topic in group.forbidden)
+        return "created" if known is None else "changed"
+
+    def _import_offsets(
+        self, group: str, topic: str, table: Mapping[str, Mapping[int, int]], is_new: bool, dry_run: bool
+    ) -> str:
+        wanted = {MessageQueue(topic, name, q): at for name, by_queue in table.items() for q, at in by_queue.items()}
+        try:
+            held = {one.queue: one for one in self.describe_topic(topic)}
+        except TopicNotExistError:
+            if is_new:
+                return f"0 of {len(wanted)} set: the topic would be new"
+            raise
+        usable = {
+            queue: at
+            for queue, at in wanted.items()
+            if queue in held and held[queue].min_offset <= at <= held[queue].max_offset
+        }
+        known: dict[MessageQueue, int | None] = {}
+        for broker_name in sorted({queue.broker_name for queue in usable}):
+            committed = self._call_broker(broker_name, "committed_offsets", group, topic)
+            known |= {one: committed.get(one.queue_id) for one in usable if one.broker_name == broker_name}
+        new = {queue: at for queue, at in usable.items() if known[queue] != at}
+        if new and not dry_run:
+            self._set_offsets(group, new)
+        left_out = len(wanted) - len(usable)
+        if not new and not left_out:
+            return "same"
+        return f"{len(new)} of {len(wanted)} set" + (
+            f"; {left_out} left out, which the queues here do not hold" if left_out else ""
+        )
+
+
+def _table(document: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    table = document.get(part, {})
+    if not isinstance(table, dict):
+        raise InvalidArgumentError(f"{part} is a table of names, not {table!r:.80}")
+    return table
+
+
+def _fields(where: str, entry: object, kind: type, also: Iterable[str] = ()) -> dict[str, Any]:
+    """The values of an entry. InvalidArgumentError for one that `kind` has not."""
+    known = {one.name for one in fields(kind)} | set(also)
+    if not isinstance(entry, dict) or not entry.keys() <= known:
+        raise InvalidArgumentError(f"{where} has {', '.join(sorted(known))}; it is {entry!r:.120}")
+    return entry
+
+
+def _read_topic(name: str, entry: object) -> TopicMetadata:
+    if is_internal_topic(name):
+        raise InvalidArgumentError(f"topic {name!r} is the server's own")
+    values = _fields(f"topic {name!r}", entry, TopicMetadata)
+    queues, attributes = values.get("queues"), values.get("attributes", {})
+    if not isinstance(queues, dict) or not queues or not all(_is_count(count) for count in queues.values()):
+        raise InvalidArgumentError(f"the queues of topic {name!r} are numbers by broker group, not {queues!r:.80}")
+    if not isinstance(attributes, dict):
+        raise InvalidArgumentError(f"the attributes of topic {name!r} are a table, not {attributes!r:.80}")
+    TopicAttributes.parse(attributes)
+    if values.get("order_config"):
+        parse_order_config(values["order_config"])
+    return TopicMetadata(**values)
+
+
+def _read_group(name: str, entry: object) -> GroupMetadata:
+    values = dict(_fields(f"group {name!r}", entry, GroupConfig, ["forbidden"]))
+    forbidden = values.pop("forbidden", [])
+    if not isinstance(forbidden, list) or not all(isinstance(topic, str) for topic in forbidden):
+        raise InvalidArgumentError(f"the forbidden topics of group {name!r} are a list of names, not {forbidden!r:.80}")
+    return GroupMetadata(GroupConfig(**{**values, "group": name}), tuple(sorted(forbidden)))
+
+
+def _read_offsets(table: Mapping[str, Any]) -> Offsets:
+    try:
+        found = {
+            group: {
+                topic: {broker: {int(q): at for q, at in queues.items()} for broker, queues in by_broker.items()}
+                for topic, by_broker in by_topic.items()
+            }
+            for group, by_topic in table.items()
+        }
+    except (AttributeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"offsets are numbers by group, topic, broker group and queue id: {error}"
+        ) from error
+    for group, by_topic in found.items():
+        for topic, by_broker in by_topic.items():
+            for queues in by_broker.values():
+                if not all(_is_offset(at) for at in queues.values()):
+                    raise InvalidArgumentError(f"the offsets of {group!r} in {topic!r} are numbers from 0 on: {queues}")
+    return found
+
+
+def _is_offset(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_count(value: object) -> bool:
+    return _is_offset(value) and value != 0

@@ -1,0 +1,104 @@
+"""A check of every broker group: messages are sent to a queue of its own, read back, and timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Final, Protocol
+
+from raymq.client.admin.topics import TopicAdmin
+from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistError
+from raymq.common.message import Message, MessageQueue, PullResult, SendResult
+
+CHECK_TOPIC: Final = "raymq-check"
+"""The topic of checks, with a queue in each broker group; made when it is first needed."""
+
+
+class Sends(Protocol):
+    """Producer.send."""
+
+    def __call__(self, message: Message, *, queue: MessageQueue) -> SendResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SendCheck:
+    """A broker group under check: how many messages were `sent` and came back, how many `failed`, and times in ms.
+
+    `send_ms` is from the call to the acknowledgement, `round_trip_ms` to the message read back; both median and
+    longest, 0 where nothing came back. `error`: the last failure.
+    """
+
+    broker_name: str
+    sent: int
+    failed: int
+    send_ms: float = 0.0
+    send_max_ms: float = 0.0
+    round_trip_ms: float = 0.0
+    round_trip_max_ms: float = 0.0
+    error: str = ""
+
+
+class CheckAdmin(TopicAdmin):
+    """Calls for checks. All of them may be repeated."""
+
+    def check_queues(self, topic: str | None = None, broker_name: str | None = None) -> list[MessageQueue]:
+        """A queue of each broker group, or of one, for `check_queue`: the first one of `topic` there. Without a topic
+        it is CHECK_TOPIC, which gets a queue in every broker group first.
+
+        TopicNotExistError. InvalidArgumentError if the topic has no queue that takes messages in `broker_name`.
+        """
+        if topic is None:
+            topic = CHECK_TOPIC
+            self._make_check_topic(self._broker_names())
+        first: dict[str, MessageQueue] = {}
+        for queue in sorted(self.topic_route(topic).publish_queues):
+            first.setdefault(queue.broker_name, queue)
+        if broker_name is not None and broker_name not in first:
+            raise InvalidArgumentError(
+                f"topic {topic!r} has no queue that takes messages in {broker_name!r}; see `raymq status`"
+            )
+        return [queue for name, queue in first.items() if broker_name in (None, name)]
+
+    def _make_check_topic(self, brokers: list[str]) -> None:
+        """Have a queue of CHECK_TOPIC in each of these broker groups, also in those that came after it was made."""
+        try:
+            counts = self.topic_route(CHECK_TOPIC).queue_counts()
+        except TopicNotExistError:
+            self.create_topic(CHECK_TOPIC, queues=len(brokers))
+            return
+        missing = set(brokers) - set(counts)
+        if missing:
+            self.update_topic(CHECK_TOPIC, queues=sum(counts.values()) + len(missing))
+
+
+def check_queue(
+    queue: MessageQueue,
+    send: Sends,
+    pull: Callable[[MessageQueue, int], PullResult],
+    *,
+    count: int,
+    size_bytes: int,
+    clock_s: Callable[[], float] = time.perf_counter,
+) -> SendCheck:
+    """Send `count` messages of `size_bytes` to a queue, one after another, and read each back with `pull(queue,
+    offset)`. A message that fails, or is not read back as it was, counts as failed; none is sent again."""
+    sends_ms, trips_ms, error = [], [], ""
+    for number in range(count):
+        body = (b"%d " % number).ljust(size_bytes, b"x")[:size_bytes]
+        begun_s = clock_s()
+        try:
+            result = send(Message(queue.topic, body), queue=queue)
+            stored_s = clock_s()
+            found = pull(queue, result.queue_offset).messages
+        except RaymqError as failure:
+            error = str(failure)
+            continue
+        if [message.body for message in found[:1]] != [body]:
+            error = f"the message at offset {result.queue_offset} is not read back as it was sent"
+            continue
+        sends_ms.append((stored_s - begun_s) * 1000)
+        trips_ms.append((clock_s() - begun_s) * 1000)
+    times = (median(sends_ms), max(sends_ms), median(trips_ms), max(trips_ms)) if sends_ms else (0.0,) * 4
+    return SendCheck(queue.broker_name, len(sends_ms), count - len(sends_ms), *times, error=error)

@@ -1,0 +1,585 @@
+"""A program's connection to raymq: `connect`, and the Client that makes producers, consumers and the admin."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar, Unpack, cast
+
+import ray
+
+from raymq.client.cluster.attach import attach_ray
+from raymq.client.cluster.embedded import EmbeddedCluster
+from raymq.client.cluster.launcher import ProgressCallback
+from raymq.client.consumer.assignment.offset_committer import CommitThreads
+from raymq.client.consumer.rebalance_client import RebalanceClient
+from raymq.client.producer.producer import Producer
+from raymq.client.producer.sender import in_sender
+from raymq.client.producer.settings import ProducerOptions, ProducerSettings
+from raymq.common import identity
+from raymq.common.closing import Closing, direct, in_forked_child
+from raymq.common.config.cluster import ClusterSettings, load_settings
+from raymq.common.errors import AuthenticationError, ClientStateError, ClusterNotFoundError, RaymqError
+from raymq.common.identity import Identity
+from raymq.common.message import ConsumeFromWhere, MessageQueue
+from raymq.common.names import TRACE_TOPIC, check_topic, whole_number
+from raymq.common.namespaces import NO_NAMESPACE, Namespace
+from raymq.common.parallel import aside
+from raymq.common.protocol.group import StartOffsetQuery
+from raymq.common.retry import persist_until
+from raymq.remoting.access.credentials import Credentials, find_credentials
+from raymq.remoting.actor_ref import running_nameservers
+from raymq.remoting.broker_client import close_broker_clients
+from raymq.remoting.heartbeats import Heartbeats
+from raymq.remoting.namespaced_routes import NamespacedRoutes
+from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
+from raymq.remoting.storage_clients import StorageClients
+from raymq.telemetry.trace.deliveries import DeliveryTrace
+from raymq.telemetry.trace.dispatcher import (
+    TRACE_PRODUCER_GROUP,
+    TRACE_SEND_TIMEOUT_S,
+    TraceDispatcher,
+    TraceStatistics,
+)
+from raymq.telemetry.trace.sends import SendTrace
+from raymq.telemetry.trace.spans import spans_if_set
+
+if TYPE_CHECKING:
+    from raymq.client.admin.admin import Admin
+    from raymq.client.consumer.pull.async_consumer import AsyncPullConsumer
+    from raymq.client.consumer.pull.consumer import PullConsumer
+    from raymq.client.consumer.pull.engine import PullEngine
+    from raymq.client.consumer.pull.settings import PullOptions
+    from raymq.client.consumer.push.consumer import PushConsumer, PushOptions
+    from raymq.client.consumer.simple.async_consumer import AsyncSimpleConsumer
+    from raymq.client.consumer.simple.consumer import SimpleConsumer
+    from raymq.client.consumer.simple.engine import SimpleEngine
+    from raymq.client.consumer.simple.settings import SimpleOptions
+    from raymq.client.producer.async_producer import AsyncProducer
+    from raymq.client.producer.repeatable.writer import RepeatableWriter
+    from raymq.client.request.requests import ClientRequests
+    from raymq.client.transactions.checks import Check
+    from raymq.client.transactions.producer import TransactionProducer
+
+CONSUME_TIMESTAMP_AGO_MS: Final = 30 * 60_000
+"""RocketMQ's default of CONSUME_FROM_TIMESTAMP: a new group starts at the messages of the last half hour."""
+
+NAMESPACE_VARIABLE: Final = "RAYMQ_NAMESPACE"
+
+QUEUES_TIMEOUT_S: Final = 20.0
+"""The time to wait for a topic's queues, over a restart of the NameServers."""
+
+CLOSE_AT_EXIT_S: Final = 60.0
+"""The longest that a process which ends waits for a `close` that was interrupted."""
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=_Closable)
+
+logger = logging.getLogger(__name__)
+
+_inherited_ray: list[object] = []
+"""In a forked child, the parent's connection to Ray as it was copied. It serves the parent alone."""
+
+
+@in_forked_child
+def _note_inherited_ray() -> None:
+    _inherited_ray.clear()
+    if ray.is_initialized():
+        _inherited_ray.append(ray._private.worker.global_worker.core_worker)
+
+
+def _refuse_inherited_ray() -> None:
+    """Raise ClientStateError if this process would talk to Ray over its parent's connection, which never answers."""
+    connected = bool(_inherited_ray) and ray.is_initialized()
+    if connected and ray._private.worker.global_worker.core_worker is _inherited_ray[0]:
+        raise ClientStateError(
+            f"process {os.getpid()} was forked from a process that is connected to Ray, and Ray's connection does "
+            "not survive a fork: fork before the program connects, or start the process with multiprocessing's "
+            "'spawn' or 'forkserver' method, and call raymq.connect() there"
+        )
+
+
+def connect(
+    address: str | None = None,
+    *,
+    embedded: bool = False,
+    config: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    broker_groups: int | None = None,
+    progress: ProgressCallback = lambda step: None,
+    credentials: Credentials | None = None,
+    trace: bool | str = False,
+    namespace: str | None = None,
+) -> Client:
+    """Connect to the raymq of a Ray cluster, or start one on this machine.
+
+    Without `embedded`: uses the Ray this process is connected to, else connects to the one at `address`, else to this
+    machine's (raymq.client.cluster.attach); ClusterNotFoundError when no Ray or no raymq is there.
+
+    With `embedded=True`: starts a local Ray unless this process has one, and the servers, from the settings in `config`
+    (default: `raymq.yaml` here, if any) with `data_dir` and `broker_groups` on top; closing the client stops what was
+    started. Messages stay in `data_dir`. Raises ConfigError, StoreLockedError or StoreError before any of it remains,
+    and ClientStateError where a raymq runs already.
+    `progress` is called with each step's name.
+
+    `credentials`: the user in whose name every request is made, where access is on; by default those of the
+    environment or of a file, if there are any (raymq.remoting.access.credentials). A process acts as one user at a
+    time: ClientStateError while it has a client of another one. AuthenticationError where access is on and no known
+    user is given.
+
+    In a forked child of a process that is connected to Ray, this raises ClientStateError at once.
+
+    `trace`: True has the records of all sends, deliveries and transactions of this client's producers, push and pull
+    consumers written to RMQ_SYS_TRACE_TOPIC (`Admin.trace` reads them); a str names another topic for them, which must
+    exist: TopicNotExistError.
+
+    `namespace`: topics and groups of this client are those of a namespace (raymq.common.namespaces), by default that of
+    the environment's RAYMQ_NAMESPACE, if any. IllegalNameError.
+    """
+    _refuse_inherited_ray()
+    if broker_groups is not None:
+        broker_groups = whole_number("broker_groups", broker_groups, 1)
+    names = Namespace(os.environ.get(NAMESPACE_VARIABLE, "") if namespace is None else namespace)
+    who = identity.present() if credentials is None else credentials.identity
+    if who is None:
+        found = find_credentials()
+        who = None if found is None else found.identity
+    if who is None:
+        return _traced(_connect(address, embedded, config, data_dir, broker_groups, progress, names), trace)
+    identity.take(who)
+    try:
+        client = _traced(_connect(address, embedded, config, data_dir, broker_groups, progress, names), trace)
+    except BaseException:
+        identity.give_back(who)
+        raise
+    client._acts_as(who)
+    return client
+
+
+def _connect(
+    address: str | None,
+    embedded: bool,
+    config: str | Path | None,
+    data_dir: str | Path | None,
+    broker_groups: int | None,
+    progress: ProgressCallback,
+    names: Namespace,
+) -> Client:
+    """`connect`, as whoever the process acts as."""
+    if not embedded:
+        if config is not None or data_dir is not None or broker_groups is not None:
+            raise ClientStateError(
+                "config, data_dir and broker_groups start a raymq: pass embedded=True, or leave them out"
+            )
+        return _checked(Client(_attach(address), names))
+    if address is not None:
+        raise ClientStateError("embedded=True starts raymq on this machine; leave address out, or leave embedded out")
+    settings: ClusterSettings = load_settings(config, data_dir=data_dir, broker_groups=broker_groups)
+    if ray.is_initialized() and running_nameservers():
+        raise ClientStateError(
+            "this Ray cluster runs a raymq already: use it with raymq.connect(), without embedded=True"
+        )
+    cluster = EmbeddedCluster(settings)
+    cluster.start(progress)
+    try:
+        client = Client(cluster.stop, names)
+    except BaseException:
+        cluster.stop()
+        raise
+    return _checked(client)
+
+
+def _checked(client: Client) -> Client:
+    """A client that was just made, once a NameServer has taken a call of this process's user. AuthenticationError,
+    after the client was closed, for one that it refuses. NameServers that are away say nothing: clients start without
+    them, and their first call is refused then."""
+    try:
+        client.routes.clusters()
+    except AuthenticationError:
+        client.close()
+        raise
+    except RaymqError as error:
+        logger.info("no NameServer says now if this process's user is known: %s", error)
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def _traced(client: Client, trace: bool | str) -> Client:
+    """A client that was just made, traced if that is asked for; closed when that fails."""
+    if trace:
+        try:
+            client._begin_trace(TRACE_TOPIC if trace is True else client.names.wrap(check_topic(trace)))
+        except BaseException:
+            client.close()
+            raise
+    return client
+
+
+def _attach(address: str | None) -> Callable[[], None]:
+    """Connect this process to Ray; returns a function that disconnects it again, if it was connected here."""
+    attached = attach_ray(address)
+    if not running_nameservers():
+        if attached:
+            ray.shutdown()
+        raise ClusterNotFoundError(
+            "this Ray cluster runs no raymq: start it with `raymq up`, or use raymq.connect(embedded=True)"
+        )
+    return ray.shutdown if attached else lambda: None
+
+
+class Client(Closing):
+    """A connection, made by `connect`. Close it, or use it in a `with`: that closes its producers and consumers too."""
+
+    def __init__(self, release: Callable[[], None], names: Namespace = NO_NAMESPACE) -> None:
+        self._release, self.names = release, names
+        self._lock = threading.Lock()
+        self._open: dict[int, Any] = {}
+        self._requests: ClientRequests | None = None
+        self._closed = False
+        self._identity: Identity | None = None
+        self._trace: TraceDispatcher | None = None
+        self._spans = spans_if_set()
+        self.node_id: str = ray.get_runtime_context().get_node_id()
+        self._born_host = (ray.util.get_node_ip_address(), 0)
+        self.routes = RouteCache(running_nameservers())
+        self.storages = StorageClients(self.node_id)
+        self.heartbeats = Heartbeats(self.routes, self._born_host[0], self.node_id)
+        self.rebalance = RebalanceClient(self.routes)
+        self._commits = CommitThreads()
+        self._pid = os.getpid()
+        self._ended = threading.Event()
+        """Set once `close` has done all of its work."""
+        atexit.register(self._close_at_exit)
+
+    def _acts_as(self, who: Identity) -> None:
+        """Give this user back when the client is closed."""
+        self._identity = who
+
+    def _begin_trace(self, topic: str) -> None:
+        """Trace the producers and consumers that are made from now on."""
+        self.routes.wait(topic, ROUTE_TIMEOUT_S)
+        self._trace = TraceDispatcher(self._trace_producer, topic)
+
+    def _trace_producer(self) -> Producer:
+        return Producer(
+            TRACE_PRODUCER_GROUP,
+            routes=self.routes,
+            storage=self.storages.get,
+            born_host=self._born_host,
+            settings=ProducerSettings(send_timeout_s=TRACE_SEND_TIMEOUT_S),
+        )
+
+    def trace_statistics(self) -> TraceStatistics:
+        """The messages whose records this client has sent, dropped, or could not send; listeners in the cluster have
+        their own. All are 0 without a trace."""
+        return TraceStatistics() if self._trace is None else self._trace.statistics()
+
+    @property
+    def admin(self) -> Admin:
+        """Administration of topics, messages, groups, stores and NameServers."""
+        from raymq.client.admin.admin import Admin
+        from raymq.client.admin.namespaced import NamespacedCalls
+
+        self._check_open()
+        admin = Admin(self.routes, self.storages)
+        return cast("Admin", NamespacedCalls(admin, self.names)) if self.names else admin
+
+    def producer(self, group: str = "default", **settings: Unpack[ProducerOptions]) -> Producer:
+        """A producer. `settings` are those of ProducerSettings: `send_timeout_s`, `max_buffered_bytes`, `when_full`,
+        `compression`, `hooks` …"""
+        self._check_open()
+        producer = Producer(
+            group,
+            routes=self.routes,
+            storage=self.storages.get,
+            born_host=self._born_host,
+            settings=ProducerSettings(**settings),
+            requests=self._requests_of_all,
+            trace=None if self._trace is None else SendTrace(self.names.wrap(group), self._trace),
+            spans=self._spans,
+            names=self.names,
+            on_close=self._forget,
+        )
+        self.heartbeats.set_producer(producer, self.names.wrap(group))
+        return self._track(producer)
+
+    def async_producer(self, group: str = "default", **settings: Unpack[ProducerOptions]) -> AsyncProducer:
+        """A producer for programs with an event loop, with the settings of `producer`."""
+        from raymq.client.producer.async_producer import AsyncProducer
+
+        return AsyncProducer(self.producer(group, **settings))
+
+    def transaction_producer(
+        self, group: str, *, check: Check, check_threads: int = 1, **settings: Unpack[ProducerOptions]
+    ) -> TransactionProducer:
+        """A producer whose messages become visible together with a local transaction.
+
+        ``check(message)`` says how the local transaction of a message has ended: a LocalTransactionState, or None
+        while that is not known. It runs in `check_threads` threads of this process. `settings` are those of `producer`.
+        """
+        from raymq.client.transactions.producer import TransactionProducer
+
+        producer = TransactionProducer(
+            self.producer(group, **settings),
+            check,
+            routes=self.routes,
+            storage=self.storages.get,
+            brokers=self.routes.brokers,
+            client_id=f"{self.heartbeats.client_id}@{secrets.token_hex(4)}",
+            check_threads=check_threads,
+            on_close=self._forget,
+        )
+        return self._track(producer)
+
+    def write_queues(self, topic: str, timeout_s: float = QUEUES_TIMEOUT_S) -> tuple[MessageQueue, ...]:
+        """All queues of a topic, in the order in which sharding keys count them: the list that a repeatable write fixes
+        in advance. TopicNotExistError, NoPermissionError if it must not be written, ServiceNotAvailableError while
+        nobody knows its queues for `timeout_s`."""
+        self._check_open()
+        routes = NamespacedRoutes(self.routes, self.names)
+        routes.invalidate(topic)  # queues may have been added a moment ago
+        return persist_until(time.monotonic() + timeout_s, lambda left_s: routes.get(topic).require_all_queues())
+
+    def repeatable_writer(
+        self,
+        topic: str,
+        *,
+        producer_id: str,
+        epoch: int = 0,
+        queues: Sequence[MessageQueue] | None = None,
+        first_queue: int = 0,
+        now_ms: int | None = None,
+        **settings: Unpack[ProducerOptions],
+    ) -> RepeatableWriter:
+        """A writer of Arrow tables that stores each row once, however often the write is repeated.
+
+        The store knows a row by `producer_id` (1 to 64 bytes of text; no two writes at a time may share one, and one
+        that writes to two topics needs two), `epoch` (0 or more; a greater one fences smaller ones) and its number. A
+        repeat has the same of these, of `queues` (by default the topic's of now, which is only right if nobody adds
+        queues before the repeat; see `write_queues`), of `first_queue`, where rows without a key begin, and of `now_ms`
+        (ms since 1970), from which deliver times count; without it, none may be later than a day from now.
+
+        `settings` are those of ProducerSettings. Waits up to `send_timeout_s` for brokers that are away, and raises
+        ServiceNotAvailableError then; ClientStateError when a greater epoch has written; TopicNotExistError.
+        """
+        from raymq.client.producer.encoder import ProducerIdentity
+        from raymq.client.producer.repeatable.stored import StoredSequences
+        from raymq.client.producer.repeatable.writer import RepeatableWriter, check_identity
+
+        self._check_open()
+        check_identity(producer_id, epoch)
+        identity = ProducerIdentity(producer_id, epoch)
+        # A repeat must find the row stored, not only known to have been taken.
+        own: ProducerOptions = {**settings, "retry_when_not_store_ok": True}
+
+        def producer() -> Producer:
+            return Producer(
+                "default",
+                routes=self.routes,
+                storage=self.storages.get,
+                born_host=self._born_host,
+                settings=ProducerSettings(**own),
+                identity=identity,
+                names=self.names,
+            )
+
+        return RepeatableWriter(
+            topic,
+            self.write_queues(topic) if queues is None else queues,
+            stored=StoredSequences(topic, identity, self.routes, self.storages, self.names),
+            routes=NamespacedRoutes(self.routes, self.names),
+            producer=producer,
+            first_queue=first_queue,
+            now_ms=now_ms,
+        )
+
+    def pull_consumer(self, group: str, **options: Unpack[PullOptions]) -> PullConsumer:
+        """A consumer in this process, read with `poll`. The options are
+        raymq.client.consumer.pull.settings.PullSettings', and `consume_from`, `consume_timestamp_ms`: where to start in
+        queues the group has committed nothing in."""
+        from raymq.client.consumer.pull.consumer import PullConsumer
+
+        return PullConsumer(self._pull_engine(group, options))
+
+    @direct  # it must see the event loop that runs
+    def async_pull_consumer(self, group: str, **options: Unpack[PullOptions]) -> AsyncPullConsumer:
+        """As `pull_consumer`, for the event loop that runs now: ``async with client.async_pull_consumer("g") as c:``"""
+        from raymq.client.consumer.pull.async_consumer import AsyncPullConsumer
+
+        return AsyncPullConsumer(aside(self._pull_engine, group, options))
+
+    def _pull_engine(self, group: str, options: PullOptions) -> PullEngine:
+        from raymq.client.consumer.pull.engine import PullEngine
+        from raymq.client.consumer.pull.settings import PullSettings
+
+        self._check_open()
+        settings = PullSettings.of(self.names.wrap(group), **options)
+        engine = PullEngine(
+            settings,
+            routes=self.routes,
+            storages=self.storages,
+            rebalance=self.rebalance,
+            commits=self._commits,
+            node_id=self.node_id,
+            names=self.names,
+            announce=self.heartbeats.set_consumer,
+            on_close=self._forget,
+            trace=None if self._trace is None else DeliveryTrace(self.names.wrap(group), self._trace),
+            spans=self._spans,
+        )
+        return self._track(engine)
+
+    def simple_consumer(self, group: str, **options: Unpack[SimpleOptions]) -> SimpleConsumer:
+        """A consumer in this process that receives messages for a time and acknowledges each of them. The options are
+        `ordered` (raymq.client.consumer.simple.settings.SimpleSettings) and `consume_from`, `consume_timestamp_ms`."""
+        from raymq.client.consumer.simple.consumer import SimpleConsumer
+
+        return SimpleConsumer(self._simple_engine(group, options))
+
+    @direct
+    def async_simple_consumer(self, group: str, **options: Unpack[SimpleOptions]) -> AsyncSimpleConsumer:
+        """As `simple_consumer`, for the event loop that runs now."""
+        from raymq.client.consumer.simple.async_consumer import AsyncSimpleConsumer
+
+        return AsyncSimpleConsumer(aside(self._simple_engine, group, options))
+
+    def _simple_engine(self, group: str, options: SimpleOptions) -> SimpleEngine:
+        from raymq.client.consumer.simple.engine import SimpleEngine
+        from raymq.client.consumer.simple.settings import SimpleSettings
+
+        self._check_open()
+        engine = SimpleEngine(
+            SimpleSettings.of(self.names.wrap(group), **options),
+            routes=self.routes,
+            storages=self.storages,
+            names=self.names,
+            announce=self.heartbeats.set_consumer,
+            on_close=self._forget,
+        )
+        return self._track(engine)
+
+    def push_consumer(
+        self,
+        group: str,
+        *,
+        consume_from: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        consume_timestamp_ms: int | None = None,
+        **options: Unpack[PushOptions],
+    ) -> PushConsumer:
+        """A consumer in the cluster that calls a listener: subscribe, give it a listener, start it.
+
+        `consume_from` counts where the group has not committed yet, `consume_timestamp_ms` (by default 30 minutes ago)
+        is for CONSUME_FROM_TIMESTAMP. The `options` are settings (raymq.client.consumer.push.settings), such as
+        ``orderly=True``: one message of a queue after another, ``threads=4``,
+        ``message_model=MessageModel.BROADCASTING``.
+        """
+        from raymq.client.consumer.push.consumer import PushConsumer
+        from raymq.client.request.listener_producer import listener_trace
+        from raymq.client.request.replier import ListenerReplier
+
+        self._check_open()
+        if consume_timestamp_ms is None:
+            consume_timestamp_ms = time.time_ns() // 1_000_000 - CONSUME_TIMESTAMP_AGO_MS
+        return PushConsumer(
+            group,
+            names=self.names,
+            routes=self.routes,
+            start=StartOffsetQuery(consume_from, consume_timestamp_ms),
+            options=options,
+            track=self._track,
+            on_close=self._forget,
+            make_replier=ListenerReplier,
+            make_trace=None
+            if self._trace is None
+            else partial(listener_trace, self.names.wrap(group), self._trace.topic),
+        )
+
+    def close(self) -> None:
+        """Close producers and consumers (a producer flushes), then the connection. Idempotent. In a callback of a
+        send's future, which must not wait, it returns at once: a thread closes."""
+        if in_sender():
+            threading.Thread(target=self.close, name="client-close", daemon=True).start()
+            return
+        with self._lock:
+            if self._closed or os.getpid() != self._pid:
+                return
+            self._closed = True
+            opened = list(self._open.values())
+        try:
+            self._close_all(opened)
+        finally:
+            self._ended.set()
+            atexit.unregister(self._close_at_exit)
+
+    def _close_at_exit(self) -> None:
+        """Close, and wait for a `close` whose caller was interrupted: it goes on in a thread that the process's end
+        would end."""
+        self.close()
+        if os.getpid() == self._pid:
+            self._ended.wait(CLOSE_AT_EXIT_S)
+
+    def _close_all(self, opened: Sequence[Any]) -> None:
+        failures: list[Exception] = []
+        for item in opened:
+            try:
+                item.close()
+            except Exception as error:  # close the rest all the same, then say so
+                failures.append(error)
+        if self._requests is not None:
+            self._requests.close()
+        if self._trace is not None:
+            self._trace.close()
+        self.rebalance.close()
+        self._commits.close()
+        self.heartbeats.close()
+        self.storages.close()
+        close_broker_clients()
+        self._release()
+        if self._identity is not None:
+            identity.give_back(self._identity)
+        if failures:
+            raise failures[0]
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a raymq client cannot be pickled: call raymq.connect() where it is used")
+
+    def _requests_of_all(self) -> ClientRequests:
+        """The requests of all producers of this client; made when the first one needs it."""
+        from raymq.client.request.requests import ClientRequests
+
+        with self._lock:
+            if self._requests is None:
+                self._requests = ClientRequests(self.routes, self.storages, self.heartbeats)
+            return self._requests
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientStateError("this client is closed; call raymq.connect() again")
+
+    def _track(self, item: T) -> T:
+        """Have `close` close an object. One that was still being made while the client closed is closed at once:
+        ClientStateError."""
+        with self._lock:
+            if not self._closed:
+                self._open[id(item)] = item
+                return item
+        item.close()
+        raise ClientStateError("this client was closed meanwhile; call raymq.connect() again")
+
+    def _forget(self, item: Any) -> None:
+        self.heartbeats.remove(item)
+        with self._lock:
+            self._open.pop(id(item), None)

@@ -1,0 +1,99 @@
+"""Connects this process to a Ray cluster that runs already.
+
+Without an address, in this order: the Ray this process is connected to; RAY_ADDRESS; the Ray that `raymq up` started;
+the one that `ray start` last started on this machine. `ray.init(address="auto")` is not used: it takes any GCS process
+it sees, also another user's or another program's, and then waits minutes for a token it does not have.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Final
+
+import ray
+from ray._common.utils import get_ray_address_file
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray.exceptions import AuthenticationError
+
+from raymq.client.cluster.ray_head import read_head
+from raymq.common.errors import ClusterNotFoundError
+from raymq.common.names import NAMESPACE
+
+CONNECT_TIMEOUT_S: Final = 5.0
+"""Bounds the test if anything listens at Ray's address."""
+
+# This module of Ray warns, at each connection, that the cluster is protected.
+logging.getLogger(maybe_enable_token_auth_if_token_available.__module__).setLevel(logging.ERROR)
+
+_ADVICE: Final = "start one with `raymq up` or `ray up cluster.yaml`, or use raymq.connect(embedded=True)"
+
+
+def attach_ray(address: str | None) -> bool:
+    """Connect this process to Ray unless it is connected; True if this call connected it.
+
+    `address` is the GCS's, host:port. ClusterNotFoundError when nothing answers there, or when it asks for a token that
+    this user does not have.
+    """
+    if ray.is_initialized():
+        return False
+    found = address or find_address()
+    if found is None:
+        raise ClusterNotFoundError(f"no Ray cluster runs on this machine: {_ADVICE}")
+    # Ray itself waits a minute for an address where nothing listens, and then ends the whole process.
+    reason = _why_silent(found)
+    if reason:
+        raise ClusterNotFoundError(f"no Ray cluster runs at {found} ({reason}): {_ADVICE}")
+    # With an address, Ray does not look for its token by itself, and has no public way to say that it should.
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    try:
+        ray.init(address=found, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    except AuthenticationError as error:
+        raise ClusterNotFoundError(
+            f"the Ray cluster at {found} asks for a token that this user does not have: copy the cluster's into "
+            f"~/.ray/auth_token or name its file in RAY_AUTH_TOKEN_PATH ({str(error).splitlines()[0]})"
+        ) from None
+    except (ConnectionError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ClusterNotFoundError(f"cannot connect to Ray at {found} ({reason}): {_ADVICE}") from None
+    return True
+
+
+def find_address() -> str | None:
+    """The address of the Ray cluster to use without being told one; None where none runs."""
+    named = os.environ.get("RAY_ADDRESS")
+    if named and named != "auto":
+        return named
+    head = read_head()
+    if head is not None:
+        return head.address
+    latest = latest_started()
+    return latest if latest and not _why_silent(latest) else None
+
+
+def latest_started() -> str | None:
+    """The address that `ray start` wrote down last on this machine, None if there is none. That Ray may have ended
+    since."""
+    try:
+        return latest_started_file().read_text().strip() or None
+    except OSError:
+        return None
+
+
+def latest_started_file() -> Path:
+    """The path of the file in which Ray keeps the address of the cluster that was started last."""
+    return Path(get_ray_address_file(None))
+
+
+def _why_silent(address: str) -> str:
+    """The reason why nothing can be reached at host:port; empty if something listens there."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return "an address is host:port"
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

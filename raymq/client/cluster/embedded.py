@@ -1,0 +1,197 @@
+"""An embedded raymq: servers, and a local Ray if this process has none, for as long as one program runs.
+
+Everything listens on loopback only. Ray's temporary files, its sockets and its token go into a directory of their own,
+which is removed at the end; the stores stay in `data_dir`. When the program is killed, Ray's processes end by
+themselves, and the stores recover when they are opened again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+
+from raymq.client.cluster.java import java_environment
+from raymq.client.cluster.launcher import ProgressCallback, launch
+from raymq.common.config.cluster import ClusterSettings
+from raymq.common.errors import StoreError
+from raymq.common.names import NAMESPACE
+
+OBJECT_STORE_BYTES: Final = 256 * 1024 * 1024
+"""Memory of the local Ray's object store."""
+STARTING_MAX: Final = 16
+"""Processes of Ray that may start at the same time."""
+SOCKET_DIRECTORY_MAX: Final = 40
+"""Ray puts about 60 characters behind its temporary directory, and a socket's path has 107 at most."""
+
+
+class EmbeddedCluster:
+    """The servers of one program. `start` starts them and `stop` ends them; both may be called once."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        self._settings = settings
+        self._ray: LocalRay | None = None
+
+    def start(self, progress: ProgressCallback = lambda step: None) -> None:
+        """Start Ray if this process has none, then the servers. On failure everything started is stopped again."""
+        _check_can_write(self._settings.data_dir)
+        if not ray.is_initialized():
+            progress("starting Ray")
+            self._ray = LocalRay()
+            self._ray.start()
+        try:
+            launch("start", ray.get_runtime_context().gcs_address, self._settings, progress)
+        except BaseException:
+            self._stop_ray()
+            raise
+
+    def stop(self, progress: ProgressCallback = lambda step: None) -> None:
+        """Close the stores, stop the servers, then Ray if it was started here."""
+        try:
+            if ray.is_initialized():
+                launch("stop", ray.get_runtime_context().gcs_address, self._settings, progress)
+        finally:
+            self._stop_ray()
+
+    def _stop_ray(self) -> None:
+        if self._ray is not None:
+            self._ray.stop()
+            self._ray = None
+
+
+class LocalRay:
+    """A Ray cluster of this process and its children."""
+
+    def __init__(self) -> None:
+        self._directory: Path | None = None
+        self._environment: dict[str, str | None] = {}
+        self._terminal: int | None = None
+
+    def start(self) -> None:
+        """Start Ray, with Java on the path of its processes for Spark."""
+        base = tempfile.gettempdir()
+        self._directory = Path(tempfile.mkdtemp(prefix="rmq", dir=base if len(base) < SOCKET_DIRECTORY_MAX else "/tmp"))
+        token = self._directory / "token"
+        token.touch(mode=0o600)
+        token.write_text(_process_token())
+        self._set_environment(
+            {
+                **java_environment(),
+                "RAY_AUTH_TOKEN_PATH": str(token),
+                # Without this, Ray replaces 127.0.0.1 by the machine's address and listens on all interfaces.
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+                "RAY_USAGE_STATS_ENABLED": "0",
+            }
+        )
+        self._terminal = _foreground_group()
+        try:
+            _init_ray(str(self._directory))
+        except BaseException:
+            self.stop()
+            raise
+        _take_terminal(self._terminal)
+
+    def stop(self) -> None:
+        """End Ray and remove its files."""
+        ray.shutdown()
+        _give_terminal_back(self._terminal)
+        for name, value in self._environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._environment = {}
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+    def _set_environment(self, values: dict[str, str]) -> None:
+        for name in (*values, "RAY_AUTH_MODE"):  # Ray sets the last one itself
+            self._environment[name] = os.environ.get(name)
+        os.environ.update(values)
+
+
+def _check_can_write(data_dir: Path) -> None:
+    """StoreError when stores cannot be made in `data_dir`. Checked first, so that Ray is not started for nothing."""
+    existing = next(path for path in (data_dir, *data_dir.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise StoreError(
+            f"cannot open the store directories in {data_dir}: {existing} is no directory that can be written; check "
+            f"that it is on a disk with free space and that user {os.getuid()} may write there, or set data_dir"
+        )
+
+
+@cache
+def _process_token() -> str:
+    """The token of every local Ray that this process starts: Ray reads it once in a process's life."""
+    return secrets.token_hex(32)
+
+
+def _init_ray(directory: str) -> None:
+    # Ray reads this constant from the environment when it is imported, perhaps long ago, and uses it at each start.
+    constants: Any = sys.modules["ray._private.ray_constants"]
+    before = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace=NAMESPACE,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=directory,
+            _system_config={
+                "enable_worker_prestart": False,
+                "prestart_worker_first_driver": False,
+                # Ray expects no more starting processes than CPUs, and warns on this program's standard output.
+                "worker_maximum_startup_concurrency": STARTING_MAX,
+            },
+        )
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+# Ray makes this process the leader of a new process group. Where the process was in its terminal's foreground group,
+# as under `make`, it would be in the background from then on, and ctrl-C would no longer reach it.
+
+
+def _foreground_group() -> int | None:
+    """This process's group if it is the terminal's foreground group, else None."""
+    try:
+        group = os.tcgetpgrp(sys.stdin.fileno())
+    except (OSError, ValueError, AttributeError):
+        return None  # no terminal
+    return group if group == os.getpgrp() else None
+
+
+def _take_terminal(group: int | None) -> None:
+    if group is not None and group != os.getpgrp():
+        _set_foreground(os.getpgrp())
+
+
+def _give_terminal_back(group: int | None) -> None:
+    if group is not None and group != os.getpgrp():
+        _set_foreground(group)
+        with contextlib.suppress(OSError):  # the group's other processes may be gone
+            os.setpgid(0, group)
+
+
+def _set_foreground(group: int) -> None:
+    # A process in the background that takes the terminal is stopped by SIGTTOU, unless it blocks it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    try:
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            os.tcsetpgrp(sys.stdin.fileno(), group)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,238 @@
+"""The work of `raymq up`, `down`, `status`, `drain` and `balance`: servers that outlive the command, on any Ray
+cluster.
+
+Where no Ray runs on this machine, `up` starts one with `ray start --head`, as a process of its own that lives until
+`down` (raymq.client.cluster.ray_head). A Ray that somebody else started is used and left running.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+
+from raymq.client.cluster.attach import attach_ray, find_address, latest_started, latest_started_file
+from raymq.client.cluster.embedded import STARTING_MAX
+from raymq.client.cluster.java import java_environment
+from raymq.client.cluster.launcher import ProgressCallback, launch
+from raymq.client.cluster.node_wait import alive_nodes, await_nodes
+from raymq.client.cluster.ray_head import RAY_STOP_TIMEOUT_S, RayHead, read_head, run_directory, write_head
+from raymq.common.config.cluster import load_settings
+from raymq.common.errors import ClusterNotFoundError, RequestTimeoutError, ServiceNotAvailableError
+
+RAY_START_TIMEOUT_S: Final = 90.0
+"""Bounds the start of Ray on this machine."""
+UMASK: Final = 0o077
+"""Files of servers, messages and the token among them, are for their user only."""
+WAIT_NODES_TIMEOUT_S: Final = 1800.0
+"""Bounds the wait for nodes to join: on the first `ray up`, each installs everything before it joins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The result of `up`: the names of all actors, and sentences about what was found on disk and what was changed."""
+
+    actors: list[str]
+    notes: list[str]
+
+
+def up(
+    config: Path | None,
+    data_dir: Path | None,
+    broker_groups: int | None,
+    address: str | None,
+    progress: ProgressCallback,
+    *,
+    wait_nodes: int | None = None,
+    wait_timeout_s: float = WAIT_NODES_TIMEOUT_S,
+    leave_out: Sequence[str] = (),
+) -> Started:
+    """Start raymq with all stores that the data directories hold, but those of `leave_out`. Repeating it changes
+    nothing, and says so.
+
+    With `wait_nodes`, first wait until the Ray cluster has so many nodes, or so many that may hold stores where
+    `placement.node_label` says which; then no Ray is started here, since it would
+    have one node only. Raises ConfigError before anything is started; when the servers do not start, a Ray that was
+    started here is stopped again.
+    """
+    settings = load_settings(config, data_dir=data_dir, broker_groups=broker_groups, leave_out=tuple(leave_out) or None)
+    head = None
+    if address is None and wait_nodes is None and not ray.is_initialized() and find_address() is None:
+        progress("starting Ray on this machine")
+        head = _start_ray()
+    try:
+        attach_ray(address)
+        if wait_nodes is not None:
+            label = settings.placement.node_label
+            await_nodes(wait_nodes, wait_timeout_s, progress, lambda: alive_nodes(label))
+        result = launch("start", ray.get_runtime_context().gcs_address, settings, progress, board=True)
+    except BaseException:
+        ray.shutdown()
+        if head is not None:
+            head.stop()
+        raise
+    ray.shutdown()
+    return Started(result["actors"], result["notes"])
+
+
+def down(address: str | None, progress: ProgressCallback) -> list[str]:
+    """Stop raymq's actors, then the Ray that `up` started, if it did; returns the actors' names."""
+    head = read_head() if address is None else None
+    attach_ray(address)
+    try:
+        stopped: list[str] = launch("stop", ray.get_runtime_context().gcs_address, progress=progress)
+    finally:
+        ray.shutdown()
+    if head is not None:
+        progress("stopping Ray")
+        head.stop()
+    return stopped
+
+
+def status(address: str | None) -> dict[str, Any]:
+    """The state of all servers, as placement.status reports it. ClusterNotFoundError when no Ray runs or no raymq runs
+    there."""
+    attach_ray(address)
+    try:
+        report: dict[str, Any] = launch("status", ray.get_runtime_context().gcs_address)
+    finally:
+        ray.shutdown()
+    if not report["actors"]:
+        raise ClusterNotFoundError("this Ray cluster runs no raymq: start it with `raymq up`")
+    return report
+
+
+def drain(node: str, undo: bool, address: str | None, progress: ProgressCallback) -> dict[str, Any]:
+    """Empty a node of replicas, or with `undo` allow them there again (placement.operations)."""
+    return _operate("drain", address, progress, node=node, undo=undo)
+
+
+def balance(address: str | None, progress: ProgressCallback) -> dict[str, Any]:
+    """Have the first replica by priority lead each broker group (placement.operations)."""
+    return _operate("balance", address, progress)
+
+
+def close_stores(address: str | None, progress: ProgressCallback) -> list[str]:
+    """Close the stores on this node, before it is taken away (placement.operations); returns their names."""
+    attach_ray(address)
+    try:
+        closed: list[str] = launch("close", ray.get_runtime_context().gcs_address, progress=progress)
+        return closed
+    finally:
+        ray.shutdown()
+
+
+def install_board(output: str | None, address: str | None) -> dict[str, Any]:
+    """Have the Grafana board written on the head node (placement.board); the folder must be there, not here."""
+    return _operate("board", address, lambda step: None, output=output)
+
+
+def start_console(config: Path | None, address: str | None, progress: ProgressCallback) -> dict[str, Any]:
+    """Start the web console, unless it runs with these settings; returns its `url`, `host`, `port`, `pid`, and
+    `loopback`, True if only the head node reaches it. ConfigError; ClusterNotFoundError without a raymq."""
+    settings = load_settings(config)
+    progress("starting the console")
+    attach_ray(address)
+    try:
+        found: dict[str, Any] = launch("console", ray.get_runtime_context().gcs_address, settings, progress)
+        return found
+    finally:
+        ray.shutdown()
+
+
+def stop_console(address: str | None) -> bool:
+    """End the web console; False if none runs."""
+    attach_ray(address)
+    try:
+        return bool(launch("stop_console", ray.get_runtime_context().gcs_address))
+    finally:
+        ray.shutdown()
+
+
+def _operate(action: str, address: str | None, progress: ProgressCallback, **arguments: Any) -> dict[str, Any]:
+    """Have the launch process carry out an action of placement.operations or placement.board; returns its result."""
+    attach_ray(address)
+    try:
+        result: dict[str, Any] = launch(action, ray.get_runtime_context().gcs_address, progress=progress, **arguments)
+        return result
+    finally:
+        ray.shutdown()
+
+
+def _ray_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "ray.scripts.scripts", *arguments]
+
+
+def _start_ray() -> RayHead:
+    """Start a Ray head that outlives this process."""
+    directory = run_directory()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    environment = {**os.environ, **java_environment(), "RAY_worker_maximum_startup_concurrency": str(STARTING_MAX)}
+    if "RAY_AUTH_MODE" not in os.environ:
+        # Ray's default for a local cluster; `ray start` would leave authentication off where no token exists yet.
+        subprocess.run(
+            _ray_command("get-auth-token", "--generate"),
+            env=environment,
+            check=True,
+            capture_output=True,
+            timeout=60,
+            umask=UMASK,
+        )
+        _make_private(Path(environment.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser())
+        environment["RAY_AUTH_MODE"] = "token"
+    log = directory / "ray-head.log"
+    latest_started_file().unlink(missing_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            _ray_command(
+                "start", "--head", "--block", "--port=0", "--include-dashboard=false", "--disable-usage-stats"
+            ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd="/",  # the workers' import path begins with it
+            env=environment,
+            start_new_session=True,
+            umask=UMASK,
+        )
+    try:
+        return write_head(process.pid, _await_address(process, log))
+    except BaseException:
+        process.terminate()
+        try:
+            process.wait(RAY_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        raise
+
+
+def _make_private(token: Path) -> None:
+    """Take the token file's permissions from other users: its readers can run code in the cluster. An older file may be
+    readable for everybody."""
+    if token.exists() and token.stat().st_mode & 0o077:
+        token.chmod(0o600)
+
+
+def _await_address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Wait until the Ray that `process` starts can be reached; returns its address."""
+    deadline_s = time.monotonic() + RAY_START_TIMEOUT_S
+    while True:
+        address = latest_started()
+        if address is not None and find_address() == address:
+            return address
+        if process.poll() is not None:
+            raise ServiceNotAvailableError(f"Ray did not start; the end of {log}:\n{_tail(log)}")
+        if time.monotonic() > deadline_s:
+            raise RequestTimeoutError(f"the start of Ray (see {log})", RAY_START_TIMEOUT_S)
+        time.sleep(0.2)
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])

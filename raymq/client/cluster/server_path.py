@@ -1,0 +1,39 @@
+"""The import path of server processes: raymq's own `storage`, `actors` and `placement` come first there.
+
+Users have packages of these names, and so have other distributions. In the wheel the three therefore lie in
+`raymq/_floors/`, which no user's process has on its import path; in a checkout they lie beside `raymq/`. A process that
+runs them calls `put_floors_first` before it imports one, whatever is on PYTHONPATH, in site-packages or in the current
+directory. A user's process never does: there, `import storage` is the user's.
+
+    python -P -m raymq.client.cluster.server_path MODULE    # runs MODULE.main(), with the floors first
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+
+def floors() -> Path:
+    """The folder with this raymq's `storage`, `actors` and `placement`."""
+    package = Path(__file__).resolve().parents[2]
+    in_wheel = package / "_floors"
+    return in_wheel if in_wheel.is_dir() else package.parent
+
+
+def put_floors_first() -> None:
+    """Make `import storage`, `actors` and `placement` find raymq's in this process from now on; may be repeated."""
+    folder = str(floors())
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
+
+
+def main() -> None:
+    """Run the module of the floors that is named on the command line."""
+    put_floors_first()
+    import_module(sys.argv[1]).main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""GroupMember sends a consumer's heartbeats to its group, whose answers grant, revoke and keep its queues.
+
+    next_heartbeat (wanted topics, queues held) → Rebalance → assigned: AssignedQueues.assignment_received, a new lease
+                                                            → unanswered, too long: AssignedQueues.fence
+
+A Rebalance actor that dies costs nothing while the lease lasts: the next one rebuilds the group from the heartbeats of
+its members, and counts offset resets anew, so that members ask their brokers. Nothing here waits but `leave`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from raymq.client.consumer.assignment.assigned_queues import FENCE_AFTER_S, AssignedQueues
+from raymq.client.consumer.rebalance_client import Membership, RebalanceClient
+from raymq.common.errors import RaymqError, SubscriptionConflictError
+from raymq.common.protocol.membership import ALL_MESSAGES, Allocation, GroupAssignment, GroupHeartbeat
+
+logger = logging.getLogger(__name__)
+
+
+class GroupMember:
+    """One member of `group`, called `name` there; the HeartbeatSource of its heartbeats. Thread-safe.
+
+    `core`, guarded by `lock`, has its queues. `node_id` is the Ray node this process runs on, for allocation by
+    machine. `expressions`, called with the lock, gives which messages are wanted, by topic. `on_assigned` is called
+    after each answer, when queues may have come or gone; `on_reset` when somebody has reset offsets of the group.
+    """
+
+    def __init__(
+        self,
+        core: AssignedQueues[Any],
+        lock: threading.Lock,
+        rebalance: RebalanceClient,
+        *,
+        group: str,
+        name: str,
+        node_id: str,
+        allocation: Allocation,
+        on_assigned: Callable[[], None],
+        on_reset: Callable[[], None],
+        expressions: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        self._core, self._lock, self._rebalance = core, lock, rebalance
+        self._group, self._name, self._node_id, self._allocation = group, name, node_id, allocation
+        self._on_assigned, self._on_reset, self._expressions = on_assigned, on_reset, expressions
+        self._membership: Membership | None = None
+        """None before the consumer takes part in its group."""
+        self._failure: RaymqError | None = None
+        """The error of the last heartbeat that failed."""
+        self.refusal: SubscriptionConflictError | None = None
+        """The reason why the group does not take the member; None if it does."""
+
+    def check(self, expressions: Mapping[str, str]) -> None:
+        """SubscriptionConflictError if other members want other messages of one of these topics. Waits for a call."""
+        self._rebalance.check(self._group, self._name, expressions)
+
+    def join(self) -> None:
+        """Send heartbeats from now on."""
+        self._membership = self._rebalance.join(self._group, self)
+
+    def beat_soon(self) -> None:
+        """Send the next heartbeat at once: something has changed that others wait for."""
+        if self._membership is not None:
+            self._membership.beat_soon()
+
+    def fence(self) -> None:
+        """Give up all queues if the group has not answered for FENCE_AFTER_S: others may get them now."""
+        with self._lock:
+            lost = self._core.fence(time.monotonic())
+        if lost:
+            logger.warning(
+                "%s gives up its queues: group %s gave no answer for %g s", self._name, self._group, FENCE_AFTER_S
+            )
+
+    def release(self) -> None:
+        """Release the revoked queues that may go. The next heartbeat is sent at once: other members wait for them."""
+        with self._lock:
+            released = self._core.leaving and self._core.release(time.monotonic())
+        if released:
+            self.beat_soon()
+
+    def leave(self) -> None:
+        """Give up all queues and leave the group, which will notice by itself if it cannot be told. May wait, for a few
+        seconds at most."""
+        with self._lock:
+            self._core.lose_all()
+        if self._membership is not None:
+            self._membership.leave(self._farewell())
+
+    def raise_failure(self) -> None:
+        """Raise the error of the last heartbeat if the group never answered any."""
+        with self._lock:
+            joined = self._core.joined
+        if not joined and self._failure is not None:
+            raise self._failure
+
+    def raise_refusal(self) -> None:
+        """SubscriptionConflictError while other members of the group want other messages of a topic."""
+        if self.refusal is not None:
+            raise SubscriptionConflictError(*self.refusal.args)
+
+    # A HeartbeatSource: called from the client's threads
+
+    def next_heartbeat(self) -> GroupHeartbeat | None:
+        """The queues held, and the topics wanted. While the member is absent, first a farewell that gives up all
+        queues, then nothing."""
+        with self._lock:
+            if not self._core.is_absent(time.monotonic()):
+                return GroupHeartbeat(
+                    self._name,
+                    self._core.topics,
+                    self._core.holding,
+                    allocation=self._allocation,
+                    node=self._node_id,
+                    expressions={t: text for t, text in self._expressions().items() if text != ALL_MESSAGES},
+                )
+            if not self._core.lose_all():
+                return None
+        logger.warning("%s leaves group %s: its program does not poll", self._name, self._group)
+        return self._farewell()
+
+    def assigned(self, assignment: GroupAssignment, sent_s: float) -> None:
+        """Take up the group's answer, which renews the lease on the queues."""
+        self.refusal = None
+        with self._lock:
+            known_version = self._core.offsets_version
+            self._core.assignment_received(assignment, sent_s)
+        if known_version not in (None, assignment.offsets_version):
+            self._on_reset()
+        self.release()
+        self._on_assigned()
+
+    def unanswered(self, error: RaymqError) -> None:
+        """Note that the group gives no answer; the queues are used while the lease lasts."""
+        logger.info("%s: %s", self._name, error)
+        self._failure = error
+        self.fence()
+
+    def refused(self, error: SubscriptionConflictError) -> None:
+        """Note that the group does not take this member. It asks on, so that it gets queues once the others have left;
+        those it has are used while the lease lasts."""
+        if self.refusal is None:
+            logger.warning("%s: %s", self._name, error)
+        self.refusal = error
+        self.fence()
+        self._on_assigned()
+
+    def _farewell(self) -> GroupHeartbeat:
+        return GroupHeartbeat(self._name, frozenset(), frozenset(), leaving=True)

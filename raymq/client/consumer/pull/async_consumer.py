@@ -1,0 +1,400 @@
+"""AsyncPullConsumer is the pull consumer for asyncio: PullConsumer's methods, without blocking the event loop.
+
+A poll that waits costs no thread: the engine wakes it through the loop. Calls to brokers and stores run in a few
+threads of this consumer's own, and so does decoding, unless it is less work than changing the thread. A poll that is
+cancelled has taken nothing: the next one returns the messages.
+
+A poll consists of steps, and what an await divides. Each step runs aside: a signal handler that raises in the loop's
+thread ends the poll between steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
+
+from raymq.client.consumer.pull.engine import PullEngine
+from raymq.client.consumer.pull.fetched_records import (
+    Decode,
+    Found,
+    PolledRecords,
+    as_messages,
+    as_table,
+    decode_messages,
+    found,
+)
+from raymq.client.consumer.pull.poll_turn import PollTurn
+from raymq.client.consumer.queue_change import QueueChangeListener
+from raymq.client.consumer.subscription import Expression, Expressions
+from raymq.common.closing import OfProcess
+from raymq.common.errors import ClientStateError
+from raymq.common.message import MessageExt, MessageQueue
+from raymq.common.parallel import aside
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from raymq.records.kernels.column_bodies import BodyType
+    from raymq.records.kernels.columns import Unreadable
+
+CALL_THREADS: Final = 4
+INLINE_BYTES: Final = 16 * 1024
+"""Records up to this size are decoded on the loop: some 0.1 ms."""
+LOOK_AGAIN_S: Final = 1.0
+"""How long a poll waits at most before it looks again. A signal handler that raises in the callback that wakes the poll
+ends that callback, and nothing else would wake it."""
+
+T = TypeVar("T")
+
+
+class _Step(Generic[Found]):
+    """The outcome of a step of a poll: its end with the messages taken, records to be decoded, or a wait."""
+
+    def __init__(
+        self,
+        taken: list[tuple[PolledRecords, Found]] | None = None,
+        *,
+        slices: Sequence[PolledRecords] = (),
+        wait_s: float = 0.0,
+    ) -> None:
+        self.taken, self.slices, self.wait_s = taken, list(slices), wait_s
+
+
+class AsyncPullConsumer(OfProcess):
+    """Made by `Client.async_pull_consumer` inside the event loop that uses it. One task polls at a time.
+
+    Methods do the same, and raise the same, as those of PullConsumer with the same name; those that call a broker or a
+    store are awaited. After `close` every method raises ClientStateError.
+    """
+
+    def __init__(self, engine: PullEngine) -> None:
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise ClientStateError(
+                "an async consumer belongs to an event loop: call client.async_pull_consumer(...) inside a coroutine"
+            ) from None
+        self.group = engine.names.unwrap(engine.settings.group)
+        self._engine = engine
+        self._waiter: asyncio.Future[None] | None = None
+        """The future of a poll that waits. No asyncio.Event: one whose `set` was interrupted never wakes anybody."""
+        self._watched: list[int] = []
+        """The descriptors that the loop may be watching for a wait."""
+        self._watch_lock = threading.Lock()
+        """Held while they change: the helper of an interrupted wait may still be at it."""
+        self._calls = ThreadPoolExecutor(CALL_THREADS, f"calls-{self.group}")
+        self._decoder = ThreadPoolExecutor(1, f"decode-{self.group}")
+        engine.on_wakeup = partial(self._in_loop, self._look_again)
+
+    # What is consumed
+
+    async def subscribe(self, topic: str, expression: Expression = "*") -> None:
+        await self._call(self._engine.subscribe, topic, expression)
+
+    def unsubscribe(self, topic: str) -> None:
+        self._engine.unsubscribe(topic)
+
+    async def assign(self, queues: Iterable[MessageQueue], expression: Expressions = "*") -> None:
+        await self._call(self._engine.assign, list(queues), expression)
+
+    def assignment(self) -> list[MessageQueue]:
+        return self._engine.assignment()
+
+    # Messages
+
+    async def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]:
+        decode = partial(decode_messages, on_unreadable=self._engine.unreadable.note)
+        turn = PollTurn()
+        try:
+            messages = as_messages(await self._poll(turn, decode, max_messages, timeout_s))
+        except BaseException:
+            turn.abandoned = True
+            raise
+        return messages
+
+    async def poll_table(
+        self,
+        max_messages: int = 65_536,
+        timeout_s: float = 1.0,
+        *,
+        body_type: BodyType = "binary_view",
+        columns: Sequence[str] | None = None,
+        unreadable: Unreadable = "null",
+    ) -> pa.Table:
+        decode = self._engine.table_decoder(body_type, columns, unreadable)
+        turn = PollTurn()
+        try:
+            table = as_table(await self._poll(turn, decode, max_messages, timeout_s), body_type, columns)
+        except BaseException:
+            turn.abandoned = True
+            raise
+        return table
+
+    async def __aiter__(self) -> AsyncIterator[MessageExt]:
+        while not self._engine.closed:
+            try:
+                messages = await self.poll(max_messages=1)
+            except ClientStateError:
+                if self._engine.closed:
+                    return
+                raise
+            for message in messages:
+                yield message
+
+    async def _poll(
+        self, turn: PollTurn, decode: Decode[Found], max_messages: int, timeout_s: float
+    ) -> list[tuple[PolledRecords, Found]]:
+        if asyncio.get_running_loop() is not self._loop:
+            raise ClientStateError(
+                "this async consumer was made in another event loop: make one here by client.async_pull_consumer(...)"
+            )
+        deadline_s = time.monotonic() + timeout_s
+        step = aside(turn.step, self._begin, turn, decode, max_messages, timeout_s, deadline_s)
+        try:
+            while step.taken is None:
+                if step.slices:
+                    # Nothing is awaited between the step that takes messages and the return: a cancelled poll has taken
+                    # nothing.
+                    call = partial(self._engine.decode, decode, step.slices)
+                    decoded = await aside(_submit, self._decoder, call, self._loop)
+                    step = aside(turn.step, self._take, turn, decoded, decode, max_messages, deadline_s)
+                else:
+                    await self._wait(step.wait_s)
+                    step = aside(turn.step, self._look, turn, decode, max_messages, deadline_s)
+        except asyncio.CancelledError:
+            aside(turn.step, self._end, turn)
+            raise
+        taken: list[tuple[PolledRecords, Found]] = step.taken
+        return taken
+
+    # The steps of a poll: none awaits, and none is interrupted. One that fails ends the poll.
+
+    def _begin(
+        self, turn: PollTurn, decode: Decode[Found], max_messages: int, timeout_s: float, deadline_s: float
+    ) -> _Step[Found]:
+        self._engine.poll_begins(turn, max_messages, timeout_s)
+        return self._look(turn, decode, max_messages, deadline_s)
+
+    def _look(self, turn: PollTurn, decode: Decode[Found], max_messages: int, deadline_s: float) -> _Step[Found]:
+        """Take what can be decoded here, find what is to be decoded in a thread, or how long to wait."""
+        engine = self._engine
+        with self._ended_by_error(turn):
+            slices = [] if engine.closed else engine.peek(max_messages)
+            if sum(part.size_bytes for part in slices) > INLINE_BYTES:
+                return _Step(slices=slices)
+            if slices:
+                taken = engine.take(turn, engine.decode(decode, slices))
+                if found(taken):
+                    engine.poll_ends(turn)
+                    return _Step(taken)
+                return _Step()  # all of it was excluded: there may be more
+            left_s = deadline_s - time.monotonic()
+            if left_s > 0 and not engine.closed:
+                engine.raise_loss()
+                return _Step(wait_s=min(left_s, engine.wait_max_s(), LOOK_AGAIN_S))
+            engine.poll_ends(turn)
+        engine.raise_failure()
+        return _Step([])
+
+    def _take(
+        self,
+        turn: PollTurn,
+        decoded: list[tuple[PolledRecords, Found]],
+        decode: Decode[Found],
+        max_messages: int,
+        deadline_s: float,
+    ) -> _Step[Found]:
+        """Take what a thread has decoded, or look again."""
+        with self._ended_by_error(turn):
+            taken = self._engine.take(turn, decoded)
+            if found(taken):
+                self._engine.poll_ends(turn)
+                return _Step(taken)
+        return self._look(turn, decode, max_messages, deadline_s)
+
+    def _end(self, turn: PollTurn) -> None:
+        if not turn.has_ended:
+            self._engine.poll_ends(turn)
+
+    @contextmanager
+    def _ended_by_error(self, turn: PollTurn) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._engine.poll_ends(turn)
+            raise
+
+    async def _wait(self, timeout_s: float) -> None:
+        """Wait until there may be something to look at, for `timeout_s` at most.
+
+        What an interrupt leaves behind does no harm: a timer that only wakes the next wait, and descriptors that are
+        unwatched then, or by `close`.
+        """
+        waiter = self._waiter = self._loop.create_future()
+        # Two: a signal handler may raise in the callback of one of them.
+        timers = [self._loop.call_later(after_s, self._wake) for after_s in (timeout_s, timeout_s + LOOK_AGAIN_S)]
+        try:
+            # Aside: an interrupt in the loop's selector would leave it in contradiction with the kernel.
+            aside(self._watch, self._engine.descriptors())
+            await waiter
+        finally:
+            for timer in timers:
+                timer.cancel()
+            aside(self._unwatch)
+
+    def _wake(self) -> None:
+        """Have the poll that waits look again. On the loop, so that nothing can be missed between a look and a wait.
+
+        Aside: a future whose `set_result` was interrupted has a result, and never wakes its task. The loop stands still
+        for that time; one in debug mode refuses calls of other threads all the same.
+        """
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if self._loop.get_debug():
+            waiter.set_result(None)
+        else:
+            aside(_finish, waiter)
+
+    def _watch(self, descriptors: list[int]) -> None:
+        """Have the loop wake this consumer when a descriptor is readable."""
+        with self._watch_lock:
+            self._remove_readers()
+            for descriptor in descriptors:
+                self._watched.append(descriptor)
+                self._loop.add_reader(descriptor, self._wake)
+
+    def _unwatch(self) -> None:
+        with self._watch_lock:
+            self._remove_readers()
+
+    def _remove_readers(self) -> None:
+        while self._watched:
+            self._loop.remove_reader(self._watched.pop())
+
+    # Committing
+
+    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
+        return await self._call(self._engine.commit, offsets)
+
+    def acknowledge(self, messages: Iterable[MessageExt]) -> None:
+        self._engine.acknowledge(messages)
+
+    async def send_back(self, message: MessageExt, *, delay_level: int = 0, max_reconsume_times: int = -1) -> None:
+        await self._call(self._engine.send_back, message, delay_level, max_reconsume_times)
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        return await self._call(self._engine.committed, queue)
+
+    # Positions
+
+    def position(self, queue: MessageQueue) -> int:
+        return self._engine.position(queue)
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        await self._call(self._engine.seek, queue, offset)
+
+    async def seek_to_begin(self, queue: MessageQueue) -> None:
+        await self._call(self._engine.seek_to_begin, queue)
+
+    async def seek_to_end(self, queue: MessageQueue) -> None:
+        await self._call(self._engine.seek_to_end, queue)
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        self._engine.pause(list(queues))
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        self._engine.resume(list(queues))
+
+    def paused(self) -> list[MessageQueue]:
+        return self._engine.paused()
+
+    async def lag(self) -> dict[MessageQueue, int]:
+        return await self._call(self._engine.lag)
+
+    # Any queue
+
+    async def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
+        return await self._call(self._engine.lookup.queues, topic)
+
+    async def begin_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        return await self._call(self._engine.lookup.begin_offsets, list(queues))
+
+    async def end_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        return await self._call(self._engine.lookup.end_offsets, list(queues))
+
+    async def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        return (await self.offsets_for_times({queue: timestamp_ms}))[queue]
+
+    async def offsets_for_times(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        return await self._call(self._engine.lookup.offsets_for_times, times_ms)
+
+    async def register_queue_change_listener(self, topic: str, callback: QueueChangeListener) -> None:
+        """Do as PullConsumer's method; but `callback`, a plain function, is called on the event loop."""
+        await self._call(self._engine.watch.register, topic, partial(self._in_loop, callback))
+
+    # Life
+
+    async def close(self) -> None:
+        await self._close(finished=True)
+
+    async def _close(self, *, finished: bool) -> None:
+        """Close, in whatever event loop: the consumer's own may have ended."""
+        try:
+            if not self._engine.closed:
+                await self._call(partial(self._engine.close, finished=finished))
+        finally:
+            if self._engine.closed:  # else the close was cancelled before it began
+                self._end_pools()
+                if asyncio.get_running_loop() is self._loop:
+                    aside(self._unwatch)
+
+    async def __aenter__(self) -> AsyncPullConsumer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close(finished=kind is None)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a raymq consumer cannot be pickled: make one with client.async_pull_consumer where it is used")
+
+    async def _call(self, call: Callable[..., T], *args: object) -> T:
+        """Await a blocking call in a thread. Cancelling the wait does not undo the call."""
+        self._engine.check_open()
+        return await aside(_submit, self._calls, partial(call, *args), asyncio.get_running_loop())
+
+    def _in_loop(self, call: Callable[..., None], *args: object) -> None:
+        """Make a call on the event loop. May be used from any thread."""
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits there any more
+
+    def _look_again(self) -> None:
+        self._wake()
+        if self._engine.closed:
+            self._end_pools()
+
+    def _end_pools(self) -> None:
+        for pool in (self._calls, self._decoder):
+            pool.shutdown(wait=False)
+
+
+def _submit(pool: ThreadPoolExecutor, call: Callable[[], T], loop: asyncio.AbstractEventLoop) -> asyncio.Future[T]:
+    """The future, in `loop`, of a call in a thread of a pool. Runs aside: where a signal handler interrupts it, a
+    thread may be lost while it starts, or the end of the call never reach the loop."""
+    return asyncio.wrap_future(pool.submit(call), loop=loop)
+
+
+def _finish(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

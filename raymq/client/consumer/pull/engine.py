@@ -1,0 +1,687 @@
+"""PullEngine is the shell around one SubscriptionState, for PullConsumer (blocking) and AsyncPullConsumer (asyncio).
+
+    GroupMember, OffsetCommitter    its group and its brokers: queues come and go, offsets are committed
+    InPlaceReader     a storage actor on this node: peek → units and records in its mapped files → take
+    Fetcher threads   elsewhere: records → SubscriptionState → `on_wakeup` → peek → take
+
+All decisions and all state about queues are SubscriptionState's, under one lock that is never held over a call. Offsets
+are committed to the brokers; the rest is gone with the process, so messages that were returned but not committed are
+delivered again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from raymq.client.consumer.assignment.group_member import GroupMember
+from raymq.client.consumer.assignment.offset_committer import CommitThreads, OffsetCommitter, RemoteBrokerOffsetStore
+from raymq.client.consumer.fetcher import Fetcher
+from raymq.client.consumer.group_offsets import GroupOffsets
+from raymq.client.consumer.pull.fetched_records import (
+    Decode,
+    FetchedRecords,
+    Found,
+    PolledRecords,
+    check_table,
+    decode_tables,
+    shown_records,
+)
+from raymq.client.consumer.pull.figures import count_fetched, queue_state
+from raymq.client.consumer.pull.in_place import InPlaceReader
+from raymq.client.consumer.pull.poll_turn import PollTurn, TakenRange
+from raymq.client.consumer.pull.running import running_info
+from raymq.client.consumer.pull.settings import PullSettings
+from raymq.client.consumer.pull.subscription_state import SubscriptionState
+from raymq.client.consumer.queue_change import QueueWatch
+from raymq.client.consumer.queue_lookup import QueueLookup
+from raymq.client.consumer.ready_messages import with_ready
+from raymq.client.consumer.rebalance_client import RebalanceClient
+from raymq.client.consumer.subscription import Expression, Expressions, Subscription
+from raymq.client.consumer.unreadable import UnreadableLog
+from raymq.client.predicates.source import GroupPredicate
+from raymq.common.errors import (
+    ClientStateError,
+    DataLossError,
+    InvalidArgumentError,
+    OffsetOutOfRangeError,
+    PredicateFailedError,
+)
+from raymq.common.members.questions import DirectConsumption, RunningInfo
+from raymq.common.members.stacks import thread_stacks
+from raymq.common.message import MessageExt, MessageQueue, PullStatus
+from raymq.common.names import seconds, whole_number
+from raymq.common.namespaces import NO_NAMESPACE, Namespace
+from raymq.common.protocol.clients import ConsumerData
+from raymq.common.protocol.group import QueueOffset
+from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.records.format.memory_records import LocatedRecords
+from raymq.remoting.actor_ref import ActorRef
+from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
+from raymq.remoting.storage_clients import StorageClients, call_master
+from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
+from raymq.telemetry.trace.deliveries import DeliveryTrace
+from raymq.telemetry.trace.spans import Spans
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from raymq.records.kernels.column_bodies import BodyType
+    from raymq.records.kernels.columns import Unreadable
+
+GROUP_CALL_TIMEOUT_S: Final = 20.0
+"""For a call of the program's thread about offsets."""
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class PullEngine:
+    """One pull consumer. Thread-safe. After `close`, every method but `close` raises ClientStateError.
+
+    Names of topics and groups are wrapped where they come in, and unwrapped where they go out (`names`): within it they
+    are the stored ones, as `settings.group` is.
+
+    `node_id` is the Ray node this process runs on, for allocation by machine. `announce` is called with the consumer's
+    description for administrators when its subscriptions change, `on_close` at the end of `close`.
+    """
+
+    def __init__(
+        self,
+        settings: PullSettings,
+        *,
+        routes: RouteCache,
+        storages: StorageClients,
+        rebalance: RebalanceClient,
+        commits: CommitThreads,
+        node_id: str,
+        names: Namespace = NO_NAMESPACE,
+        announce: Callable[[PullEngine, ConsumerData], None],
+        on_close: Callable[[PullEngine], None],
+        trace: DeliveryTrace | None = None,
+        spans: Spans | None = None,
+    ) -> None:
+        self.settings = settings
+        self.on_wakeup: Callable[[], None] = lambda: None
+        """Called, from any thread, when a poll that waits should look for records again."""
+        self._announce = announce
+        self._trace = trace
+        self._spans = spans
+        self._poll_began_ns = 0
+        self._on_close = on_close
+        self._routes, self._storages = routes, storages
+        self.names = names
+        self._lookup = QueueLookup(routes, storages, names)
+        self._watch = QueueWatch(self._lookup.queues, settings.queue_check_interval_s, f"queues-{settings.group}")
+        self._lock = threading.Lock()
+        """Guards `_core`, `_losses` and `_unraised`; never held over a call."""
+        self._core = SubscriptionState(settings, time.monotonic())
+        self._change_lock = threading.Lock()
+        """Held over calls by `subscribe` and `assign`, which come one after another."""
+        self._mode = ""
+        """Either "subscribe" or "assign", whichever was called first: they exclude each other. Empty before."""
+        self._losses: dict[MessageQueue, tuple[int, DataLossError | PredicateFailedError]] = {}
+        """By queue the offset that could not be read last, and the error for the program."""
+        self._unraised: set[MessageQueue] = set()
+        """The queues of `_losses` whose error the program has not had yet."""
+        self._turn: PollTurn | None = None
+        """The last poll."""
+        self._closing = threading.Event()
+        self._fetcher = Fetcher.by_routes(
+            routes,
+            storages,
+            wanted=self._wanted,
+            assigned=self._assigned,
+            request=self._request,
+            deliver=self._deliver,
+            lost=self._lose,
+            found=self._found,
+            predicate=self._predicate,
+        )
+        self._in_place = InPlaceReader(
+            self._core,
+            self._lock,
+            storage=storages.get,
+            replaced=self._fetcher.replaced,
+            lost=self._fetcher.unanswered,
+            by_fetches=self._fetcher.wake_readers,
+            came=partial(count_fetched, settings.group),
+        )
+        self._offsets = GroupOffsets(settings.group)
+        self._name = name = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._committer = OffsetCommitter(
+            self._core,
+            self._lock,
+            name=name,
+            store=RemoteBrokerOffsetStore(self._offsets, settings.start),
+            threads=commits,
+            interval_s=settings.auto_commit_interval_s if settings.auto_commit else None,
+            on_started=self._fetch,
+            on_committed=self._release,
+        )
+        self._member = GroupMember(
+            self._core,
+            self._lock,
+            rebalance,
+            group=settings.group,
+            name=name,
+            node_id=node_id,
+            allocation=settings.allocation,
+            on_assigned=self._committer.wake,
+            on_reset=self._committer.ask_about_resets,
+            expressions=lambda: self._core.expressions,
+        )
+        self.unreadable = UnreadableLog(settings.group)
+        """The messages that polls have gone past because they cannot be read."""
+        CLIENT_FIGURES.add(self, self._figures)
+
+    @property
+    def closed(self) -> bool:
+        return self._closing.is_set()
+
+    @property
+    def lookup(self) -> QueueLookup:
+        """The lookup of any queue's bounds and offsets."""
+        self.check_open()
+        return self._lookup
+
+    @property
+    def watch(self) -> QueueWatch:
+        """The watch that calls queue-change listeners."""
+        self.check_open()
+        return self._watch
+
+    # What is consumed
+
+    def subscribe(self, topic: str, expression: Expression | None) -> None:
+        """Share the topic's queues with the group. Blocks for calls; errors as PullConsumer.subscribe says."""
+        topic = self.names.wrap(topic)
+        subscription = Subscription.parse(topic, expression)
+        with self._change_lock:
+            self._check_mode("subscribe")
+            self._member.check({topic: subscription.description})
+            self._committer.prepare(self._routes.wait(topic, ROUTE_TIMEOUT_S).brokers, GROUP_CALL_TIMEOUT_S)
+            joins, self._mode = not self._mode, "subscribe"
+            with self._lock:
+                self._core.subscribe(subscription)
+            if joins:
+                self._member.join()
+            self._member.beat_soon()
+            self._announce_subscriptions()
+
+    def unsubscribe(self, topic: str) -> None:
+        """Return nothing more of the topic, and release its queues once the program polls again."""
+        self.check_open()
+        stored = self.names.wrap(topic)
+        with self._lock:
+            if self._mode != "subscribe" or stored not in self._core.expressions:
+                raise ClientStateError(f"this consumer does not subscribe to topic {topic!r}")
+            self._core.unsubscribe(stored, time.monotonic())
+        self._announce_subscriptions()
+
+    def assign(self, queues: Iterable[MessageQueue], expression: Expressions | None) -> None:
+        """Have exactly these queues, without a group. Blocks for calls; errors as PullConsumer.assign says."""
+        wanted = sorted({self.lookup.check(queue) for queue in queues})
+        texts: Mapping[str, Any] = dict.fromkeys({q.topic for q in wanted}, expression)
+        if isinstance(expression, Mapping):
+            texts = {self.names.wrap(topic): text for topic, text in expression.items()}
+        subscriptions = {queue.topic: Subscription.parse(queue.topic, texts.get(queue.topic)) for queue in wanted}
+        with self._change_lock:
+            self._check_mode("assign")
+            self._committer.prepare({queue.broker_name for queue in wanted}, GROUP_CALL_TIMEOUT_S)
+            starts = self._start_offsets(wanted)
+            if self.settings.auto_commit:
+                self._commit(finished=True)
+            self._mode = "assign"
+            with self._lock:
+                self._core.assign(subscriptions, starts, time.monotonic())
+            self._committer.wake()
+            self._announce_subscriptions()
+        self._fetch()
+
+    def assignment(self) -> list[MessageQueue]:
+        return self.names.shown_queues(self._with_core(lambda core: core.assigned_queues))
+
+    def _announce_subscriptions(self) -> None:
+        with self._lock:
+            subscriptions = self._core.expressions
+        where = self.settings.start.where
+        data = ConsumerData(self.settings.group, "PULL", subscriptions, consume_from=where, member=self._name)
+        self._announce(self, data)
+
+    # Questions of administrators
+
+    def running_info(self, client_id: str, host: str, *, stacks: bool) -> RunningInfo:
+        """See raymq.common.members.questions.Answers."""
+        with self._lock:
+            info = running_info(self._core, self.settings.group, client_id, host, self._name)
+            troubles = [self._member.refusal, *self._core.forbidden.values()]
+        trouble = next((str(error) for error in troubles if error is not None), "")
+        return replace(info, trouble=trouble, stacks=thread_stacks() if stacks else ())
+
+    def consume_directly(self, client_id: str, record: bytes, broker_name: str) -> DirectConsumption:
+        """InvalidArgumentError: a pull consumer has no listener."""
+        raise InvalidArgumentError(
+            f"member {self._name} of {self.settings.group!r} is a pull consumer, whose program polls: it has no "
+            "listener to be called; `raymq replay` has the group consume the message once more"
+        )
+
+    def _check_mode(self, mode: str) -> None:
+        self.check_open()
+        if self._mode not in ("", mode):
+            raise ClientStateError(
+                f"this consumer uses {self._mode}, which excludes {mode}; make another consumer for that"
+            )
+
+    # Polling
+
+    def poll_begins(self, turn: PollTurn, max_messages: int, timeout_s: float) -> None:
+        """Begin a poll. With auto-commit, everything that earlier polls returned counts as finished. Raises the errors
+        that make polling useless, as PullConsumer.poll says."""
+        self.check_open()
+        whole_number("max_messages", max_messages, 1)
+        seconds("timeout_s", timeout_s)
+        self._settle_abandoned()
+        self._committer.raise_refusal()
+        self._member.raise_refusal()
+        self._raise_loss()
+        if self._spans is not None:
+            self._poll_began_ns = time.time_ns()
+        now_s = time.monotonic()
+        with self._lock:
+            self.check_open()  # under the lock: after `close` has looked for polls, none begins
+            if turn.abandoned:
+                raise ClientStateError("this poll was interrupted before it began")
+            self._core.poll_begins(now_s)
+            self._turn = turn
+            useless = not self._core.expressions and self._mode != "assign"
+            if useless:
+                self._core.poll_ends(now_s)
+                self._turn = None
+            leaves, commits = self._core.leaving, self._core.has_uncommitted
+        if leaves:
+            self._member.release()
+        if commits:
+            self._committer.wake()
+        if useless:
+            raise ClientStateError(
+                "this consumer has no subscription; call subscribe(topic) before poll(), or assign(queues)"
+            )
+
+    def _settle_abandoned(self) -> None:
+        """Give back the messages that the last poll took, if its caller was interrupted before it had them."""
+        turn = self._turn
+        if turn is None or not turn.abandoned:
+            return
+        self.on_wakeup()
+        turn.end_dropped(self.poll_ends)
+        if not turn.has_ended:
+            raise ClientStateError("an interrupted poll of this consumer has not ended yet; call again")
+        with self._lock:
+            if self._turn is turn:
+                self._core.give_back(turn.taken)
+                self._turn = None
+        self._fetch()
+
+    def poll_ends(self, turn: PollTurn) -> None:
+        """End the poll that began."""
+        with self._lock:
+            self._core.poll_ends(time.monotonic())
+            closed = self.closed
+        turn.has_ended = True
+        if closed:
+            self._in_place.close()
+
+    def raise_failure(self) -> None:
+        """Raise the error of a poll that found nothing, if there is one: the group could never be joined, it may not
+        read a queue now, or a queue's next message is lost."""
+        self._member.raise_failure()
+        with self._lock:
+            self._unraised.update(self._losses)
+            forbidden = next(iter(self._core.forbidden.values()), None)
+        self._raise_loss()
+        if forbidden is not None:
+            raise forbidden.with_traceback(None)
+
+    def raise_loss(self) -> None:
+        """Raise the errors for which a poll without messages does not wait: NoPermissionError while the group may read
+        none of this consumer's queues, and those of `_raise_loss`."""
+        with self._lock:
+            if self._core.all_forbidden:
+                raise next(iter(self._core.forbidden.values())).with_traceback(None)
+        self._raise_loss()
+
+    def _raise_loss(self) -> None:
+        """Raise DataLossError or PredicateFailedError if a queue's next message is lost, or its predicate failed on it,
+        once for each time it could not be read. The other queues go on."""
+        with self._lock:
+            for queue in sorted(self._unraised):
+                offset, error = self._losses[queue]
+                if not self._core.reads(queue, offset):
+                    del self._losses[queue]
+                elif self._core.get(queue).position < offset:
+                    continue  # records before it are still buffered
+                self._unraised.discard(queue)
+                if queue in self._losses:
+                    raise error
+
+    def peek(self, max_messages: int) -> list[PolledRecords]:
+        """The next records; they stay buffered until they are taken. On the node of their storage actor they are found
+        here, in its mapped files."""
+        self._member.fence()  # the process may have stood still since the call before
+        self._in_place.look()
+        with self._lock:
+            missing = max_messages - self._core.buffered_count
+        if missing > 0:
+            self._in_place.read(missing)
+        with self._lock:
+            return self._core.peek(max_messages)
+
+    def descriptors(self) -> list[int]:
+        """The descriptors that become readable when a poll that waits should look again."""
+        return self._in_place.descriptors()
+
+    def wait_max_s(self) -> float:
+        """How long a poll may wait before it looks again, whatever happens."""
+        return self._in_place.wait_max_s()
+
+    def decode(self, decode: Decode[Found], slices: list[PolledRecords]) -> list[tuple[PolledRecords, Found]]:
+        """Return `decode(slices)`, with the topics' names within the namespace. Takes time, but waits for nothing."""
+        return self._shown(decode(slices))
+
+    def _shown(self, decoded: list[tuple[PolledRecords, Found]]) -> list[tuple[PolledRecords, Found]]:
+        """Decoded records, with the topics' names within the namespace."""
+        if not self.names:
+            return decoded
+        return [(part, cast("Found", shown_records(found, self.names))) for part, found in decoded]
+
+    def take(self, turn: PollTurn, decoded: Iterable[tuple[PolledRecords, Found]]) -> list[tuple[PolledRecords, Found]]:
+        """Take the slices that are still current, and return them: they count as returned by the poll."""
+        self._member.fence()
+        taken = []
+        with self._lock:
+            before = self._core.hungry_count
+            for part, found in decoded:
+                if self._core.is_current(part):
+                    expected, start = self._expected(found), self._core.get(part.queue).position
+                    self._core.taken(part, expected)
+                    turn.taken.append(TakenRange(part.queue, start, self._core.get(part.queue).position, expected))
+                    taken.append((part, found))
+            more = self._core.hungry_count > before
+        if self._trace is not None:
+            for part, found in taken:
+                self._trace.polled(part.queue.topic, found)
+        if self._spans is not None:
+            for part, found in taken:
+                if len(found):
+                    self._spans.received(self.settings.group, part.queue.topic, found, self._poll_began_ns)
+        if more:
+            self._fetch()
+        return taken
+
+    def _expected(self, found: Sized) -> list[int]:
+        """The offsets of messages that the program is to acknowledge."""
+        if not self.settings.acknowledge_each:
+            return []
+        return [message.queue_offset for message in cast("list[MessageExt]", found)]  # see `table_decoder`
+
+    # Positions
+
+    def position(self, queue: MessageQueue) -> int:
+        return self._with_core(lambda core: core.get(self.names.queue(queue)).position)
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        self._with_core(lambda core: core.pause([self.names.queue(queue) for queue in queues]))
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        self._with_core(lambda core: core.resume([self.names.queue(queue) for queue in queues]))
+        self._fetch()
+
+    def paused(self) -> list[MessageQueue]:
+        return self.names.shown_queues(self._with_core(lambda core: core.paused))
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at `offset`. Blocks for a call. OffsetOutOfRangeError outside the queue's bounds."""
+        self.position(queue)  # it must be assigned; checked before any call
+        bounds = self._lookup.bounds(queue)
+        offset = whole_number("offset", offset)
+        if not bounds.min_offset <= offset <= bounds.max_offset:
+            raise OffsetOutOfRangeError(str(queue), offset, bounds.min_offset, bounds.max_offset)
+        self._seek(queue, offset)
+
+    def seek_to_begin(self, queue: MessageQueue) -> None:
+        self.position(queue)
+        self._seek(queue, self._lookup.bounds(queue).min_offset)
+
+    def seek_to_end(self, queue: MessageQueue) -> None:
+        self.position(queue)
+        self._seek(queue, self._lookup.bounds(queue).max_offset)
+
+    def lag(self) -> dict[MessageQueue, int]:
+        """The messages behind the position, by assigned queue. Blocks for a call per queue."""
+        ends = self.lookup.end_offsets(self.assignment())
+        with self._lock:
+            assigned, stored = set(self._core.assigned_queues), self.names.queue
+            return {
+                queue: max(0, end - self._core.get(stored(queue)).position)
+                for queue, end in ends.items()
+                if stored(queue) in assigned
+            }
+
+    def _seek(self, queue: MessageQueue, offset: int) -> None:
+        self._with_core(lambda core: core.seek(self.names.queue(queue), offset))
+        self._fetch()
+
+    # Committing
+
+    def commit(self, offsets: Mapping[MessageQueue, int] | None) -> dict[MessageQueue, int]:
+        """Commit everything that polls returned, or these offsets. Blocks for calls; durable on return."""
+        self.check_open()
+        if offsets is not None:
+            if self.settings.acknowledge_each:
+                raise ClientStateError("this consumer acknowledges each message: call acknowledge, not commit(offsets)")
+            stored = {self.names.queue(queue): whole_number(f"{queue}: offset", at) for queue, at in offsets.items()}
+            self._with_core(lambda core: core.finish(stored))
+        began_ns = time.time_ns()
+        committed = self._commit(finished=offsets is None)
+        if self._spans is not None:
+            self._spans.settled(self.settings.group, sorted({queue.topic for queue in committed}), began_ns)
+        return {self.names.shown_queue(queue): offset for queue, offset in committed.items()}
+
+    def table_decoder(
+        self, body_type: BodyType, columns: Sequence[str] | None, unreadable: Unreadable
+    ) -> Decode[pa.RecordBatch]:
+        """The function that decodes polled records for a table. ClientStateError if polls must return messages,
+        InvalidArgumentError unless tables can be made so."""
+        if self.settings.acknowledge_each:
+            raise ClientStateError("this consumer acknowledges each message: use poll, not poll_table")
+        check_table(body_type, columns, unreadable)
+        return partial(
+            decode_tables,
+            body_type=body_type,
+            columns=columns,
+            unreadable=unreadable,
+            on_unreadable=self.unreadable.note,
+        )
+
+    def acknowledge(self, messages: Iterable[MessageExt]) -> None:
+        """Count messages as finished; they are committed soon. Waits for nothing."""
+        if not self.settings.acknowledge_each:
+            raise ClientStateError(
+                "acknowledge needs a consumer that acknowledges each message: pass acknowledge_each=True"
+            )
+        offsets: dict[MessageQueue, list[int]] = {}
+        for message in messages:
+            offsets.setdefault(self.names.queue(message.queue), []).append(message.queue_offset)
+        with self._lock:
+            self.check_open()
+            self._core.acknowledge(offsets)
+            leaves, commits = self._core.leaving, self._core.has_uncommitted
+        if commits:
+            self._committer.wake()
+        if leaves:
+            self._member.release()
+
+    def send_back(self, message: MessageExt, delay_level: int, max_reconsume_times: int) -> None:
+        """Have the group get a message again, or give it up. Blocks for calls."""
+        self.check_open()
+        record = call_master(
+            self._routes,
+            self._storages,
+            self.names.queue(message.queue),
+            GROUP_CALL_TIMEOUT_S,
+            lambda storage, left_s: storage.record_at(message.physical_offset, left_s),
+        )
+        ActorRef(message.broker_name).call(
+            "send_back",
+            self.settings.group,
+            record,
+            delay_level=delay_level,
+            max_reconsume_times=max_reconsume_times,
+            timeout_s=GROUP_CALL_TIMEOUT_S,
+        )
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        """The group's committed offset, None where there is none. Blocks for a call."""
+        return self._offsets.committed_offset(self.lookup.check(queue), GROUP_CALL_TIMEOUT_S)
+
+    def _commit(self, *, finished: bool) -> dict[MessageQueue, int]:
+        """Commit the finished messages, release revoked queues, and return the committed offsets. `finished`: the
+        program has finished with everything that polls returned."""
+        self._member.fence()
+        self._settle_abandoned()
+        if finished:
+            with self._lock:
+                self._core.finish_all()
+        committed = self._committer.commit(GROUP_CALL_TIMEOUT_S)
+        self._member.release()
+        return committed
+
+    def _release(self) -> None:
+        self._member.release()
+
+    def _start_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueOffset]:
+        """The start offsets of queues that are assigned without a group."""
+        generations = dict.fromkeys(queues, 0)
+        starts = self._offsets.start_offsets(generations, self.settings.start, GROUP_CALL_TIMEOUT_S)
+        for queue in generations.keys() - starts.keys():  # the call for one queue raises the reason
+            starts[queue] = self._offsets.start_offset(queue, self.settings.start, 0, GROUP_CALL_TIMEOUT_S)
+        return starts
+
+    # Reading
+
+    def _fetch(self) -> None:
+        """Look for records of queues, or at offsets, that may be wanted now and were not before."""
+        with self._lock:
+            hungry = list(self._core.wanted())
+        self._in_place.take_up(hungry)
+        self._fetcher.wake_readers()
+        self.on_wakeup()
+
+    def _found(self, queue: MessageQueue, name: str) -> None:
+        if self._in_place.found(queue, name):
+            self.on_wakeup()
+
+    def _wanted(self) -> Mapping[MessageQueue, int]:
+        with self._lock:
+            return self._core.wanted()
+
+    def _assigned(self) -> frozenset[MessageQueue]:
+        with self._lock:
+            return frozenset(self._core.assigned_queues)
+
+    def _request(self, queue: MessageQueue, offset: int) -> FetchRequest:
+        with self._lock:
+            return self._core.request(queue, offset)
+
+    def _deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
+        if result.status is PullStatus.OFFSET_ILLEGAL:
+            with self._lock:
+                jumps = self._core.out_of_range(queue, offset, result.next_offset)
+            if jumps:
+                logger.warning("%s: offset %d is gone, going on at %d", queue, offset, result.next_offset)
+                self._in_place.take_up([queue])
+                self.on_wakeup()
+            return
+        records = LocatedRecords.of_fetch(result.records, result.count, offset, result.next_offset)
+        fetched = FetchedRecords(records, result.next_offset)
+        count_fetched(self.settings.group, queue, fetched, len(result.records))
+        with self._lock:
+            self._losses.pop(queue, None)
+            self._unraised.discard(queue)
+            news = self._core.fetched(queue, offset, fetched) and fetched.count > 0
+        if self._in_place.is_to_be_found_again(queue):
+            self._fetcher.find_again(queue)
+        if self._in_place.take_up([queue]) or news:
+            self.on_wakeup()
+
+    def _predicate(self, queue: MessageQueue) -> GroupPredicate | None:
+        with self._lock:
+            predicate = self._core.predicate(queue.topic)
+        return None if predicate is None else GroupPredicate(self.settings.group, predicate)
+
+    def _lose(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
+        told = error
+        if isinstance(error, DataLossError):
+            told = DataLossError(
+                f"{queue}: the message at offset {offset} cannot be read: {error}; bring the file back, or seek behind "
+                "what is lost (raymq topic describe tells what the queue holds)"
+            )
+        with self._lock:
+            if not self._core.reads(queue, offset):
+                return  # the position has changed meanwhile
+            self._losses[queue] = (offset, told)
+            self._unraised.add(queue)
+        self.on_wakeup()
+
+    def _figures(self) -> list[ConsumerFigures]:
+        with self._lock:
+            queues = [self._core.get(queue) for queue in self._core.assigned_queues]
+            states = [queue_state(self.settings.group, queue) for queue in queues]
+        return with_ready(states, self._routes, self._storages)
+
+    # Life
+
+    def close(self, *, finished: bool = True) -> None:
+        """With auto-commit, commit; then leave the group and end the threads. `finished`: the program has finished with
+        the messages of the last poll. Idempotent; an error of the commit is raised once everything has ended."""
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+        self.on_wakeup()
+        turn = self._turn
+        if turn is not None and turn.abandoned:
+            turn.end_dropped(self.poll_ends)
+        with self._lock:
+            polling = self._core.polling
+        CLIENT_FIGURES.remove(self)
+        try:
+            if self.settings.auto_commit:
+                self._commit(finished=finished)
+        finally:
+            self._fetcher.stop()
+            if not polling:  # else the poll closes it, once it has ended
+                self._in_place.close()
+            self._watch.stop()
+            self._member.leave()
+            self._committer.close()
+            self._on_close(self)
+
+    def check_open(self) -> None:
+        """ClientStateError after `close`."""
+        if self._closing.is_set():
+            raise ClientStateError("this consumer is closed; make a new one with client.pull_consumer(...)")
+
+    def _with_core(self, question: Callable[[SubscriptionState], T]) -> T:
+        self.check_open()
+        with self._lock:
+            return question(self._core)

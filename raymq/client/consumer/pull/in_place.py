@@ -1,0 +1,407 @@
+"""InPlaceReader reads queues from the mapped files of the storage actors on this node, in the thread that polls.
+
+    ask (which queues, behind which offsets) → the store's answer: their visible ends → units → records in the map
+
+No thread and no copy is between the store and the poll. The store answers as soon as one of the queues has news, so a
+poll waits for the watches' descriptors themselves. What is out of the ordinary goes another way: a queue whose files do
+not show its next record (retention was faster, it is lost, its records hold many messages each) is read by fetches
+(raymq.client.consumer.fetcher), which find out, until one of them has an answer.
+
+The storage actor of a queue is found, and its watch opened, in the fetcher's thread for that; everything else is done
+by the thread or task that polls.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import select
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, Protocol
+
+from raymq.client.consumer.pull.fetched_records import FetchedRecords
+from raymq.client.consumer.pull.subscription_state import SubscriptionState
+from raymq.client.predicates.evaluation import FunctionHere
+from raymq.client.predicates.keep import keep
+from raymq.common.errors import DataLossError, PredicateFailedError, RaymqError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.store import FetchRequest, QueueEnds
+from raymq.records.format.memory_records import LocatedRecords
+from raymq.records.logfiles.log_reader import LogReader
+
+WATCH_WAIT_S: Final = 30.0
+"""How long a store without news leaves an ask unanswered."""
+WATCH_GRACE_S: Final = 10.0
+"""How much later the answer may come; then the watch counts as broken."""
+WATCH_AGAIN_AFTER_S: Final = 0.005
+"""How long queues without news may go unnoticed while others have enough. Asking names every queue, so it is not done
+for each poll."""
+READ_AHEAD: Final = 64
+"""Records are found so many at a time at least, though a poll may want fewer: they stay in the map."""
+READ_MAX_BYTES: Final = 64 << 20
+"""The most bytes of records that one poll finds."""
+READ_MAX_S: Final = 0.02
+"""How long one look may go past messages that the tags exclude, until the poll looks at its time again."""
+LOOK_AT_MAX: Final = 1024
+"""The most records that a predicate is called for between two looks at how much is kept."""
+LOOK_AT_MAX_BYTES: Final = 64 << 20
+OPEN_AGAIN_AFTER_S: Final = 1.0
+"""How long a storage actor is read by fetches after its watch has ended, or could not be opened."""
+STAY_CHECK_S: Final = 1.0
+"""How often it is looked at if a queue has been read from a slave for long enough."""
+
+logger = logging.getLogger(__name__)
+
+
+class EndsWatch(Protocol):
+    """A connection to a store that tells when queues have news; StorageClient.open_watch opens one."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable once an answer is there."""
+
+    def ask(self, requests: Sequence[FetchRequest], wait_s: float) -> None:
+        """Ask for the ends of these queues, in place of what was asked before. The answer comes as soon as one of them
+        has something behind its offset, or does not hold it, and after `wait_s`."""
+
+    def receive(self) -> list[QueueEnds]:
+        """The answer to the last ask, in the order of its requests; an empty list if it was one to an ask before."""
+
+    def count_read(self, messages: int) -> None:
+        """Note a read that has found so many messages, for the store's statistics."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class WatchableStorage(Protocol):
+    """A client of a storage actor that may be on this node."""
+
+    def reader(self) -> LogReader | None:
+        """The reader of the actor's mapped files; None if they cannot be read here."""
+
+    def open_watch(self) -> EndsWatch | None:
+        """A new watch; None if the actor is not on this node."""
+
+
+class _MappedStore:
+    """One storage actor on this node."""
+
+    def __init__(self, name: str, reader: LogReader, watch: EndsWatch) -> None:
+        self.name, self.reader, self.watch = name, reader, watch
+        self._poll = select.poll()
+        self._poll.register(watch.fileno(), select.POLLIN)
+        self.asked: list[tuple[MessageQueue, FetchRequest]] = []
+        """The queues of the ask under way; none if there is none."""
+        self.asked_s = 0.0
+        self.answered_s = -math.inf
+        self.version = -1
+        """The core's version at the time of the last ask."""
+        self.stay_checked_s = 0.0
+
+    @property
+    def answered(self) -> bool:
+        """True if an answer, or the end of the connection, can be read."""
+        return bool(self.asked) and bool(self._poll.poll(0))
+
+    @property
+    def deadline_s(self) -> float:
+        """The time until which the ask under way must be answered."""
+        return self.asked_s + WATCH_WAIT_S + WATCH_GRACE_S
+
+
+class InPlaceReader:
+    """Finds the records of the queues that `core`, guarded by `lock`, has as read in place.
+
+    `storage(name)` gives the client of a storage actor. `replaced(queue, name, pull_from)` is told that `name` has
+    answered for a queue, and that `pull_from`, if not empty, is to be read instead; it returns True if the storage
+    actor is to be found anew, and `found` is called then. `lost(name, queues)` is told of a storage actor that does not
+    answer any more, `by_fetches()` when queues are to be read by fetches. `came` is told of records that
+    were found, and of their bytes.
+    """
+
+    def __init__(
+        self,
+        core: SubscriptionState,
+        lock: threading.Lock,
+        *,
+        storage: Callable[[str], WatchableStorage],
+        replaced: Callable[[MessageQueue, str, str], bool],
+        lost: Callable[[str, Sequence[MessageQueue]], None],
+        by_fetches: Callable[[], None],
+        came: Callable[[MessageQueue, FetchedRecords, int], None] = lambda queue, records, size_bytes: None,
+    ) -> None:
+        self._core, self._lock = core, lock
+        self._storage = storage
+        self._replaced, self._lost, self._by_fetches, self._came = replaced, lost, by_fetches, came
+        self._open_lock = threading.Lock()
+        """Guards `_stores`, `_not_before_s` and `_closed`; held over no call."""
+        self._stores: dict[str, _MappedStore] = {}
+        self._not_before_s: dict[str, float] = {}
+        """The time before which no watch of a storage actor is opened, for those that could be on this node."""
+        self._closed = False
+        self._store_of: dict[MessageQueue, _MappedStore] = {}
+        self._finds: Counter[MessageQueue] = Counter()
+        """How often `found` was called for each queue."""
+        self._retried_s: dict[MessageQueue, float] = {}
+        """The time at which it is to be tried again to read a queue in place, for those that could be."""
+        self._functions: dict[str, FunctionHere] = {}
+        """By topic the function of its predicate."""
+        self._made: set[MessageQueue] = set()
+        """Queues whose records are made for their readers: light queues, and those of inner batches."""
+
+    # In any thread
+
+    def found(self, queue: MessageQueue, name: str) -> bool:
+        """Read a queue in place if the storage actor `name`, from which it is to be read, is on this node; else by
+        fetches. Blocks for calls to it. True if it is read in place."""
+        store = self._open(name)
+        with self._open_lock:
+            again_s = self._not_before_s.get(name)
+        with self._lock:
+            self._finds[queue] += 1
+            if store is None or self._stores.get(name) is not store:  # its watch may have ended meanwhile
+                self._store_of.pop(queue, None)
+                if again_s is not None or store is not None:
+                    self._retried_s[queue] = again_s or time.monotonic()
+                self._core.read_by_fetches(queue)
+                return False
+            self._store_of[queue] = store
+            if queue in self._made:
+                return False
+            self._core.read_in_place(queue)
+            return True
+
+    def is_to_be_found_again(self, queue: MessageQueue) -> bool:
+        """True, once, if it is time to call `found` again for a queue whose storage actor could not be watched."""
+        with self._lock:
+            due = self._retried_s.get(queue, math.inf) <= time.monotonic()
+            if due:
+                del self._retried_s[queue]
+            return due
+
+    def take_up(self, queues: Sequence[MessageQueue]) -> bool:
+        """Read those of these queues in place whose storage actor is known to be on this node. True if there are
+        any."""
+        with self._lock:
+            known = [queue for queue in queues if queue in self._store_of and queue not in self._made]
+            for queue in known:
+                self._core.read_in_place(queue)
+        return bool(known)
+
+    def _open(self, name: str) -> _MappedStore | None:
+        with self._open_lock:
+            store = self._stores.get(name)
+            too_early = time.monotonic() < self._not_before_s.get(name, 0.0)
+        if store is not None or too_early:
+            return store
+        reader: LogReader | None = None
+        watch: EndsWatch | None = None
+        failed = True
+        try:
+            storage = self._storage(name)
+            reader = storage.reader()
+            watch = None if reader is None else storage.open_watch()
+            failed = reader is not None and watch is None
+        except (RaymqError, OSError) as error:
+            logger.info("%s is read by fetches, its files cannot be watched now: %s", name, error)
+        with self._open_lock:
+            if failed:
+                self._not_before_s[name] = time.monotonic() + OPEN_AGAIN_AFTER_S
+            else:
+                self._not_before_s.pop(name, None)
+            if reader is None or watch is None:
+                return None
+            if not self._closed:
+                return self._stores.setdefault(name, _MappedStore(name, reader, watch))
+        watch.close()
+        return None
+
+    # In the thread that polls
+
+    def descriptors(self) -> list[int]:
+        """The descriptors that become readable when there is something to `look` at."""
+        return [store.watch.fileno() for store in self._all() if store.asked]
+
+    def wait_max_s(self) -> float:
+        """How long to wait for them at most: not at all if there is more to read already."""
+        with self._lock:
+            if self._core.has_unread:
+                return 0.0
+        now_s = time.monotonic()
+        return max(0.0, min((store.deadline_s - now_s for store in self._all() if store.asked), default=WATCH_WAIT_S))
+
+    def look(self) -> None:
+        """Take the answers that are there, and ask for news behind what is known."""
+        now_s = time.monotonic()
+        for store in self._all():
+            try:
+                if store.answered:
+                    self._take_answer(store, now_s)
+                elif store.asked and now_s > store.deadline_s:
+                    raise TimeoutError("no answer in time")
+                self._ask(store, now_s)
+            except (RaymqError, OSError, EOFError) as error:
+                self._break(store, error)
+
+    def read(self, max_messages: int) -> None:
+        """Find up to `max_messages` records, or READ_AHEAD, of the queues that have more, in turn."""
+        until_s, left_bytes = time.monotonic() + READ_MAX_S, READ_MAX_BYTES
+        while max_messages > 0 and left_bytes > 0 and time.monotonic() < until_s:
+            with self._lock:
+                turn = self._core.next_unread(max(max_messages, READ_AHEAD))
+                store = self._store_of.get(turn[0]) if turn is not None else None
+            if turn is None:
+                return
+            queue, request, end = turn
+            if store is None:
+                self._read_by_fetches([queue])
+                continue
+            try:
+                records, next_offset = self._find(store, queue, request, end, left_bytes, until_s)
+            except PredicateFailedError:
+                self._read_by_fetches([queue])  # which report it, and are tried again after a pause
+                continue
+            except DataLossError as error:
+                logger.info("%s is read by fetches for once: %s", queue, error)
+                if store.reader.makes_records(queue.topic, queue.queue_id):
+                    self._made.add(queue)
+                self._read_by_fetches([queue])
+                continue
+            found = [FetchedRecords(part, int(part.offsets[-1]) + 1) for part in records]
+            if found:
+                found[-1].next_offset = next_offset
+            with self._lock:
+                self._core.fetched(
+                    queue, request.queue_offset, *found or [FetchedRecords(LocatedRecords.read(b""), next_offset)]
+                )
+            count = sum(part.count for part in found)
+            if count:
+                store.watch.count_read(count)
+            max_messages -= count
+            sizes = [part.size_bytes for part in found]
+            left_bytes -= sum(sizes)
+            for part, size_bytes in zip(found, sizes, strict=True):
+                self._came(queue, part, size_bytes)
+
+    def _find(
+        self,
+        store: _MappedStore,
+        queue: MessageQueue,
+        request: FetchRequest,
+        end: int,
+        max_bytes: int,
+        until_s: float,
+    ) -> tuple[list[LocatedRecords], int]:
+        """The records that answer a request and match the topic's predicate, and the offset to go on at: that of the
+        first one on which the predicate fails. PredicateFailedError if that is the first of all."""
+        with self._lock:
+            predicate = self._core.predicate(request.topic)
+        if predicate is None:
+            return store.reader.find(request, end, max_bytes)
+        function = self._functions.get(request.topic)
+        if function is None or function.predicate is not predicate:
+            function = self._functions[request.topic] = FunctionHere(predicate)
+        records, next_offset = store.reader.find(replace(request, max_messages=LOOK_AT_MAX), end, LOOK_AT_MAX_BYTES)
+        kept = keep(
+            records,
+            next_offset,
+            partial(function.evaluate, queue.broker_name),
+            max_messages=request.max_messages,
+            max_bytes=max_bytes,
+            until_s=until_s,
+        )
+        if kept.failure and not kept.looked:
+            raise PredicateFailedError(predicate.text, str(queue), kept.next_offset, kept.failure)
+        return kept.records, kept.next_offset
+
+    def close(self) -> None:
+        """Close the watches. Called once nobody polls any more."""
+        with self._open_lock:
+            self._closed = True
+            stores = list(self._stores.values())
+            self._stores.clear()
+        for store in stores:
+            store.watch.close()
+
+    def _all(self) -> list[_MappedStore]:
+        with self._open_lock:
+            return list(self._stores.values())
+
+    def _take_answer(self, store: _MappedStore, now_s: float) -> None:
+        ends = store.watch.receive()
+        if not ends:
+            return
+        asked, store.asked, store.answered_s = store.asked, [], now_s
+        if len(ends) != len(asked):
+            raise ConnectionError(f"{store.name} answers for {len(ends)} queues, not {len(asked)}")
+        check_all = now_s - store.stay_checked_s > STAY_CHECK_S
+        if check_all:
+            store.stay_checked_s = now_s
+        # Most queues have no news; looking at them is all that is done for each.
+        told = [
+            (queue, request.queue_offset, known)
+            for (queue, request), known in zip(asked, ends, strict=True)
+            if known[1] != request.queue_offset or known[0] > known[1] or known[2] or check_all
+        ]
+        with self._lock:
+            strange = [
+                queue
+                for queue, offset, known in told
+                if not self._core.end_known(queue, offset, known.min_offset, known.max_offset)
+            ]
+        if strange:
+            self._read_by_fetches(strange)
+        for queue, _, known in told:
+            self._follow(store, queue, known.pull_from)
+
+    def _follow(self, store: _MappedStore, queue: MessageQueue, pull_from: str) -> None:
+        """Read a queue no more from this store if the storage actor to read is found anew."""
+        with self._lock:
+            finds = self._finds[queue]
+        if self._replaced(queue, store.name, pull_from):
+            with self._lock:
+                if self._finds[queue] == finds:  # else it has been found already
+                    self._store_of.pop(queue, None)
+                    self._core.read_by_fetches(queue)
+
+    def _ask(self, store: _MappedStore, now_s: float) -> None:
+        """Ask for news, unless the ask under way does."""
+        with self._lock:
+            version = self._core.version
+            if store.asked and store.version == version:
+                return
+            if store.version == version and self._core.has_unread and now_s - store.answered_s < WATCH_AGAIN_AFTER_S:
+                return  # what has come is returned first; the next poll asks
+            waits = self._core.waits()
+            if len(self._stores) > 1:
+                waits = [wait for wait in waits if self._store_of.get(wait[0]) is store]
+        if waits:
+            store.watch.ask([request for _, request in waits], WATCH_WAIT_S)
+            store.asked_s = now_s
+        # Without queues, an ask that is under way is left alone, and its answer is not read.
+        store.asked, store.version = waits, version
+
+    def _read_by_fetches(self, queues: Sequence[MessageQueue]) -> None:
+        with self._lock:
+            for queue in queues:
+                self._core.read_by_fetches(queue)
+        self._by_fetches()
+
+    def _break(self, store: _MappedStore, error: Exception) -> None:
+        """Read the queues of a storage actor by fetches until it is found again: it has ended, or stands still."""
+        logger.info("the watch of %s has ended: %s", store.name, error)
+        with self._open_lock:
+            self._stores.pop(store.name, None)
+            self._not_before_s[store.name] = time.monotonic() + OPEN_AGAIN_AFTER_S
+        store.watch.close()
+        with self._lock:
+            queues = [queue for queue, of_queue in self._store_of.items() if of_queue is store]
+            for queue in queues:
+                del self._store_of[queue]
+                self._core.read_by_fetches(queue)
+        self._lost(store.name, queues)

@@ -1,0 +1,63 @@
+"""One poll of a program, from its beginning until the program has its messages.
+
+A signal handler may raise in the thread that polls, at any moment. Then nobody knows the messages that the poll took,
+so they must not count as returned: the poll is abandoned, and the next call gives them back to their queues.
+"""
+
+from __future__ import annotations
+
+from _thread import allocate_lock
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+from raymq.common.errors import ClientStateError
+from raymq.common.message import MessageQueue
+
+ABANDONED_MAX_S: Final = 10.0
+"""Bounds the wait for the end of an abandoned poll. It ends as soon as it sees that, and waits for nothing."""
+
+
+Result = TypeVar("Result")
+
+
+class TakenRange(NamedTuple):
+    """Messages that a poll took from a queue: the queue's position before and after, and offsets to acknowledge."""
+
+    queue: MessageQueue
+    start: int
+    end: int
+    expected: Sequence[int]
+
+
+class PollTurn:
+    """A poll. `abandoned` is set by the thread that called it, by a single store, which no handler interrupts.
+
+    A poll of an event loop consists of steps, each of which runs without being interrupted. Between them the loop may
+    drop the poll; then whoever comes next ends it (`end_dropped`).
+    """
+
+    __slots__ = ("_step", "abandoned", "has_ended", "taken")
+
+    def __init__(self) -> None:
+        self.abandoned = False
+        self.has_ended = False
+        """True once the poll takes nothing more."""
+        self.taken: list[TakenRange] = []
+        self._step = allocate_lock()
+        """Held while a step of this poll runs."""
+
+    def step(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        """Make a call that is a step of this poll, or a whole poll. ClientStateError if the poll was abandoned."""
+        with self._step:
+            if self.abandoned:
+                raise ClientStateError("this poll was interrupted")
+            return call(*arguments)
+
+    def end_dropped(self, end: Callable[[PollTurn], None]) -> None:
+        """Have `end(turn)` end this abandoned poll, unless a step of it is still running after ABANDONED_MAX_S."""
+        if self._step.acquire(timeout=ABANDONED_MAX_S):
+            try:
+                if not self.has_ended:
+                    end(self)
+            finally:
+                self._step.release()

@@ -1,0 +1,104 @@
+"""PullSettings are the settings of a pull consumer, with their bounds; PullOptions are the keywords users give.
+
+The names and numbers are RocketMQ's lite pull consumer's (spec/messaging.md §6), but for `threshold_all_bytes`, which
+bounds the memory of one consumer, and `poll_interval_max_s`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, TypedDict, Unpack
+
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import ConsumeFromWhere
+from raymq.common.names import check_group, real_number, whole_number
+from raymq.common.protocol.group import StartOffsetQuery
+from raymq.common.protocol.membership import AllocateStrategy, Allocation
+
+BOUNDS: Final = {
+    "auto_commit_interval_s": (1.0, 3600.0),
+    "poll_interval_max_s": (10.0, 86_400.0),
+    "queue_check_interval_s": (1.0, 3600.0),
+    "threshold_count": (1, 65_535),
+    "threshold_bytes": (1 << 20, 1 << 30),
+    "threshold_all_count": (1, 6_553_500),
+    "threshold_all_bytes": (1 << 20, 1 << 40),
+    "span_max": (1, 65_535),
+}
+"""The least and the greatest value of each setting that is a number."""
+
+
+class PullOptions(TypedDict, total=False):
+    """The keyword arguments of `Client.pull_consumer` and `Client.async_pull_consumer`; PullSettings explains them."""
+
+    consume_from: ConsumeFromWhere
+    consume_timestamp_ms: int
+    auto_commit: bool
+    auto_commit_interval_s: float
+    acknowledge_each: bool
+    allocate_strategy: AllocateStrategy | Allocation
+    poll_interval_max_s: float
+    queue_check_interval_s: float
+    threshold_count: int
+    threshold_bytes: int
+    threshold_all_count: int
+    threshold_all_bytes: int
+    span_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class PullSettings:
+    """The settings of one pull consumer.
+
+    `start`: the offset to start at in a queue of which the group has committed none. `auto_commit`: messages that polls
+    returned are committed once the program polls again, every `auto_commit_interval_s`. `acknowledge_each`: a message
+    counts as done once the program acknowledges it, in any order, and not when it polls again; a queue that another
+    member is to get is kept until all its messages that polls have returned are acknowledged and committed; it needs
+    auto_commit. `allocation`: how the group shares its queues. `poll_interval_max_s`: a program that does not poll for
+    longer is taken to hang, and leaves its group until it polls again. `queue_check_interval_s`: how often a
+    queue-change listener's topics are looked at.
+
+    Bounds of the records buffered for polls, which are of storage actors on other nodes: per queue `threshold_count`
+    messages, `threshold_bytes` of records and `span_max` between the first and the last offset; `threshold_all_count`
+    and `threshold_all_bytes` in all. A queue is fetched from again when less than half of its share is buffered.
+    Records that are on their way when a threshold is reached come on top, up to 8 MiB per storage actor. Records of
+    storage actors on this node are not buffered: polls read them in place.
+    """
+
+    group: str
+    start: StartOffsetQuery = field(default_factory=StartOffsetQuery)
+    auto_commit: bool = True
+    auto_commit_interval_s: float = 5.0
+    acknowledge_each: bool = False
+    allocation: Allocation = field(default_factory=Allocation)
+    poll_interval_max_s: float = 300.0
+    queue_check_interval_s: float = 30.0
+    threshold_count: int = 65_535
+    threshold_bytes: int = 100 * 1024 * 1024
+    threshold_all_count: int = 655_350
+    threshold_all_bytes: int = 8 * 1024 * 1024
+    span_max: int = 65_535
+
+    def __post_init__(self) -> None:
+        check_group(self.group)
+        for name, (low, high) in BOUNDS.items():
+            number = real_number if isinstance(low, float) else whole_number
+            object.__setattr__(self, name, number(name, getattr(self, name), low, high))
+        if self.acknowledge_each and not self.auto_commit:
+            raise InvalidArgumentError("acknowledge_each commits what is acknowledged: leave auto_commit on")
+        at_ms = whole_number("consume_timestamp_ms", self.start.timestamp_ms)
+        if self.start.where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP and at_ms <= 0:
+            raise InvalidArgumentError(
+                f"CONSUME_FROM_TIMESTAMP needs consume_timestamp_ms, a time in ms since 1970, not {at_ms!r}"
+            )
+
+    @classmethod
+    def of(cls, group: str, **options: Unpack[PullOptions]) -> PullSettings:
+        """Make settings from keyword arguments. IllegalNameError for the group, InvalidArgumentError for a value out of
+        bounds."""
+        values: dict[str, Any] = dict(options)
+        where = values.pop("consume_from", ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
+        start = StartOffsetQuery(where, values.pop("consume_timestamp_ms", 0))
+        strategy = values.pop("allocate_strategy", AllocateStrategy.AVG)
+        allocation = strategy if isinstance(strategy, Allocation) else Allocation(strategy)
+        return cls(group, start=start, allocation=allocation, **values)

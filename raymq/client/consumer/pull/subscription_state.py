@@ -1,0 +1,492 @@
+"""SubscriptionState decides for a pull consumer: which queues it has, what is fetched, returned and committed.
+
+    group, brokers    granted → started → revoked → released          (raymq.client.consumer.assignment.assigned_queues)
+    stores, polls     fetched → buffered → peek → taken → finished → committed
+
+The program has finished with the messages a poll returned when it polls again (with auto-commit) or commits, or once it
+has acknowledged each (acknowledge_each); until then their queue is *unsettled*, and is not released if it is revoked.
+
+No threads, no clock, no calls: the owner (raymq.client.consumer.pull.engine) brings every event, with the time in
+seconds, and changes nothing but by the methods here. Nothing here survives the process; committed offsets do, at the
+brokers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from raymq.client.consumer.assignment.assigned_queue import AssignmentState
+from raymq.client.consumer.assignment.assigned_queues import AssignedQueues
+from raymq.client.consumer.assignment.unfinished_offsets import UnfinishedOffsets
+from raymq.client.consumer.pull.assigned_message_queue import AssignedMessageQueue, Noted
+from raymq.client.consumer.pull.fetched_records import FetchedRecords, PolledRecords
+from raymq.client.consumer.pull.poll_turn import TakenRange
+from raymq.client.consumer.pull.settings import PullSettings
+from raymq.client.consumer.subscription import Subscription
+from raymq.client.predicates.predicate import Predicate
+from raymq.common.errors import ClientStateError, InvalidArgumentError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.group import QueueOffset
+from raymq.common.protocol.store import FetchRequest
+
+
+class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
+    """All queues of one pull consumer (Kafka's SubscriptionState). Not thread-safe."""
+
+    def __init__(self, settings: PullSettings, now_s: float) -> None:
+        super().__init__()
+        self._settings = settings
+        self._subscriptions: dict[str, Subscription] = {}
+        """The wanted messages, by topic."""
+        self._buffered: dict[MessageQueue, None] = {}
+        """Queues with buffered records, in the order in which polls return them: a queue that records were taken from
+        goes to the end. This table and those below are kept by `_note`, so that nothing that is done for each message
+        or each fetch looks at every queue."""
+        self._buffered_count = 0
+        self._buffered_bytes = 0
+        self._hungry: dict[MessageQueue, int] = {}
+        """The next offset to fetch, of queues of which so little is buffered that more is fetched."""
+        self._waits: dict[MessageQueue, FetchRequest] = {}
+        """For each queue that is read in place and not silent a request with the offset behind what is known of it:
+        news lie there."""
+        self._unread: dict[MessageQueue, None] = {}
+        """Those of them whose mapped files have more, in turn."""
+        self._unsettled: dict[MessageQueue, None] = {}
+        """Queues of which the last poll returned something."""
+        self._unfinished: dict[MessageQueue, None] = {}
+        """Queues whose position is not what the program has finished."""
+        self._dirty: dict[MessageQueue, None] = {}
+        """Queues with something to commit."""
+        self._tables = (self._buffered, self._unread, self._unsettled, self._unfinished, self._dirty)
+        self._version = 0
+        self._polled_s = now_s
+        """When the program last began or ended a poll."""
+        self._polling = False
+        """True while the program is inside a poll."""
+
+    @property
+    def expressions(self) -> dict[str, str]:
+        """The subscriptions' expressions, by topic, as administrators see them."""
+        return {topic: subscription.description for topic, subscription in self._subscriptions.items()}
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The subscribed topics."""
+        return frozenset(self._subscriptions)
+
+    def predicate(self, topic: str) -> Predicate | None:
+        """The predicate of the topic's subscription; None if it has none, or is not subscribed to."""
+        subscription = self._subscriptions.get(topic)
+        return None if subscription is None else subscription.predicate
+
+    @property
+    def version(self) -> int:
+        """A number that changes when other queues, or other offsets, are to be waited for than those that reading led
+        to."""
+        return self._version
+
+    @property
+    def polling(self) -> bool:
+        """True while the program is inside a poll."""
+        return self._polling
+
+    @property
+    def hungry_count(self) -> int:
+        """The number of queues in `wanted`."""
+        return len(self._hungry) if self._has_capacity else 0
+
+    @property
+    def buffered_count(self) -> int:
+        """The number of records that wait for a poll."""
+        return self._buffered_count
+
+    @property
+    def assigned_queues(self) -> list[MessageQueue]:
+        """The queues that are fetched from and returned, sorted; without revoked ones."""
+        return sorted(queue for queue, assigned in self._queues.items() if assigned.state is AssignmentState.STARTED)
+
+    @property
+    def held_queues(self) -> list[AssignedMessageQueue]:
+        """The queues that the group must not grant to others, sorted; to read only."""
+        return [self._queues[queue] for queue in sorted(self._queues)]
+
+    @property
+    def paused(self) -> list[MessageQueue]:
+        """The assigned queues that are paused, sorted."""
+        return sorted(queue for queue in self.assigned_queues if self._queues[queue].paused)
+
+    def get(self, queue: MessageQueue) -> AssignedMessageQueue:
+        """An assigned queue, to read only; ClientStateError if it is not assigned."""
+        assigned = self._queues.get(queue)
+        if assigned is None or assigned.state is not AssignmentState.STARTED:
+            raise ClientStateError(f"this consumer does not hold {queue} now; see assignment()")
+        return assigned
+
+    # Ownership
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Want these messages of a topic. If others were wanted, its buffered records are fetched again."""
+        if self._subscriptions.get(subscription.topic, subscription) != subscription:
+            for assigned in self._queues.values():
+                if assigned.queue.topic == subscription.topic:
+                    assigned.refetch_from(assigned.position)
+                    self._note(assigned, moved=True)
+        self._subscriptions[subscription.topic] = subscription
+
+    def assign(
+        self, subscriptions: Mapping[str, Subscription], starts: Mapping[MessageQueue, QueueOffset], now_s: float
+    ) -> None:
+        """Have exactly the queues of `starts`, without a group; those assigned already go on where they are."""
+        for subscription in subscriptions.values():
+            self.subscribe(subscription)
+        self._subscriptions = dict(subscriptions)
+        self.hold(starts, now_s)
+        for queue, start in starts.items():
+            self.started(self._queues[queue], start)
+        self.lose([queue for queue in self._queues if queue not in starts])
+
+    def unsubscribe(self, topic: str, now_s: float) -> None:
+        """Return nothing more of a topic; its queues are released once they are settled."""
+        self._subscriptions.pop(topic, None)
+        self.revoke([queue for queue in self._queues if queue.topic == topic], now_s)
+
+    def _new_queue(self, queue: MessageQueue, generation: int) -> AssignedMessageQueue:
+        unfinished = UnfinishedOffsets() if self._settings.acknowledge_each else None
+        return AssignedMessageQueue(queue, generation, unfinished=unfinished)
+
+    def _is_wanted(self, queue: MessageQueue) -> bool:
+        return queue.topic in self._subscriptions
+
+    def _may_go(self, assigned: AssignedMessageQueue, now_s: float) -> bool:
+        """True if a queue is settled and, with auto-commit, committed."""
+        return assigned.settled and not (self._settings.auto_commit and assigned.dirty)
+
+    def is_absent(self, now_s: float) -> bool:
+        """True if the program has not polled for longer than `poll_interval_max_s`."""
+        return not self._polling and now_s - self._polled_s > self._settings.poll_interval_max_s
+
+    # Polling
+
+    def poll_begins(self, now_s: float) -> None:
+        """Begin a poll of the program. With auto-commit it has finished with everything that earlier polls returned.
+        ClientStateError if another thread or task is inside a poll."""
+        if self._polling:
+            raise ClientStateError("another thread or task polls this consumer now; one may at a time")
+        self._polling = True
+        self._polled_s = now_s
+        if self._settings.acknowledge_each:
+            return
+        auto = self._settings.auto_commit
+        for queue in self._unsettled | self._unfinished if auto else list(self._unsettled):
+            assigned = self._queues[queue]
+            assigned.settled = True
+            if auto:
+                assigned.done = assigned.position
+            self._note(assigned)
+
+    def poll_ends(self, now_s: float) -> None:
+        """End the poll that began."""
+        self._polling = False
+        self._polled_s = now_s
+
+    def peek(self, max_messages: int) -> list[PolledRecords]:
+        """The next records, queue by queue in turn, up to `max_messages`. They stay buffered until they are `taken`.
+        Nothing is buffered of paused and revoked queues."""
+        slices: list[PolledRecords] = []
+        left = max_messages
+        for queue in self._buffered:
+            for fetched in self._queues[queue].buffered:
+                if not left:
+                    return slices
+                part = PolledRecords(queue, self._subscriptions[queue.topic], fetched, min(left, fetched.count))
+                slices.append(part)
+                left -= part.count
+        return slices
+
+    def is_current(self, part: PolledRecords) -> bool:
+        """True if a slice may still be returned: no seek, reset, pause or revocation has come between."""
+        assigned = self._queues.get(part.queue)
+        return assigned is not None and bool(assigned.buffered) and assigned.buffered[0] is part.fetched
+
+    def taken(self, part: PolledRecords, expected: Sequence[int] = ()) -> None:
+        """Take a current slice from its buffer: it is returned to the program, which is to acknowledge the messages at
+        the offsets `expected`, if it acknowledges each. The queue's next turn comes after the others'."""
+        assigned = self._queues[part.queue]
+        assigned.returned(part)
+        assigned.expect(expected)
+        if assigned.buffered:
+            del self._buffered[part.queue]
+            self._buffered[part.queue] = None
+        self._note(assigned)
+
+    def give_back(self, taken: Iterable[TakenRange]) -> None:
+        """Return these messages again: the program did not get them. Queues that moved on since are left alone."""
+        for queue, start, end, expected in reversed(list(taken)):
+            assigned = self._queues.get(queue)
+            if assigned is None or assigned.state is not AssignmentState.STARTED or assigned.position != end:
+                continue
+            assigned.acknowledge(expected)
+            assigned.refetch_from(start)
+            assigned.done = min(assigned.done, start)
+            self._note(assigned, moved=True)
+
+    # Fetching
+
+    def wanted(self) -> dict[MessageQueue, int]:
+        """The next offset to fetch, by queue, for the queues of which so little is buffered that more is fetched."""
+        return self._hungry.copy() if self._has_capacity else {}
+
+    @property
+    def _has_capacity(self) -> bool:
+        """True if less is buffered in all than may be."""
+        settings = self._settings
+        return (
+            self._buffered_count < settings.threshold_all_count and self._buffered_bytes < settings.threshold_all_bytes
+        )
+
+    def _is_hungry(self, assigned: AssignedMessageQueue) -> bool:
+        settings = self._settings
+        return (
+            not assigned.silent
+            and not assigned.mapped
+            and assigned.buffered_count <= settings.threshold_count // 2
+            and assigned.buffered_bytes <= settings.threshold_bytes // 2
+            and not (assigned.buffered and assigned.fetch_offset - assigned.position > settings.span_max)
+        )
+
+    def request(self, queue: MessageQueue, offset: int) -> FetchRequest:
+        """The fetch of a queue from `offset`, with the number of messages there is capacity for. If `offset` is not its
+        next one (any more), the fetch is for one message, and `fetched` ignores its result."""
+        assigned = self._fetched_at(queue, offset)
+        subscription = self._subscriptions.get(queue.topic)
+        if assigned is None or subscription is None or assigned.silent:
+            return FetchRequest(queue.topic, queue.queue_id, offset, 1)
+        assigned.fetching = True
+        share = (self._settings.threshold_all_count - self._buffered_count) // len(self._queues)
+        max_messages = max(1, min(self._settings.threshold_count - assigned.buffered_count, share))
+        return FetchRequest(queue.topic, queue.queue_id, offset, max_messages, subscription.tag_codes, subscription.sql)
+
+    def reads(self, queue: MessageQueue, offset: int) -> bool:
+        """True if `offset` is the next one to fetch of a queue that is assigned and not paused."""
+        assigned = self._fetched_at(queue, offset)
+        return assigned is not None and not assigned.paused
+
+    def fetched(self, queue: MessageQueue, offset: int, *found: FetchedRecords) -> bool:
+        """Buffer the records that a fetch from `offset` found, or a look into the mapped files. False if they are not
+        wanted any more: a seek, reset, pause or revocation has come between."""
+        assigned = self._fetched_at(queue, offset)
+        if assigned is None or not assigned.fetching:
+            return False
+        for fetched in found:
+            assigned.fetched(fetched)
+        self._note(assigned)
+        return True
+
+    def out_of_range(self, queue: MessageQueue, offset: int, next_offset: int) -> bool:
+        """Go on at `next_offset`: the queue does not hold `offset` (any more). Records buffered from before a gap are
+        returned first. False if `offset` is not fetched any more."""
+        assigned = self._fetched_at(queue, offset)
+        if assigned is None:
+            return False
+        if assigned.buffered and next_offset > offset:
+            assigned.fetch_offset = next_offset
+        else:
+            assigned.refetch_from(next_offset)
+            assigned.done = min(assigned.done, next_offset)
+            assigned.forget_returned()
+        self._note(assigned, moved=True)
+        return True
+
+    # Reading in place
+
+    def read_in_place(self, queue: MessageQueue) -> None:
+        """Read an assigned queue from mapped files from now on, once `end_known` tells how far. Ignored for a queue
+        that is not assigned."""
+        assigned = self._queues.get(queue)
+        if assigned is not None and not assigned.mapped:
+            assigned.mapped, assigned.fetching, assigned.known_end = True, False, assigned.fetch_offset
+            self._note(assigned, moved=True)
+
+    def read_by_fetches(self, queue: MessageQueue) -> None:
+        """Read a queue by fetches from now on."""
+        assigned = self._queues.get(queue)
+        if assigned is not None and assigned.mapped:
+            assigned.mapped = assigned.fetching = False
+            self._note(assigned, moved=True)
+
+    def waits(self) -> list[tuple[MessageQueue, FetchRequest]]:
+        """The queues that are read in place, each with a request for what lies behind the part that is known."""
+        return list(self._waits.items())
+
+    @property
+    def has_unread(self) -> bool:
+        """True if the mapped files are known to have more of a queue."""
+        return bool(self._unread)
+
+    def end_known(self, queue: MessageQueue, offset: int, min_offset: int, max_offset: int) -> bool:
+        """Take the offsets that a queue holds, [`min_offset`, `max_offset`), as the answer to a wait behind `offset`
+        tells. False if they show that the queue's next offset is none of them: then a fetch is to find out more."""
+        assigned = self._queues.get(queue)
+        if assigned is None or not assigned.mapped or assigned.silent or offset < assigned.fetch_offset:
+            return True  # it is not waited for any more; or it was moved, beyond what this answer can tell
+        if not min_offset <= assigned.fetch_offset <= max_offset:
+            return False
+        assigned.known_end = max_offset
+        self._note(assigned)
+        return True
+
+    def next_unread(self, max_messages: int) -> tuple[MessageQueue, FetchRequest, int] | None:
+        """A read of the next queue of which the mapped files have more, and the end up to which they have; None if
+        there is none. The queue's next turn comes after the others'."""
+        for queue in self._unread:
+            assigned, wanted = self._queues[queue], self._subscriptions[queue.topic]
+            assigned.fetching = True
+            del self._unread[queue]
+            self._unread[queue] = None
+            request = FetchRequest(
+                queue.topic, queue.queue_id, assigned.fetch_offset, max_messages, wanted.tag_codes, wanted.sql
+            )
+            return queue, request, assigned.known_end
+        return None
+
+    # Positions
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at `offset` in an assigned queue, and commit that from now on."""
+        assigned = self.get(queue)
+        assigned.backwards |= offset < max(assigned.done, assigned.committed or 0)
+        assigned.seek(offset)
+        self._note(assigned, moved=True)
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Neither fetch nor return assigned queues. Their buffered records are dropped: they must not take capacity
+        from other queues."""
+        for assigned in [self.get(queue) for queue in queues]:
+            assigned.paused = True
+            assigned.refetch_from(assigned.position)
+            self._note(assigned, moved=True)
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Fetch and return paused queues again."""
+        for assigned in [self.get(queue) for queue in queues]:
+            assigned.paused = False
+            self._note(assigned, moved=True)
+
+    # Committing
+
+    def acknowledge(self, offsets: Mapping[MessageQueue, Collection[int]]) -> None:
+        """Count messages as finished by the program, in revoked queues too. Those of queues that are not held (any
+        more) count for nothing: others may have them."""
+        for queue, acknowledged in offsets.items():
+            assigned = self._queues.get(queue)
+            if assigned is not None:
+                assigned.acknowledge(acknowledged)
+                self._note(assigned)
+
+    def finish_all(self) -> None:
+        """Count everything that polls returned as finished by the program, unless it acknowledges each message."""
+        if self._settings.acknowledge_each:
+            return
+        for queue in self._unsettled | self._unfinished:
+            self._queues[queue].finish()
+            self._note(self._queues[queue])
+
+    def finish(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Count the messages before these offsets as finished by the program, in revoked queues too. All are checked
+        before any counts: ClientStateError for a queue that is not held, InvalidArgumentError for an offset that polls
+        have not come to."""
+        for queue, offset in offsets.items():
+            position = (self._revoked.get(queue) or self.get(queue)).position
+            if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= position:
+                raise InvalidArgumentError(
+                    f"{queue}: cannot commit {offset!r}: polls have come to {position}; use seek to leave messages out"
+                )
+        for queue, offset in offsets.items():
+            assigned = self._queues[queue]
+            assigned.done = max(assigned.done, offset)
+            self._note(assigned)
+
+    def commit_is_urgent(self) -> bool:
+        """True if, with auto-commit, the group waits for a queue that is finished and not committed."""
+        return self._settings.auto_commit and any(
+            assigned.settled and assigned.dirty for assigned in self._revoked.values()
+        )
+
+    def _perhaps_dirty(self) -> Iterable[AssignedMessageQueue]:
+        return (self._queues[queue] for queue in self._dirty)
+
+    def _committed(self, assigned: AssignedMessageQueue) -> None:
+        self._note(assigned)
+
+    def _reset(self, assigned: AssignedMessageQueue, start: QueueOffset) -> None:
+        """Go on where somebody has reset a queue, unless that reset is known already."""
+        if start.reset_version > assigned.reset_version:
+            assigned.reset(start)
+            self._note(assigned, moved=True)
+
+    # The tables of queues
+
+    def _state_changed(self, assigned: AssignedMessageQueue) -> None:
+        super()._state_changed(assigned)
+        if assigned.dropped:
+            self._forget(assigned)
+        else:
+            self._note(assigned, moved=True)
+
+    def _note(self, assigned: AssignedMessageQueue, *, moved: bool = False) -> None:
+        """Bring the tables up to date for one queue that has changed. `moved`: not just by reading on."""
+        assigned.follow_acknowledgements()
+        queue, noted, silent = assigned.queue, assigned.noted, assigned.silent
+        in_tables = (
+            bool(assigned.buffered),
+            assigned.unread,
+            not assigned.settled,
+            assigned.done != assigned.position,
+            assigned.dirty,
+        )
+        if in_tables != noted.tables:
+            self._set_tables(assigned, in_tables)
+        hungry_at = assigned.fetch_offset if self._is_hungry(assigned) else -1
+        if hungry_at != noted.hungry_at:
+            noted.hungry_at = hungry_at
+            if hungry_at < 0:
+                del self._hungry[queue]
+            else:
+                self._hungry[queue] = hungry_at
+        news_at = max(assigned.fetch_offset, assigned.known_end) if assigned.mapped and not silent else -1
+        if news_at != noted.news_at:
+            noted.news_at = news_at
+            if news_at < 0:
+                del self._waits[queue]
+            else:
+                self._waits[queue] = FetchRequest(queue.topic, queue.queue_id, news_at, 1)
+        self._count(assigned, assigned.buffered_count, assigned.buffered_bytes)
+        self._version += moved
+
+    def _forget(self, assigned: AssignedMessageQueue) -> None:
+        """Take a queue that is not this consumer's any more out of the tables."""
+        self._set_tables(assigned, (False,) * len(self._tables))
+        if assigned.noted.hungry_at >= 0:
+            del self._hungry[assigned.queue]
+        if assigned.noted.news_at >= 0:
+            del self._waits[assigned.queue]
+        self._count(assigned, 0, 0)
+        assigned.noted = Noted()
+        self._version += 1
+
+    def _set_tables(self, assigned: AssignedMessageQueue, in_tables: tuple[bool, ...]) -> None:
+        """Have a queue in these tables, where it is already or at their ends, and in no others."""
+        before = assigned.noted.tables or (False,) * len(in_tables)
+        assigned.noted.tables = in_tables
+        for table, is_in, was_in in zip(self._tables, in_tables, before, strict=True):
+            if is_in and not was_in:
+                table[assigned.queue] = None
+            elif was_in and not is_in:
+                del table[assigned.queue]
+
+    def _count(self, assigned: AssignedMessageQueue, count: int, size_bytes: int) -> None:
+        """Have the totals count so much of a queue."""
+        noted = assigned.noted
+        self._buffered_count += count - noted.count
+        self._buffered_bytes += size_bytes - noted.size_bytes
+        noted.count, noted.size_bytes = count, size_bytes

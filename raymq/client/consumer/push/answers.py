@@ -1,0 +1,91 @@
+"""The answers of listeners: which ones mean that a message was consumed.
+
+    None, ConsumeStatus.CONSUME_SUCCESS             consumed
+    raymq.reply(…), or a list of replies and None   consumed, and answered
+    ConsumeStatus.RECONSUME_LATER, ConsumeLater     not consumed: delivered again
+    anything else                                   not consumed: the listener is wrong, and the reason says how
+
+RocketMQ's listeners return an enum that the compiler checks. Python has no such check, so an answer that means nothing
+(False, 1, "yes", the class ConsumeLater) must not count as consumed: the message would be lost without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from raymq.common.errors import ListenerError
+from raymq.common.message import ConsumeStatus, MessageExt
+from raymq.common.protocol.consume_result import ConsumeLater, Failure
+from raymq.common.protocol.request_reply import Reply, ReplyStatistics
+from raymq.common.shipping import deferred_kind
+
+ANSWER_SHOWN_MAX: Final = 200
+"""The most characters of an unknown answer that its reason shows."""
+
+
+class Replier(Protocol):
+    """Sends the replies that listeners return (raymq.client.request.replier)."""
+
+    def answer(self, messages: Sequence[MessageExt], answer: Reply | Sequence[object]) -> str:
+        """Send a listener's answer to these messages; returns why it is none, empty if it is. Raises nothing."""
+
+    def statistics(self) -> ReplyStatistics:
+        """The replies so far."""
+
+
+def judge(answer: Any, messages: range, call: Any, replier: Replier | None) -> Failure | None:
+    """The failure that a listener's answer means; None if the messages were consumed. Replies are sent.
+
+    `messages`: the indices of the call's messages in their task. `call`: the argument of the call.
+    """
+    if answer is None or answer is ConsumeStatus.CONSUME_SUCCESS:
+        return None
+    if answer is ConsumeStatus.RECONSUME_LATER:
+        return Failure(messages.start, len(messages), "the listener answered RECONSUME_LATER")
+    if isinstance(answer, ConsumeLater):
+        return _later(answer, messages)
+    if isinstance(answer, Reply | list | tuple) and replier is not None:
+        wrong = replier.answer(call if isinstance(call, list) else [call], answer)
+        return Failure(messages.start, len(messages), wrong, unknown=True) if wrong else None
+    return Failure(messages.start, len(messages), _unknown(answer), unknown=True)
+
+
+def _later(answer: ConsumeLater, messages: range) -> Failure:
+    if answer.first >= len(messages):
+        error = f"the listener answered {answer}, but it was called with {len(messages)} message(s)"
+        return Failure(messages.start, len(messages), error, unknown=True)
+    return Failure(
+        messages.start + answer.first,
+        len(messages) - answer.first,
+        f"the listener answered {answer}",
+        delay_level=answer.delay_level,
+        suspend_ms=answer.suspend_ms,
+    )
+
+
+def _unknown(answer: Any) -> str:
+    """The reason why an answer that means nothing fails its message."""
+    try:
+        shown = repr(answer)
+    except Exception as error:  # a user's __repr__
+        shown = f"an object whose repr raises {type(error).__name__}"
+    shown = shown if len(shown) <= ANSWER_SHOWN_MAX else shown[:ANSWER_SHOWN_MAX] + "…"
+    return (
+        f"the listener returned {shown} ({type(answer).__name__}), which is no answer: return None or "
+        "ConsumeStatus.CONSUME_SUCCESS for a consumed message, ConsumeStatus.RECONSUME_LATER or ConsumeLater(...) to "
+        "get it again, or raise"
+    )
+
+
+def check_listener(listener: Callable[[Any], Any], name: str) -> None:
+    """Raise ListenerError for a listener that cannot be called, or whose calls would run none of its code: a generator
+    function or an async generator function. Coroutine functions are allowed."""
+    if not callable(listener):
+        raise ListenerError(f"a listener must be callable with one argument, {name} object is not")
+    kind = deferred_kind(listener)
+    if kind not in ("", "a coroutine function"):
+        raise ListenerError(
+            f"listener {name} is {kind}: a call of it runs none of its code. Remove `yield`; a listener is a function "
+            "or a coroutine function (async def) that returns one answer"
+        )

@@ -1,0 +1,526 @@
+"""ConsumePool runs the calls of a user's listener in threads of the listener's process.
+
+A `ConsumeRequest` (RocketMQ's word) is one task's listener calls. One thread makes its calls one after another; while
+it is not through, further threads join, so a listener that answers quickly costs no thread switch per message, and one
+that waits gets all the threads there are. In order, no thread joins, and the first failure ends the request.
+
+A listener may be a coroutine function, or return an awaitable. The thread has the awaitable awaited
+(raymq.client.consumer.push.async_calls) and waits for its result, so that it counts as a call under way.
+
+A call that outlives its timeout is given up: it is reported as failed, and its thread no longer counts. A coroutine is
+cancelled then, which frees its thread. At most as many threads as there are may be given up so; when all of those are
+stuck too, nothing more is consumed until one returns (`stuck` is their number).
+
+A request whose owner was not heard of for HANDLER_LEASE_S is cancelled, between two calls: its owner is gone, and
+another consumer may have its queue. Nothing here survives the process.
+
+The pool has no thread that looks after the others: whoever owns it calls `look` when that is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from raymq.client.consumer.push.answers import Replier, judge
+from raymq.client.consumer.push.async_calls import AsyncCall, AsyncCalls
+from raymq.client.consumer.push.hook import ConsumeContext, ConsumeHook, call_hooks
+from raymq.common.errors import BodyUnreadableError
+from raymq.common.message import ConsumeStatus, MessageExt
+from raymq.common.protocol.consume_result import TIMEOUT_DELAY_LEVEL, ConsumeReport, Failure
+from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, PROCESS_BOUNDS_MS
+from raymq.telemetry.trace.contexts import TracedCalls, new_request_id
+from raymq.telemetry.trace.deliveries import DeliveryTrace
+from raymq.telemetry.trace.records import ContextCode
+
+JOIN_AFTER_S: Final = 0.02
+"""A request that is not through after this time gets further threads, more each time."""
+HANDLER_LEASE_S: Final = 5.0
+"""A request is cancelled when its owner was not heard of for this time."""
+QUICK_CALL_S: Final = PROCESS_BOUNDS_MS[0] / 1000
+"""A call that took no longer is in the first bucket of the metric."""
+SETTLE_AFTER_S: Final = 0.05
+"""A call that took longer may have been given up meanwhile, which is looked up under the lock."""
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Any], Any]
+
+
+class ConsumeRequest:
+    """One task's listener calls.
+
+    `calls` are the arguments: a message or a list of messages each, or an error in place of a message that cannot be
+    decoded, which fails without a call (`damaged`: there is one). Call i is about messages `firsts[i]` and following of
+    the task. `key` names the queue for an orderly request, and is None otherwise.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[Any],
+        firsts: Sequence[int],
+        key: str | None,
+        *,
+        damaged: bool = False,
+        topic: str = "",
+        of_lists: bool = False,
+    ) -> None:
+        """`of_lists`: a call may be about several messages."""
+        self.calls = calls
+        self.of_lists = of_lists
+        self.firsts = firsts
+        self.key = key
+        self.damaged = damaged
+        self.topic = topic
+        self.indices = iter(range(len(calls)))  # shared: each thread's next() takes one call
+        self.ended: list[int] = []
+        """The calls that ended, with success or failure; appended by the threads, without a lock."""
+        self.failures: dict[int, Failure] = {}
+        """The failures by call, entered before the call counts as ended."""
+        self.consume_s = 0.0
+        """Seconds that all threads have spent in calls."""
+        self.counted = 0
+        """Calls that were counted for the metrics one by one: slow ones, and failures. The others are counted together
+        when the request is done, since they are all in the first bucket."""
+        self.counted_s = 0.0
+        """The seconds that those took."""
+        self.workers = 0
+        """Threads that make its calls now."""
+        self.invited = 0
+        """Threads that shall join as soon as one is free."""
+        self.cancelled = False
+        """No further call begins."""
+        self.lease_until_s = float("inf")
+        """The request is cancelled after this time."""
+        self.join_at_s = 0.0
+        """When further threads join, if it is not through by then; `joining` of them."""
+        self.joining = 1
+        self.done = threading.Event()
+        """Set when no thread makes calls of it any more, nor will."""
+        self.follower: ConsumeRequest | None = None
+        """The request of the same queue that begins when this one is done."""
+        self.follows: ConsumeRequest | None = None
+        """The request that this one is the follower of."""
+        self.traced: TracedCalls | None = None
+        """These calls as the trace has them; None without one."""
+        self._reported = 0
+        """The number of entries of `ended` in reports so far."""
+        self._left: set[int] | None = None
+        """The calls that no report has named as ended; None before the first report that leaves some."""
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages of all calls."""
+        if self.of_lists:
+            return sum(len(call) if isinstance(call, list) else 1 for call in self.calls)
+        return len(self.calls)
+
+    def messages_of(self, index: int) -> range:
+        """The indices in the task of the messages a call is about."""
+        first, call = self.firsts[index], self.calls[index]
+        return range(first, first + (len(call) if isinstance(call, list) else 1))
+
+    def failure(self, index: int, error: str, **how: Any) -> Failure:
+        """The failure of a call: its messages were not consumed."""
+        messages = self.messages_of(index)
+        return Failure(messages.start, len(messages), error, **how)
+
+    def report(self, stuck: int) -> ConsumeReport:
+        """The calls that ended since the last report. `stuck`: the pool's threads in calls that were given up."""
+        done = self.done.is_set()
+        new = self.ended[self._reported :]
+        self._reported += len(new)
+        failures = tuple([self.failures[index] for index in new if index in self.failures]) if self.failures else ()
+        return ConsumeReport(self._unfinished(new), failures, done, self.consume_s if done else 0.0, stuck)
+
+    def _unfinished(self, new: Sequence[int]) -> tuple[int, ...]:
+        """The messages of the calls that have not ended, once those of `new` have, too."""
+        if self._left is None:
+            if len(new) == len(self.calls):
+                return ()
+            self._left = set(range(len(self.calls)))
+        self._left.difference_update(new)
+        return tuple([i for index in sorted(self._left) for i in self.messages_of(index)])
+
+
+class _Worker:
+    """One thread: the request and the call it is in, and since when (0: in none). `awaited`: the awaitable that it
+    waits for."""
+
+    __slots__ = ("awaited", "given_up", "index", "request", "started_s")
+
+    def __init__(self) -> None:
+        self.request: ConsumeRequest | None = None
+        self.index = -1
+        self.started_s = 0.0
+        self.given_up = False
+        self.awaited: AsyncCall | None = None
+
+
+class ConsumePool:
+    """Makes up to `threads` calls of `handler` at a time. `timeout_s` is for calls of requests that are not orderly.
+    `shown_group` is the group's name for hooks. `on_done` is called when a request is done, with the pool's lock held:
+    it must neither block nor call the pool."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        threads: int,
+        timeout_s: float,
+        group: str = "",
+        shown_group: str = "",
+        hooks: Sequence[ConsumeHook] = (),
+        replier: Replier | None = None,
+        trace: DeliveryTrace | None = None,
+        on_done: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._handler = handler
+        self._threads = threads
+        self._timeout_s = timeout_s
+        self._group = group
+        self._shown_group = shown_group or group
+        self._hooks = tuple(hooks)
+        self._replier = replier
+        self._trace = trace
+        self._on_done = on_done
+        self._async_calls = AsyncCalls()
+        self._lock = threading.Lock()
+        """Guards everything below, and the requests' fields but for `ended` and `failures`."""
+        self._wanted = threading.Condition(self._lock)
+        """Idle threads wait for it."""
+        self._queue: deque[ConsumeRequest] = deque()
+        """The requests that threads shall join; a request is in it once for each thread."""
+        self._running: dict[ConsumeRequest, None] = {}
+        """The requests that are not done, in their order."""
+        self._workers: set[_Worker] = set()
+        self._idle = 0
+        """Threads without a request."""
+        self._stuck = 0
+        """Threads in calls that were given up."""
+        self._in_order: dict[str, ConsumeRequest] = {}
+        """The latest orderly request of each queue, by key."""
+
+    def submit(self, request: ConsumeRequest) -> None:
+        """Begin with a request. An orderly one cancels an earlier one of its queue, and waits for the end of the call
+        that the earlier one is in."""
+        now_s = time.monotonic()
+        request.lease_until_s, request.join_at_s = now_s + HANDLER_LEASE_S, now_s + JOIN_AFTER_S
+        if self._trace is not None and request.calls:
+            request.traced = TracedCalls(new_request_id(), request.calls, request.message_count)
+            self._trace.begun(request.topic, request.traced)
+        with self._lock:
+            self._running[request] = None
+            if not request.calls:
+                self._finish(request)
+                return
+            if request.key is not None:
+                before = self._in_order.get(request.key)
+                self._in_order[request.key] = request
+                if before is not None and self._is_followed(before, request):
+                    return
+            self._invite(request)
+
+    def _is_followed(self, before: ConsumeRequest, request: ConsumeRequest) -> bool:
+        """Cancel the requests of a queue before this one. True if it has to wait for a call that one of them is in."""
+        self._cancel(before)
+        running = before if before.follows is None else before.follows
+        self._cancel(running)
+        if running.done.is_set():
+            return False
+        running.follower, request.follows = request, running
+        return True
+
+    def cancel(self, request: ConsumeRequest) -> None:
+        """Begin no further call of a request."""
+        with self._lock:
+            self._cancel(request)
+
+    def report(self, request: ConsumeRequest) -> ConsumeReport:
+        """The calls of a request that ended since the last report."""
+        with self._lock:
+            return request.report(self._stuck)
+
+    def renew_leases(self) -> None:
+        """Note that the owner of all requests was heard of."""
+        until_s = time.monotonic() + HANDLER_LEASE_S
+        with self._lock:
+            for request in self._running:
+                request.lease_until_s = until_s
+
+    def look(self) -> float:
+        """Give up the calls that take too long, and have further threads join the requests that take long. Returns the
+        time in s after which the next look is due; infinity if nothing runs."""
+        now_s, next_s = time.monotonic(), float("inf")
+        with self._lock:
+            for request in list(self._running):
+                next_s = min(next_s, self._give_up_late(request))
+                if self._has_work_for_more(request):
+                    if now_s >= request.join_at_s:
+                        for _ in range(min(request.joining, self._threads - request.workers)):
+                            self._invite(request)
+                        request.joining *= 2
+                        request.join_at_s = now_s + JOIN_AFTER_S
+                    next_s = min(next_s, request.join_at_s)
+                elif request.invited:
+                    next_s = min(next_s, now_s + JOIN_AFTER_S)
+        return max(next_s - now_s, 0.001)
+
+    def _has_work_for_more(self, request: ConsumeRequest) -> bool:
+        """True if more threads could make calls of a request. Called with the lock."""
+        left = len(request.calls) - len(request.ended) - request.workers
+        return request.key is None and not request.invited and left > 0 and request.workers < self._threads
+
+    def _invite(self, request: ConsumeRequest) -> None:
+        """Have one more thread join a request, as soon as one is free."""
+        self._queue.append(request)
+        request.invited += 1
+        if self._idle >= len(self._queue):
+            self._wanted.notify()
+        else:
+            self._start_thread()
+
+    def _start_thread(self) -> None:
+        """Start a thread unless there are enough. Given up ones do not count, up to as many as there may be others."""
+        if len(self._workers) - min(self._stuck, self._threads) < self._threads:
+            worker = _Worker()
+            self._workers.add(worker)
+            threading.Thread(target=self._serve, args=(worker,), name="listener", daemon=True).start()
+
+    def _serve(self, worker: _Worker) -> None:
+        while True:
+            with self._lock:
+                while not self._queue:
+                    self._idle += 1
+                    self._wanted.wait()
+                    self._idle -= 1
+                request = self._queue.popleft()
+                request.invited -= 1
+                if request.done.is_set():
+                    continue
+                request.workers += 1
+                worker.request = request
+            self._run(worker, request)
+            with self._lock:
+                worker.request = None
+                if worker.given_up:
+                    self._stuck -= 1
+                    self._workers.discard(worker)
+                    if self._queue and not self._idle:
+                        self._start_thread()
+                    return
+                request.workers -= 1
+                self._end_if_through(request)
+
+    def _run(self, worker: _Worker, request: ConsumeRequest) -> None:
+        """Make calls of a request until none is left."""
+        calls, ended, handler = request.calls, request.ended, self._handler
+        plain = not self._hooks and not request.damaged
+        begun_s = now_s = time.monotonic()
+        for index in request.indices:
+            if request.cancelled or now_s > request.lease_until_s:
+                request.cancelled = True
+                break
+            worker.index, worker.started_s = index, now_s
+            failure = None
+            if plain:
+                try:
+                    answer = handler(calls[index])
+                    if answer is not None:
+                        failure = self._judged(request, index, answer, worker)
+                except BaseException:  # a user's code; sys.exit would end this thread only, and say nothing
+                    failure = _raised(request, index)
+            else:
+                failure = self._call(request, index, worker)
+            started_s, now_s = now_s, time.monotonic()
+            took_s = now_s - started_s
+            if (worker.given_up or took_s > SETTLE_AFTER_S) and self._was_given_up(worker):
+                return
+            worker.started_s = 0.0
+            if took_s > QUICK_CALL_S or failure is not None:
+                self._count_apart(request, took_s, ok=failure is None)
+                if failure is not None:
+                    request.failures[index] = failure
+                    if request.key is not None:
+                        request.cancelled = True
+            ended.append(index)
+        with self._lock:
+            request.consume_s += now_s - begun_s
+
+    def _count_apart(self, request: ConsumeRequest, took_s: float, *, ok: bool) -> None:
+        """Count one slow or failed call for the metrics."""
+        with self._lock:
+            self._count_apart_locked(request, took_s, ok=ok)
+
+    def _count_apart_locked(self, request: ConsumeRequest, took_s: float, *, ok: bool) -> None:
+        request.counted += 1
+        request.counted_s += took_s
+        CLIENT_FIGURES.processed(request.topic, self._group, took_s * 1000, 1, ok=ok)
+
+    def _count_quick(self, request: ConsumeRequest) -> None:
+        """Count the other calls of a request that is done. Called with the lock."""
+        quick = len(request.ended) - request.counted
+        if quick > 0:
+            each_ms = max(0.0, request.consume_s - request.counted_s) * 1000 / quick
+            CLIENT_FIGURES.processed(request.topic, self._group, min(each_ms, QUICK_CALL_S * 1000), quick, ok=True)
+
+    def _note_done(self, request: ConsumeRequest) -> None:
+        """Have a request that is done traced, if it was when it began. Called with the lock."""
+        if self._trace is None or request.traced is None:
+            return
+        failed = {index: _context_code(failure) for index, failure in request.failures.items()}
+        self._trace.done(request.topic, request.traced, request.ended, failed, request.consume_s * 1000)
+
+    def call_directly(self, call: MessageExt | list[MessageExt]) -> tuple[str, str, float]:
+        """Call the listener once in this thread, with its hooks, for an administrator: it is nobody's task, and no
+        figure counts it. A reply that it returns is sent. A coroutine is cancelled after the consume timeout.
+
+        Returns the status (CONSUME_SUCCESS, RECONSUME_LATER, or EXCEPTION where the listener raised), the reason of a
+        failure, and the ms that it took.
+        """
+        messages = call if isinstance(call, list) else [call]
+        request = ConsumeRequest([call], [0], None, topic=messages[0].topic)
+        context = ConsumeContext(self._shown_group, messages)
+        call_hooks(self._hooks, "before", context)
+        begun_s, raised = time.monotonic(), False
+        try:
+            failure = self._judged(request, 0, self._handler(call))
+        except BaseException:  # as in _run
+            failure, raised = _raised(request, 0), True
+        took_ms = (time.monotonic() - begun_s) * 1000
+        context.success, context.error = failure is None, "" if failure is None else failure.error
+        call_hooks(self._hooks, "after", context)
+        if failure is None:
+            return ConsumeStatus.CONSUME_SUCCESS.name, "", took_ms
+        return "EXCEPTION" if raised else ConsumeStatus.RECONSUME_LATER.name, failure.error, took_ms
+
+    def _call(self, request: ConsumeRequest, index: int, worker: _Worker) -> Failure | None:
+        """Make a call that has hooks, or fail one that stands for a damaged message."""
+        call = request.calls[index]
+        if isinstance(call, Exception):
+            if isinstance(call, BodyUnreadableError):
+                how = {"unreadable": call.reason, "record_damaged": call.record_damaged}
+                return request.failure(index, str(call), **how)
+            return request.failure(index, f"the message cannot be decoded: {call}")
+        context = ConsumeContext(self._shown_group, call if isinstance(call, list) else [call])
+        call_hooks(self._hooks, "before", context)
+        try:
+            failure = self._judged(request, index, self._handler(call), worker)
+        except BaseException:  # as in _run
+            failure = _raised(request, index)
+        context.success, context.error = failure is None, "" if failure is None else failure.error
+        call_hooks(self._hooks, "after", context)
+        return failure
+
+    def _judged(
+        self, request: ConsumeRequest, index: int, answer: Any, worker: _Worker | None = None
+    ) -> Failure | None:
+        """The failure that a listener's answer means; None if the messages were consumed. An awaitable answer is
+        awaited first: this raises what it raises."""
+        if not isinstance(answer, ConsumeStatus) and inspect.isawaitable(answer):
+            answer = self._awaited(answer, worker)
+        failure = judge(answer, request.messages_of(index), request.calls[index], self._replier)
+        if failure is not None and failure.unknown:
+            logger.error("group %s, topic %s: %s", self._shown_group, request.topic, failure.error)
+        return failure
+
+    def _awaited(self, awaitable: Awaitable[Any], worker: _Worker | None) -> Any:
+        """The result of an awaitable. None if it was cancelled because its call was given up. Without a worker it is
+        awaited for at most the consume timeout."""
+        call = self._async_calls.start(awaitable)
+        if worker is None:
+            try:
+                return call.result(self._timeout_s)
+            except TimeoutError:
+                if call.done:  # the listener's own
+                    raise
+                raise TimeoutError(f"the listener has not returned after {self._timeout_s:g} s") from None
+            finally:
+                call.cancel()
+        worker.awaited = call
+        if worker.given_up:  # in between
+            call.cancel()
+        try:
+            return call.result()
+        except asyncio.CancelledError:
+            if worker.given_up:
+                return None
+            raise
+        finally:
+            worker.awaited = None
+
+    def _was_given_up(self, worker: _Worker) -> bool:
+        with self._lock:
+            if not worker.given_up:
+                worker.started_s = 0.0  # from here on it cannot be
+            return worker.given_up
+
+    def _give_up_late(self, request: ConsumeRequest) -> float:
+        """Give up the calls of a request that take too long, and return when the next one will take too long."""
+        if request.key is not None:
+            return float("inf")
+        now_s, earliest_s = time.monotonic(), float("inf")
+        for worker in self._workers:
+            if worker.request is not request or worker.given_up or not worker.started_s:
+                continue
+            late_at_s = worker.started_s + self._timeout_s
+            if now_s < late_at_s:
+                earliest_s = min(earliest_s, late_at_s)
+                continue
+            worker.given_up = True
+            if (awaited := worker.awaited) is not None:
+                awaited.cancel()
+            self._stuck += 1
+            error = f"the listener has not returned after {self._timeout_s:g} s"
+            request.failures[worker.index] = request.failure(
+                worker.index, error, delay_level=TIMEOUT_DELAY_LEVEL, timed_out=True
+            )
+            request.ended.append(worker.index)
+            self._count_apart_locked(request, now_s - worker.started_s, ok=False)
+            request.workers -= 1
+            self._end_if_through(request)
+            if self._queue and not self._idle:
+                self._start_thread()
+        return min(earliest_s, now_s + self._timeout_s)
+
+    def _cancel(self, request: ConsumeRequest) -> None:
+        request.cancelled = True
+        if request.workers == 0:
+            self._finish(request)
+
+    def _end_if_through(self, request: ConsumeRequest) -> None:
+        if request.workers == 0 and (request.cancelled or len(request.ended) == len(request.calls)):
+            self._finish(request)
+
+    def _finish(self, request: ConsumeRequest) -> None:
+        if not request.done.is_set():
+            self._count_quick(request)
+            self._note_done(request)
+        request.done.set()
+        self._running.pop(request, None)
+        self._on_done()
+        follower, request.follower = request.follower, None
+        if request.key is not None and self._in_order.get(request.key) is request:
+            del self._in_order[request.key]
+        if follower is not None and not follower.done.is_set():
+            follower.follows = None
+            self._invite(follower)
+
+
+def _raised(request: ConsumeRequest, index: int) -> Failure:
+    logger.exception("the listener failed")
+    return request.failure(index, traceback.format_exc(), raised=True)
+
+
+def _context_code(failure: Failure) -> ContextCode:
+    """The way in which a call failed, as a trace names it."""
+    if failure.timed_out:
+        return ContextCode.TIME_OUT
+    return ContextCode.EXCEPTION if failure.raised else ContextCode.FAILED

@@ -1,0 +1,218 @@
+"""PushConsumer runs a program's listener in the cluster, for as long as the program runs.
+
+`start` makes, per instance, a Listener actor in the user's environment, which has itself fed by the Pull actor of its
+node. The instances share the group's queues with all other members of the group; in BROADCASTING each has all queues.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, TypedDict
+
+from raymq.client.consumer.group_offsets import GroupOffsets
+from raymq.client.consumer.push.answers import Replier
+from raymq.client.consumer.push.hook import ConsumeHook
+from raymq.client.consumer.push.hosting import Instance
+from raymq.client.consumer.push.listener import (
+    CONCURRENCY,
+    BatchHandler,
+    ListenerActor,
+    MessageHandler,
+    ShippedListener,
+    ship,
+    ship_hook,
+)
+from raymq.client.consumer.push.settings import BATCH_MAX_MOST, PushSettings
+from raymq.client.consumer.push.subscription import PushSubscription, RunningInstance
+from raymq.client.consumer.rebalance_client import check_expressions
+from raymq.client.consumer.subscription import Expression, Subscription
+from raymq.common import identity
+from raymq.common.closing import OfProcess
+from raymq.common.errors import ClientStateError, InvalidArgumentError
+from raymq.common.message import MessageModel
+from raymq.common.names import INSTANCES, InstanceName, check_group
+from raymq.common.namespaces import NO_NAMESPACE, Namespace
+from raymq.common.protocol.group import StartOffsetQuery
+from raymq.common.protocol.membership import Allocation
+from raymq.remoting.access.stand_in import ActorOwner
+from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
+from raymq.telemetry.trace.deliveries import DeliveryTrace
+
+CONSUMER_START_TIMEOUT_S: Final = 60.0
+INSTANCES_MAX: Final = 256
+BATCH_MAX: Final = 512
+CALL_KEY_BYTES: Final = 32
+
+
+class PushOptions(TypedDict, total=False):
+    """The keywords of `Client.push_consumer` that are settings: see
+    raymq.client.consumer.push.settings.PushSettings."""
+
+    orderly: bool
+    message_model: MessageModel
+    allocation: Allocation
+    threads: int
+    pull_batch_size: int
+    pull_interval_ms: int
+    pull_threshold_for_queue: int
+    pull_threshold_for_topic: int
+    pull_threshold_size_for_queue_mib: int
+    pull_threshold_size_for_topic_mib: int
+    consume_concurrently_max_span: int
+    consume_timeout_s: float
+    max_reconsume_times: int
+    suspend_current_queue_time_ms: int
+    offsets_dir: str | None
+    instance_name: str | None
+
+
+class PushConsumer(OfProcess):
+    """Describes a push consumer step by step; nothing runs before `start`. Made by `Client.push_consumer`."""
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        routes: RouteCache,
+        names: Namespace = NO_NAMESPACE,
+        start: StartOffsetQuery,
+        options: PushOptions,
+        track: Callable[[PushSubscription], PushSubscription],
+        on_close: Callable[[PushSubscription], None],
+        make_replier: Callable[[], Replier] | None = None,
+        make_trace: Callable[[], DeliveryTrace] | None = None,
+    ) -> None:
+        self._names = names
+        self._settings = PushSettings(names.wrap(check_group(group)), (), start, namespace=names.name, **options)
+        self._routes = routes
+        self._track = track
+        self._on_close = on_close
+        self._make_replier = make_replier
+        self._make_trace = make_trace
+        self._subscriptions: dict[str, Subscription] = {}
+        self._listener: ShippedListener | None = None
+        self._hooks: list[ShippedListener] = []
+
+    def subscribe(self, topic: str, expression: Expression = "*") -> PushConsumer:
+        """Consume a topic's messages whose tag is in `expression`, for example ``"paid || refunded"``, or those that
+        pass it: ``raymq.sql("price > 5")``, or a predicate (`raymq.predicate`). What comes again by way of the retry
+        topic always passes.
+
+        TopicNotExistError, IllegalNameError or InvalidArgumentError; ServiceNotAvailableError or RequestTimeoutError
+        where no NameServer knows within 10 s whether the topic exists. A second call for a topic replaces the first.
+        """
+        stored = self._names.wrap(topic)
+        subscription = Subscription.parse(stored, expression)
+        self._routes.wait(stored, ROUTE_TIMEOUT_S)
+        self._subscriptions[stored] = subscription
+        return self
+
+    def on_message(self, listener: MessageHandler) -> PushConsumer:
+        """Call `listener(message)` for each message, in threads of one process per instance.
+
+        None or ConsumeStatus.CONSUME_SUCCESS means that it is consumed. After ConsumeStatus.RECONSUME_LATER, a
+        `ConsumeLater`, or an exception it is delivered again: by way of the group's retry topic, after 10 s, 30 s, 1
+        min … 2 h, and then it goes to the dead letters. An orderly consumer's queue waits a second instead, and goes on
+        with the same message. ``return raymq.reply(b"…")`` answers a message that was sent with `Producer.request`; it
+        means that it is consumed, and nothing more where the message is no request. Any other answer (True, False, 1)
+        is a failure, whose reason names it.
+
+        `listener` may be a coroutine function: its calls are awaited on one event loop per instance, at most `threads`
+        at a time. A call that outlives `consume_timeout_s` is cancelled. ListenerError when the listener is a generator
+        function or cannot be pickled.
+        """
+        self._listener = ship(listener, takes_batch=False)
+        self._settings = replace(self._settings, consume_message_batch_max_size=1)
+        return self
+
+    def on_messages(self, listener: BatchHandler, *, batch_max: int = BATCH_MAX) -> PushConsumer:
+        """Call `listener(messages)` as `on_message` does, with lists of up to `batch_max` (1 to 1024) messages of one
+        queue. An answer or an exception concerns all messages of a list, unless a `ConsumeLater` says from which one
+        on. Requests are answered by a list with a `raymq.reply(…)` or None for each message; one Reply for several
+        messages is a failure of all of them."""
+        if not isinstance(batch_max, int) or not 1 <= batch_max <= BATCH_MAX_MOST:
+            raise InvalidArgumentError(f"batch_max must be 1 to {BATCH_MAX_MOST}, not {batch_max!r}")
+        self._listener = ship(listener, takes_batch=True)
+        self._settings = replace(self._settings, consume_message_batch_max_size=batch_max)
+        return self
+
+    def hook(self, hook: ConsumeHook) -> PushConsumer:
+        """Call `hook.before(context)` and `hook.after(context)` around each listener call, in its process."""
+        self._hooks.append(ship_hook(hook))
+        return self
+
+    def start(
+        self, instances: int = 1, *, runtime_env: Mapping[str, Any] | None = None, num_cpus: float = 0
+    ) -> PushSubscription:
+        """Start `instances` instances; returns when their listeners are loaded and Pull actors serve them.
+
+        The group is known to the brokers then, with its retry topic. `runtime_env` and `num_cpus` are Ray's, for the
+        listeners' processes. Raises ClientStateError without a subscription or a listener, ListenerError when the
+        listener cannot be loaded there, SubscriptionConflictError where members of the group subscribe to a topic with
+        another expression, and NoPermissionError where the group may not consume in BROADCASTING
+        (consume_broadcast_enable); nothing runs then, and the brokers know no new group.
+        """
+        if not self._subscriptions:
+            raise ClientStateError("this push consumer has no subscription; call subscribe(topic) before start()")
+        if self._listener is None:
+            raise ClientStateError("this push consumer has no listener; call on_message(function) before start()")
+        if not 1 <= instances <= INSTANCES_MAX:
+            raise ClientStateError(f"instances must be 1 to {INSTANCES_MAX}, not {instances}")
+        subscriptions = tuple(one.in_environment(runtime_env) for one in self._subscriptions.values())
+        settings = replace(self._settings, subscriptions=subscriptions)
+        options: dict[str, Any] = {"max_concurrency": CONCURRENCY, "num_cpus": num_cpus, "namespace": INSTANCES}
+        if runtime_env is not None:
+            options["runtime_env"] = dict(runtime_env)
+        if settings.clustering:
+            check_expressions(settings.group, "", settings.expressions)
+        subscription = PushSubscription(settings.group, self._on_close, self._names)
+        brokers = tuple(sorted(self._routes.brokers()))
+        try:
+            for index in range(instances):
+                subscription.instances.append(self._start_listener(_named(settings, index), options, brokers))
+            subscription.wait_loaded(self._listener.name, CONSUMER_START_TIMEOUT_S)
+            offsets = GroupOffsets(settings.group)
+            for broker_name in brokers:
+                if settings.clustering:  # after the listeners: one that cannot be loaded leaves no group behind
+                    offsets.ensure_group(broker_name)
+                else:
+                    offsets.check_broadcast(broker_name)
+            subscription.wait_running(CONSUMER_START_TIMEOUT_S)
+        except BaseException:
+            subscription.close()
+            raise
+        return self._track(subscription)
+
+    def _start_listener(
+        self, settings: PushSettings, options: Mapping[str, Any], brokers: tuple[str, ...]
+    ) -> RunningInstance:
+        """Start the Listener of an instance, under the first free name."""
+        user = identity.present()
+        call_key = b"" if user is None else secrets.token_bytes(CALL_KEY_BYTES)
+        for index in itertools.count():
+            name = str(InstanceName(settings.group, index))
+            instance = Instance(name, secrets.token_hex(8), brokers, call_key)
+            try:
+                listener = ListenerActor.options(**options, name=name).remote(
+                    self._listener,
+                    settings,
+                    tuple(self._hooks),
+                    instance,
+                    self._make_replier,
+                    user,
+                    self._make_trace,
+                    access=None if user is None else ActorOwner(name, user, call_key),
+                )
+            except ValueError:  # the name is taken
+                continue
+            return RunningInstance(instance, listener, traced=self._make_trace is not None)
+        raise AssertionError("unreachable")
+
+
+def _named(settings: PushSettings, index: int) -> PushSettings:
+    """The settings of one instance, with a name of its own if the instances have names."""
+    name = settings.instance_name
+    return settings if name is None else replace(settings, instance_name=f"{name}-{index}")

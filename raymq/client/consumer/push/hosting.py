@@ -1,0 +1,142 @@
+"""A Listener has its instance hosted by the Pull actor of its node, for as long as its process runs.
+
+A thread of the Listener's process calls the Pull actor (`pull-NODE`) about every HOST_INTERVAL_S, with all that is
+needed to make the instance. So a Pull actor that was started again has all its instances back within seconds, and
+knows a new process of the Listener at once. Where the Pull actor does not run, a broker starts it. A Listener that Ray
+has started again on another node goes to that node's Pull actor.
+
+The same thread reports the metrics of the Listener's process.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.common.errors import RaymqError, ServiceNotAvailableError
+from raymq.common.names import PullName
+from raymq.remoting.actor_ref import ActorRef
+from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ClientMetrics
+
+HOST_INTERVAL_S: Final = 2.0
+HOST_CALL_TIMEOUT_S: Final = 5.0
+START_PULL_TIMEOUT_S: Final = 30.0
+RETRY_S: Final = 0.3
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One push-consumer instance: its name, a key that no other one has, and the brokers that can start a Pull
+    actor. `call_key`: the key with which the Pull actor signs its calls of the Listener; empty if there is no user."""
+
+    name: str
+    key: str
+    brokers: tuple[str, ...]
+    call_key: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """A Listener's call to its Pull actor.
+
+    `listener` is its handle, `life` its process, `broken` the traceback if the listener cannot be loaded there, and
+    `kept` the state that the process keeps for the instance.
+    """
+
+    instance: Instance
+    settings: PushSettings
+    listener: Any
+    life: str
+    broken: str
+    kept: object
+
+
+@dataclass(frozen=True, slots=True)
+class HostAnswer:
+    """The Pull actor's answer. `hosted`: False once the instance was stopped. `keep`: the state that the process is to
+    keep from now on, None for no change. `metrics`: the cluster's, once a broker has told the Pull actor."""
+
+    hosted: bool
+    keep: object = None
+    metrics: ClientMetrics | None = None
+
+
+class Hosted:
+    """The thread of a Listener's process that has its instance hosted. `call` makes the call's content; `keep` is
+    called with a state to keep."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        node_id: str,
+        make_call: Callable[[str], Hosting],
+        keep: Callable[[object], None],
+    ) -> None:
+        self._instance = instance
+        self._node_id = node_id
+        self._make_call, self._keep = make_call, keep
+        self.life = secrets.token_hex(8)
+        """A name for this process that no other one has."""
+        self._pull = ActorRef(str(PullName(node_id)))
+        self._hosted = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread, once."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="hosting", daemon=True)
+                self._thread.start()
+
+    @property
+    def pull_name(self) -> str:
+        """The name of the node's Pull actor."""
+        return self._pull.name
+
+    def where(self, wait_s: float) -> str:
+        """The name of the Pull actor that hosts the instance now; empty if none does within `wait_s`."""
+        return self._pull.name if self._hosted.wait(wait_s) else ""
+
+    def _run(self) -> None:
+        while True:
+            try:
+                answer: HostAnswer = self._pull.call("host", self._make_call(self.life), timeout_s=HOST_CALL_TIMEOUT_S)
+            except RaymqError as error:
+                self._hosted.clear()
+                logger.info("%s is not hosted by %s: %s", self._instance.name, self._pull.name, error)
+                self._start_pull()
+                time.sleep(RETRY_S)
+                continue
+            if not answer.hosted:
+                return
+            if answer.keep is not None:
+                self._keep(answer.keep)
+            if answer.metrics is not None:
+                CLIENT_FIGURES.told(answer.metrics)
+            self._hosted.set()
+            CLIENT_FIGURES.report_if_due()
+            time.sleep(HOST_INTERVAL_S)
+
+    def _start_pull(self) -> None:
+        """Have a broker start the node's Pull actor if it does not run."""
+        try:
+            self._pull.handle()
+            return
+        except ServiceNotAvailableError:
+            pass
+        for broker in self._instance.brokers:
+            try:
+                ActorRef(broker).call("start_pull", self._node_id, timeout_s=START_PULL_TIMEOUT_S)
+            except RaymqError as error:
+                logger.info("%s does not start %s: %s", broker, self._pull.name, error)
+            else:
+                return

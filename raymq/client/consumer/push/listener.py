@@ -1,0 +1,215 @@
+"""Listener is the actor that runs a user's listener.
+
+It is a part of raymq and not of the server's actors, because it runs in the user's environment: the user's
+`runtime_env`, the user's import path, which may hold packages of any name. The listener comes as bytes of cloudpickle,
+pickled by value, so a function of the user's own module needs no installation on the workers.
+
+The Pull actor of its node hosts its instance (raymq.client.consumer.push.hosting). The Listener asks it for tasks, and
+reports which of their messages are finished (raymq.client.consumer.push.task_feed). The listener is called in threads
+of a ConsumePool, so that a call that blocks holds up neither the reports nor other calls.
+
+Where access is on, it serves the signed calls of its user's program and of its Pull actor
+(raymq.remoting.access.stand_in).
+
+Nothing survives its death. Ray starts it again with the same listener; the Pull actor delivers the messages it was
+working on again. A listener is therefore called at least once per message.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import cloudpickle
+import ray
+
+from raymq.client.consumer.push.answers import Replier, check_listener
+from raymq.client.consumer.push.feed_client import FeedClient
+from raymq.client.consumer.push.hook import ConsumeHook
+from raymq.client.consumer.push.hosting import Hosted, Hosting, Instance
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.client.consumer.push.task_feed import TaskFeed
+from raymq.common import identity
+from raymq.common.errors import ListenerError, SystemBusyError
+from raymq.common.identity import Identity
+from raymq.common.members.questions import ThreadStack
+from raymq.common.members.stacks import thread_stacks
+from raymq.common.message import ConsumeStatus, MessageExt
+from raymq.common.protocol.consume_result import ConsumeLater
+from raymq.common.protocol.request_reply import Reply, ReplyStatistics
+from raymq.common.shipping import deferred_kind, dumps_by_value
+from raymq.remoting.access.stand_in import owned_actor
+from raymq.telemetry.trace.deliveries import DeliveryTrace
+from raymq.telemetry.trace.spans import SpanHook, spans_if_set
+
+DIRECT_CALLS_MAX: Final = 2
+"""The most messages that are consumed for administrators at a time, besides those of the group."""
+
+Answer = ConsumeStatus | ConsumeLater | Reply | None
+BatchAnswer = ConsumeStatus | ConsumeLater | Sequence[Reply | None] | None
+MessageHandler = Callable[[MessageExt], Answer | Awaitable[Answer]]
+BatchHandler = Callable[[list[MessageExt]], BatchAnswer | Awaitable[BatchAnswer]]
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedListener:
+    """A pickled listener for its actors. `payload` is cloudpickle's; `takes_batch`: it is called with lists of messages
+    and not with single ones."""
+
+    payload: bytes
+    takes_batch: bool
+    name: str
+
+
+def ship(handler: Callable[[Any], Any], *, takes_batch: bool) -> ShippedListener:
+    """Pickle a listener by value. ListenerError when it is not callable, is a generator function, or cannot be
+    pickled."""
+    name = getattr(handler, "__qualname__", type(handler).__qualname__)
+    check_listener(handler, name)
+    return ShippedListener(_dumps(handler, f"listener {name}"), takes_batch, name)
+
+
+def ship_hook(hook: ConsumeHook) -> ShippedListener:
+    """Pickle a consume hook by value, like a listener. ListenerError when it lacks a method, a method is a coroutine
+    or generator function, or it cannot be pickled."""
+    name = type(hook).__qualname__
+    if not all(callable(getattr(hook, method, None)) for method in ("before", "after")):
+        raise ListenerError(f"a consume hook must have the methods before(context) and after(context), {name} has not")
+    for method in ("before", "after"):
+        if kind := deferred_kind(getattr(hook, method)):
+            raise ListenerError(f"{name}.{method} is {kind}, which a consume hook cannot be: make it a plain function")
+    return ShippedListener(_dumps(hook, f"consume hook {name}"), False, name)
+
+
+def _dumps(thing: Any, what: str) -> bytes:
+    return dumps_by_value(
+        thing,
+        lambda error: ListenerError(
+            f"{what} cannot be shipped to its actor: {error}. It must not hold locks, open files, connections "
+            "or a raymq client; make those in the listener's first call"
+        ),
+    )
+
+
+class Listener:
+    """The shell around the user's function."""
+
+    def __init__(
+        self,
+        shipped: ShippedListener,
+        settings: PushSettings,
+        hooks: tuple[ShippedListener, ...] = (),
+        instance: Instance | None = None,
+        make_replier: Callable[[], Replier] | None = None,
+        user: Identity | None = None,
+        make_trace: Callable[[], DeliveryTrace] | None = None,
+    ) -> None:
+        """`user`: whom this process acts as, for as long as it lives. `make_trace`: makes the trace of deliveries."""
+        if user is not None:
+            identity.take(user)
+        self._instance = instance
+        self._hosted: Hosted | None = None
+        self._settings = settings
+        self._lock = threading.Lock()
+        """Guards `_hosted`."""
+        self._direct = threading.Semaphore(DIRECT_CALLS_MAX)
+        self._state: object = None
+        """The value of the last `keep`."""
+        self._failure = ""
+        """The traceback if the listener could not be loaded."""
+        self._replier: Replier | None = None
+        self._trace: DeliveryTrace | None = None
+        self._tasks: TaskFeed | None = None
+        """None if the listener could not be loaded."""
+        try:
+            handler = cloudpickle.loads(shipped.payload)
+            made = [cloudpickle.loads(hook.payload) for hook in hooks]
+            spans = spans_if_set()  # the listener's own modules may have set a provider
+            if spans is not None:
+                made.insert(0, SpanHook(spans))
+        except Exception:  # a user's module may fail in any way when it is imported here
+            self._failure = traceback.format_exc()
+        else:
+            self._replier = None if make_replier is None else make_replier()
+            self._trace = None if make_trace is None else make_trace()
+            self._tasks = TaskFeed(
+                handler,
+                settings,
+                takes_batch=shipped.takes_batch,
+                hooks=made,
+                replier=self._replier,
+                trace=self._trace,
+            )
+        if instance is not None and ray.get_runtime_context().was_current_actor_reconstructed:
+            self._begin_hosting()
+
+    def _begin_hosting(self) -> Hosted:
+        """Have the instance hosted from now on, by the Pull actor of this node."""
+        with self._lock:
+            if self._hosted is None:
+                assert self._instance is not None
+                context, instance = ray.get_runtime_context(), self._instance
+                me = context.current_actor
+
+                def make_call(life: str) -> Hosting:
+                    return Hosting(instance, self._settings, me, life, self._failure, self._state)
+
+                self._hosted = Hosted(instance, context.get_node_id(), make_call, self.keep)
+                if self._tasks is not None:
+                    feed = FeedClient(self._hosted.pull_name, instance.name, self._hosted.life)
+                    self._tasks.start(feed, self._hosted.where)
+            hosted = self._hosted
+        hosted.start()
+        return hosted
+
+    def hosted_by(self, wait_s: float) -> str:
+        """Have the instance hosted, and return the name of the Pull actor that does it now; empty if none does within
+        `wait_s`."""
+        return self._begin_hosting().where(wait_s)
+
+    def ready(self) -> str:
+        """The traceback if the listener could not be loaded here; empty if it is loaded."""
+        return self._failure
+
+    def reply_statistics(self) -> ReplyStatistics:
+        """The replies that the listener returned here, since this process began."""
+        return ReplyStatistics() if self._replier is None else self._replier.statistics()
+
+    def close_trace(self) -> None:
+        """Send what the trace holds, for a bounded time, and note nothing more."""
+        if self._trace is not None:
+            self._trace.close()
+
+    def stacks(self) -> tuple[int, tuple[ThreadStack, ...]]:
+        """The id of this process, and the stacks of its threads."""
+        return os.getpid(), thread_stacks()
+
+    def consume_directly(self, message: MessageExt) -> tuple[str, str, float]:
+        """Call the listener with a message, for an administrator; see ConsumePool.call_directly. ListenerError if it
+        could not be loaded; SystemBusyError while DIRECT_CALLS_MAX such calls have not returned."""
+        if self._tasks is None:
+            raise ListenerError(f"the listener could not be loaded: {self._failure}")
+        if not self._direct.acquire(blocking=False):
+            raise SystemBusyError(f"{DIRECT_CALLS_MAX} messages are being consumed directly there already")
+        try:
+            return self._tasks.consume_directly(message)
+        finally:
+            self._direct.release()
+
+    def keep(self, state: object) -> None:
+        """Remember a value for the Pull actor, in case it dies."""
+        self._state = state
+
+    def kept(self) -> object:
+        """The value of the last `keep`; None if there was none."""
+        return self._state
+
+
+LISTENER_OPTIONS: Final[dict[str, Any]] = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 0}
+CONCURRENCY: Final = 8
+"""Threads for the actor's methods. Only `hosted_by` waits in one; the listener is called in others."""
+ListenerActor = ray.remote(**LISTENER_OPTIONS)(owned_actor(Listener))

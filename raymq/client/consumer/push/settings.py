@@ -1,0 +1,122 @@
+"""PushSettings are the settings of a push consumer; its Pull and Listener actors get them (spec/messaging.md §5.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageModel
+from raymq.common.names import RETRY_PREFIX, real_number, whole_number
+from raymq.common.protocol.group import StartOffsetQuery
+from raymq.common.protocol.membership import Allocation
+
+BATCH_MAX_MOST: Final = 1024
+_UNLIMITED: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PushSettings:
+    """The settings of one push consumer. Names, defaults and bounds are RocketMQ's but for `pull_batch_size`.
+
+    `orderly`: one message of a queue after another. `threads`: listener calls at a time per instance.
+    `consume_message_batch_max_size`: messages per listener call at most. `pull_batch_size`: messages per read of a
+    queue, and, for an orderly consumer, that may come again after a crash; RocketMQ reads 32 at a time.
+
+    Fetching from a queue pauses above these thresholds of messages held: `pull_threshold_for_queue` messages,
+    `…_size_for_queue_mib`, and for a concurrent consumer `consume_concurrently_max_span` offsets; the topic's
+    thresholds, where set (not -1), are divided by the number of its queues at the instance and count instead.
+    `pull_interval_ms`: a pause after each read.
+
+    `consume_timeout_s`: a concurrent listener call that takes longer is given up. `max_reconsume_times`: deliveries
+    after the first, -1 is the group's setting at the broker (16) for a concurrent consumer, and no limit for an orderly
+    one. `suspend_current_queue_time_ms`: how long an orderly queue waits after a failure; brought into 10 to 30000.
+
+    BROADCASTING only: `offsets_dir` keeps each instance's offsets in GROUP/INSTANCE below it (default
+    `~/.raymq/offsets`), and `instance_name` names the instances in place of their actors' names.
+
+    `namespace`: the one that the group and the topics are in, whose names the listener does not see.
+    """
+
+    group: str
+    subscriptions: tuple[Subscription, ...]
+    start: StartOffsetQuery = field(default_factory=StartOffsetQuery)
+    orderly: bool = False
+    message_model: MessageModel = MessageModel.CLUSTERING
+    allocation: Allocation = field(default_factory=Allocation)
+    threads: int = 20
+    consume_message_batch_max_size: int = 1
+    pull_batch_size: int = 1024
+    pull_interval_ms: int = 0
+    pull_threshold_for_queue: int = 1000
+    pull_threshold_for_topic: int = _UNLIMITED
+    pull_threshold_size_for_queue_mib: int = 100
+    pull_threshold_size_for_topic_mib: int = _UNLIMITED
+    consume_concurrently_max_span: int = 2000
+    consume_timeout_s: float = 900.0
+    max_reconsume_times: int = _UNLIMITED
+    suspend_current_queue_time_ms: int = 1000
+    offsets_dir: str | None = None
+    instance_name: str | None = None
+    namespace: str = ""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("threads", 1, 1000),
+            ("consume_message_batch_max_size", 1, BATCH_MAX_MOST),
+            ("pull_batch_size", 1, 1024),
+            ("pull_interval_ms", 0, 65535),
+            ("pull_threshold_for_queue", 1, 65535),
+            ("pull_threshold_size_for_queue_mib", 1, 1024),
+            ("consume_concurrently_max_span", 1, 65535),
+            ("consume_timeout_s", 0.1, 7 * 86400),
+        ):
+            self._check(name, low, high)
+        for name, high in (
+            ("pull_threshold_for_topic", 6_553_500),
+            ("pull_threshold_size_for_topic_mib", 102_400),
+        ):
+            self._check(name, 1, high, otherwise=_UNLIMITED)
+        self._check("max_reconsume_times", 0, 2**31 - 1, otherwise=_UNLIMITED)
+        self._check("suspend_current_queue_time_ms", -(2**31), 2**31)
+        if not isinstance(self.message_model, MessageModel):
+            raise InvalidArgumentError(f"message_model must be a MessageModel, not {self.message_model!r}")
+        if self.group == "DEFAULT_CONSUMER":
+            raise InvalidArgumentError("DEFAULT_CONSUMER is no consumer group's name: choose one of your own")
+
+    def _check(self, name: str, low: float, high: float, otherwise: int | None = None) -> None:
+        check = real_number if isinstance(low, float) else whole_number
+        value = check(name, getattr(self, name))
+        object.__setattr__(self, name, value)
+        if not (low <= value <= high or value == otherwise):
+            also = "" if otherwise is None else f", or {otherwise},"
+            raise InvalidArgumentError(f"{name} must be {low} to {high}{also} not {value!r}")
+
+    @property
+    def retry_topic(self) -> str:
+        """The topic through which the group's failed messages are delivered again."""
+        return RETRY_PREFIX + self.group
+
+    @property
+    def clustering(self) -> bool:
+        """True if the instances share the queues; False in BROADCASTING, where each has them all."""
+        return self.message_model is MessageModel.CLUSTERING
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics the consumer reads: in CLUSTERING also the group's retry topic."""
+        topics = {subscription.topic for subscription in self.subscriptions}
+        return frozenset(topics | {self.retry_topic} if self.clustering else topics)
+
+    @property
+    def expressions(self) -> dict[str, str]:
+        """The subscriptions' expressions, by topic, as administrators see them."""
+        return {subscription.topic: subscription.description for subscription in self.subscriptions}
+
+    def subscription(self, topic: str) -> Subscription:
+        """The subscription of a topic; of the retry topic, one for all messages."""
+        for subscription in self.subscriptions:
+            if subscription.topic == topic:
+                return subscription
+        return Subscription.parse(topic)

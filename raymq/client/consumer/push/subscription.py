@@ -1,0 +1,261 @@
+"""PushSubscription is a push consumer that runs: status, suspend and resume, pause, stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple, dataclass
+from types import TracebackType
+from typing import Any, Final
+
+import ray
+
+from raymq.client.consumer.push.hosting import Instance
+from raymq.common import identity
+from raymq.common.closing import OfProcess
+from raymq.common.errors import ListenerError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.common.message import MessageQueue
+from raymq.common.namespaces import NO_NAMESPACE, Namespace
+from raymq.common.parallel import map_parallel
+from raymq.common.protocol.request_reply import ReplyStatistics
+from raymq.common.retry import persist_until
+from raymq.remoting.actor_ref import DEFAULT_TIMEOUT_S, ActorRef, HandleRef
+
+CONSUMER_STOP_TIMEOUT_S: Final = 40.0
+STOP_CALL_S: Final = 2.0
+"""The wait of one call that ends an instance; it is repeated."""
+STOP_THREADS: Final = 8
+LOOK_WAIT_S: Final = 2.0
+LISTENER_TIMEOUT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """One queue at an instance. `state` is "pulling" if it is fetched from, or the reason why not: "suspended",
+    "paused", "too many messages" or the like; "forbidden" while the group may not read it. Messages before
+    `commit_offset` are consumed, those before `committed_offset` committed; `buffered` messages are held at the
+    instance, `in_flight` of them by the listener.
+    `trouble`: the reason why the last message that failed did, or why the group may not read the queue."""
+
+    queue: MessageQueue
+    state: str
+    fetch_offset: int
+    commit_offset: int
+    committed_offset: int
+    buffered: int
+    buffered_bytes: int
+    in_flight: int
+    trouble: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceStatus:
+    """One instance: its name, the queues it holds, and the state of its listener.
+
+    `consumed` and `failures` count messages since the instance came to its Pull actor's process. `last_error` is
+    the traceback or the reason of a failure after which no message has succeeded, or the reason why the group may not
+    read a queue now. `skipped` messages of the queues
+    that it holds were left out because their records are damaged; `last_skipped` is the error of one of them.
+    `listener_away` is the reason why
+    nothing is delivered now, and empty otherwise; `listener_silent_s` is how long the listener's process has not
+    reported about its messages, which should not be more than a second. `stuck_threads` are listener calls that
+    outlived `consume_timeout_s`: when they are as many as there are threads and as many again, nothing is consumed
+    until one returns. `stats`, per topic, over the last minute: PULL_TPS, CONSUME_OK_TPS, CONSUME_FAILED_TPS, and
+    CONSUME_RT in ms.
+    """
+
+    instance: str
+    holding: tuple[str, ...]
+    buffered: int
+    consumed: int
+    failures: int
+    last_error: str
+    skipped: int
+    last_skipped: str
+    suspended: bool
+    listener_deaths: int
+    listener_away: str
+    listener_silent_s: float
+    stuck_threads: int
+    queues: tuple[QueueStatus, ...]
+    stats: Mapping[str, Mapping[str, float]]
+
+
+class RunningInstance:
+    """One instance: its Listener actor's handle, and the Pull actor that hosts it."""
+
+    def __init__(self, instance: Instance, listener: Any, *, traced: bool = False) -> None:
+        self.listener = listener
+        self._calls = HandleRef(instance.name, listener, identity.present())
+        self._traced = traced
+        self._instance = instance
+        self._pull: ActorRef | None = None
+        self._begun = False
+
+    @property
+    def name(self) -> str:
+        return self._instance.name
+
+    def wait_running(self, timeout_s: float) -> None:
+        """Have a Pull actor host the instance; RequestTimeoutError if none does in time."""
+        self._begun = True
+        deadline_s = time.monotonic() + timeout_s
+        while self._pull is None:
+            if time.monotonic() > deadline_s:
+                raise RequestTimeoutError(f"a Pull actor for {self.name}", timeout_s)
+            self._look()
+
+    def call(self, method: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+        """Call a method of the Pull actor about this instance. It may just be started again, or another one host the
+        instance now: so this is tried for `timeout_s`, and must be safe to repeat."""
+
+        def attempt(left_s: float) -> Any:
+            pull = self._pull or self._look()
+            if pull is None:
+                raise ServiceNotAvailableError(f"no Pull actor hosts {self.name} at the moment")
+            try:
+                return pull.call(method, self.name, *args, timeout_s=left_s)
+            except RaymqError:
+                self._pull = None
+                raise
+
+        return persist_until(time.monotonic() + timeout_s, attempt)
+
+    def ask_listener(self, method: str, *args: Any, timeout_s: float = LISTENER_TIMEOUT_S) -> Any:
+        """Call a method of the instance's Listener. RequestTimeoutError, ServiceNotAvailableError."""
+        return self._calls.call(method, *args, what=f"the listener of {self.name}", timeout_s=timeout_s)
+
+    def stop(self, timeout_s: float) -> str:
+        """End the instance; returns why it could not finish, empty if it did."""
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            while self._begun and not self.call(
+                "stop", self._instance.key, STOP_CALL_S, timeout_s=STOP_CALL_S + DEFAULT_TIMEOUT_S
+            ):
+                if time.monotonic() > deadline_s:
+                    return f"{self.name} did not finish within {timeout_s:g} s"
+            if self._traced:
+                self.ask_listener("close_trace")
+        except RaymqError as error:
+            return str(error)
+        finally:
+            ray.kill(self.listener, no_restart=True)
+        return ""
+
+    def _look(self) -> ActorRef | None:
+        name = self.ask_listener("hosted_by", LOOK_WAIT_S)
+        self._pull = ActorRef(name) if name else None
+        return self._pull
+
+
+class PushSubscription(OfProcess):
+    """A push consumer that runs. `stop` ends it: the messages in flight are finished and committed."""
+
+    def __init__(
+        self, group: str, on_close: Callable[[PushSubscription], None], names: Namespace = NO_NAMESPACE
+    ) -> None:
+        """`group` is the stored name, as all that Pull actors are asked."""
+        self.group = names.unwrap(group)
+        self._names = names
+        self._on_close = on_close
+        self.instances: list[RunningInstance] = []
+        self._closed = False
+
+    def wait_loaded(self, name: str, timeout_s: float) -> None:
+        """Wait for the listeners' processes; ListenerError with the traceback when one cannot load its listener."""
+        deadline_s = time.monotonic() + timeout_s
+        for instance in self.instances:
+            failure = instance.ask_listener("ready", timeout_s=max(0.1, deadline_s - time.monotonic()))
+            if failure:
+                raise ListenerError(f"listener {name} cannot be loaded in its actor:\n{failure}")
+
+    def wait_running(self, timeout_s: float) -> None:
+        """Wait until Pull actors serve all instances; RequestTimeoutError, ServiceNotAvailableError."""
+        deadline_s = time.monotonic() + timeout_s
+        for instance in self.instances:
+            instance.wait_running(max(0.1, deadline_s - time.monotonic()))
+
+    def status(self) -> list[InstanceStatus]:
+        """The status of each instance."""
+        return [_status_of(instance.call("instance_status"), self._names) for instance in self.instances]
+
+    def reply_statistics(self) -> ReplyStatistics:
+        """The replies that the listeners of all instances returned, since their processes began."""
+        replies = [instance.ask_listener("reply_statistics") for instance in self.instances]
+        return ReplyStatistics(*(sum(counts) for counts in zip(*map(astuple, replies), strict=True)))
+
+    def queues(self) -> list[MessageQueue]:
+        """The queues that the instances hold."""
+        return sorted({entry.queue for status in self.status() for entry in status.queues})
+
+    def suspend(self) -> None:
+        """Fetch and deliver nothing until `resume`. The queues are kept, and the listener finishes its messages. An
+        instance whose Pull actor is restarted meanwhile stays suspended."""
+        self._call_all("suspend")
+
+    def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Go on after `suspend`; with `queues`, go on with queues after `pause`."""
+        if queues is None:
+            self._call_all("resume")
+        else:
+            self._call_all("resume_queues", [self._names.queue(queue) for queue in queues])
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Fetch and deliver nothing of these queues, at whichever instance they are, until they are resumed."""
+        self._call_all("pause_queues", [self._names.queue(queue) for queue in queues])
+
+    def raise_listener_error(self) -> None:
+        """Raise ListenerError with the listener's traceback if a delivery failed and none has succeeded since."""
+        for status in self.status():
+            if status.last_error:
+                raise ListenerError(
+                    f"the listener of group {self.group!r} failed {status.failures} time(s) in {status.instance}; its "
+                    f"messages are delivered again. The last failure:\n{status.last_error}"
+                )
+
+    def stop(self, timeout_s: float = CONSUMER_STOP_TIMEOUT_S) -> None:
+        """Finish and commit the messages in flight, leave the group, end the actors. Idempotent.
+
+        ServiceNotAvailableError, once everything is ended, if an instance did not finish within `timeout_s`.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        ends = map_parallel(
+            lambda instance: instance.stop(timeout_s), self.instances, threads_max=STOP_THREADS, name="stop"
+        )
+        failures = [why for why in ends if why]
+        self._on_close(self)
+        if failures:
+            raise ServiceNotAvailableError(
+                f"group {self.group!r} was stopped, but {'; '.join(failures)}: its last messages may be delivered again"
+            )
+
+    def close(self) -> None:
+        """Do the same as `stop`."""
+        self.stop()
+
+    def __enter__(self) -> PushSubscription:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _call_all(self, method: str, *args: Any) -> None:
+        """Call a method of all instances; the first failure is raised when all were called."""
+        failures = []
+        for instance in self.instances:
+            try:
+                instance.call(method, *args)
+            except RaymqError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+
+def _status_of(answer: dict[str, Any], names: Namespace) -> InstanceStatus:
+    queues = tuple(QueueStatus(**{**row, "queue": names.shown_queue(row["queue"])}) for row in answer["queues"])
+    stats = {names.unwrap(topic): figures for topic, figures in answer["stats"].items()}
+    return InstanceStatus(**{**answer, "holding": tuple(answer["holding"]), "queues": queues, "stats": stats})

@@ -1,0 +1,278 @@
+"""TaskFeed takes tasks from the Pull actor, has the listener called with their messages, and reports what came of it.
+
+    receiving thread   asks for the next tasks and reads them; a pool's threads make the calls (ConsumePool)
+    reporting thread   looks after these calls, and reports the tasks that have ended, together; and one that takes
+                       longer than REPORT_S in parts
+
+It asks and reports by itself, so the Pull actor waits for no Listener. A task of a later life of the instance at its
+Pull actor cancels all those of earlier lives: nobody asks about them any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+from raymq.client.consumer.push.answers import Replier
+from raymq.client.consumer.push.consume_pool import JOIN_AFTER_S, ConsumePool, ConsumeRequest, Handler
+from raymq.client.consumer.push.feed_client import TaskReport
+from raymq.client.consumer.push.hook import ConsumeHook
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.client.consumer.push.task_reader import TaskReader
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.errors import BodyUnreadableError, RaymqError
+from raymq.common.message import PROPERTY_RETRY_TOPIC, MessageExt
+from raymq.common.names import RETRY_PREFIX
+from raymq.common.namespaces import Namespace
+from raymq.common.protocol.consume_result import ConsumeReport, Failure
+from raymq.common.protocol.listener_tasks import HandOver, ShippedTask
+from raymq.telemetry.trace.deliveries import DeliveryTrace
+
+REPORT_S: Final = 0.5
+"""A task that takes longer is reported several times, each time with the messages finished since."""
+FEED_IDLE_S: Final = 0.5
+"""How long the reporting thread sleeps at most."""
+AWAKE_S: Final = 0.2
+"""The reporting thread looks up by itself for this time after a report, so that a new task need not wake it."""
+FEED_RETRY_S: Final = 0.3
+"""The pause after a call to the Pull actor has failed."""
+FEED_PAUSE_MAX_S: Final = 5.0
+"""The longest pause where it says how long: what the user may consume is used up."""
+
+logger = logging.getLogger(__name__)
+
+
+class Feed(Protocol):
+    """The Pull actor, as raymq.client.consumer.push.feed_client reaches it."""
+
+    def next_tasks(self, epoch: int, got: int) -> HandOver:
+        """The next hand-over behind number `got` of life `epoch`; RaymqError."""
+
+    def report(self, epoch: int, reports: Sequence[TaskReport]) -> None:
+        """Report about tasks of life `epoch`; RaymqError."""
+
+
+class TaskFeed:
+    """The tasks at one listener's process: `handler` is called with messages, or lists of them if `takes_batch`."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        settings: PushSettings,
+        *,
+        takes_batch: bool,
+        hooks: Sequence[ConsumeHook] = (),
+        replier: Replier | None = None,
+        trace: DeliveryTrace | None = None,
+    ) -> None:
+        self._settings, self._names = settings, Namespace(settings.namespace)
+        self._takes_batch = takes_batch
+        self._news = threading.Event()
+        """There may be something to report."""
+        self._closed = threading.Event()
+        self._asleep = False
+        """True while the reporting thread looks at nothing until it is woken."""
+        self._pool = ConsumePool(
+            handler,
+            threads=settings.threads,
+            timeout_s=settings.consume_timeout_s,
+            group=settings.group,
+            shown_group=self._names.unwrap(settings.group),
+            hooks=hooks,
+            replier=replier,
+            trace=trace,
+            on_done=self._news.set,
+        )
+        self._reader = TaskReader()
+        self._lock = threading.Lock()
+        """Guards everything below."""
+        self.epoch = 0
+        """The latest life of the instance at a Pull actor that has handed over a task."""
+        self.got = 0
+        """The number of its last hand-over that is here."""
+        self._requests: dict[int, ConsumeRequest] = {}
+        """Tasks of that life whose end is not reported, by number."""
+        self._reported_s: dict[int, float] = {}
+        """When each of them was reported last, or began."""
+        self._not_begun: list[TaskReport] = []
+        """Reports about tasks that cannot be begun here."""
+
+    def start(self, feed: Feed, ready: Callable[[float], object]) -> None:
+        """Take tasks from `feed` from now on. `ready(wait_s)` waits, up to `wait_s`, until it is worth to ask, and
+        returns something that is not empty then."""
+        for name, run in (("tasks", lambda: self._receive(feed, ready)), ("reports", lambda: self._report(feed))):
+            threading.Thread(target=run, name=name, daemon=True).start()
+
+    def consume_directly(self, message: MessageExt) -> tuple[str, str, float]:
+        """Call the listener with one message, which is no task's; see ConsumePool.call_directly."""
+        wanted = with_original_topic(message) if message.topic.startswith(RETRY_PREFIX) else message
+        wanted = self._names.shown_message(wanted)
+        return self._pool.call_directly([wanted] if self._takes_batch else wanted)
+
+    def close(self) -> None:
+        """Take and report nothing more. The calls under way go on."""
+        self._closed.set()
+        self._news.set()
+
+    # Tasks
+
+    def begin(self, hand_over: HandOver) -> None:
+        """Begin the tasks of a hand-over, unless it is here already."""
+        with self._lock:
+            if hand_over.epoch > self.epoch:
+                left, self._requests, self._reported_s = self._requests, {}, {}
+                self._not_begun.clear()
+                self.epoch, self.got = hand_over.epoch, 0
+                for request in left.values():
+                    self._pool.cancel(request)
+            if hand_over.epoch < self.epoch or hand_over.number <= self.got:
+                return
+            self.got = hand_over.number
+        for task in hand_over.tasks:
+            self._begin_task(task)
+        if self._asleep:
+            self._news.set()
+
+    def _begin_task(self, task: ShippedTask) -> None:
+        if task.number in self._requests:
+            return  # it came again because a report that it could not be read was repeated
+        failure = ""
+        try:
+            request = self._consume_request(task)
+        except Exception as error:  # records that nobody can read, or a bug: the next tasks must not wait for this one
+            logger.exception("a task of %s cannot be begun", task.queue)
+            request, failure = None, f"the messages cannot be read: {error!r}"
+        with self._lock:
+            if request is not None:
+                self._requests[task.number] = request
+                self._reported_s[task.number] = time.monotonic()
+            elif failure:
+                self._not_begun.append((task.number, ConsumeReport(failures=(Failure(0, task.count, failure),))))
+            else:
+                self._not_begun.append((task.number, ConsumeReport(ended=False, unread=True)))
+        if request is not None:
+            self._pool.submit(request)
+        else:
+            self._news.set()
+
+    def _consume_request(self, task: ShippedTask) -> ConsumeRequest | None:
+        """The listener calls of a task; none for a message whose tag only shares its code with a subscribed tag. None
+        if its records cannot be read here."""
+        read = self._reader.messages(task)
+        if read is None:
+            return None
+        messages, damaged = read
+        settings, retry = self._settings, task.queue.topic.startswith(RETRY_PREFIX)
+        subscription = settings.subscription(task.queue.topic)
+        key = str(task.queue) if settings.orderly else None
+        firsts: Sequence[int] = range(len(messages))
+        if subscription.tags:
+            firsts = [i for i in firsts if _is_wanted(messages[i], subscription)]
+            messages = [messages[i] for i in firsts]
+        if retry:
+            messages = [m if isinstance(m, BodyUnreadableError) else with_original_topic(m) for m in messages]
+        if self._names:
+            messages = [m if isinstance(m, BodyUnreadableError) else self._names.shown_message(m) for m in messages]
+        if not self._takes_batch:
+            return ConsumeRequest(messages, firsts, key, damaged=damaged, topic=task.queue.topic)
+        lists, starts = _lists(messages, firsts, settings.consume_message_batch_max_size)
+        return ConsumeRequest(lists, starts, key, damaged=damaged, topic=task.queue.topic, of_lists=True)
+
+    # Reports
+
+    def take_reports(self) -> tuple[int, list[TaskReport]]:
+        """The life that the tasks belong to, and the reports that are due: about each task that has ended, and about
+        one that has not for REPORT_S."""
+        now_s = time.monotonic()
+        with self._lock:
+            reports, self._not_begun = self._not_begun, []
+            for number, request in list(self._requests.items()):
+                if request.done.is_set():
+                    del self._requests[number], self._reported_s[number]
+                elif now_s - self._reported_s[number] < REPORT_S:
+                    continue
+                else:
+                    self._reported_s[number] = now_s
+                reports.append((number, self._pool.report(request)))
+            return self.epoch, reports
+
+    def look(self) -> float:
+        """Look after the calls under way; returns how long that can wait then, in s."""
+        next_s = self._pool.look()
+        return min(next_s, REPORT_S) if self._requests else next_s
+
+    def heard(self) -> None:
+        """Note that the Pull actor has answered: it still owns the tasks."""
+        self._pool.renew_leases()
+
+    # Threads
+
+    def _receive(self, feed: Feed, ready: Callable[[float], object]) -> None:
+        while not self._closed.is_set():
+            if not ready(FEED_IDLE_S):
+                continue
+            try:
+                self.begin(feed.next_tasks(self.epoch, self.got))
+            except RaymqError as error:
+                logger.info("no tasks come now, asking again: %s", error)
+                self._closed.wait(max(FEED_RETRY_S, min(error.retry_after_s or 0.0, FEED_PAUSE_MAX_S)))
+            except Exception:  # a bug: without this thread the listener would never be called again
+                logger.exception("tasks cannot be taken, asking again")
+                self._closed.wait(FEED_RETRY_S)
+
+    def _report(self, feed: Feed) -> None:
+        epoch, reports, awake_until_s = 0, list[TaskReport](), 0.0
+        while not self._closed.is_set():
+            try:
+                pause_s = min(self.look(), FEED_IDLE_S)
+                if pause_s > JOIN_AFTER_S and time.monotonic() < awake_until_s:
+                    pause_s = JOIN_AFTER_S
+                self._asleep = pause_s > JOIN_AFTER_S
+                self._news.wait(FEED_RETRY_S if reports else pause_s)
+                self._asleep = False
+                self._news.clear()
+                now_epoch, more = self.take_reports()
+                reports = [*reports, *more] if now_epoch == epoch else more
+                epoch = now_epoch
+                if reports:
+                    feed.report(epoch, reports)
+                    self.heard()
+                    reports, awake_until_s = [], time.monotonic() + AWAKE_S
+            except RaymqError as error:
+                logger.info("what was consumed cannot be reported now, trying again: %s", error)
+            except Exception:  # a bug: without this thread nothing would be committed any more
+                logger.exception("what was consumed cannot be reported, trying again")
+                self._closed.wait(FEED_RETRY_S)
+
+
+def _lists(messages: Sequence[Any], firsts: Sequence[int], size: int) -> tuple[list[Any], list[int]]:
+    """Lists of up to `size` messages that follow each other in the task, and the index of the first of each."""
+    if isinstance(firsts, range) and not any(isinstance(message, BodyUnreadableError) for message in messages):
+        return [messages[i : i + size] for i in range(0, len(messages), size)], list(range(0, len(messages), size))
+    lists: list[Any] = []
+    starts: list[int] = []
+    for message, index in zip(messages, firsts, strict=True):
+        last = lists[-1] if lists else None
+        if isinstance(message, BodyUnreadableError):
+            lists.append(message)
+        elif isinstance(last, list) and len(last) < size and index == starts[-1] + len(last):
+            last.append(message)
+            continue
+        else:
+            lists.append([message])
+        starts.append(index)
+    return lists, starts
+
+
+def _is_wanted(message: MessageExt | BodyUnreadableError, subscription: Subscription) -> bool:
+    return isinstance(message, BodyUnreadableError) or subscription.matches(message.tags)
+
+
+def with_original_topic(message: MessageExt) -> MessageExt:
+    """A message from a retry topic with the topic it was sent to (spec/messaging.md §5.8)."""
+    topic = message.system_properties.get(PROPERTY_RETRY_TOPIC)
+    return message if topic is None else replace(message, topic=topic)

@@ -1,0 +1,92 @@
+"""TaskReader makes the messages of a task: from the store's mapped files in place, or from the bytes in the task.
+
+Messages over a map keep it, so that they stay readable after the file is deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+import numpy as np
+
+from raymq.common.errors import DataLossError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.listener_tasks import LogPlaces, ShippedTask, StoreLog
+from raymq.records.format.compression import admit_bodies_of
+from raymq.records.format.memory_records import LocatedRecords
+from raymq.records.format.places import RecordPlaces
+from raymq.records.kernels.messages import find_unreadable, read_messages
+from raymq.records.logfiles.log_reader import LogReader
+
+STORES_MAX: Final = 64
+"""Stores whose readers are kept; a node has few."""
+
+logger = logging.getLogger(__name__)
+
+
+class TaskReader:
+    """Reads tasks. For one thread."""
+
+    def __init__(self) -> None:
+        self._readers: dict[StoreLog, LogReader] = {}
+
+    def messages(self, task: ShippedTask) -> tuple[list[Any], bool] | None:
+        """The messages of a task, with the error in place of each one that is damaged, and True if there is one. None
+        if the files do not show the records (any more): the Pull actor, which holds their maps, has the bytes."""
+        admit_bodies_of(task.body_max_bytes)
+        if task.log is None:
+            return _decode(_located(task), task.queue)
+        messages: list[Any] = []
+        damaged = False
+        try:
+            for places in task.places:
+                some, some_damaged = _decode(self._find(task.log, places), task.queue)
+                messages = messages + some if messages else some
+                damaged |= some_damaged
+        except (DataLossError, OSError) as error:
+            logger.info("a task of %s cannot be read in place: %s", task.queue, error)
+            return None
+        return messages, damaged
+
+    def _find(self, log: StoreLog, places: LogPlaces) -> LocatedRecords:
+        """The records at these places of a file. DataLossError or OSError if the file does not hold them all."""
+        positions, sizes = np.frombuffer(places.positions, np.int64), np.frombuffer(places.sizes, np.int64)
+        # Offsets that are not known are shown as -1.
+        offsets = np.frombuffer(places.offsets, np.int64) if places.offsets else np.full(len(positions), -1)
+        found = self._reader(log).records_at(positions, sizes, offsets)
+        if len(found.starts) < len(positions):
+            raise DataLossError(f"the log at {log.root} does not hold all records from {positions[0]} on")
+        return found
+
+    def _reader(self, log: StoreLog) -> LogReader:
+        reader = self._readers.get(log)
+        if reader is None:
+            if len(self._readers) >= STORES_MAX:
+                self._readers.clear()
+            reader = self._readers[log] = LogReader(
+                log.root,
+                commit_log_file_size=log.commit_log_file_size,
+                consume_queue_file_size=log.consume_queue_file_size,
+                commit_log_directories=log.commit_log_directories,
+            )
+        return reader
+
+
+def _located(task: ShippedTask) -> LocatedRecords:
+    """The records whose bytes are in a task."""
+    if not task.sizes:
+        return LocatedRecords.read(task.records)
+    sizes = np.frombuffer(task.sizes, np.int64)
+    return LocatedRecords(task.records, np.cumsum(sizes) - sizes, sizes, np.frombuffer(task.offsets, np.int64))
+
+
+def _decode(records: LocatedRecords, queue: MessageQueue) -> tuple[list[Any], bool]:
+    """The messages of these records, with the error in place of each message that cannot be read; and True if there is
+    one."""
+    places = RecordPlaces.of(queue, records)
+    messages: list[Any] = read_messages(records.data, records.starts, broker_name=queue.broker_name, places=places)
+    errors = find_unreadable(messages)
+    for index, error in errors.items():
+        messages[index] = error
+    return messages, bool(errors)

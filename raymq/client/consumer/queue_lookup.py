@@ -1,0 +1,86 @@
+"""QueueLookup answers questions about any queue, held or not: the queues of a topic, their bounds, offsets by time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Final, TypeVar
+
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageQueue
+from raymq.common.names import check_topic, whole_number
+from raymq.common.namespaces import NO_NAMESPACE, Namespace
+from raymq.common.protocol.store import QueueBounds
+from raymq.remoting.route_cache import RouteCache
+from raymq.remoting.storage_client import StorageClient
+from raymq.remoting.storage_clients import StorageClients, call_master
+
+LOOKUP_TIMEOUT_S: Final = 10.0
+"""For one queue; long enough for a restart of its storage actor."""
+LOOKUP_ATTEMPT_TIMEOUT_S: Final = 5.0
+
+T = TypeVar("T")
+
+
+class QueueLookup:
+    """Calls NameServers and storage actors. Thread-safe."""
+
+    def __init__(self, routes: RouteCache, storages: StorageClients, names: Namespace = NO_NAMESPACE) -> None:
+        self._names = names
+        self._routes = routes
+        self._storages = storages
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """A topic's readable queues as the NameServers tell them now, sorted. TopicNotExistError, IllegalNameError;
+        ServiceNotAvailableError or RequestTimeoutError if none tells within 10 s whether the topic exists."""
+        stored = self._names.wrap(check_topic(topic))
+        self._routes.invalidate(stored)
+        return self._names.shown_queues(self._routes.wait(stored, LOOKUP_TIMEOUT_S).subscribe_queues)
+
+    def check(self, queue: MessageQueue) -> MessageQueue:
+        """Return the queue, as it is stored, if its topic has it; TopicNotExistError or InvalidArgumentError
+        otherwise."""
+        if not isinstance(queue, MessageQueue):
+            raise InvalidArgumentError(f"expected a raymq.MessageQueue, not {queue!r}; see fetch_message_queues(topic)")
+        stored = self._names.queue(queue)
+        if stored not in self._routes.wait(check_topic(stored.topic), LOOKUP_TIMEOUT_S).subscribe_queues:
+            known = self.queues(queue.topic)  # it may be a new one
+            if self._names.shown_queue(stored) not in known:
+                raise InvalidArgumentError(f"topic {queue.topic!r} has no queue {queue}; it has {len(known)} queues")
+        return stored
+
+    def bounds(self, queue: MessageQueue) -> QueueBounds:
+        """The bounds of the offsets that a queue holds."""
+        return self._persist(
+            queue,
+            lambda stored, storage, left_s: storage.queue_bounds(
+                stored.topic, stored.queue_id, min(left_s, LOOKUP_ATTEMPT_TIMEOUT_S)
+            ),
+        )
+
+    def begin_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """The first offset that each queue still holds."""
+        return {queue: self.bounds(queue).min_offset for queue in queues}
+
+    def end_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """The offset that the next message of each queue will get."""
+        return {queue: self.bounds(queue).max_offset for queue in queues}
+
+    def offsets_for_times(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """The first offset stored at or after a time in ms since 1970, by queue, within the queue's bounds."""
+        times = {queue: whole_number(f"the time in ms since 1970 of {queue}", at) for queue, at in times_ms.items()}
+        return {queue: self._offset_for(queue, time_ms) for queue, time_ms in times.items()}
+
+    def _offset_for(self, queue: MessageQueue, time_ms: int) -> int:
+        return self._persist(
+            queue,
+            lambda stored, storage, left_s: storage.offset_by_time(
+                stored.topic, stored.queue_id, time_ms, min(left_s, LOOKUP_ATTEMPT_TIMEOUT_S)
+            ),
+        )
+
+    def _persist(self, queue: MessageQueue, call: Callable[[MessageQueue, StorageClient, float], T]) -> T:
+        """Make a call to the queue's storage actor that is safe to repeat; it is repeated over a restart of the actor
+        and over a change of master, for up to LOOKUP_TIMEOUT_S."""
+        stored = self.check(queue)
+        return call_master(self._routes, self._storages, stored, LOOKUP_TIMEOUT_S, partial(call, stored))

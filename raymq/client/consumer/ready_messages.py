@@ -1,0 +1,88 @@
+"""Messages that a consumer could fetch and has not: how many there are, and how old the first of them is.
+
+For metrics only, and only for queues in which there are such messages, or may be: one call to a storage actor for all
+of them, every 10 s. A queue whose fetch waits for a message is at its end, and nobody is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from raymq.common.errors import RaymqError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.records.format.layout import RecordError, store_timestamp_at
+from raymq.remoting.route_cache import RouteCache
+from raymq.remoting.storage_client import StorageClient
+from raymq.remoting.storage_clients import StorageClients, call_master
+from raymq.telemetry.metrics.client_figures import ConsumerFigures
+
+QUEUES_MAX: Final = 1024
+"""The most queues of one broker group that are asked about; the others count as they were last seen."""
+FIRST_MESSAGES_MAX_BYTES: Final = 1 << 20
+"""The most bytes of first messages of one call; the ages of further ones are not known."""
+READY_TIMEOUT_S: Final = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class QueueState(NamedTuple):
+    """One queue of a consumer: `figures` without `ready` and `queueing_ms`, the next offset to fetch, the visible end
+    as it was last seen; `ask`: there may be more."""
+
+    queue: MessageQueue
+    figures: ConsumerFigures
+    fetch_offset: int
+    visible_end: int
+    ask: bool
+
+
+def with_ready(states: Iterable[QueueState], routes: RouteCache, storages: StorageClients) -> list[ConsumerFigures]:
+    """The figures of all queues, with what is ready in each. Waits for storage actors, for 2 s each at most."""
+    figures: list[ConsumerFigures] = []
+    asked: dict[str, list[QueueState]] = {}
+    for state in states:
+        some = asked.setdefault(state.queue.broker_name, [])
+        if state.ask and len(some) < QUEUES_MAX:
+            some.append(state)
+        else:
+            figures.append(_seen(state))
+    for some in asked.values():
+        if some:
+            figures += _ask(some, routes, storages)
+    return figures
+
+
+def _seen(state: QueueState) -> ConsumerFigures:
+    return state.figures._replace(ready=max(0, state.visible_end - state.fetch_offset))
+
+
+def _ask(states: list[QueueState], routes: RouteCache, storages: StorageClients) -> list[ConsumerFigures]:
+    """The figures of queues of one broker group."""
+    requests = [FetchRequest(state.queue.topic, state.queue.queue_id, state.fetch_offset, 1) for state in states]
+
+    def fetch(storage: StorageClient, left_s: float) -> list[FetchResult]:
+        return storage.fetch(requests, FIRST_MESSAGES_MAX_BYTES, 0.0, left_s)
+
+    try:
+        results = call_master(routes, storages, states[0].queue, READY_TIMEOUT_S, fetch)
+    except RaymqError as error:
+        logger.info("the ready messages of %d queues are not known now: %s", len(states), error)
+        return [_seen(state) for state in states]
+    now_ms = time.time_ns() // 1_000_000
+    return [
+        state.figures._replace(
+            ready=max(0, result.max_offset - state.fetch_offset), queueing_ms=_age_ms(result.records, now_ms)
+        )
+        for state, result in zip(states, results, strict=True)
+    ]
+
+
+def _age_ms(records: bytes, now_ms: int) -> int:
+    try:
+        return max(0, now_ms - store_timestamp_at(records, 0)) if records else 0
+    except RecordError:  # whoever fetches it says so
+        return 0

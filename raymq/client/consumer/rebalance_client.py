@@ -1,0 +1,504 @@
+"""RebalanceClient sends the heartbeats of all members in a program to the Rebalance actors, and takes the answers.
+
+    membership = client.join(group, source)   the client asks `source` for a heartbeat about once a second
+    membership.beat_soon()                    something has changed that others wait for
+    membership.leave(farewell)                the member leaves its group
+
+All members whose groups are at one Rebalance actor are in one call, at the same time of each second; one thread per
+actor makes them. So a program with many consumers costs the servers little more than one with a single consumer, and an
+actor that stands still delays the groups of no other.
+
+A group's actor is its home by the group's name, until that one does not answer within REBALANCE_CALL_TIMEOUT_S: then
+the next one in the ring is asked, which says who holds the group's slot, or takes it over in the end
+(actors.core.rebalance.slot_lease). A member follows no assignment that is older than one it has seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+from raymq.common.errors import RaymqError, ServiceNotAvailableError, SubscriptionConflictError
+from raymq.common.names import REBALANCE_SLOTS, RebalanceName
+from raymq.common.protocol.membership import (
+    MEMBER_HEARTBEAT_INTERVAL_S,
+    GroupAssignment,
+    GroupFailure,
+    GroupHeartbeat,
+    GroupRefusal,
+    Heartbeat,
+    HeartbeatAnswer,
+    OtherServer,
+    SteadyAnswer,
+    SteadyHeartbeat,
+    slot_of,
+)
+from raymq.common.retry import persist_until
+from raymq.remoting.actor_ref import ActorGoneError, ActorRef
+from raymq.remoting.route_cache import RouteCache
+
+REBALANCE_CALL_TIMEOUT_S: Final = 3.0
+REBALANCE_FIRST_TIMEOUT_S: Final = 10.0
+"""For the first answer of an actor: it may just have been started."""
+START_REBALANCE_TIMEOUT_S: Final = 10.0
+LEAVE_TIMEOUT_S: Final = 3.0
+RESET_TIMEOUT_S: Final = 20.0
+AGAIN_S: Final = 0.25
+"""The pause before a heartbeat that no actor has taken is said again."""
+SOON_S: Final = 0.05
+"""The first pause before an answer without all queues is asked for again; it doubles."""
+TURNS_MAX: Final = 3
+"""How often in a row a heartbeat is said again at once: with a new session, or to another actor."""
+CHECK_TIMEOUT_S: Final = 1.0
+"""For the question, before a consumer joins its group, if the members want the same messages."""
+SILENCE_S: Final = 5.0
+"""A member is told of a failure when its group has not answered for longer."""
+IDLE_LINK_S: Final = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+class HeartbeatSource(Protocol):
+    """One member. Its methods are called from the client's threads, one at a time, and must not wait."""
+
+    def next_heartbeat(self) -> GroupHeartbeat | None:
+        """The heartbeat to send now; None to send none this time. RebalanceClient fills in session, sequence and
+        generation."""
+
+    def assigned(self, assignment: GroupAssignment, sent_s: float) -> None:
+        """Take the group's answer to a heartbeat that was made after `sent_s`."""
+
+    def unanswered(self, error: RaymqError) -> None:
+        """Note that the group gives no answer. The assignment held so far is valid until the session times out."""
+
+    def refused(self, error: SubscriptionConflictError) -> None:
+        """Note that the group does not take the member, as long as others want other messages."""
+
+
+class ServerChoice:
+    """The Rebalance actor that a group's heartbeats go to, by what the actors have said."""
+
+    def __init__(self, group: str) -> None:
+        self._slot = slot_of(group)
+        self._name: str | None = None
+
+    def server(self, names: Sequence[str]) -> str | None:
+        """The actor to ask next, of these; None if there are none."""
+        if names and self._name is None:
+            self._name = names[self._slot % len(names)]
+        return self._name
+
+    def redirected(self, holder: str) -> None:
+        """An actor has said which one holds the group's slot."""
+        self._name = holder
+
+    def failed(self, names: Sequence[str]) -> None:
+        """The actor did not answer: the next one in the ring may know more."""
+        known = self._name in names
+        self._name = names[(names.index(self._name) + 1) % len(names)] if known and self._name else None
+
+
+class Steadiness:
+    """Shortens the heartbeats of one member while what it says and what it hears stay the same."""
+
+    def __init__(self) -> None:
+        self._said: GroupHeartbeat | None = None
+        self._heard: GroupAssignment | None = None
+
+    def allows(self, heartbeat: GroupHeartbeat) -> bool:
+        """True if the group has the member's last word on this heartbeat, whose numbers do not count."""
+        return self._heard is not None and heartbeat == self._said
+
+    @property
+    def assignment(self) -> GroupAssignment | None:
+        """The last answer in full, if short heartbeats may be about it."""
+        return self._heard
+
+    def heard(self, heartbeat: GroupHeartbeat, answer: GroupAssignment) -> None:
+        """Note the answer to a heartbeat, which is given without its numbers."""
+        settled = answer.queues == heartbeat.holding and not answer.incomplete and not heartbeat.leaving
+        self._said, self._heard = (heartbeat, answer) if settled else (None, None)
+
+    def forget(self) -> None:
+        """Say the next heartbeat in full: the group may have forgotten the last one, or not have got it."""
+        self._said = self._heard = None
+
+
+class Membership:
+    """One member of a group, made by `RebalanceClient.join`."""
+
+    def __init__(self, client: RebalanceClient, group: str, source: HeartbeatSource) -> None:
+        self.group = group
+        self.source = source
+        self.choice = ServerChoice(group)
+        self.due_s = 0.0
+        """When the next heartbeat is sent. Guarded by the client's lock, as `wanted` is."""
+        self.wanted = False
+        """True if a heartbeat is to follow the one that is on its way."""
+        self.farewell: GroupHeartbeat | None = None
+        self.gone = threading.Event()
+        self._client = client
+        self._session = self._sequence = self._generation = 0
+        self._steadiness = Steadiness()
+        self._saying: GroupHeartbeat | None = None
+        """The heartbeat that is on its way in full, without its numbers."""
+        self._turns = 0
+        self._pause_s = SOON_S
+        self._silent_since_s = time.monotonic()
+
+    def beat_soon(self) -> None:
+        """Send a heartbeat at once: something has changed that others wait for."""
+        self._client.wake(self)
+
+    def leave(self, farewell: GroupHeartbeat, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
+        """Send the last heartbeat, which says so. Returns when it is answered; after `timeout_s` the group will notice
+        by itself."""
+        self.farewell = farewell
+        self._client.wake(self)
+        if not self.gone.wait(timeout_s):
+            logger.info("group %s: left without telling it, it will notice", self.group)
+        self._client.forget(self)
+
+    def numbered(self) -> Heartbeat | None:
+        """The heartbeat with the session, the next sequence number and the latest generation; a short one if it says
+        what the one before said."""
+        heartbeat = self.farewell or self.source.next_heartbeat()
+        if heartbeat is None:
+            return None
+        self._sequence += 1
+        if self._steadiness.allows(heartbeat):
+            return SteadyHeartbeat(heartbeat.member, self._session, self._sequence, self._generation)
+        self._saying = heartbeat
+        return replace(heartbeat, session=self._session, sequence=self._sequence, generation=self._generation)
+
+    def answered(self, heartbeat: Heartbeat, answer: HeartbeatAnswer, sent_s: float) -> float | None:
+        """Take an answer; returns the pause until the next heartbeat in s, None for the usual one."""
+        if isinstance(answer, SteadyAnswer):
+            return self._answered_in_short(answer, sent_s)
+        self._steadiness.forget()
+        if isinstance(answer, OtherServer):
+            if answer.holder:
+                self.choice.redirected(answer.holder)
+            self._silent(ServiceNotAvailableError(f"no Rebalance actor holds group {self.group} at the moment"))
+            return self._again()
+        if isinstance(answer, GroupFailure):
+            self._silent(ServiceNotAvailableError(f"group {self.group} cannot be served: {answer.error}"))
+            return None
+        if isinstance(answer, GroupRefusal):
+            self.source.refused(SubscriptionConflictError(self.group, *answer))
+            return None
+        leaving = isinstance(heartbeat, GroupHeartbeat) and heartbeat.leaving
+        if answer.session != heartbeat.session and not leaving:
+            self._session = answer.session
+            self._generation = max(self._generation, answer.generation)
+            return self._again()
+        self._turns = 0
+        if leaving:
+            if self.farewell is not None:
+                self.gone.set()
+            return None
+        if answer.generation < self._generation:
+            return None  # of an actor that was overtaken; the next one will have heard of the newer generation
+        self._generation, self._silent_since_s = answer.generation, time.monotonic()
+        self.source.assigned(answer, sent_s)
+        if self._saying is not None and isinstance(heartbeat, GroupHeartbeat):
+            self._steadiness.heard(self._saying, answer)
+        self._pause_s = min(2 * self._pause_s, MEMBER_HEARTBEAT_INTERVAL_S) if answer.incomplete else SOON_S
+        return self._pause_s if answer.incomplete else None
+
+    def _answered_in_short(self, answer: SteadyAnswer, sent_s: float) -> float | None:
+        known = self._steadiness.assignment
+        if answer is SteadyAnswer.TELL or known is None:
+            self._steadiness.forget()
+            return self._again()
+        self._turns, self._silent_since_s = 0, time.monotonic()
+        self.source.assigned(known, sent_s)
+        return None
+
+    def failed(self, error: RaymqError, names: Sequence[str]) -> float:
+        """Note that a call failed; returns the pause until the next one."""
+        self._steadiness.forget()
+        self.choice.failed(names)
+        self._silent(error)
+        return AGAIN_S
+
+    def _again(self) -> float:
+        self._turns += 1
+        return 0.0 if self._turns % TURNS_MAX else AGAIN_S
+
+    def _silent(self, error: RaymqError) -> None:
+        if time.monotonic() - self._silent_since_s > SILENCE_S:
+            self.source.unanswered(error)
+
+
+class RebalanceClient:
+    """The heartbeats of one program. Thread-safe."""
+
+    def __init__(self, routes: RouteCache) -> None:
+        self._directory = RebalanceDirectory(routes)
+        self._lock = threading.Lock()
+        """Guards everything below, and the members' `due_s` and `wanted`."""
+        self._members: dict[Membership, _Link] = {}
+        self._links: dict[str | None, _Link] = {}
+        self._phase_s = random.random() * MEMBER_HEARTBEAT_INTERVAL_S
+        self._closed = False
+
+    def join(self, group: str, source: HeartbeatSource) -> Membership:
+        """Take part in a group: heartbeats are sent from now on."""
+        membership = Membership(self, group, source)
+        with self._lock:
+            self._place(membership)
+        return membership
+
+    def check(self, group: str, member: str, expressions: Mapping[str, str]) -> None:
+        """See `check_expressions`."""
+        check_expressions(group, member, expressions)
+
+    def wake(self, membership: Membership) -> None:
+        """See Membership.beat_soon."""
+        with self._lock:
+            link = self._members.get(membership)
+            if link is not None:
+                membership.due_s, membership.wanted = 0.0, True
+                link.changed.notify()
+
+    def forget(self, membership: Membership) -> None:
+        """Send no more heartbeats of a member."""
+        with self._lock:
+            link = self._members.pop(membership, None)
+            if link is not None:
+                link.members.discard(membership)
+
+    def close(self) -> None:
+        """Send no more heartbeats at all, and end the threads."""
+        with self._lock:
+            self._closed = True
+            for link in self._links.values():
+                link.changed.notify()
+
+    def _place(self, membership: Membership) -> None:
+        """Give a member to the thread of its Rebalance actor. Called with the lock."""
+        name = membership.choice.server(self._directory.names)
+        link = self._links.get(name)
+        if link is None:
+            link = self._links[name] = _Link(name, self._lock)
+            threading.Thread(target=self._run, args=(link,), name=f"heartbeats-{name or 'start'}", daemon=True).start()
+        before = self._members.get(membership)
+        if before is not link:
+            if before is not None:
+                before.members.discard(membership)
+            self._members[membership] = link
+            link.members.add(membership)
+        link.changed.notify()
+
+    def _run(self, link: _Link) -> None:
+        while (due := self._next_due(link)) is not None:
+            try:
+                if link.actor is None:
+                    self._find_servers(due)
+                else:
+                    self._send(link, link.actor, due)
+            except Exception:  # a bug: without this thread members would lose their queues for ever
+                logger.exception("heartbeats to %s failed, trying again", link.name)
+                self._schedule([(membership, AGAIN_S) for membership in due])
+
+    def _next_due(self, link: _Link) -> list[Membership] | None:
+        """Wait until a heartbeat is due; returns all that are. None if the thread is not needed any more."""
+        with self._lock:
+            while not self._closed:
+                now_s = time.monotonic()
+                due = [membership for membership in link.members if membership.due_s <= now_s]
+                if due:
+                    for membership in due:
+                        membership.wanted = False
+                    return due
+                next_s = min((membership.due_s for membership in link.members), default=None)
+                woken = link.changed.wait(IDLE_LINK_S if next_s is None else next_s - now_s)
+                if next_s is None and not woken and not link.members:
+                    break
+            self._links.pop(link.name, None)
+            return None
+
+    def _send(self, link: _Link, actor: ActorRef, due: Iterable[Membership]) -> None:
+        sent_s = time.monotonic()
+        sent: list[tuple[Membership, Heartbeat]] = []
+        pauses: list[tuple[Membership, float | None]] = []
+        for membership in due:
+            heartbeat = membership.numbered()
+            if heartbeat is None:
+                pauses.append((membership, None))
+            else:
+                sent.append((membership, heartbeat))
+        try:
+            answers = self._call(link, actor, sent)
+        except RaymqError as error:
+            logger.info("heartbeats to %s: %s", link.name, error)
+            self._directory.failed(error)
+            names = self._directory.names
+            pauses += [(membership, membership.failed(error, names)) for membership, _ in sent]
+        else:
+            for (membership, heartbeat), answer in zip(sent, answers, strict=True):
+                try:
+                    pauses.append((membership, membership.answered(heartbeat, answer, sent_s)))
+                except Exception:  # a bug in one member is not to cost the others their queues
+                    logger.exception("a member of group %s cannot take its assignment", membership.group)
+                    pauses.append((membership, None))
+        self._schedule(pauses)
+
+    def _call(
+        self, link: _Link, actor: ActorRef, sent: Sequence[tuple[Membership, Heartbeat]]
+    ) -> list[HeartbeatAnswer]:
+        if not sent:
+            return []
+        batch = [(membership.group, heartbeat) for membership, heartbeat in sent]
+        timeout_s = REBALANCE_CALL_TIMEOUT_S if link.answered else REBALANCE_FIRST_TIMEOUT_S
+        answers: list[HeartbeatAnswer] = actor.call("heartbeats", batch, timeout_s=timeout_s)
+        link.answered = True
+        return answers
+
+    def _schedule(self, pauses: Iterable[tuple[Membership, float | None]]) -> None:
+        """Set when the members' next heartbeats are due, and give them to the threads that send them."""
+        interval_s, now_s = MEMBER_HEARTBEAT_INTERVAL_S, time.monotonic()
+        # All at the same time of each second, whenever they have joined: so that they are in one call.
+        usual_s = now_s + interval_s - (now_s + self._phase_s) % interval_s
+        with self._lock:
+            for membership, pause_s in pauses:
+                if membership not in self._members:
+                    continue
+                if not membership.wanted:
+                    membership.due_s = usual_s if pause_s is None else now_s + pause_s
+                self._place(membership)
+
+    def _find_servers(self, due: Iterable[Membership]) -> None:
+        try:
+            self._directory.find()
+        except RaymqError as error:
+            pauses = [(membership, membership.failed(error, ())) for membership in due]
+            self._schedule([(membership, MEMBER_HEARTBEAT_INTERVAL_S) for membership, _ in pauses])
+        else:
+            self._schedule([(membership, 0.0) for membership in due])
+
+
+class _Link:
+    """One Rebalance actor, the thread that calls it, and the members whose heartbeats it gets. Without a name: the
+    thread that finds out which actors there are."""
+
+    def __init__(self, name: str | None, lock: threading.Lock) -> None:
+        self.name = name
+        self.actor = None if name is None else ActorRef(name)
+        self.members: set[Membership] = set()
+        self.changed = threading.Condition(lock)
+        self.answered = False
+
+
+class RebalanceDirectory:
+    """The Rebalance actors that there are. A broker starts them if there are none."""
+
+    def __init__(self, routes: RouteCache) -> None:
+        self._routes = routes
+        self._brokers: list[str] = []
+        self.names: tuple[str, ...] = ()
+        """The actors' names; empty while they are not known."""
+
+    def find(self) -> None:
+        """Find the actors that run, or have a broker start them. RaymqError when there are none, and no broker
+        answers."""
+        found = running_servers()
+        self.names = found or self._start()
+
+    def failed(self, error: RaymqError) -> None:
+        """Note that a call to one of them failed: an actor that is gone for good is to be found, or started, anew."""
+        if isinstance(error, ActorGoneError):
+            self.names = ()
+
+    def _start(self) -> tuple[str, ...]:
+        failure: RaymqError = ServiceNotAvailableError("no broker is registered; see `raymq status`")
+        for broker_name in self._broker_names():
+            try:
+                return tuple(ActorRef(broker_name).call("start_rebalance", timeout_s=START_REBALANCE_TIMEOUT_S))
+            except RaymqError as error:
+                failure = error
+        raise failure
+
+    def _broker_names(self) -> list[str]:
+        """The brokers of the cluster; while no NameServer answers, those known before."""
+        try:
+            self._brokers = sorted(self._routes.brokers())
+        except RaymqError:
+            if not self._brokers:
+                raise
+        return self._brokers
+
+
+def running_servers() -> tuple[str, ...]:
+    """The names of the Rebalance actors that run, or are being restarted."""
+    names = (str(RebalanceName(index)) for index in range(REBALANCE_SLOTS))
+    return tuple(name for name in names if _runs(ActorRef(name)))
+
+
+def call_holder(group: str, method: str, timeout_s: float) -> Any:
+    """Call a method of the Rebalance actor that holds a group, with the group for its argument; None where no Rebalance
+    actor runs. Safe to repeat. RequestTimeoutError or ServiceNotAvailableError when it does not answer."""
+    choice = ServerChoice(group)
+
+    def attempt(left_s: float) -> Any:
+        names = running_servers()
+        for _ in range(TURNS_MAX):
+            name = choice.server(names)
+            if name is None:
+                return None
+            try:
+                answer = ActorRef(name).call(method, group, timeout_s=min(left_s, REBALANCE_CALL_TIMEOUT_S))
+            except RaymqError:
+                choice.failed(names)
+                raise
+            if not isinstance(answer, OtherServer):
+                return answer
+            if answer.holder and answer.holder != name:
+                choice.redirected(answer.holder)
+            else:
+                break
+        raise ServiceNotAvailableError(f"no Rebalance actor holds group {group} at the moment")
+
+    return persist_until(time.monotonic() + timeout_s, attempt)
+
+
+def check_expressions(
+    group: str, member: str, expressions: Mapping[str, str], timeout_s: float = CHECK_TIMEOUT_S
+) -> None:
+    """Raise SubscriptionConflictError if a member of the group other than `member` wants other messages of one of these
+    topics. `expressions`: by topic, as administrators see them. Where nobody answers in time, heartbeats will tell."""
+    try:
+        described = call_holder(group, "describe_group", timeout_s)
+    except RaymqError as error:
+        logger.info("group %s does not say what its members want now: %s", group, error)
+        return
+    for other in described["members"] if described is not None else ():
+        for topic, expression in expressions.items() if other["member"] != member else ():
+            other_expression = other["expressions"].get(topic, expression)
+            if other_expression != expression:
+                raise SubscriptionConflictError(group, topic, expression, other["member"], other_expression)
+
+
+def offsets_reset(group: str, timeout_s: float = RESET_TIMEOUT_S) -> None:
+    """Tell a group's members, by their next heartbeats, that brokers have reset offsets of the group.
+
+    Safe to repeat. A group without members has nobody to tell; an actor that has just died is followed by one whose
+    offsets version is new to every member; both are no error. RequestTimeoutError or ServiceNotAvailableError when no
+    actor answers for the group: members then learn of the reset when they next commit.
+    """
+    call_holder(group, "offsets_reset", timeout_s)
+
+
+def _runs(actor: ActorRef) -> bool:
+    """True if an actor of this name runs, or is being restarted."""
+    try:
+        actor.handle()
+    except ServiceNotAvailableError:
+        return False
+    return True

@@ -1,0 +1,164 @@
+"""Reads the messages of leased ranges from the storage actors: in the mapped files on the same node, else by fetches.
+
+A change of how leased offsets become messages belongs here. The broker has seen that the offsets are visible, so nobody
+is asked for a queue's end. What a subscription excludes is skipped where it lies, by its tag code or by the filter
+expression.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.errors import BodyUnreadableError, DataLossError, ServiceNotAvailableError
+from raymq.common.message import MessageExt, MessageQueue, PullStatus
+from raymq.common.protocol.pop import LeasedRange
+from raymq.common.protocol.store import FetchRequest
+from raymq.records.format.memory_records import LocatedRecords
+from raymq.records.format.places import RecordPlaces
+from raymq.records.kernels.messages import find_unreadable, read_messages
+from raymq.remoting.route_cache import RouteCache
+from raymq.remoting.storage_client import StorageClient
+from raymq.remoting.storage_clients import StorageClients, call_master
+
+LEASE_FETCH_MAX_BYTES: Final = 8 << 20
+LEASE_FETCH_TIMEOUT_S: Final = 5.0
+LEASE_READ_TIMEOUT_S: Final = 20.0
+"""Bounds the reading of one range, over a restart of its storage actor."""
+
+
+class UnreadableMessage(NamedTuple):
+    """A leased message that cannot be read. `record`: its bytes, whole or damaged."""
+
+    message: MessageExt
+    error: BodyUnreadableError
+    record: bytes
+
+
+@dataclass(slots=True)
+class LeasedMessages:
+    """The messages of one leased range, up to `end`, with the records that they are in. `messages` can be read;
+    `unreadable` are the errors of those that cannot, by queue offset, each with its message and its record."""
+
+    messages: list[MessageExt] = field(default_factory=list)
+    parts: list[tuple[LocatedRecords, list[int] | range]] = field(default_factory=list)
+    """The records that they were read with, and the places of the messages among them."""
+    end: int = 0
+    """Everything before this offset was looked at."""
+    size_bytes: int = 0
+    unreadable: dict[int, UnreadableMessage] = field(default_factory=dict)
+
+    def record(self, index: int) -> bytes:
+        """The whole record of a message."""
+        for part, rows in self.parts:
+            if index < len(rows):
+                start = int(part.starts[rows[index]])
+                return bytes(part.data[start : start + int(part.sizes[rows[index]])])
+            index -= len(rows)
+        raise IndexError(index)
+
+
+class LeaseReader:
+    """Reads leased ranges. Thread-safe."""
+
+    def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
+        self._routes, self._storages = routes, storages
+        self._read_from: dict[str, StorageClient] = {}
+        """The storage actors that were read from since `report_reads`, by name."""
+
+    def report_reads(self) -> None:
+        """Have the stores count what was read in their mapped files up to now. Waits for a short call to each of which
+        something was read."""
+        read_from, self._read_from = self._read_from, {}
+        for storage in read_from.values():
+            storage.report_reads()
+
+    def read(self, broker_name: str, given: LeasedRange, wanted: Subscription, max_bytes: int) -> LeasedMessages:
+        """The wanted messages of a range, at most about `max_bytes` of records, but one at least.
+
+        Retried for LEASE_READ_TIMEOUT_S, and raises RaymqError then. Damaged messages do not hold up the others.
+        """
+        queue = MessageQueue(given.topic, broker_name, given.queue_id)
+        found = LeasedMessages(end=given.start)
+        deadline_s = time.monotonic() + LEASE_READ_TIMEOUT_S
+
+        def read(storage: StorageClient, left_s: float) -> None:
+            self._read_from[storage.name] = storage
+            for part, next_offset in _parts(storage, given, found.end, wanted, max_bytes - found.size_bytes):
+                _add(found, part, queue, wanted, given)
+                found.end = next_offset
+                found.size_bytes += int(part.sizes.sum())
+                if found.size_bytes >= max_bytes:
+                    return
+
+        call_master(self._routes, self._storages, queue, max(0.1, deadline_s - time.monotonic()), read)
+        return found
+
+
+def _parts(
+    storage: StorageClient, given: LeasedRange, offset: int, wanted: Subscription, max_bytes: int
+) -> Iterator[tuple[LocatedRecords, int]]:
+    """The records of a range from `offset` on, in parts, each with the offset to go on at. RaymqError."""
+    end = given.start + given.count
+    reader = storage.reader()
+    while offset < end:
+        request = FetchRequest(given.topic, given.queue_id, offset, end - offset, wanted.tag_codes, wanted.sql)
+        try:
+            if reader is None:
+                raise DataLossError("the files are on another node")
+            located, next_offset = reader.find(request, end, max_bytes)
+        except DataLossError:
+            part, offset = _fetch(storage, request, min(max_bytes, LEASE_FETCH_MAX_BYTES), end)
+            yield part, offset
+            continue
+        if located:
+            storage.count_read(sum(len(part.starts) for part in located))
+        for index, part in enumerate(located):
+            last = index == len(located) - 1
+            yield part, next_offset if last else int(part.offsets[-1]) + 1
+        if not located:
+            yield LocatedRecords.read(b""), next_offset
+        offset = next_offset
+
+
+def _fetch(storage: StorageClient, request: FetchRequest, max_bytes: int, end: int) -> tuple[LocatedRecords, int]:
+    [result] = storage.fetch([request], max_bytes, 0.0, LEASE_FETCH_TIMEOUT_S)
+    if result.max_offset < end:
+        # It was visible in another store, or will be in a moment: this one leads, and has not shown it yet.
+        raise ServiceNotAvailableError(f"{storage.name} does not show offset {end - 1} of {request.topic} yet")
+    if result.status is PullStatus.NO_NEW_MESSAGE or result.next_offset <= request.queue_offset:
+        raise ServiceNotAvailableError(f"{storage.name} does not show offset {request.queue_offset} now")
+    records = LocatedRecords.of_fetch(result.records, result.count, request.queue_offset, result.next_offset)
+    return records, min(end, result.next_offset)
+
+
+def _add(
+    found: LeasedMessages, part: LocatedRecords, queue: MessageQueue, wanted: Subscription, given: LeasedRange
+) -> None:
+    """Decode the wanted messages of a part that are handed out."""
+    if not len(part.starts):
+        return
+    without = int(given.without, 16)
+    rows: list[int] | range = range(len(part.starts))
+    if without:
+        places = (part.offsets - given.start).tolist()
+        rows = [row for row, place in enumerate(places) if not without >> place & 1]
+        part = part.pick(np.array(rows, np.int64))
+    messages = read_messages(part.data, part.starts, broker_name=queue.broker_name, places=RecordPlaces.of(queue, part))
+    errors = find_unreadable(messages)
+    chosen = []
+    for index, message in enumerate(messages):
+        if not wanted.matches(message.tags) and not message.record_damaged:
+            continue
+        if index in errors:
+            record = part.part(index, index + 1).joined()
+            found.unreadable[int(part.offsets[index])] = UnreadableMessage(message, errors[index], record)
+        else:
+            chosen.append(index)
+    found.messages += [messages[index] for index in chosen]
+    found.parts.append((part, chosen))

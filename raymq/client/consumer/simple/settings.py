@@ -1,0 +1,48 @@
+"""SimpleSettings are the settings of a simple consumer; SimpleOptions are the keywords users give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypedDict, Unpack
+
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import ConsumeFromWhere
+from raymq.common.names import check_group, whole_number
+from raymq.common.protocol.group import StartOffsetQuery
+
+
+class SimpleOptions(TypedDict, total=False):
+    """The keyword arguments of `Client.simple_consumer` and `Client.async_simple_consumer`; SimpleSettings explains
+    them."""
+
+    consume_from: ConsumeFromWhere
+    consume_timestamp_ms: int
+    ordered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SimpleSettings:
+    """The settings of one simple consumer. `start`: where the group starts in queues in which it has committed nothing.
+    `ordered`: a queue with messages that are received and not settled yet gives no more, to no member."""
+
+    group: str
+    start: StartOffsetQuery = field(default_factory=StartOffsetQuery)
+    ordered: bool = False
+
+    def __post_init__(self) -> None:
+        check_group(self.group)
+        if not isinstance(self.ordered, bool):
+            raise InvalidArgumentError(f"ordered is a bool, not {self.ordered!r}")
+        at_ms = whole_number("consume_timestamp_ms", self.start.timestamp_ms)
+        if self.start.where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP and at_ms <= 0:
+            raise InvalidArgumentError(
+                f"CONSUME_FROM_TIMESTAMP needs consume_timestamp_ms, a time in ms since 1970, not {at_ms!r}"
+            )
+
+    @classmethod
+    def of(cls, group: str, **options: Unpack[SimpleOptions]) -> SimpleSettings:
+        """Make settings from keyword arguments. IllegalNameError for the group, InvalidArgumentError."""
+        values: dict[str, Any] = dict(options)
+        where = values.pop("consume_from", ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
+        start = StartOffsetQuery(where, values.pop("consume_timestamp_ms", 0))
+        return cls(group, start=start, **values)

@@ -1,0 +1,78 @@
+"""Subscription says which messages of a topic a consumer wants: by tag, or by a filter expression.
+
+A filter expression is evaluated where the messages are found, in the store or in its mapped files. Tags work twice: on
+the consume queue's tag codes, where messages are skipped without being read, and on the tag's text once the message is
+decoded, because two tags may share a code (spec/messaging.md §8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from raymq.client.predicates.predicate import Predicate
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.names import check_topic
+from raymq.records.filters.sql import SqlFilter
+from raymq.records.format.hashing import java_hash
+
+ALL = "*"
+Expression = str | SqlFilter | Predicate
+"""Tags, a filter expression, or a predicate."""
+Expressions = Expression | Mapping[str, Expression]
+"""One for all topics, or by topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """The wanted tags of one topic, or its filter expression `sql`, or its `predicate`. Empty `tags` mean every
+    message, or every one that passes the filter; `tag_codes` is None then. `expression` is the text of either."""
+
+    topic: str
+    expression: str
+    tags: frozenset[str]
+    tag_codes: frozenset[int] | None
+    predicate: Predicate | None = None
+    sql: str | None = None
+
+    @classmethod
+    def parse(cls, topic: str, expression: Expression | None = ALL) -> Subscription:
+        """Read ``"A || B"``, or take a filter expression or a predicate; None, the empty string and ``"*"`` mean
+        everything.
+
+        Raises IllegalNameError for the topic and InvalidArgumentError for an expression that names no tag.
+        """
+        check_topic(topic)
+        if isinstance(expression, Predicate):
+            return cls(topic, expression.text, frozenset(), None, expression)
+        if expression is None or expression in ("", ALL):
+            return cls(topic, ALL, frozenset(), None)
+        if isinstance(expression, SqlFilter):
+            return cls(topic, expression.text, frozenset(), None, sql=expression.text)
+        parts = expression.split("||") if isinstance(expression, str) else []
+        tags = frozenset(tag for part in parts if (tag := part.strip()))
+        if not tags:
+            raise InvalidArgumentError(
+                f'subscription expression {expression!r} names no tag; write "paid || refunded", or "*" for all'
+            )
+        return cls(topic, expression, tags, frozenset(java_hash(tag) for tag in tags))
+
+    def in_environment(self, runtime_env: Mapping[str, Any] | None) -> Subscription:
+        """This subscription; its predicate runs in `runtime_env` unless it has one of its own."""
+        return self if self.predicate is None else replace(self, predicate=self.predicate.in_environment(runtime_env))
+
+    @property
+    def description(self) -> str:
+        """The expression as administrators see it, and as the members of a group compare it: tags in one order, one
+        that is no tags with its language."""
+        if self.predicate is not None:
+            return self.predicate.text
+        if self.sql is not None:
+            return f"SQL92: {self.sql}"
+        return " || ".join(sorted(self.tags)) or ALL
+
+    def matches(self, tags: str | None) -> bool:
+        """True if a message with this tag text is wanted: the exact check behind the one on codes. A filter expression
+        or a predicate has decided before, where the message lies."""
+        return not self.tags or tags in self.tags

@@ -1,0 +1,43 @@
+"""Counting and logging the messages that a consumer cannot read (raymq.records.format.decode has the policy)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from raymq.common.errors import BodyUnreadableError
+from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES
+
+LOG_PAUSE_S: Final = 10.0
+"""A consumer logs one unreadable message in this time; the line says how many it has left out."""
+
+logger = logging.getLogger(__name__)
+
+
+class UnreadableLog:
+    """Notes the unreadable messages of one consumer of `group`. Thread-safe. `clock` tells monotonic time in s."""
+
+    def __init__(self, group: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._group, self._clock = group, clock
+        self._lock = threading.Lock()
+        """Guards what follows."""
+        self.count = 0
+        """Messages noted so far."""
+        self._unlogged = 0
+        self._next_s = -float("inf")
+
+    def note(self, error: BodyUnreadableError) -> None:
+        """Note one message: count it, and log it at WARNING unless another one was logged just before."""
+        CLIENT_FIGURES.unreadable(error.queue.partition("@")[0], self._group, 1)
+        with self._lock:
+            self.count += 1
+            now_s = self._clock()
+            if now_s < self._next_s:
+                self._unlogged += 1
+                return
+            unlogged, self._unlogged, self._next_s = self._unlogged, 0, now_s + LOG_PAUSE_S
+        more = f" ({unlogged} more before it)" if unlogged else ""
+        logger.warning("group %s goes on behind a message%s: %s", self._group, more, error)

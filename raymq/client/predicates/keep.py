@@ -1,0 +1,84 @@
+"""Keeping the records of a queue that a predicate matches, where they lie: pure but for the calls of the predicate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from raymq.client.predicates.evaluation import Evaluated
+from raymq.records.format.memory_records import LocatedRecords
+
+Decide = Callable[[LocatedRecords, float], Evaluated]
+"""Decides about the first of some records, one at least or the first's failure, until a time."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """The matching records of those that were looked at, and the queue offset to go on at.
+
+    `failure`: why the predicate did not decide about the record at `next_offset`; `ended`: it ended its process there.
+    """
+
+    next_offset: int
+    records: list[LocatedRecords] = field(default_factory=list)
+    count: int = 0
+    size_bytes: int = 0
+    looked: int = 0
+    """The number of records that it has decided about."""
+    failure: str = ""
+    ended: bool = False
+
+
+def keep(
+    found: Iterable[LocatedRecords],
+    next_offset: int,
+    decide: Decide,
+    *,
+    max_messages: int,
+    max_bytes: int,
+    until_s: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Kept:
+    """Keep the matching ones of the records `found`, behind which `next_offset` comes.
+
+    At most `max_messages` of `max_bytes` together, but one at least if any matches; no longer than `until_s` on
+    `clock`, once one was looked at. What is left out for that comes again at the result's `next_offset`.
+    """
+    kept = Kept(next_offset)
+    for piece in found:
+        records = piece
+        while len(records.offsets):
+            if kept.looked and clock() >= until_s:
+                kept.next_offset = int(records.offsets[0])
+                return kept
+            evaluated = decide(records, until_s)
+            decided = len(evaluated.matches)
+            taken = _take(kept, records, evaluated, max_messages, max_bytes)
+            kept.looked += taken
+            if taken < len(records.offsets):
+                kept.next_offset = int(records.offsets[taken])
+            if taken < decided:
+                return kept
+            kept.ended |= evaluated.ended
+            if evaluated.failure or not decided:
+                kept.failure = evaluated.failure
+                return kept
+            records = records.part(decided, len(records.offsets))
+            kept.next_offset = next_offset
+    return kept
+
+
+def _take(kept: Kept, records: LocatedRecords, evaluated: Evaluated, max_messages: int, max_bytes: int) -> int:
+    """Keep the matching records that the limits admit; the number of records that are dealt with then."""
+    rows = np.flatnonzero(evaluated.matches)
+    sizes = np.cumsum(records.sizes[rows])
+    fitting = int(np.searchsorted(sizes, max_bytes - kept.size_bytes, "right"))
+    admitted = min(max_messages - kept.count, max(fitting, 0 if kept.count else 1), len(rows))
+    if admitted:
+        kept.records.append(records.pick(rows[:admitted]))
+        kept.count += admitted
+        kept.size_bytes += int(sizes[admitted - 1])
+    return len(evaluated.matches) if admitted == len(rows) else int(rows[admitted])

@@ -1,0 +1,194 @@
+"""PredicateProcess runs a predicate in a child process, and starts another one when that has ended."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from raymq.client.predicates.evaluation import REASON_MAX, Evaluated
+from raymq.client.predicates.frames import ANSWER_MAX_BYTES, Answer, Evaluate, Load, Loaded, receive_frame, send_frame
+from raymq.client.predicates.predicate import Predicate
+from raymq.client.predicates.progress import EVALUATED_MAX, PROGRESS_BYTES, Progress
+from raymq.common.errors import ServiceNotAvailableError
+from raymq.common.protocol.listener_tasks import LogPlaces, StoreLog
+from raymq.common.retry import Backoff
+from raymq.records.format.compression import body_max_bytes
+from raymq.records.format.memory_records import LocatedRecords
+
+CHILD_START_TIMEOUT_S: Final = 30.0
+"""For the start of the process and the loading of the function, with the modules that it imports."""
+GRACE_S: Final = 2.0
+"""How much longer than its time limit a call may take before the process is killed from outside. The process ends
+itself, unless it stands still or has changed what SIGALRM does."""
+END_TIMEOUT_S: Final = 5.0
+COPIED_MAX_BYTES: Final = 8 << 20
+"""The most bytes of records that go to the process at a time where it cannot read them in place; one record may be
+larger."""
+
+logger = logging.getLogger(__name__)
+
+
+class PredicateProcess:
+    """The child process of one predicate. Thread-safe: one evaluation at a time; others wait."""
+
+    def __init__(self, predicate: Predicate) -> None:
+        self._predicate = predicate
+        self._lock = threading.Lock()
+        """Guards everything below; held while the function runs."""
+        self._backoff = Backoff(0.1, 5.0)
+        """Between the starts of processes that end without an answer."""
+        self._not_before_s = 0.0
+        self._child: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        memory_fd = os.memfd_create("raymq-predicate")
+        os.ftruncate(memory_fd, PROGRESS_BYTES)
+        self._memory_fd = memory_fd
+        self._progress = Progress(mmap.mmap(memory_fd, PROGRESS_BYTES))
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the child process; None while there is none."""
+        child = self._child
+        return None if child is None else child.pid
+
+    def evaluate(
+        self, records: LocatedRecords, broker_name: str, until_s: float, log: StoreLog | None = None
+    ) -> Evaluated:
+        """Decide about as many of the records as there is time for until `until_s`, one at least.
+
+        The process reads them in the files of `log` where they lie in one. A call that raises, hangs or ends the
+        process is dealt with as the predicate's `on_error` says; with "raise" it is the `failure` of the result.
+        So it is when the function cannot be loaded, whatever `on_error` says. ServiceNotAvailableError when no process
+        can be started now.
+        """
+        records = records.part(0, EVALUATED_MAX)
+        with self._lock:
+            connection = self._connection or self._start()
+            if isinstance(connection, str):
+                return Evaluated(np.empty(0, np.bool_), connection[-REASON_MAX:], ended=True)
+            budget_s = max(0.0, until_s - time.monotonic())
+            self._progress.at(0)
+            try:
+                answer = Answer(unreadable=True)
+                if log is not None and records.position >= 0:
+                    positions = records.starts + records.position
+                    places = LogPlaces(positions.tobytes(), np.ascontiguousarray(records.sizes).tobytes())
+                    answer = self._ask(connection, Evaluate(broker_name, budget_s, log, places))
+                if answer.unreadable:
+                    some = _first_of(records)
+                    sizes = np.ascontiguousarray(some.sizes).tobytes()
+                    answer = self._ask(connection, Evaluate(broker_name, budget_s, records=some.joined(), sizes=sizes))
+            except (OSError, EOFError, ValueError) as error:
+                return self._ended(records, error)
+            self._backoff.reset()
+            if answer.failures:
+                logger.warning("%s failed on %d messages: %s", self._predicate, answer.failures, answer.last_failure)
+            return Evaluated(self._progress.matching(min(answer.decided, len(records.starts))), answer.failure)
+
+    def close(self) -> None:
+        """End the child process. Idempotent; no evaluation comes after it."""
+        with self._lock:
+            self._end()
+            if self._memory_fd >= 0:
+                os.close(self._memory_fd)
+                self._memory_fd = -1
+
+    def _ask(self, connection: socket.socket, frame: Evaluate) -> Answer:
+        send_frame(connection, msgspec.structs.replace(frame, body_max_bytes=body_max_bytes()))
+        index = -1
+        while True:
+            # The time limit is one message's: what counts is that it gets on.
+            connection.settimeout(self._predicate.timeout_s + GRACE_S)
+            try:
+                first = connection.recv(1, socket.MSG_PEEK)
+            except TimeoutError:
+                if self._progress.index == index:
+                    raise
+                index = self._progress.index
+                continue
+            if not first:
+                raise EOFError("the process has closed its connection")
+            return receive_frame(connection, Answer, ANSWER_MAX_BYTES)
+
+    def _ended(self, records: LocatedRecords, error: Exception) -> Evaluated:
+        """The process has ended, or has to: the messages before the one it was at are decided, and that one is as
+        `on_error` says."""
+        index = min(max(self._progress.index, 0), len(records.starts) - 1)
+        decided = self._progress.matching(index)
+        reason = self._end() or f"its process does not answer ({error!r})"
+        self._not_before_s = time.monotonic() + self._backoff.next()
+        logger.warning("%s: %s; another process will be started", self._predicate, reason)
+        if self._predicate.on_error == "raise":
+            return Evaluated(decided, reason[:REASON_MAX], ended=True)
+        return Evaluated(np.append(decided, self._predicate.on_error == "match"), ended=True)
+
+    def _start(self) -> socket.socket | str:
+        """The connection to a new process, or why the function cannot be loaded there."""
+        pause_s = self._not_before_s - time.monotonic()
+        if pause_s > 0:
+            time.sleep(min(pause_s, 5.0))
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                fds = (theirs.fileno(), self._memory_fd)
+                self._child = subprocess.Popen(
+                    [sys.executable, "-m", "raymq.client.predicates.child", *map(str, fds)],
+                    pass_fds=fds,
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                )
+            ours.settimeout(CHILD_START_TIMEOUT_S)
+            send_frame(ours, Load(self._predicate.payload, self._predicate.on_error, self._predicate.timeout_s))
+            loaded = receive_frame(ours, Loaded, ANSWER_MAX_BYTES)
+        except (OSError, EOFError, ValueError) as error:
+            self._connection = ours
+            reason = self._end() or repr(error)
+            self._not_before_s = time.monotonic() + self._backoff.next()
+            raise ServiceNotAvailableError(f"the process of {self._predicate} does not start: {reason}") from error
+        self._connection = ours
+        if loaded.failure:
+            self._end()
+            self._not_before_s = time.monotonic() + self._backoff.next()
+            return f"it cannot be loaded in its process:\n{loaded.failure}"
+        return ours
+
+    def _end(self) -> str:
+        """End the process, and say how it has ended by itself; empty if it had not."""
+        child, self._child = self._child, None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if child is None:
+            return ""
+        try:
+            # A process whose connection is closed has ended, or ends within moments.
+            child.wait(0.2)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait(END_TIMEOUT_S)
+            return ""
+        return self._reason(child.returncode)
+
+    def _reason(self, returncode: int) -> str:
+        if returncode == -signal.SIGALRM:
+            return f"it took longer than its time limit of {self._predicate.timeout_s:g} s"
+        if returncode < 0:
+            return f"its process was ended by signal {-returncode} ({signal.strsignal(-returncode)})"
+        return f"it ended its process with exit status {returncode}"
+
+
+def _first_of(records: LocatedRecords) -> LocatedRecords:
+    """The first of the records, one at least, up to COPIED_MAX_BYTES."""
+    count = max(1, int(np.searchsorted(np.cumsum(records.sizes), COPIED_MAX_BYTES, "right")))
+    return records.part(0, count)

@@ -1,0 +1,118 @@
+"""PredicateRunner is the actor that runs one predicate of one consumer group beside one storage actor.
+
+    consumer ── fetch ──▶ PredicateRunner ── which messages are new ──▶ Storage      on one node
+             ◀─ matches ─       │ where they lie ▲ which match
+                                ▼                │
+                          the predicate's process, which maps the log (raymq.client.predicates.child)
+
+It is made by the first consumer that needs it, in the predicate's `runtime_env`, and ends by itself RUNNER_IDLE_S after
+the last fetch: that is its consumers' lease. Nothing survives it, and a fetch is safe to repeat. The user's function is
+in a child process, so that it can be ended in the middle of a call and can harm nothing here. Where access is on, each
+user has a runner of its own, which serves that user's signed calls only (raymq.remoting.access.stand_in).
+
+May wait for: Storage. Consumers (and Pull actors for theirs) wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import ray
+
+from raymq.client.predicates.evaluation import Evaluated
+from raymq.client.predicates.predicate import Predicate
+from raymq.client.predicates.process import PredicateProcess
+from raymq.client.predicates.scan import PredicateScan
+from raymq.common import identity
+from raymq.common.identity import Identity
+from raymq.common.protocol.listener_tasks import StoreLog
+from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.records.format.memory_records import LocatedRecords
+from raymq.remoting.access.stand_in import owned_actor
+from raymq.remoting.storage_client import StorageClient
+
+RUNNER_IDLE_S: Final = 30.0
+IDLE_CHECK_S: Final = 1.0
+FETCHES_MAX: Final = 32
+"""Fetches at a time; those of further consumers wait for one to end."""
+FIND_TIMEOUT_S: Final = 5.0
+
+
+class PredicateRunner:
+    """The shell around one PredicateScan. `storage` names the storage actor to read, as `user` if one is given."""
+
+    def __init__(
+        self, storage: str, predicate: Predicate, idle_s: float = RUNNER_IDLE_S, user: Identity | None = None
+    ) -> None:
+        if user is not None:
+            identity.take(user)
+        self._client = StorageClient(storage, ray.get_runtime_context().get_node_id())
+        self._predicate = predicate
+        self._process = PredicateProcess(predicate)
+        self._lock = threading.Lock()
+        """Guards what follows."""
+        self._scan: tuple[str, PredicateScan] | None = None
+        """The scan, and the broker group that the storage actor belongs to."""
+        self._fetches = 0
+        self._fetched_s = time.monotonic()
+        self._idle_s = idle_s
+        self._me = ray.get_runtime_context().current_actor
+        threading.Thread(target=self._end_when_idle, name="lease", daemon=True).start()
+
+    def fetch(self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
+        """Read from several queues the messages that match: see PredicateScan.fetch. Raises as the storage actor
+        does."""
+        with self._lock:
+            self._fetches += 1
+        try:
+            return self._make_scan().fetch(requests, max_bytes, wait_s, FIND_TIMEOUT_S)
+        finally:
+            with self._lock:
+                self._fetches -= 1
+                self._fetched_s = time.monotonic()
+
+    def pids(self) -> tuple[int, int | None]:
+        """The ids of this process and of the predicate's, None while there is none; for tests and for people."""
+        return os.getpid(), self._process.pid
+
+    def _make_scan(self) -> PredicateScan:
+        broker_name = self._client.describe().broker_name
+        with self._lock:
+            if self._scan is None or self._scan[0] != broker_name:
+                scan = PredicateScan(
+                    self._client,
+                    partial(self._evaluate, broker_name),
+                    name=self._predicate.text,
+                    broker_name=broker_name,
+                    in_place=self._client.reader() is not None,
+                )
+                self._scan = (broker_name, scan)
+            return self._scan[1]
+
+    def _evaluate(self, broker_name: str, records: LocatedRecords, until_s: float, log: StoreLog | None) -> Evaluated:
+        return self._process.evaluate(records, broker_name, until_s, log)
+
+    def _end_when_idle(self) -> None:
+        while True:
+            time.sleep(IDLE_CHECK_S)
+            with self._lock:
+                idle = not self._fetches and time.monotonic() - self._fetched_s > self._idle_s
+            if idle:
+                self._process.close()
+                ray.kill(self._me)  # on purpose, so nothing reports a death
+                return
+
+
+RUNNER_OPTIONS: Final[dict[str, Any]] = {
+    "max_restarts": 0,  # the next fetch makes another one, where the storage actor is by then
+    "max_task_retries": 0,
+    "num_cpus": 0,
+    "lifetime": "detached",  # it serves all members of the group
+    "max_concurrency": FETCHES_MAX,
+}
+PredicateRunnerActor = ray.remote(**RUNNER_OPTIONS)(owned_actor(PredicateRunner))

@@ -1,0 +1,183 @@
+"""PredicateScan reads queues of one store, and keeps the messages that a predicate matches.
+
+It answers fetches as a storage actor does (raymq.remoting.storage_client.StorageClient.fetch), so a consumer's fetcher
+reads through it as it reads from a store. It looks at many messages for each that matches: records stay where they lie,
+in the store's mapped files, until they match.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+import numpy as np
+
+from raymq.client.predicates.evaluation import Evaluated
+from raymq.client.predicates.keep import keep
+from raymq.client.predicates.progress import EVALUATED_MAX
+from raymq.common.errors import PredicateFailedError
+from raymq.common.message import MessageQueue, PullStatus
+from raymq.common.protocol.listener_tasks import StoreLog
+from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.records.format.memory_records import LocatedRecords
+from raymq.remoting.storage_client import FoundInPlace
+
+SCAN_S: Final = 0.5
+"""How long one fetch goes on past messages that do not match, or calls the function."""
+SCAN_MAX_BYTES: Final = 256 << 20
+"""The most bytes of records in mapped files that are looked at together. They are not copied."""
+SCAN_COPIED_MAX_BYTES: Final = 8 << 20
+"""The same, of records that have to be copied to be looked at."""
+FAILURE_KEPT_S: Final = 30.0
+"""How long a message that hung the function, or ended its process, is not tried again: each attempt costs a process."""
+FAILURES_KEPT: Final = 1024
+"""The most such messages that are remembered."""
+
+
+class Source(Protocol):
+    """The records of a storage actor; a StorageClient."""
+
+    def find(
+        self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
+    ) -> list[FetchResult]:
+        """Read from several queues; records in mapped files stay there."""
+
+
+Evaluate = Callable[[LocatedRecords, float, StoreLog | None], Evaluated]
+"""Decides about records, which may lie in a log's files, until a time on `time.monotonic`'s clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed(FetchResult):
+    """The answer for a queue whose next message the predicate did not decide about."""
+
+    error: PredicateFailedError | None = None
+
+
+class PredicateScan:
+    """Reads the store of one broker group for one predicate. Thread-safe.
+
+    `name` is the predicate's, for errors; `in_place`: the source finds records without copying them.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        evaluate: Evaluate,
+        *,
+        name: str,
+        broker_name: str,
+        in_place: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source, self._evaluate = source, evaluate
+        self._name, self._broker_name, self._clock = name, broker_name, clock
+        self._find_max_bytes = SCAN_MAX_BYTES if in_place else SCAN_COPIED_MAX_BYTES
+        self._lock = threading.Lock()
+        """Guards what follows."""
+        self._turn = 0
+        """Counts the fetches: each begins with another queue, so that a slow function gets to all of them."""
+        self._endings: dict[MessageQueue, dict[int, tuple[str, float]]] = {}
+        """By queue and offset the messages on which the function's process ended: why, and until when to say so."""
+
+    def fetch(
+        self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
+    ) -> list[FetchResult]:
+        """Read from several queues the messages that match: up to each request's `max_messages`, and `max_bytes` in all
+        but one at least; waiting up to `wait_s` for messages to look at.
+
+        NO_MATCHED_MESSAGE: those before `next_offset` do not match. FetchFailed for a queue whose next message the
+        predicate did not decide about; what matches before it comes first.
+        """
+        with self._lock:
+            self._turn += 1
+            turn = self._turn
+        answers: dict[int, FetchResult] = {}
+        asked = dict(enumerate(requests))
+        until_s = None
+        while asked:
+            found = dict(zip(asked, self._find(list(asked.values()), wait_s, timeout_s), strict=True))
+            wait_s = 0.0
+            until_s = until_s or self._clock() + SCAN_S  # the wait does not count
+            for row in sorted(found, key=lambda row: (row - turn) % len(requests)):
+                answers[row] = self._keep(asked[row], found[row], max(1, max_bytes), until_s)
+                max_bytes -= len(answers[row].records)
+            if self._clock() >= until_s or any(answer.count for answer in answers.values()):
+                break
+            asked = {
+                row: replace(request, queue_offset=answers[row].next_offset)
+                for row, request in asked.items()
+                if _has_more(answers[row])
+            }
+        return [answers[row] for row in range(len(requests))]
+
+    def _find(self, requests: Sequence[FetchRequest], wait_s: float, timeout_s: float) -> list[FetchResult]:
+        wanted = [replace(request, max_messages=EVALUATED_MAX) for request in requests]
+        return self._source.find(wanted, self._find_max_bytes, wait_s, timeout_s)
+
+    def _keep(self, request: FetchRequest, result: FetchResult, max_bytes: int, until_s: float) -> FetchResult:
+        """The result with only those of its records that match."""
+        if result.status is not PullStatus.FOUND:
+            return result
+        queue = MessageQueue(request.topic, self._broker_name, request.queue_id)
+        found, log = _records_of(request, result)
+        kept = keep(
+            found,
+            result.next_offset,
+            lambda records, until_s: self._decide(queue, records, until_s, log),
+            max_messages=request.max_messages,
+            max_bytes=max_bytes,
+            until_s=until_s,
+            clock=self._clock,
+        )
+        bounds = (kept.next_offset, result.min_offset, result.max_offset)
+        if kept.failure and not kept.looked:
+            error = PredicateFailedError(self._name, str(queue), kept.next_offset, kept.failure)
+            return FetchFailed(PullStatus.NO_MATCHED_MESSAGE, *bounds, b"", 0, error=error)
+        status = PullStatus.FOUND if kept.count else PullStatus.NO_MATCHED_MESSAGE
+        records = b"".join(part.joined() for part in kept.records)
+        return FetchResult(status, *bounds, records, kept.count, result.pull_from)
+
+    def _decide(self, queue: MessageQueue, records: LocatedRecords, until_s: float, log: StoreLog | None) -> Evaluated:
+        """Call the function for records before the first on which it ended its process lately."""
+        endings = self._lately(queue)
+        for row in np.flatnonzero(np.isin(records.offsets, list(endings))).tolist()[:1]:
+            if not row:
+                return Evaluated(np.empty(0, np.bool_), endings[int(records.offsets[0])])
+            records = records.part(0, row)
+        evaluated = self._evaluate(records, until_s, log)
+        if evaluated.ended and evaluated.failure:
+            self._remember(queue, int(records.offsets[len(evaluated.matches)]), evaluated.failure)
+        return evaluated
+
+    def _lately(self, queue: MessageQueue) -> dict[int, str]:
+        """The messages of a queue on which the function's process ended lately: why, by offset."""
+        with self._lock:
+            endings, now_s = self._endings.get(queue), self._clock()
+            return {} if not endings else {at: why for at, (why, until_s) in endings.items() if until_s > now_s}
+
+    def _remember(self, queue: MessageQueue, offset: int, why: str) -> None:
+        with self._lock:
+            if sum(map(len, self._endings.values())) >= FAILURES_KEPT:
+                self._endings.clear()
+            self._endings.setdefault(queue, {})[offset] = (why, self._clock() + FAILURE_KEPT_S)
+
+
+def _has_more(answer: FetchResult) -> bool:
+    """True if a queue has messages that were not looked at."""
+    excluded = answer.status is PullStatus.NO_MATCHED_MESSAGE and not isinstance(answer, FetchFailed)
+    return excluded and answer.next_offset < answer.max_offset
+
+
+def _records_of(request: FetchRequest, result: FetchResult) -> tuple[Sequence[LocatedRecords], StoreLog | None]:
+    """The records of a fetch, and the files that they lie in, if it has found them there."""
+    if isinstance(result, FoundInPlace):
+        files = result.files
+        return result.mapped, StoreLog(
+            files.root, files.commit_log_file_size, files.consume_queue_file_size, files.commit_log_directories
+        )
+    places = (result.count, request.queue_offset, result.next_offset)
+    return [LocatedRecords.of_fetch(result.records, *places)], None

@@ -1,0 +1,148 @@
+"""A store as a consumer reads it through its predicate: a fetch has those messages only that match.
+
+On the consumer's own node a pull consumer's process calls its function itself; everything else is a PredicateRunner's
+work, on the node of the storage actor.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from ray.exceptions import RuntimeEnvSetupError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raymq.client.predicates.evaluation import Evaluated, FunctionHere
+from raymq.client.predicates.predicate import Predicate
+from raymq.client.predicates.process import CHILD_START_TIMEOUT_S
+from raymq.client.predicates.runner import PredicateRunnerActor
+from raymq.client.predicates.scan import SCAN_S, FetchFailed, PredicateScan
+from raymq.common import identity
+from raymq.common.errors import PredicateFailedError
+from raymq.common.message import MessageQueue, PullStatus
+from raymq.common.names import INSTANCES, PredicateName
+from raymq.common.protocol.listener_tasks import StoreLog
+from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.records.format.memory_records import LocatedRecords
+from raymq.remoting.access.stand_in import ActorOwner
+from raymq.remoting.actor_ref import ActorGoneError, HandleRef
+from raymq.remoting.storage_client import StorageClient
+
+ACTOR_START_TIMEOUT_S: Final = 30.0
+"""For the start of a PredicateRunner; with a runtime_env that is to be installed first, the first fetches time out."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPredicate:
+    """A predicate of a consumer group."""
+
+    group: str
+    predicate: Predicate
+
+    def read_from(self, storage: StorageClient) -> PredicateStorage:
+        """The store of a storage actor, read through the predicate."""
+        return PredicateStorage(storage, self)
+
+
+class PredicateStorage:
+    """Fetches from one storage actor through a predicate: `fetch` and `find` mean the same as StorageClient's, and may
+    have FetchFailed among their results. Thread-safe."""
+
+    def __init__(self, storage: StorageClient, group_predicate: GroupPredicate) -> None:
+        self._storage = storage
+        self._group, self._predicate = group_predicate.group, group_predicate.predicate
+        self._lock = threading.Lock()
+        """Guards what follows."""
+        self._runner: tuple[str, HandleRef] | None = None
+        """The id of the node that the runner is on, and the runner."""
+        self._here: PredicateScan | None = None
+
+    def fetch(
+        self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
+    ) -> list[FetchResult]:
+        """Read from several queues the messages that match: see PredicateScan.fetch. Where the predicate's environment
+        cannot be set up, all results are FetchFailed. Raises as StorageClient.fetch."""
+        if self._predicate.function is not None and self._storage.reader() is not None:
+            return self._scan_here().fetch(requests, max_bytes, wait_s, timeout_s)
+        timeout_s += wait_s + SCAN_S + self._predicate.timeout_s + CHILD_START_TIMEOUT_S
+        runner, started = self._find_runner()
+        if started:
+            timeout_s += ACTOR_START_TIMEOUT_S
+        try:
+            results: list[FetchResult] = runner.call(
+                "fetch", list(requests), max_bytes, wait_s, what=f"{self._predicate}.fetch", timeout_s=timeout_s
+            )
+            return results
+        except RuntimeEnvSetupError as error:
+            self._forget(runner)
+            return self._not_set_up(requests, f"its runtime_env cannot be set up: {error}")
+        except ActorGoneError:
+            self._forget(runner)
+            self._storage.fetch(requests, 0, 0.0, timeout_s)  # raises, and finds out, if the storage actor has gone too
+            raise
+
+    find = fetch
+
+    def _scan_here(self) -> PredicateScan:
+        broker_name = self._storage.describe().broker_name
+        with self._lock:
+            if self._here is None:
+                self._here = PredicateScan(
+                    self._storage,
+                    partial(_evaluate_here, FunctionHere(self._predicate), broker_name),
+                    name=self._predicate.text,
+                    broker_name=broker_name,
+                    in_place=True,
+                )
+            return self._here
+
+    def _find_runner(self) -> tuple[HandleRef, bool]:
+        """The runner beside the storage actor that acts as this process's user, and True if it may be a new one."""
+        node_id, user = self._storage.describe().node_id, identity.present()
+        with self._lock:
+            if self._runner is not None and self._runner[0] == node_id:
+                return self._runner[1], False
+            options: dict[str, Any] = {}
+            if self._predicate.runtime_env is not None:
+                options["runtime_env"] = self._predicate.runtime_env
+            names = (self._storage.name, node_id, self._group, self._predicate.key)
+            name = str(PredicateName(*names, "" if user is None else user.user))
+            handle = PredicateRunnerActor.options(
+                name=name,
+                namespace=INSTANCES,
+                get_if_exists=True,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+                **options,
+            ).remote(
+                self._storage.name,
+                self._predicate,
+                user=user,
+                access=None if user is None else ActorOwner(name, user),
+            )
+            runner = HandleRef(name, handle, user)
+            self._runner = (node_id, runner)
+            return runner, True
+
+    def _forget(self, runner: HandleRef) -> None:
+        with self._lock:
+            if self._runner is not None and self._runner[1] is runner:
+                self._runner = None
+
+    def _not_set_up(self, requests: Sequence[FetchRequest], reason: str) -> list[FetchResult]:
+        broker_name = self._storage.describe().broker_name
+        results: list[FetchResult] = []
+        for request in requests:
+            queue = MessageQueue(request.topic, broker_name, request.queue_id)
+            error = PredicateFailedError(self._predicate.text, str(queue), request.queue_offset, reason)
+            places = (request.queue_offset, 0, 0, b"", 0)
+            results.append(FetchFailed(PullStatus.NO_MATCHED_MESSAGE, *places, error=error))
+        return results
+
+
+def _evaluate_here(
+    function: FunctionHere, broker_name: str, records: LocatedRecords, until_s: float, log: StoreLog | None
+) -> Evaluated:
+    return function.evaluate(broker_name, records, until_s)

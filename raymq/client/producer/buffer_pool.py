@@ -1,0 +1,223 @@
+"""The bound on a producer's memory: bytes and messages, counted from when a send allocates them until they have an end.
+
+When the pool is full, senders wait for space, first come, first served: a thread blocks in `allocate`, a coroutine
+awaits the future of its `Waiter`. A send that is larger than the whole pool gets its space when nothing else is
+allocated.
+
+Space belongs to *holders*: a batch that is gathering or on its way, or a send that was granted space for which it
+waited. `flushed` waits for the holders of now, whatever is allocated meanwhile: later ones are counted in a new
+*generation*. A holder may be given more space as long as its generation is the present one.
+
+The pool has its producer's lock, so that a message and its space are taken in one go. Methods whose names end in
+`_locked` are called with the lock held; those that return futures leave it to the caller to end them (`end_all`)
+without the lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from raymq.common.errors import InvalidArgumentError, SystemBusyError
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A send that waits for space. Once `granted` has ended, it holds the space, in `generation`."""
+
+    cost_bytes: int
+    count: int
+    generation: int = -1
+    granted: Future[None] = field(default_factory=Future)
+
+
+class Space(Protocol):
+    """One message's space, while `allocated`."""
+
+    cost_bytes: int
+    generation: int
+    allocated: bool
+
+
+class BufferPool:
+    """Allocates the space of messages that have no end yet. Thread-safe.
+
+    `max_bytes`, `max_messages`: the most that may be allocated at a time; InvalidArgumentError unless positive.
+    `lock`: the producer's; by default one of its own.
+    """
+
+    def __init__(self, max_bytes: int, max_messages: int, lock: threading.Lock | None = None) -> None:
+        if max_bytes <= 0 or max_messages <= 0:
+            raise InvalidArgumentError(f"a buffer for {max_messages} messages and {max_bytes} bytes holds nothing")
+        self._max_bytes, self._max_messages = max_bytes, max_messages
+        self._lock = lock or threading.Lock()
+        self._bytes = self._count = 0
+        self._waiters: deque[Waiter] = deque()
+        self.generation = 0
+        """The present generation."""
+        self._holders: defaultdict[int, int] = defaultdict(int)
+        """Holders by generation. While no flush is under way, there is one generation."""
+        self._flushes: list[tuple[int, Future[None]]] = []
+        """The flushes under way, oldest first: the last generation each waits for, and the future that it ends."""
+
+    def try_allocate(self, cost_bytes: int, count: int) -> int | None:
+        """Allocate space for a holder of `count` messages that cost `cost_bytes` together, without waiting.
+
+        Returns its generation; None if they do not fit now, or if others wait for space already.
+        """
+        with self._lock:
+            if not self.extend_locked(cost_bytes, count):
+                return None
+            return self.hold_locked()
+
+    def allocate(self, cost_bytes: int, count: int, timeout_s: float) -> int:
+        """Allocate space for a holder of `count` messages, waiting up to `timeout_s`. Returns its generation.
+
+        SystemBusyError when there was no space in time; nothing is allocated then.
+        """
+        generation = self.try_allocate(cost_bytes, count)
+        if generation is not None:
+            return generation
+        if timeout_s <= 0:
+            raise self.full_error(timeout_s)
+        waiter = self.add_waiter(cost_bytes, count)
+        try:
+            waiter.granted.result(timeout_s)
+        except BaseException as error:
+            self.remove_waiter(waiter)
+            if isinstance(error, TimeoutError):
+                raise self.full_error(timeout_s) from None
+            raise
+        return waiter.generation
+
+    def add_waiter(self, cost_bytes: int, count: int) -> Waiter:
+        """Wait for space behind those that wait already. Whoever does not wait to the end calls `remove_waiter`."""
+        waiter = Waiter(cost_bytes, count)
+        with self._lock:
+            self._waiters.append(waiter)
+            ended = self._settle_locked()
+        end_all(ended)
+        return waiter
+
+    def remove_waiter(self, waiter: Waiter) -> None:
+        """Stop waiting, and deallocate the space if it was granted meanwhile."""
+        with self._lock:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+                ended = self._settle_locked()
+            else:
+                ended = self.deallocate_locked(waiter.cost_bytes, waiter.count, waiter.generation)
+        end_all(ended)
+
+    def deallocate(self, cost_bytes: int, count: int, generation: int) -> None:
+        """Free the space of a holder: all that was allocated to it."""
+        with self._lock:
+            ended = self.deallocate_locked(cost_bytes, count, generation)
+        end_all(ended)
+
+    def flushed(self) -> Future[None]:
+        """A future that ends when all holders of now are gone."""
+        flush: Future[None] = Future()
+        with self._lock:
+            self._flushes.append((self.generation, flush))
+            self.generation += 1
+            ended = self._settle_locked()
+        end_all(ended)
+        return flush
+
+    def full_error(self, timeout_s: float) -> SystemBusyError:
+        """The error for a send that got no space within `timeout_s`; 0 for one that does not wait."""
+        how_long = f"stayed full for {timeout_s:g} s" if timeout_s > 0 else "is full"
+        return SystemBusyError(
+            f"the producer's buffer of {self._max_bytes} bytes and {self._max_messages} messages {how_long}, nothing "
+            "of this one was sent: the cluster takes messages more slowly than they are sent; see `raymq status`, or "
+            "raise max_buffered_bytes or max_buffered_messages"
+        )
+
+    def extend_locked(self, cost_bytes: int, count: int) -> bool:
+        """Allocate more space to a holder of the present generation. False if there is none now."""
+        if self._waiters:
+            return False
+        total_bytes, total = self._bytes + cost_bytes, self._count + count
+        if (total_bytes > self._max_bytes or total > self._max_messages) and self._count:
+            return False
+        self._bytes, self._count = total_bytes, total
+        return True
+
+    def hold_locked(self) -> int:
+        """Count a new holder, of space that was just allocated; returns its generation."""
+        self._holders[self.generation] += 1
+        return self.generation
+
+    def allocate_locked(self, cost_bytes: int) -> bool:
+        """Allocate space to a new holder of one message, in the present generation. False if there is none now."""
+        if self._waiters or (self._count and not self._fits(cost_bytes, 1)):
+            return False
+        self._bytes += cost_bytes
+        self._count += 1
+        self._holders[self.generation] += 1
+        return True
+
+    def share_locked(self, generation: int) -> None:
+        """A holder of `generation` is divided into two, which share its space."""
+        self._holders[generation] += 1
+
+    def merge_locked(self, generation: int) -> list[Future[None]]:
+        """A holder of `generation` ends; its space goes on as that of another one."""
+        self._holders[generation] -= 1
+        return self._settle_locked() if self._flushes else []
+
+    def deallocate_locked(self, cost_bytes: int, count: int, generation: int) -> list[Future[None]]:
+        """Free the space of a holder. Returns the futures of waiters and flushes that are to end."""
+        self._holders[generation] -= 1
+        self._bytes -= cost_bytes
+        self._count -= count
+        return self._settle_locked() if self._waiters or self._flushes else []
+
+    def deallocate_lone_locked(self, lone: Space) -> bool:
+        """Free the space of a message that its caller sends, once. True if `settle` is to be called then."""
+        if lone.allocated:
+            self._holders[lone.generation] -= 1
+            self._bytes -= lone.cost_bytes
+            self._count -= 1
+            lone.allocated = False  # no signal handler comes between these four
+        return bool(self._waiters or self._flushes)
+
+    def settle(self) -> None:
+        """Give free space to whoever waits, and end flushes that are complete."""
+        with self._lock:
+            ended = self._settle_locked()
+        end_all(ended)
+
+    def _fits(self, cost_bytes: int, count: int) -> bool:
+        if not self._count:
+            return True
+        return self._bytes + cost_bytes <= self._max_bytes and self._count + count <= self._max_messages
+
+    def _settle_locked(self) -> list[Future[None]]:
+        """Allocate space to the oldest waiters, as far as it goes. Returns the futures that are to end: theirs, and
+        those of the flushes that are complete."""
+        ended: list[Future[None]] = []
+        while self._waiters and self._fits(self._waiters[0].cost_bytes, self._waiters[0].count):
+            waiter = self._waiters.popleft()
+            self._bytes += waiter.cost_bytes
+            self._count += waiter.count
+            waiter.generation = self.hold_locked()
+            ended.append(waiter.granted)
+        for generation in [number for number, left in self._holders.items() if not left]:
+            del self._holders[generation]
+        oldest = min(self._holders, default=self.generation)
+        while self._flushes and self._flushes[0][0] < oldest:
+            ended.append(self._flushes.pop(0)[1])
+        return ended
+
+
+def end_all(futures: Iterable[Future[None]]) -> None:
+    """End the futures of waiters and flushes; called without the pool's lock."""
+    for future in futures:
+        if future.set_running_or_notify_cancel():  # a coroutine that no longer waits has cancelled it
+            future.set_result(None)

@@ -1,0 +1,145 @@
+"""Checks messages against their topic's attributes before anything of them is sent (raymq.common.protocol.attributes).
+
+A message's type follows RocketMQ's `TopicMessageType.parseFromMessageProperty`: a half message is TRANSACTION, whatever
+else it has; a delayed one is DELAY; one with a sharding key is FIFO; any other is NORMAL. A message sent to a queue or
+by a selector has its order from there: a FIFO topic and a NORMAL topic both take it.
+
+As in RocketMQ the types are checked where messages enter the cluster, not by the store: a producer that has a topic's
+route from before a change follows it within half a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.client.producer.encoder import is_delayed
+from raymq.client.producer.queue_selector import Destination
+from raymq.common.delay import is_waiting_topic
+from raymq.common.errors import MessageIllegalError
+from raymq.common.message import PROPERTY_KEYS, PROPERTY_TRANSACTION_PREPARED, Message, MessageQueue
+from raymq.common.names import HALF_TOPIC
+from raymq.common.protocol.attributes import QUEUE_TYPE, TopicAttributes, TopicMessageType
+from raymq.common.protocol.route import TopicRoute
+from raymq.records.kernels.message_columns import MessageColumns
+
+_KEYS: Final = f"{PROPERTY_KEYS}\x01".encode()
+_FROM_ELSEWHERE: Final = frozenset((TopicMessageType.DELAY, TopicMessageType.TRANSACTION))
+"""The types of messages that wait in another topic, and come to the topic's queues one at a time."""
+_WAYS: Final = {
+    TopicMessageType.NORMAL: "send it without sharding key, delay and transaction",
+    TopicMessageType.FIFO: "send it with a sharding_key",
+    TopicMessageType.DELAY: "give it a delay_level or deliver_at_ms",
+    TopicMessageType.TRANSACTION: "send it in a transaction (client.transaction_producer)",
+}
+
+
+def check_types(
+    route: TopicRoute, messages: Sequence[Message], destination: Destination, stored: MessageQueue | None
+) -> None:
+    """MessageIllegalError unless the topic of `route` takes all `messages`. `stored`: the queue that stores them if it
+    is another one than they are sent to. Called for topics that restrict their messages only."""
+    attributes = route.attributes
+    if attributes.is_compacted and not _have_keys(messages):
+        raise no_key_error(route.topic)
+    if isinstance(messages, MessageColumns):  # none of them is delayed, or a half message, unless all are
+        given = {_type_by_queue(destination, stored)}
+    else:
+        given = {_type_of(message, destination) for message in messages}
+    if attributes.has_inner_batches and given & _FROM_ELSEWHERE:
+        raise _no_single_error(route.topic)
+    chosen = destination.queue is not None or destination.selector is not None
+    for one in sorted(given):
+        check_type(route.topic, attributes, one, chosen=chosen)
+
+
+def check_type(topic: str, attributes: TopicAttributes, given: TopicMessageType, *, chosen: bool = False) -> None:
+    """MessageIllegalError unless a topic takes messages of the type `given`. `chosen`: the sender has chosen their
+    queue, which is as good as a sharding key."""
+    wanted = attributes.message_type
+    if wanted in (TopicMessageType.UNSPECIFIED, TopicMessageType.MIXED, given):
+        return
+    if wanted is TopicMessageType.FIFO and given is TopicMessageType.NORMAL and chosen:
+        return
+    raise MessageIllegalError(
+        f"topic {topic!r} takes {wanted} messages, and this one is {given}: {_WAYS[wanted]}, send it to another topic, "
+        f"or have this one take all: admin.update_topic({topic!r}, message_type='MIXED')"
+    )
+
+
+def check_rows(route: TopicRoute, table: pa.Table | pa.RecordBatch, delayed: int = 0) -> None:
+    """MessageIllegalError unless the topic takes all rows of a table that is to be sent, of which `delayed` wait. No
+    row was sent then."""
+    attributes = route.attributes
+    if not attributes.restricts or not table.num_rows:
+        return
+    if attributes.is_compacted and _rows_with_keys(table) < table.num_rows:
+        raise no_key_error(route.topic)
+    if attributes.has_inner_batches and delayed:
+        raise _no_single_error(route.topic)
+    keyed = _valid(table, "sharding_key")
+    if delayed:
+        check_type(route.topic, attributes, TopicMessageType.DELAY)
+    if delayed < table.num_rows:
+        if keyed:
+            check_type(route.topic, attributes, TopicMessageType.FIFO)
+        if keyed < table.num_rows:
+            check_type(route.topic, attributes, TopicMessageType.NORMAL)
+
+
+def _no_single_error(topic: str) -> MessageIllegalError:
+    return MessageIllegalError(
+        f"the queues of topic {topic!r} hold inner batches ({QUEUE_TYPE} BatchCQ), so it takes neither delayed "
+        "messages nor transactions, which come one at a time; send them to another topic"
+    )
+
+
+def no_key_error(topic: str) -> MessageIllegalError:
+    """The error for a message without keys that was to go to a compaction topic."""
+    return MessageIllegalError(
+        f"topic {topic!r} keeps the newest message of each key (cleanup.policy COMPACTION), and this message has none: "
+        "give it keys=[…]"
+    )
+
+
+def _type_of(message: Message, destination: Destination) -> TopicMessageType:
+    if PROPERTY_TRANSACTION_PREPARED in message.properties:
+        return TopicMessageType.TRANSACTION
+    if is_delayed(message):
+        return TopicMessageType.DELAY
+    return TopicMessageType.NORMAL if destination.sharding_key is None else TopicMessageType.FIFO
+
+
+def _type_by_queue(destination: Destination, stored: MessageQueue | None) -> TopicMessageType:
+    if stored is not None and stored.topic == HALF_TOPIC:
+        return TopicMessageType.TRANSACTION
+    if stored is not None and is_waiting_topic(stored.topic):
+        return TopicMessageType.DELAY
+    return TopicMessageType.NORMAL if destination.sharding_key is None else TopicMessageType.FIFO
+
+
+def _have_keys(messages: Sequence[Message]) -> bool:
+    if not isinstance(messages, MessageColumns):
+        return all(message.keys for message in messages)
+    texts = messages.properties
+    return texts is not None and all(text.startswith(_KEYS) or b"\x02" + _KEYS in text for text in texts.tolist())
+
+
+def _rows_with_keys(table: pa.Table | pa.RecordBatch) -> int:
+    if "keys" not in table.schema.names or pa.types.is_null(table.schema.field("keys").type):
+        return 0
+    column = table.column("keys")
+    if not pa.types.is_list(column.type) and not pa.types.is_large_list(column.type):
+        return int(len(column) - column.null_count)
+    return int(pc.sum(pc.greater(pc.fill_null(pc.list_value_length(column), 0), 0)).as_py() or 0)
+
+
+def _valid(table: pa.Table | pa.RecordBatch, name: str) -> int:
+    """The number of rows that have a value in a column, which the table may lack."""
+    if name not in table.schema.names:
+        return 0
+    column = table.column(name)
+    return int(len(column) - column.null_count)

@@ -1,0 +1,471 @@
+"""Encodes a producer's messages as batches: ids, sequences, and the queues in which delayed messages wait."""
+
+from __future__ import annotations
+
+import secrets
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, NamedTuple
+
+import numpy as np
+from msgspec.structs import force_setattr
+
+from raymq.client.producer.send_batch import BATCH_MAX_MESSAGES, REQUEST_MAX_BYTES, QueueSends, SendBatch
+from raymq.common.delay import DELAY_LEVELS_MAX, TIMER_TOPIC, names_real_topic, timer_queue
+from raymq.common.errors import MessageIllegalError
+from raymq.common.message import (
+    MAX_PROPERTIES_BYTES,
+    PLAIN_PROPERTIES,
+    PROPERTY_PRODUCER_EPOCH,
+    PROPERTY_PRODUCER_ID,
+    PROPERTY_SEQUENCE,
+    PROPERTY_TRANSACTION_PREPARED,
+    PROPERTY_UNIQ_KEY,
+    PROPERTY_WAIT,
+    Message,
+    MessageQueue,
+    message_list,
+)
+from raymq.common.names import HALF_TOPIC, LMQ_PREFIX, SCHEDULE_TOPIC
+from raymq.common.namespaces import NO_NAMESPACE, Namespace
+from raymq.records.format import layout
+from raymq.records.format.compression import Compression, CompressionType
+from raymq.records.format.crc import crc32
+from raymq.records.format.encode import (
+    EncodedBatch,
+    LoneRecord,
+    ProducerSequence,
+    Waiting,
+    encode_batch,
+    own_properties,
+    topic_part,
+)
+from raymq.records.format.hashing import tags_code
+from raymq.records.format.inner_batch_encode import encode_inner_batch
+from raymq.records.format.message_id import IdRange, UniqueIdGenerator
+from raymq.records.kernels.byte_column import ByteColumn
+from raymq.records.kernels.encode import encode_columns
+from raymq.records.kernels.message_columns import MessageColumns
+
+OVERHEAD_BYTES: Final = 256
+"""Memory of a message beside its body: record header, ids, Python objects. For the buffer pool's bound."""
+_FEW: Final = 40
+"""Up to so many messages, packing each record's header costs less than making columns."""
+_WAIT: Final = f"{PROPERTY_WAIT}\x01false\x02".encode()
+_UNIQUE: Final = f"{PROPERTY_UNIQ_KEY}\x01".encode()
+LIGHT_QUEUE_OVERHEAD: Final = 26
+"""The bytes of a light queue in a record beside its name: prefix, separators, and the offset there."""
+_TEXT_MAX_BYTES: Final = MAX_PROPERTIES_BYTES - 1024
+"""The longest properties of a message that surely fit in a record, with its ids."""
+_NO_HOST: Final = bytes(8)
+"""The store host of a record that is not stored yet."""
+_NO_CODES: Final = np.zeros(_FEW, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _QueueLayout:
+    """The fields that all records of a producer in one queue have in common."""
+
+    topic: str
+    magic: int
+    topic_text: bytes
+    header: struct.Struct
+    sys_flag: int
+    born_host: bytes
+    fixed_size: int
+    identity: bytes
+
+
+class ProducerIdentity(NamedTuple):
+    """A producer id, and the epoch that fences earlier instances of the producer."""
+
+    producer_id: str
+    epoch: int
+
+
+class BatchEncoder:
+    """Encodes a producer's messages. The sequences of each queue grow, and none is used twice.
+
+    `born_host` is an IP address and a port. Thread-safe, but that a queue's messages are encoded by one thread at a
+    time: whoever has the queue's flight under way. `identity`: by default a producer id that nobody else has.
+    """
+
+    def __init__(
+        self,
+        born_host: tuple[str, int],
+        compression: Compression,
+        identity: ProducerIdentity | None = None,
+        names: Namespace = NO_NAMESPACE,
+    ) -> None:
+        """`names`: the namespace in which messages are stored."""
+        self._names = names
+        self._born_host = born_host
+        self._compression = compression
+        self._ids = UniqueIdGenerator(born_host[0])
+        self._producer_id, self._epoch = identity or ProducerIdentity(secrets.token_hex(8), 0)
+        self._compresses_from = compression.threshold_bytes if compression.type is not CompressionType.NONE else 1 << 62
+
+    def encode(self, sends: QueueSends, batches: Sequence[SendBatch]) -> EncodedBatch:
+        """The messages of `batches` as one batch of the queue. MessageIllegalError; no sequence is used then."""
+        messages = _all_messages(batches)
+        if batches[0].numbered:
+            sends.next_sequence = batches[0].first_sequence
+        ids = self._message_ids(batches, len(messages))
+        waits = batches[0].waits
+        if batches[0].inner:
+            encoded = self._encode_inner(sends, messages, ids)
+        elif isinstance(messages, MessageColumns):
+            encoded = self._encode_columns(sends, messages, ids)
+        elif names_real_topic(sends.queue.topic):
+            encoded = self._encode_waiting(sends, batches, messages, ids)
+        elif len(messages) <= _FEW and isinstance(ids, IdRange):
+            encoded = self._encode_few(sends, messages, ids, waits)
+        else:
+            encoded = self._encode_many(sends, messages, ids, waits, all(batch.plain for batch in batches))
+        sends.next_sequence += len(messages)
+        return encoded
+
+    def stored_topic(self, topic: str) -> str:
+        """The name under which a topic is stored."""
+        return self._names.wrap(topic)
+
+    def check_sizes(self, messages: Sequence[Message], max_body_bytes: int) -> None:
+        """`check_size` of each message."""
+        if isinstance(messages, MessageColumns):
+            long = messages.bodies.take(np.flatnonzero(messages.bodies.sizes > max_body_bytes))
+            for body in long.tolist():
+                self._check_body(body, max_body_bytes)
+            return
+        for message in messages:
+            self.check_size(message, max_body_bytes)
+
+    def check_light_queues(self, messages: Iterable[Message]) -> None:
+        """MessageIllegalError if a message is for light queues: the store puts none there."""
+        for message in messages:
+            if message.light_queues:
+                raise MessageIllegalError(
+                    f"a message of {message.topic!r} names light queues, and its broker group's store puts none there: "
+                    "set enable_lmq and enable_multi_dispatch to true"
+                )
+
+    def check_size(self, message: Message, max_body_bytes: int) -> None:
+        """MessageIllegalError when the body, as it would be stored, is longer than a store takes."""
+        self._check_body(message.body, max_body_bytes)
+
+    def _check_body(self, body: bytes, max_body_bytes: int) -> None:
+        if len(body) > max_body_bytes:
+            stored, _ = self._compression.compress_body(body)
+            if len(stored) > max_body_bytes:
+                raise MessageIllegalError(
+                    f"a body of {len(stored)} bytes exceeds the store's limit of {max_body_bytes} "
+                    "(max_message_size_bytes): send a reference to the data, or split it"
+                )
+
+    def _message_ids(self, batches: Sequence[SendBatch], count: int) -> Sequence[str]:
+        """New ids for messages that have none yet."""
+        if len(batches) == 1 and batches[0].message_ids:
+            return batches[0].message_ids
+        ids = self._ids.next_range(count)
+        if not any(batch.message_ids for batch in batches):
+            return ids
+        mixed: list[str] = []
+        for batch in batches:
+            mixed += batch.message_ids or ids[len(mixed) : len(mixed) + len(batch.messages)]
+        return mixed
+
+    def _encode_waiting(
+        self, sends: QueueSends, batches: Sequence[SendBatch], messages: Sequence[Message], ids: Sequence[str]
+    ) -> EncodedBatch:
+        targets = [batch.queue.queue_id for batch in batches for _ in batch.messages]
+        return encode_batch(
+            self._stored(messages),
+            sends.queue.queue_id,
+            born_host=self._born_host,
+            born_timestamp_ms=time.time_ns() // 1_000_000,
+            message_ids=ids,
+            producer=ProducerSequence(self._producer_id, self._epoch, sends.next_sequence),
+            compression=self._compression,
+            waiting=Waiting(sends.queue.topic, targets),
+        )
+
+    def _encode_inner(self, sends: QueueSends, messages: Sequence[Message], ids: Sequence[str]) -> EncodedBatch:
+        """The batch as one record."""
+        return encode_inner_batch(
+            self._stored(messages),
+            sends.queue.queue_id,
+            born_host=self._born_host,
+            born_timestamp_ms=time.time_ns() // 1_000_000,
+            message_ids=ids,
+            producer=ProducerSequence(self._producer_id, self._epoch, sends.next_sequence),
+            compression=self._compression,
+        )
+
+    def _encode_columns(self, sends: QueueSends, messages: MessageColumns, ids: Sequence[str]) -> EncodedBatch:
+        """The batch, of messages that are columns already."""
+        return encode_columns(
+            self._names.wrap(sends.queue.topic),
+            sends.queue.queue_id,
+            messages.bodies,
+            born_host=self._born_host,
+            born_timestamp_ms=time.time_ns() // 1_000_000,
+            message_ids=ids,
+            producer=ProducerSequence(self._producer_id, self._epoch, sends.next_sequence),
+            properties=messages.properties,
+            tag_codes=messages.tag_codes,
+            compression=self._compression,
+        )
+
+    def _encode_many(
+        self, sends: QueueSends, messages: Sequence[Message], ids: Sequence[str], waits: bool, plain: bool
+    ) -> EncodedBatch:
+        """The batch, by columns."""
+        rich = not plain and bool(with_more(messages))
+        queue = sends.queue
+        return encode_columns(
+            self._names.wrap(queue.topic),
+            queue.queue_id,
+            [message.body for message in messages],
+            born_host=self._born_host,
+            born_timestamp_ms=time.time_ns() // 1_000_000,
+            message_ids=ids,
+            producer=ProducerSequence(self._producer_id, self._epoch, sends.next_sequence),
+            properties=[self._own_properties(message).encode() for message in messages] if rich else None,
+            tag_codes=np.array([tags_code(message.tags) for message in messages], np.int64) if rich else None,
+            flags=np.array([message.flag for message in messages], np.int32) if rich else 0,
+            compression=self._compression,
+            wait_store_msg_ok=waits,
+        )
+
+    def _encode_few(self, sends: QueueSends, messages: Sequence[Message], ids: IdRange, waits: bool) -> EncodedBatch:
+        """The batch, record by record."""
+        shared: _QueueLayout = sends.layout or self._layout(sends)
+        queue_id, sequence = sends.queue.queue_id, sends.next_sequence
+        born_ms, stem, counter = time.time_ns() // 1_000_000, ids.stem.encode(), ids.first
+        parts: list[bytes] = []
+        sizes: list[int] = []
+        codes = _NO_CODES[: len(messages)]
+        for index, message in enumerate(messages):
+            number = counter + index & 0xFFFF
+            record, size = self._record(shared, queue_id, message, waits, stem, number, sequence + index, born_ms)
+            parts += record
+            sizes.append(size)
+            if message.tags:
+                codes = codes.copy()
+                codes[index] = tags_code(message.tags)
+        producer = ProducerSequence(self._producer_id, self._epoch, sequence)
+        records = b"".join(parts)
+        return EncodedBatch(shared.topic, queue_id, records, np.array(sizes, np.int32), codes, producer, ids, waits)
+
+    def encode_one(self, sends: QueueSends, message: Message) -> LoneRecord:
+        """One message that is not delayed as `encode` makes it, in fewer steps: its batch is not made.
+        MessageIllegalError; no sequence is used then."""
+        shared: _QueueLayout = sends.layout or self._layout(sends)
+        (stem, number), sequence, queue = self._ids.next_parts(), sends.next_sequence, sends.queue
+        waits, born_ms = message.wait_store_msg_ok, time.time_ns() // 1_000_000
+        parts, size = self._record(shared, queue.queue_id, message, waits, stem.encode(), number, sequence, born_ms)
+        code = tags_code(message.tags) if message.tags else 0
+        sends.next_sequence = sequence + 1
+        return LoneRecord(
+            shared.topic, queue.queue_id, parts, size, code, self._producer_id, sequence, stem, number, waits
+        )
+
+    def _record(
+        self,
+        shared: _QueueLayout,
+        queue_id: int,
+        message: Message,
+        waits: bool,
+        stem: bytes,
+        number: int,
+        sequence: int,
+        born_ms: int,
+    ) -> tuple[tuple[bytes, bytes, bytes, bytes, bytes], int]:
+        """The parts of a message's record, and their size. Its unique id is `stem` and the hex digits of `number`."""
+        body, sys_flag, own = message.body, shared.sys_flag, b""
+        if len(body) >= self._compresses_from:
+            body, bits = self._compression.compress_body(body)
+            sys_flag |= bits
+        if message.tags or message.keys or message.properties or message.light_queues:
+            own = self._own_properties(message).encode()
+        if not waits:
+            own += _WAIT
+        properties = b"%b%b%b%04X\x02%b%d\x02" % (own, _UNIQUE, stem, number, shared.identity, sequence)
+        if len(properties) > MAX_PROPERTIES_BYTES:
+            raise MessageIllegalError(
+                f"a message's properties, tags and keys take {len(properties)} bytes; {MAX_PROPERTIES_BYTES} fit"
+            )
+        size = shared.fixed_size + len(body) + len(properties)
+        head = shared.header.pack(
+            size, shared.magic, crc32(body) & 0x7FFFFFFF, queue_id, message.flag, 0, 0, sys_flag, born_ms,
+            shared.born_host, 0, _NO_HOST, 0, 0, len(body),
+        )  # fmt: skip
+        return (head, body, shared.topic_text, len(properties).to_bytes(2), properties), size
+
+    def _own_properties(self, message: Message) -> str:
+        return own_properties(self._stored((message,))[0] if message.light_queues else message)
+
+    def _stored(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages with the names of topic and light queues under which they are stored."""
+        if not self._names:
+            return messages
+        stored = []
+        for message in messages:
+            copied = copy(message)
+            force_setattr(copied, "topic", self._names.wrap(message.topic))
+            light = [self._names.wrap(LMQ_PREFIX + name).removeprefix(LMQ_PREFIX) for name in message.light_queues]
+            force_setattr(copied, "light_queues", tuple(light))
+            stored.append(copied)
+        return stored
+
+    def _layout(self, sends: QueueSends) -> _QueueLayout:
+        topic = self._names.wrap(sends.queue.topic)
+        magic, topic_text = topic_part(topic)
+        born = layout.encode_host(*self._born_host)
+        sys_flag = layout.SYS_FLAG_BORN_HOST_IPV6 if len(born) == layout.IPV6_HOST_BYTES else 0
+        header = layout.header_struct(sys_flag)
+        properties = {PROPERTY_PRODUCER_ID: self._producer_id, PROPERTY_PRODUCER_EPOCH: str(self._epoch)}
+        identity = layout.encode_properties(properties)
+        identity += f"{PROPERTY_SEQUENCE}\x01".encode()
+        fixed_size = header.size + len(topic_text) + 2
+        made = _QueueLayout(topic, magic, topic_text, header, sys_flag, born, fixed_size, identity)
+        sends.layout = made
+        return made
+
+
+def with_more(messages: Iterable[Message]) -> list[Message]:
+    """The messages that have more than a topic, a body and the default of `wait_store_msg_ok`."""
+    return [
+        message
+        for message in messages
+        if message.tags is not None
+        or message.keys
+        or message.properties
+        or message.flag
+        or message.delay_level
+        or message.deliver_at_ms is not None
+        or message.light_queues
+    ]
+
+
+def _all_messages(batches: Sequence[SendBatch]) -> Sequence[Message]:
+    """The messages of batches one behind the other; as columns if all of them are."""
+    if len(batches) == 1:
+        return batches[0].messages
+    columns = [batch.messages for batch in batches if isinstance(batch.messages, MessageColumns)]
+    if len(columns) == len(batches):
+        return MessageColumns.chained(columns)
+    return list(chain(*[batch.messages for batch in batches]))
+
+
+def is_delayed(message: Message) -> bool:
+    """True if the message asks to be delivered later."""
+    return message.delay_level > 0 or message.deliver_at_ms is not None
+
+
+def stored_queue(message: Message, queue: MessageQueue) -> MessageQueue:
+    """The queue that stores a message sent now to `queue`: that one, or the one in which a delayed message waits, or a
+    half message."""
+    if PROPERTY_TRANSACTION_PREPARED in message.properties:
+        return MessageQueue(HALF_TOPIC, queue.broker_name, 0)
+    if message.delay_level:
+        return MessageQueue(SCHEDULE_TOPIC, queue.broker_name, min(message.delay_level, DELAY_LEVELS_MAX) - 1)
+    if message.deliver_at_ms is None:
+        return queue
+    now_ms = time.time_ns() // 1_000_000
+    if message.deliver_at_ms <= now_ms:
+        return queue
+    return MessageQueue(TIMER_TOPIC, queue.broker_name, timer_queue(message.deliver_at_ms, now_ms))
+
+
+def by_stored_queue(messages: Sequence[Message], queue: MessageQueue) -> dict[MessageQueue, list[int]]:
+    """The indices of messages for `queue` by the queue that stores them now: delayed ones wait in queues of system
+    topics."""
+    by_queue: dict[MessageQueue, list[int]] = {}
+    for index, message in enumerate(messages):
+        by_queue.setdefault(stored_queue(message, queue), []).append(index)
+    return by_queue
+
+
+def check_record_size(message: Message) -> None:
+    """MessageIllegalError when the message does not fit a record, with the longest sequence it may be sent with."""
+    encode_batch(
+        [message],
+        0,
+        born_host=("127.0.0.1", 0),
+        born_timestamp_ms=0,
+        message_ids=["0" * 32],
+        producer=ProducerSequence("0" * 16, 0, 2**62),
+        waiting=Waiting(SCHEDULE_TOPIC, [2**31 - 1]) if is_delayed(message) else None,
+    )
+
+
+def may_exceed_a_record(message: Message) -> bool:
+    """True if the properties might be too long for a record, by a bound that is quick to compute."""
+    if not (message.properties or message.keys or message.tags or message.light_queues):
+        return False
+    characters = len(message.tags or "") + sum(len(key) + 1 for key in message.keys)
+    characters += sum(len(name) + len(value) + 2 for name, value in message.properties.items())
+    characters += sum(len(name) + LIGHT_QUEUE_OVERHEAD for name in message.light_queues)
+    return 4 * characters > _TEXT_MAX_BYTES
+
+
+def check_batch(messages: Iterable[Message], *, as_objects: bool = False) -> Sequence[Message]:
+    """The messages of one batch, as a list or, unless they are wanted `as_objects`, as columns where that is possible;
+    MessageIllegalError unless all can be sent together."""
+    batch = message_list(messages)
+    if not batch:
+        raise MessageIllegalError("send_batch was given no messages")
+    columns = None if as_objects else _columns(batch)
+    if columns is not None:
+        return columns
+    if len({message.topic for message in batch}) > 1:
+        raise MessageIllegalError("all messages of a batch must have one topic; send one batch per topic")
+    if len({message.wait_store_msg_ok for message in batch}) > 1:
+        raise MessageIllegalError("all messages of a batch must have the same wait_store_msg_ok")
+    for message in with_more(batch):
+        if may_exceed_a_record(message):
+            check_record_size(message)
+    return batch
+
+
+def _columns(batch: list[Message]) -> MessageColumns | None:
+    """The messages of one topic as columns, if they are many, fit in one request, and nothing about them is special: no
+    further step looks at each of them then. None for others."""
+    if not _FEW < len(batch) <= BATCH_MAX_MESSAGES or set(map(type, batch)) != {Message}:
+        return None
+    topic = batch[0].topic
+    bodies = [message.body for message in batch if message.properties is PLAIN_PROPERTIES and message.topic == topic]
+    texts = codes = None
+    if len(bodies) < len(batch):
+        bodies = [message.body for message in batch if message.topic == topic and _is_usual(message)]
+        if len(bodies) < len(batch):
+            return None
+        texts = ByteColumn.of([own_properties(message).encode() for message in batch])
+        codes = np.array([tags_code(message.tags) for message in batch], np.int64)
+        if texts.sizes.max() > _TEXT_MAX_BYTES:
+            return None  # perhaps one is too long
+    cost = sum(map(len, bodies)) + OVERHEAD_BYTES * len(bodies) + (0 if texts is None else len(texts.data))
+    return MessageColumns(topic, ByteColumn.of(bodies), texts, codes) if cost <= REQUEST_MAX_BYTES else None
+
+
+def _is_usual(message: Message) -> bool:
+    """True if the message has at most tags, keys and properties beside its topic and its body."""
+    return not (
+        message.flag
+        or message.delay_level
+        or message.deliver_at_ms is not None
+        or message.wait_store_msg_ok is not True
+        or message.light_queues
+    )
+
+
+def cost_bytes(message: Message) -> int:
+    """A message's cost in the buffer pool."""
+    cost = len(message.body) + OVERHEAD_BYTES
+    if message.light_queues:
+        cost += sum(map(len, message.light_queues)) + LIGHT_QUEUE_OVERHEAD * len(message.light_queues)
+    return cost + sum(map(len, message.properties.values())) if message.properties else cost

@@ -1,0 +1,208 @@
+"""Queue selection: chooses the queue that a message is sent to (spec/messaging.md §3.4, §3.9). No clock: time comes in.
+
+By itself, a producer lets a topic's queues take turns (`QueueTurns`). A sender that wants an order, or a certain queue,
+gives a `Destination`: a key that is hashed, a function, or the queue itself. Such a message stays with its queue,
+whatever happens to the broker: while that one is away, the message waits for it, up to the send timeout. Keys and
+functions choose among all queues that the topic has, not among those that can be reached, so a fault gives no key
+another queue. Order is per queue, and a key has another queue when the topic gets more queues.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypedDict
+
+from raymq.client.producer.latency_fault import BrokerFaults
+from raymq.common.errors import InvalidArgumentError, NoPermissionError, ServiceNotAvailableError
+from raymq.common.message import Message, MessageQueue
+from raymq.common.protocol.route import PERM_WRITE, TopicRoute
+from raymq.records.format.hashing import java_hash
+
+TURN_MAX_MESSAGES: Final = 256
+"""Messages that a producer sends to a queue before the next queue has its turn."""
+TURN_MAX_S: Final = 0.002
+"""Time after which the next queue has its turn, however few messages were sent."""
+
+QueueSelector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
+"""Chooses one of the topic's queues, in their order, for a message; the last argument is the caller's.
+
+All queues are there, also those of brokers that are away, or a selector that counts them would change a key's queue.
+"""
+
+
+class DestinationOptions(TypedDict, total=False):
+    """The keyword arguments of a send that choose its queue: one of `sharding_key`, `queue`, `selector` at most.
+
+    `sharding_key`: messages of one key go to one queue, in the order sent; a text counts by Java's hash, a number as
+    Java's Integer and Long do. `queue`: this queue. `selector`: what `selector(queues, message, argument)` returns.
+    Each counts all queues of the topic, and waits up to the send timeout for a broker that is away.
+    """
+
+    sharding_key: str | int | None
+    queue: MessageQueue | None
+    selector: QueueSelector | None
+    argument: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """The DestinationOptions of a send, as a value. InvalidArgumentError when they name two queues."""
+
+    sharding_key: str | int | None = None
+    queue: MessageQueue | None = None
+    selector: QueueSelector | None = None
+    argument: Any = None
+
+    def __post_init__(self) -> None:
+        if sum(value is not None for value in (self.sharding_key, self.queue, self.selector)) > 1:
+            raise InvalidArgumentError(
+                "say where a message goes by one of sharding_key, queue and selector, not by two"
+            )
+        if self.argument is not None and self.selector is None:
+            raise InvalidArgumentError("an argument is for a selector, and there is none")
+
+    @property
+    def fixed(self) -> bool:
+        """True if this names a queue, so that a message must not go to another one."""
+        return self.sharding_key is not None or self.queue is not None or self.selector is not None
+
+    def select(self, route: TopicRoute, message: Message) -> MessageQueue:
+        """The queue of a message, for a destination that is `fixed`. The queue's broker may be away.
+
+        NoPermissionError if the topic or the queue must not be written, InvalidArgumentError for a queue that is not
+        the topic's and for a selector that chooses none of the topic's queues, ServiceNotAvailableError while the
+        topic's queues are not all known.
+        """
+        if self.queue is not None:
+            return named_queue(route, self.queue)
+        queues = route.require_all_queues()
+        if self.sharding_key is not None:
+            return named_queue(route, select_queue_by_hash(queues, message, self.sharding_key))
+        assert self.selector is not None
+        chosen = self.selector(queues, message, self.argument)
+        if chosen not in queues:
+            raise InvalidArgumentError(f"the selector returned {chosen!r}, which is none of the queues it was given")
+        return named_queue(route, chosen)
+
+
+ANYWHERE: Final = Destination()
+"""The destination of a message that asks for no queue."""
+
+
+def select_queue_by_hash(queues: Sequence[MessageQueue], message: Message, argument: str | int) -> MessageQueue:
+    """A selector: the argument's hash without its sign, modulo the number of queues. The hash is Java's of a String,
+    Integer or Long."""
+    return queues[abs(_java_hash_code(argument)) % len(queues)]
+
+
+def select_queue_by_random(queues: Sequence[MessageQueue], message: Message, argument: object) -> MessageQueue:
+    """A selector: any queue, also one whose broker is away. Without a selector, those are left out."""
+    return secrets.choice(queues)
+
+
+def _java_hash_code(value: str | int) -> int:
+    if isinstance(value, str):
+        return java_hash(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
+        raise InvalidArgumentError(f"a sharding key is a str or a number of 64 bits, not {value!r}")
+    if -(2**31) <= value < 2**31:
+        return value
+    # Java's Long.hashCode: (int) (value ^ (value >>> 32)).
+    folded = (value ^ (value & 0xFFFF_FFFF_FFFF_FFFF) >> 32) & 0xFFFF_FFFF
+    return folded - 0x1_0000_0000 if folded & 0x8000_0000 else folded
+
+
+def named_queue(route: TopicRoute, queue: MessageQueue) -> MessageQueue:
+    """`queue`, which the topic has; its broker may be away. Errors as `Destination.select`."""
+    if queue.topic != route.topic:
+        raise InvalidArgumentError(f"a message for topic {route.topic!r} cannot be sent to {queue}, of another topic")
+    if queue in route.publish_queues:
+        return queue
+    held = [data for data in route.queues if data.broker_name == queue.broker_name]
+    if held and not held[0].perm & PERM_WRITE:
+        raise NoPermissionError(f"{queue} may not be written to: the topic's permission there has no W")
+    if queue in route.all_queues:
+        return queue
+    if not held:
+        raise ServiceNotAvailableError(f"no broker with {queue} is known now; see `raymq topic describe {queue.topic}`")
+    raise InvalidArgumentError(f"{queue} does not exist: there are {held[0].write_queue_nums} to write to there")
+
+
+@dataclass(slots=True)
+class _Turn:
+    """The turn of one `queue` of a topic's `queues`: begun at `since_s`, with `used` messages so far."""
+
+    queues: tuple[MessageQueue, ...]
+    queue: MessageQueue
+    used: int
+    since_s: float
+
+
+class QueueTurns:
+    """Lets each topic's queues take turns, from a random start. Thread-safe.
+
+    A turn lasts TURN_MAX_MESSAGES messages, or TURN_MAX_S: many messages in one queue cost the store less than the same
+    messages scattered. Queues of brokers that are not available are left out, while there are others; then those that
+    are not even reachable; then none.
+    """
+
+    def __init__(self, faults: BrokerFaults) -> None:
+        self._faults = faults
+        self._lock = threading.Lock()
+        self._next: dict[str, int] = {}
+        """By topic, the index of the queue whose turn is next."""
+        self._current: dict[str, _Turn] = {}
+
+    def next(self, route: TopicRoute, count: int, now_s: float) -> MessageQueue:
+        """The queue for `count` messages. Errors as `TopicRoute.require_writable`."""
+        queues = route.require_writable().publish_queues
+        with self._lock:
+            turn = self._current.get(route.topic)
+            if (
+                turn is None
+                or turn.queues is not queues
+                or turn.used >= TURN_MAX_MESSAGES
+                or now_s - turn.since_s >= TURN_MAX_S
+                or not self._faults.available(turn.queue.broker_name, now_s)
+            ):
+                queue = self._next_queue(route.topic, queues, now_s)
+                turn = self._current[route.topic] = _Turn(queues, queue, 0, now_s)
+            turn.used += count
+            return turn.queue
+
+    def used(self, topic: str, count: int) -> None:
+        """Note that `count` messages more went to the queue whose turn it is."""
+        with self._lock:
+            turn = self._current.get(topic)
+            if turn is not None:
+                turn.used += count
+
+    def next_at_another_broker(self, route: TopicRoute, broker_name: str, now_s: float) -> MessageQueue | None:
+        """A queue of another broker than the one that just failed; None while there is none that is reachable."""
+        others = [queue for queue in route.publish_queues if queue.broker_name != broker_name]
+        for good in (self._faults.available, self._faults.reachable):
+            chosen = [queue for queue in others if good(queue.broker_name, now_s)]
+            if chosen:
+                return secrets.choice(chosen)
+        return None
+
+    def _next_queue(self, topic: str, queues: tuple[MessageQueue, ...], now_s: float) -> MessageQueue:
+        """The next queue of an available broker, else of a reachable one, else the next one. Called with the lock."""
+        first = self._next.get(topic, -1)
+        if first < 0:
+            first = secrets.randbelow(len(queues))
+        if first < len(queues) and self._faults.available(queues[first].broker_name, now_s):
+            self._next[topic] = (first + 1) % len(queues)
+            return queues[first]
+        in_order = [(first + step) % len(queues) for step in range(len(queues))]
+        chosen = in_order[0]
+        for good in (self._faults.available, self._faults.reachable):
+            found = next((index for index in in_order if good(queues[index].broker_name, now_s)), None)
+            if found is not None:
+                chosen = found
+                break
+        self._next[topic] = (chosen + 1) % len(queues)
+        return queues[chosen]

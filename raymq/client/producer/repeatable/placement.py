@@ -1,0 +1,174 @@
+"""Gives each row of a repeatable write its queue and its sequence there, by nothing but the row and its number.
+
+    row number, sharding key ──► one of the queues that were fixed in advance
+    deliver time             ──► the queue of rmq_sys_timer in which it waits, at the same broker
+    rows before it there     ──► its sequence
+
+So a repeat gives every row the same place, whatever has happened to the topic meanwhile. The time
+from which deliver times count was fixed in advance, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from raymq.client.producer.table import parts_of
+from raymq.client.producer.table_rows import Mask
+from raymq.common.delay import TIMER_BUCKETS, TIMER_ROLL_MARGIN_MS, TIMER_ROLL_MS, TIMER_ROLL_QUEUE, TIMER_TOPIC
+from raymq.common.errors import InvalidArgumentError, MessageIllegalError
+from raymq.common.message import (
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TIMER_DELIVER_MS,
+    TIMER_DELAY_MAX_MS,
+    MessageQueue,
+)
+from raymq.records.kernels.byte_column import ByteColumn
+from raymq.records.kernels.fields import Ints
+from raymq.records.kernels.message_columns import MessageColumns
+
+BLOCK_ROWS: Final = 1024
+"""Neighbouring rows without a key that go to one queue. A repeat relies on it: it must never change."""
+PART_MAX_ROWS: Final = 4096
+_BUCKET_MS: Final = 3_600_000
+_TIMER_QUEUES: Final = TIMER_BUCKETS + 1
+
+
+class Part(NamedTuple):
+    """Neighbouring rows of one queue: `messages` for `queue`, which `stored` stores with sequences from
+    `first_sequence` on."""
+
+    queue: MessageQueue
+    stored: MessageQueue
+    first_sequence: int
+    messages: MessageColumns
+
+    @property
+    def end_sequence(self) -> int:
+        """The sequence behind the last row."""
+        return self.first_sequence + len(self.messages)
+
+    def behind(self, sequence: int) -> Part | None:
+        """The rows from `sequence` on; None if there are none."""
+        if sequence <= self.first_sequence:
+            return self
+        if sequence >= self.end_sequence:
+            return None
+        return Part(self.queue, self.stored, sequence, self.messages[sequence - self.first_sequence :])
+
+
+class RowPlacement:
+    """Places the rows of one producer, in their order. A repeat of the same rows is placed alike.
+
+    `queues`: all that rows may go to, in a fixed order. `first_queue`: the index of the queue in which rows without a
+    key begin. `now_ms`: the time from which deliver times count; None refuses those later than a day from `clock_ms`.
+    """
+
+    def __init__(self, queues: Sequence[MessageQueue], first_queue: int, now_ms: int | None) -> None:
+        self._queues = tuple(queues)
+        self._first, self._now_ms = first_queue, now_ms
+        self._brokers = sorted({queue.broker_name for queue in queues})
+        numbers = {name: index for index, name in enumerate(self._brokers)}
+        self._broker_of = np.array([numbers[queue.broker_name] for queue in queues], np.int64)
+        self.rows = 0
+        """The rows that were placed so far."""
+        self.next_sequences: dict[MessageQueue, int] = {}
+        """For each queue that stores rows, the sequence that its next row gets."""
+
+    def timer_queues(self) -> list[MessageQueue]:
+        """The queues in which rows with a deliver time may wait."""
+        return [MessageQueue(TIMER_TOPIC, name, number) for name in self._brokers for number in range(_TIMER_QUEUES)]
+
+    def place(
+        self, messages: MessageColumns, hashes: Ints | None, keyed: Mask | None, deliver_ms: pa.Array | None
+    ) -> Iterator[Part]:
+        """The next rows in parts of one queue each, each queue's in their order. `hashes` of the sharding keys, shape
+        (n,), count where `keyed` is true; `deliver_ms` are ms since 1970, null where a row does not wait."""
+        count = len(messages)
+        numbers = (np.arange(self.rows, self.rows + count) // BLOCK_ROWS + self._first) % len(self._queues)
+        self.rows += count
+        if hashes is not None and keyed is not None:
+            numbers = np.where(keyed, np.abs(hashes) % len(self._queues), numbers)
+        if deliver_ms is None or deliver_ms.null_count == count:
+            yield from self._parts(messages, numbers)
+            return
+        waits = np.asarray(deliver_ms.is_valid())
+        at_once = np.flatnonzero(~waits)
+        if len(at_once):
+            yield from self._parts(messages.take(at_once), numbers[at_once])
+        chosen = np.flatnonzero(waits)
+        times = np.maximum(np.asarray(deliver_ms.fill_null(0))[chosen], 0)
+        yield from self._waiting(messages.take(chosen), numbers[chosen], times)
+
+    def _parts(self, messages: MessageColumns, numbers: Ints) -> Iterator[Part]:
+        for number, group in _grouped(messages, numbers):
+            queue = self._queues[number]
+            yield from self._numbered(queue, queue, group)
+
+    def _waiting(self, messages: MessageColumns, numbers: Ints, times: Ints) -> Iterator[Part]:
+        texts = _waiting_texts(messages.topic, [self._queues[number].queue_id for number in numbers.tolist()], times)
+        own = messages.properties
+        joined = texts if own is None else ByteColumn.joined([own, texts])
+        waiting = MessageColumns(messages.topic, messages.bodies, joined, times)
+        buckets = times // _BUCKET_MS % TIMER_BUCKETS
+        if self._now_ms is not None:
+            buckets = np.where(times - self._now_ms > TIMER_ROLL_MS + TIMER_ROLL_MARGIN_MS, TIMER_ROLL_QUEUE, buckets)
+        places = self._broker_of[numbers] * _TIMER_QUEUES + buckets
+        for place, group in _grouped(waiting, places):
+            broker = self._brokers[place // _TIMER_QUEUES]
+            target = next(queue for queue in self._queues if queue.broker_name == broker)
+            yield from self._numbered(target, MessageQueue(TIMER_TOPIC, broker, place % _TIMER_QUEUES), group)
+
+    def _numbered(self, queue: MessageQueue, stored: MessageQueue, messages: MessageColumns) -> Iterator[Part]:
+        for part in parts_of(messages, PART_MAX_ROWS):
+            first = self.next_sequences.get(stored, 0)
+            self.next_sequences[stored] = first + len(part)
+            yield Part(queue, stored, first, part)
+
+
+def _grouped(messages: MessageColumns, numbers: Ints) -> Iterator[tuple[int, MessageColumns]]:
+    """The messages of each number, in their order. Rows of one number that are neighbours are not copied."""
+    changes = np.flatnonzero(np.diff(numbers)) + 1
+    if len(changes) > len(numbers) // 64:  # scattered by their keys
+        order = np.argsort(numbers, kind="stable")
+        messages, numbers = messages.take(order), numbers[order]
+        changes = np.flatnonzero(np.diff(numbers)) + 1
+    for first, end in pairwise([0, *changes.tolist(), len(numbers)]):
+        yield int(numbers[first]), messages[first:end]
+
+
+def _waiting_texts(topic: str, queue_ids: Sequence[int], times: Ints) -> ByteColumn:
+    """The properties that tell when each row is due, and in which queue of `topic`."""
+    return ByteColumn.of(
+        [
+            b"%b\x01%d\x02%b\x01%b\x02%b\x01%d\x02"
+            % (
+                *(PROPERTY_TIMER_DELIVER_MS.encode(), time_ms, PROPERTY_REAL_TOPIC.encode(), topic.encode()),
+                *(PROPERTY_REAL_QUEUE_ID.encode(), queue_id),
+            )
+            for queue_id, time_ms in zip(queue_ids, times.tolist(), strict=True)
+        ]
+    )
+
+
+def check_deliver_times(times_ms: pa.Array, *, fixed: bool) -> None:
+    """MessageIllegalError for a time further ahead than a message's may be. InvalidArgumentError, unless the time from
+    which they count is `fixed`, for one more than a day ahead: a repeat might place that row anew."""
+    ahead_ms = np.asarray(times_ms.fill_null(0)) - time.time_ns() // 1_000_000
+    row = int(ahead_ms.argmax()) if len(ahead_ms) else 0
+    if len(ahead_ms) and ahead_ms[row] > TIMER_DELAY_MAX_MS:
+        raise MessageIllegalError(
+            f"row {row}: its deliver_time is {ahead_ms[row] / TIMER_ROLL_MS:.1f} days ahead; at most "
+            f"{TIMER_DELAY_MAX_MS // TIMER_ROLL_MS} are possible"
+        )
+    if len(ahead_ms) and not fixed and ahead_ms[row] > TIMER_ROLL_MS:
+        raise InvalidArgumentError(
+            f"row {row} has a deliver_time more than a day ahead: a write that may be repeated takes such rows only if "
+            "it is told the time from which it counts (now_ms), the same in each repeat"
+        )

@@ -1,0 +1,53 @@
+"""Asks the masters of broker groups how far a producer's rows are stored already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Final
+
+from raymq.client.producer.encoder import ProducerIdentity
+from raymq.common.message import MessageQueue
+from raymq.common.namespaces import NO_NAMESPACE, Namespace
+from raymq.remoting.master_locator import RouteSource
+from raymq.remoting.storage_client import StorageClient
+from raymq.remoting.storage_clients import StorageClients, call_master
+
+SEQUENCES_CALL_TIMEOUT_S: Final = 5.0
+"""Bounds one call; after it another replica may lead."""
+
+
+class StoredSequences:
+    """The sequences of one producer that are stored in queues of the brokers of `topic`."""
+
+    def __init__(
+        self,
+        topic: str,
+        identity: ProducerIdentity,
+        routes: RouteSource,
+        storages: StorageClients,
+        names: Namespace = NO_NAMESPACE,
+    ) -> None:
+        self._topic, self._identity, self._names = names.wrap(topic), identity, names
+        self._routes, self._storages = routes, storages
+
+    def ask(self, queues: Iterable[MessageQueue], timeout_s: float) -> dict[MessageQueue, int]:
+        """For each queue the sequence behind those that are stored, 0 for none. One call per broker group.
+
+        A broker group without a master is waited for: ServiceNotAvailableError or RequestTimeoutError after
+        `timeout_s`. ClientStateError when an instance of the producer with a newer epoch has written.
+        """
+        by_broker: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            by_broker.setdefault(queue.broker_name, []).append(queue)
+        found: dict[MessageQueue, int] = {}
+        for broker_name, asked in by_broker.items():
+            # The route of the topic leads to the master, also for queues in which its messages wait.
+            leader = MessageQueue(self._topic, broker_name, 0)
+            call = partial(self._call, [(self._names.wrap(queue.topic), queue.queue_id) for queue in asked])
+            sequences = call_master(self._routes, self._storages, leader, timeout_s, call)
+            found.update(zip(asked, sequences, strict=True))
+        return found
+
+    def _call(self, names: list[tuple[str, int]], storage: StorageClient, left_s: float) -> list[int]:
+        return storage.next_sequences(*self._identity, names, min(left_s, SEQUENCES_CALL_TIMEOUT_S))

@@ -1,0 +1,348 @@
+"""Writes Arrow tables so that the write may be repeated: each row is stored once, however often it is written.
+
+    rows ──► RowPlacement ──► parts with sequences ──► a Producer with this identity ──► the store's dedup table
+                                  └── those the store has already are left out (StoredSequences)
+
+The caller gives the identity under which the store recognises rows: a producer id and an epoch. A row's sequence is
+the number of rows before it in its queue. So a repeat under the same identity, of the same rows in the same order, adds
+nothing, in whatever process and with however many other attempts at the same time:
+
+- At its start, a writer asks each broker how far its producer id is stored, and leaves those rows out.
+- Attempts that write at the same time are settled by the store, row by row. In each queue every attempt writes in
+  order and stops at its first failure (QueueSends.failure), so what is stored has no gap.
+- A greater epoch fences smaller ones: their writers end with ClientStateError.
+
+The store remembers `dedup_producers_max` pairs of producer and queue, by default 20,000, across restarts and failovers.
+The one that was silent longest is forgotten; a repeat after that stores its rows again. Retention does not make it
+forget: rows that were deleted by their age stay written.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from raymq.client.producer.checks.topic_types import check_rows as check_rows_type
+from raymq.client.producer.completion import Acknowledged, Outcome
+from raymq.client.producer.producer import Producer
+from raymq.client.producer.queue_selector import Destination, named_queue
+from raymq.client.producer.repeatable.placement import Part, RowPlacement, check_deliver_times
+from raymq.client.producer.repeatable.stored import SEQUENCES_CALL_TIMEOUT_S, StoredSequences
+from raymq.client.producer.table import CHECK_ROWS, TABLE_SLICE_ROWS, AcknowledgedRows, QueueRange
+from raymq.client.producer.table_rows import TableRows
+from raymq.common.closing import Closing
+from raymq.common.errors import (
+    ClientStateError,
+    InvalidArgumentError,
+    MessageIllegalError,
+    RaymqError,
+    SendUnknownError,
+)
+from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, MessageQueue, SendStatus
+from raymq.common.names import SYSTEM_PREFIX, check_user_topic
+from raymq.common.protocol.route import TopicRoute
+from raymq.common.retry import persist_until
+from raymq.remoting.master_locator import RouteSource
+
+DELIVER_TIME: Final = "deliver_time"
+_PRODUCER_ID_MAX: Final = 64
+_EPOCH_MAX: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """The result of a repeatable write: all its `count` rows are stored, `stored_before` of them by an earlier attempt.
+    `ranges` are the offsets of the others, sorted by queue and offset; those of rows with a deliver time are of the
+    queues in which they wait."""
+
+    count: int
+    stored_before: int
+    ranges: tuple[QueueRange, ...]
+
+
+class RepeatableWriter(Closing):
+    """Writes tables of rows to a topic, each row once (module docstring). Made by `Client.repeatable_writer`.
+
+        with client.repeatable_writer("orders", producer_id="load-7/3", epoch=0, queues=queues) as writer:
+            for batch in batches:
+                writer.write(batch)
+            result = writer.finish()
+
+    A repeat must give the same `queues`, `first_queue` and `now_ms`, and the same rows in the same order; how they are
+    divided into tables does not matter. Used by one thread. Memory beside the table is bounded by the producer's
+    buffer (`max_buffered_bytes`).
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        queues: Sequence[MessageQueue],
+        *,
+        stored: StoredSequences,
+        routes: RouteSource,
+        producer: Callable[[], Producer],
+        first_queue: int = 0,
+        now_ms: int | None = None,
+    ) -> None:
+        """Ask the brokers how far this identity is stored; errors as `StoredSequences.ask`. `producer` makes producers
+        with the identity. The other arguments are those of `Client.repeatable_writer`."""
+        self.topic = check_user_topic(topic)
+        self._queues = _checked_queues(topic, queues)
+        self._stored, self._routes, self._make_producer = stored, routes, producer
+        self._now_ms = now_ms
+        self._placement = RowPlacement(self._queues, first_queue, now_ms)
+        self._producer = producer()
+        self._timeout_s = self._producer.settings.send_timeout_s
+        self._under_way = _UnderWay()
+        self._known: dict[MessageQueue, int] = {}
+        """For each queue that was asked about, the sequence behind those that earlier attempts stored."""
+        self._left_out = 0
+        self._finished = False
+        self._broken: BaseException | None = None
+        try:
+            self._known = stored.ask(self._queues, self._timeout_s)
+        except BaseException:
+            self._producer.close()
+            raise
+
+    def write(self, table: pa.Table | pa.RecordBatch) -> None:
+        """Write the next rows. Returns when they are handed over; `finish` waits until they are stored.
+
+        Columns: those of `Producer.send_table`, and `deliver_time` (timestamp, null where a row does not wait). All
+        rows of the table are checked before the first is sent: InvalidArgumentError for the columns,
+        MessageIllegalError for a row. Rows with one sharding key go to one queue in their order.
+
+        Waits while the buffer is full. Raises the failure of earlier rows, too: ServiceNotAvailableError when a
+        broker did not come back within the send timeout, SendUnknownError when one gave no answer, ClientStateError
+        when a newer epoch has written. After an error nothing more can be written; what is stored is a beginning of
+        each queue's rows, which a repeat goes on from.
+        """
+        self._check_open()
+        try:
+            self._write(table)
+        except BaseException as error:
+            self._broken = error
+            raise
+
+    def _write(self, table: pa.Table | pa.RecordBatch) -> None:
+        longest = self._producer.settings.max_message_size_bytes
+        rows, times = check_rows(self.topic, table, longest, fixed=self._now_ms is not None)
+        delayed = 0 if times is None else rows.count - times.null_count
+        route = self._route()
+        check_rows_type(route, table, delayed)
+        if delayed:
+            self._ask_timers()
+        for first in range(0, rows.count, TABLE_SLICE_ROWS):
+            due = None if times is None else times.slice(first, TABLE_SLICE_ROWS)
+            for part in self._placement.place(*rows.read(first, TABLE_SLICE_ROWS), due):
+                left = part.behind(self._known.get(part.stored, 0))
+                self._left_out += len(part.messages) - (0 if left is None else len(left.messages))
+                if left is not None:
+                    self._hand_over(route, left)
+
+    def finish(self) -> WriteResult:
+        """Wait until all rows are stored, as durably as the cluster's settings say. Errors as `write`.
+
+        ClientStateError when an earlier attempt stored more rows than this one has: they were not the same rows.
+        """
+        self._check_open()
+        try:
+            while self._under_way.settle() is not None:
+                self._go_on()
+        except BaseException as error:
+            self._broken = error
+            raise
+        self._finished = True
+        done = self._under_way.acknowledged
+        for queue, stored in self._known.items():
+            here = self._placement.next_sequences.get(queue, 0)
+            if stored > here:
+                raise ClientStateError(
+                    f"an earlier attempt of this write stored {stored} rows in {queue}, and this one has {here}: a "
+                    "repeat must have the same rows in the same order"
+                )
+        return WriteResult(self._placement.rows, self._left_out, done.ranges())
+
+    def close(self) -> None:
+        """End the writer's threads, after the rows under way have their end. Idempotent."""
+        self._finished = True
+        self._producer.close()
+
+    @property
+    def left_out(self) -> int:
+        """The rows so far that are not sent, because an earlier attempt has stored them."""
+        return self._left_out
+
+    def _check_open(self) -> None:
+        if self._broken is not None:
+            raise ClientStateError(f"this write has failed ({self._broken}); repeat it with another writer")
+        if self._finished:
+            raise ClientStateError("this write is finished or closed; make another writer for more rows")
+
+    def _hand_over(self, route: TopicRoute, part: Part) -> None:
+        while self._under_way.failure is not None:
+            self._go_on()
+        producer, count = self._producer, len(part.messages)
+        wait = Destination(queue=part.queue)
+        request = producer.send_request(part.messages, wait, self._timeout_s, before_end=self._under_way.add(part))
+        request.first_sequence, request.stored = part.first_sequence, part.stored
+        try:
+            request.generation = producer.buffer.allocate(request.cost_bytes, count, self._timeout_s)
+            producer.hand_over(route, request)
+        except BaseException as error:
+            self._under_way.not_taken(part, error)
+            raise
+
+    def _go_on(self) -> None:
+        """Rows have failed. If that is because another attempt has stored them meanwhile, go on behind them; else raise
+        the failure."""
+        failure = self._under_way.settle()
+        assert failure is not None
+        if not isinstance(failure, (MessageIllegalError, SendUnknownError)):
+            raise failure
+        failed = sorted(self._under_way.failed, key=lambda part: part.first_sequence)
+        try:
+            known = self._stored.ask({part.stored for part in failed}, SEQUENCES_CALL_TIMEOUT_S)
+        except RaymqError as error:
+            raise failure from error
+        left = [rest for part in failed if (rest := part.behind(known[part.stored])) is not None]
+        before, after = _rows_of(failed), _rows_of(left)
+        if after == before:
+            raise failure
+        self._left_out += before - after
+        self._producer.close()
+        self._producer = self._make_producer()
+        self._under_way.forget_failure()
+        route = self._route()
+        for rest in left:
+            self._hand_over(route, rest)
+
+    def _ask_timers(self) -> None:
+        timers = [queue for queue in self._placement.timer_queues() if queue not in self._known]
+        if timers:
+            self._known.update(self._stored.ask(timers, self._timeout_s))
+
+    def _route(self) -> TopicRoute:
+        """The topic's route, in which all queues of this write are known."""
+
+        def look(left_s: float) -> TopicRoute:
+            route = self._routes.get(self.topic)
+            for queue in self._queues:
+                named_queue(route, queue)
+            return route
+
+        return persist_until(time.monotonic() + self._timeout_s, look)
+
+
+def check_rows(
+    topic: str,
+    table: pa.Table | pa.RecordBatch,
+    max_body_bytes: int = MAX_MESSAGE_SIZE_BYTES,
+    *,
+    fixed: bool = True,
+) -> tuple[TableRows, pa.Array | None]:
+    """Check the rows of a table as `RepeatableWriter.write` does; the rows, and their deliver times in ms since 1970.
+    `fixed`: the time from which those count is."""
+    plain, times = _split_times(table)
+    rows = TableRows(topic, plain)
+    for first in range(0, rows.count, CHECK_ROWS):
+        rows.check(first, CHECK_ROWS, max_body_bytes)
+    if times is not None:
+        check_deliver_times(times, fixed=fixed)
+    return rows, times
+
+
+class _UnderWay:
+    """The parts of a writer that have no end yet, and the ends of the others. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+        self.acknowledged = AcknowledgedRows()
+        self.failure: BaseException | None = None
+        self.failed: list[Part] = []
+
+    def add(self, part: Part) -> Callable[[int, int, Outcome], None]:
+        """Note a part that is handed over; the result is to be called with its end."""
+        with self._changed:
+            self._count += 1
+        return lambda first, end, outcome: self._ended(part, outcome)
+
+    def not_taken(self, part: Part, error: BaseException) -> None:
+        """Note that a part was not handed over after all."""
+        self._ended(part, error)
+
+    def settle(self) -> BaseException | None:
+        """Wait until every part has its end, which each has in time; the failure, if there was one."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._count)
+            return self.failure
+
+    def forget_failure(self) -> None:
+        """The parts that failed are handed over again."""
+        with self._changed:
+            self.failure = None
+            self.failed = []
+
+    def _ended(self, part: Part, outcome: Outcome) -> None:
+        with self._changed:
+            if isinstance(outcome, Acknowledged) and outcome.status is SendStatus.SEND_OK:
+                self.acknowledged.add(outcome)
+            else:
+                self.failed.append(part)
+                error = outcome if isinstance(outcome, BaseException) else _not_safe(part, outcome.status)
+                # A queue's later rows end with its first failure; of several queues' the first one is told.
+                self.failure = self.failure or error
+            self._count -= 1
+            if not self._count:
+                self._changed.notify_all()
+
+
+def _not_safe(part: Part, status: SendStatus) -> SendUnknownError:
+    return SendUnknownError(str(part.stored), len(part.messages), 0.0, f"the store answered {status.name}", False)
+
+
+def _rows_of(parts: Sequence[Part]) -> int:
+    return sum(len(part.messages) for part in parts)
+
+
+def _checked_queues(topic: str, queues: Sequence[MessageQueue]) -> tuple[MessageQueue, ...]:
+    chosen = tuple(queues)
+    if not chosen or len(set(chosen)) < len(chosen) or any(queue.topic != topic for queue in chosen):
+        raise InvalidArgumentError(
+            f"a write to {topic!r} needs a list of its queues, each once; take it from client.write_queues({topic!r})"
+        )
+    return chosen
+
+
+def check_identity(producer_id: str, epoch: int) -> None:
+    """InvalidArgumentError unless a producer id and an epoch may be properties of a record."""
+    long = len(producer_id.encode()) > _PRODUCER_ID_MAX
+    if not producer_id or long or not producer_id.isprintable() or producer_id.startswith(SYSTEM_PREFIX):
+        raise InvalidArgumentError(
+            f"a producer id is 1 to {_PRODUCER_ID_MAX} bytes of printable text that does not begin with "
+            f"{SYSTEM_PREFIX}, not {producer_id!r}"
+        )
+    if not 0 <= epoch <= _EPOCH_MAX:
+        raise InvalidArgumentError(f"an epoch is a number from 0 to 2**63 - 1, not {epoch}")
+
+
+def _split_times(table: pa.Table | pa.RecordBatch) -> tuple[pa.Table | pa.RecordBatch, pa.Array | None]:
+    """The table without its deliver times, and those as ms since 1970, if it has any."""
+    if not isinstance(table, (pa.Table, pa.RecordBatch)) or table.schema.names.count(DELIVER_TIME) != 1:
+        return table, None  # TableRows says what is wrong with it, if anything is
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    column = table.column(DELIVER_TIME)
+    rest = table.drop_columns([DELIVER_TIME])
+    if pa.types.is_null(column.type):
+        return rest, None
+    if not pa.types.is_timestamp(column.type):
+        raise InvalidArgumentError(f"this table cannot be sent: column 'deliver_time' is {column.type}, not timestamp")
+    times = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
+    return rest, times.combine_chunks() if times.num_chunks != 1 else times.chunk(0)

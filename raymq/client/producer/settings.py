@@ -1,0 +1,90 @@
+"""The settings of a producer: those of RocketMQ that mean something here, with units (spec/messaging.md §3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypedDict
+
+from raymq.client.producer.hooks import CheckForbiddenHook, SendMessageHook
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, MESSAGE_SIZE_LIMIT_BYTES
+from raymq.common.names import seconds, whole_number
+from raymq.records.format.compression import Compression, CompressionType
+from raymq.remoting.route_cache import DEFAULT_TOPIC_QUEUE_NUMS
+
+SEND_TIMEOUT_S: Final = 30.0
+"""RocketMQ's default is 3 s. A killed storage process is back within a few seconds here, and waiting for it is what
+makes its death invisible to producers, so the default outlasts it."""
+
+MAX_BUFFERED_BYTES: Final = 64 * 1024 * 1024
+MAX_BUFFERED_MESSAGES: Final = 262_144
+
+SEND_ATTEMPT_TIMEOUT_S: Final = 5.0
+"""Bounds one call of `Storage.append`. Another replica leads about three seconds after a storage process began to stand
+still; until an attempt ends, nobody asks who leads. It outlasts the store's own waits for disk (5 s, then the answer is
+unknown too) and copies (3 s)."""
+_COUNTS: Final = ("max_buffered_bytes", "max_buffered_messages", "max_message_size_bytes", "default_topic_queue_nums")
+WhenFull = Literal["block", "raise"]
+"""The answer of a send to a full buffer: wait for space, or raise SystemBusyError at once."""
+
+
+class ProducerOptions(TypedDict, total=False):
+    """The keyword arguments of `Client.producer` and of others that make one; ProducerSettings explains them."""
+
+    send_timeout_s: float
+    attempt_timeout_s: float
+    max_buffered_bytes: int
+    max_buffered_messages: int
+    when_full: WhenFull
+    compression: Compression
+    max_message_size_bytes: int
+    default_topic_queue_nums: int
+    send_latency_enable: bool
+    retry_when_not_store_ok: bool
+    hooks: Sequence[SendMessageHook]
+    check_forbidden: Sequence[CheckForbiddenHook]
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSettings:
+    """The settings of one producer. InvalidArgumentError for values that make no sense.
+
+    `send_timeout_s`: how long a send is tried, all in all; `attempt_timeout_s`: how long one attempt waits for an
+    answer. `max_buffered_bytes`, `max_buffered_messages`: the most that may wait in memory; `when_full`: a send that
+    finds no space blocks, up to its timeout, or raises SystemBusyError at once. `compression`: for bodies of 4 KiB and
+    more, zstd by default. `max_message_size_bytes`: the longest body, at most 1 GiB; a store may have a lower
+    limit.
+
+    `default_topic_queue_nums`: how many queues per broker group to ask for when a topic is created on first use.
+    `send_latency_enable`: leave brokers out of the turn that answer slowly (raymq.client.producer.latency_fault).
+    `retry_when_not_store_ok`: when messages are stored, but not known to be on disk (a status other than SEND_OK), ask
+    again until they are, or time is up. RocketMQ then sends to another broker, which stores them twice.
+    `hooks`, `check_forbidden`: see raymq.client.producer.hooks.
+    """
+
+    send_timeout_s: float = SEND_TIMEOUT_S
+    attempt_timeout_s: float = SEND_ATTEMPT_TIMEOUT_S
+    max_buffered_bytes: int = MAX_BUFFERED_BYTES
+    max_buffered_messages: int = MAX_BUFFERED_MESSAGES
+    when_full: WhenFull = "block"
+    compression: Compression = field(default_factory=lambda: Compression(CompressionType.ZSTD))
+    max_message_size_bytes: int = MAX_MESSAGE_SIZE_BYTES
+    default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS
+    send_latency_enable: bool = False
+    retry_when_not_store_ok: bool = False
+    hooks: Sequence[SendMessageHook] = ()
+    check_forbidden: Sequence[CheckForbiddenHook] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("send_timeout_s", "attempt_timeout_s"):
+            if seconds(name, getattr(self, name)) <= 0:
+                raise InvalidArgumentError(f"{name} must be positive, not {getattr(self, name)}")
+        for name in _COUNTS:
+            if (value := whole_number(name, getattr(self, name))) <= 0:
+                raise InvalidArgumentError(f"{name} must be positive, not {value}")
+            if name == "max_message_size_bytes" and value > MESSAGE_SIZE_LIMIT_BYTES:
+                raise InvalidArgumentError(f"{name} must be at most {MESSAGE_SIZE_LIMIT_BYTES}, not {value}")
+            object.__setattr__(self, name, value)  # a plain int, also where it was a number of numpy
+        if self.when_full not in ("block", "raise"):
+            raise InvalidArgumentError(f"when_full is 'block' or 'raise', not {self.when_full!r}")

@@ -1,0 +1,245 @@
+"""`Producer.send_table`: sends the rows of an Arrow table as messages (design §4, "Columns").
+
+Every row is checked before the first is sent, in a pass of its own; then slices of rows, as columns, wait in the
+producer's buffer like other messages, so that a table of any size takes bounded memory beside itself. The result has
+ranges of offsets, not a result per row.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from raymq.client.producer.buffer_pool import BufferPool
+from raymq.client.producer.checks.topic_types import check_rows
+from raymq.client.producer.completion import Acknowledged, BeforeEnd, Outcome
+from raymq.client.producer.queue_selector import ANYWHERE, TURN_MAX_MESSAGES, Destination
+from raymq.client.producer.send_batch import SendRequest
+from raymq.client.producer.settings import ProducerSettings
+from raymq.client.producer.table_rows import Mask, TableRows
+from raymq.common.errors import SendUnknownError
+from raymq.common.message import Message, MessageQueue, SendStatus
+from raymq.common.protocol.route import TopicRoute
+from raymq.records.kernels.fields import Ints
+from raymq.records.kernels.message_columns import MessageColumns
+
+TABLE_SLICE_ROWS: Final = 4096
+"""Rows of a table that are read at a time, and the most that go to one queue in its turn."""
+PART_MAX_BYTES: Final = 1024 * 1024
+"""The bytes of bodies and properties that go to one queue in its turn; one message may have more."""
+CHECK_ROWS: Final = 32 * 1024
+"""Rows of a table that are checked at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRange:
+    """`count` messages that follow each other in a queue; the first has `first_offset`."""
+
+    queue: MessageQueue
+    first_offset: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableResult:
+    """The result of sending a table of `count` rows: the `ranges` of offsets that hold them, sorted by queue and
+    offset, and in `statuses` the number of rows by status."""
+
+    count: int
+    ranges: tuple[QueueRange, ...]
+    statuses: Mapping[SendStatus, int]
+
+
+class SendSteps(Protocol):
+    """The steps of a send, as a Producer offers them to its ways of sending."""
+
+    @property
+    def settings(self) -> ProducerSettings: ...
+
+    @property
+    def buffer(self) -> BufferPool: ...
+
+    def check(self, messages: Sequence[Message]) -> str: ...
+
+    def route(self, topic: str, timeout_s: float, *, keyed: bool) -> TopicRoute: ...
+
+    def send_request(
+        self,
+        messages: Sequence[Message],
+        destination: Destination,
+        timeout_s: float,
+        *,
+        together: bool = False,
+        before_end: BeforeEnd | None = None,
+    ) -> SendRequest: ...
+
+    def hand_over(self, route: TopicRoute, request: SendRequest) -> object: ...
+
+
+def send_table(producer: SendSteps, topic: str, table: pa.Table | pa.RecordBatch) -> TableResult:
+    """Send each row of `table` as a message, and wait until all are stored (`Producer.send_table`)."""
+    rows = TableRows(topic, table)
+    if rows.count:
+        producer.check([Message(topic, b"x")])
+    for first in range(0, rows.count, CHECK_ROWS):
+        rows.check(first, CHECK_ROWS, producer.settings.max_message_size_bytes)
+    if rows.count:
+        check_rows(producer.route(topic, producer.settings.send_timeout_s, keyed=rows.keyed), table)
+    progress = _TableProgress(rows.count)
+    try:
+        for first in range(0, rows.count, TABLE_SLICE_ROWS):
+            if progress.failure is not None:
+                break
+            route = producer.route(topic, producer.settings.send_timeout_s, keyed=rows.keyed)
+            turn = max(TURN_MAX_MESSAGES, rows.count // max(len(route.publish_queues), 1))
+            for messages, destination in _split_by_queue(route, *rows.read(first, TABLE_SLICE_ROWS), turn):
+                _hand_over(producer, route, messages, destination, progress)
+    except Exception as error:  # also a hook's; `result` raises it when the rows under way have their end
+        progress.stop(error)
+    return progress.result()
+
+
+def _hand_over(
+    producer: SendSteps, route: TopicRoute, messages: MessageColumns, destination: Destination, progress: _TableProgress
+) -> None:
+    timeout_s = producer.settings.send_timeout_s
+    request = producer.send_request(messages, destination, timeout_s, before_end=progress.ended)
+    # A table is sent as fast as space becomes free, so it waits for that even where `when_full` is "raise".
+    try:
+        request.generation = producer.buffer.allocate(request.cost_bytes, len(messages), timeout_s)
+    except BaseException as error:
+        request.fail(error)
+        raise
+    progress.handed_over(len(messages))
+    try:
+        producer.hand_over(route, request)
+    except BaseException as error:
+        request.fail(error)
+        progress.not_taken(len(messages))
+        raise
+
+
+def _split_by_queue(
+    route: TopicRoute, messages: MessageColumns, hashes: Ints | None, keyed: Mask | None, turn: int
+) -> Iterator[tuple[MessageColumns, Destination]]:
+    """The messages in parts that go to one queue each: those that are `keyed` by the hash of their key, in their order;
+    the others in parts of at most `turn` messages."""
+    if hashes is None or keyed is None:
+        for part in parts_of(messages, turn):
+            yield part, ANYWHERE
+        return
+    queues = route.require_all_queues()
+    # Sorted by queue, and in their order within a queue; messages without a key come first.
+    numbers = np.where(keyed, np.abs(hashes) % len(queues), -1)
+    messages = messages.take(np.argsort(numbers, kind="stable"))
+    counts = np.bincount(numbers + 1, minlength=len(queues) + 1)
+    ends = np.cumsum(counts).tolist()
+    for number, (first, end) in enumerate(pairwise([0, *ends]), start=-1):
+        destination = ANYWHERE if number < 0 else Destination(queue=queues[number])
+        for part in parts_of(messages[first:end], turn if number < 0 else TABLE_SLICE_ROWS):
+            yield part, destination
+
+
+def parts_of(messages: MessageColumns, rows_max: int) -> Iterator[MessageColumns]:
+    """The messages in parts of at most `rows_max` and about PART_MAX_BYTES, of one message at least."""
+    ends = messages.sizes.cumsum()
+    first = 0
+    while first < len(messages):
+        start = int(ends[first - 1]) if first else 0
+        fitting = int(np.searchsorted(ends, start + PART_MAX_BYTES, side="right"))
+        end = min(max(fitting, first + 1), first + rows_max, len(messages))
+        yield messages[first:end]
+        first = end
+
+
+class AcknowledgedRows:
+    """The rows that stores have acknowledged so far: how many, their statuses and their ranges of offsets."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.statuses: Counter[SendStatus] = Counter()
+        self._ranges: dict[MessageQueue, list[list[int]]] = {}  # [first offset, offset after the last]
+
+    def add(self, rows: Acknowledged) -> None:
+        """Add rows of one queue."""
+        self.count += len(rows.queue_offsets)
+        self.statuses[rows.status] += len(rows.queue_offsets)
+        ranges = self._ranges.setdefault(rows.queue, [])
+        for first, end in _runs(rows.queue_offsets):
+            if ranges and ranges[-1][1] == first:
+                ranges[-1][1] = end
+            else:
+                ranges.append([first, end])
+
+    def ranges(self) -> tuple[QueueRange, ...]:
+        """The ranges of offsets that hold the rows, sorted by queue and offset."""
+        return tuple(
+            QueueRange(queue, first, end - first)
+            for queue in sorted(self._ranges)
+            for first, end in sorted(self._ranges[queue])
+        )
+
+
+class _TableProgress:
+    """The results of a table's rows so far. Thread-safe: several senders end rows."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._changed = threading.Condition()
+        self._under_way = 0
+        self._acknowledged = AcknowledgedRows()
+        self.failure: BaseException | None = None
+
+    def handed_over(self, count: int) -> None:
+        with self._changed:
+            self._under_way += count
+
+    def ended(self, first: int, end: int, outcome: Outcome) -> None:
+        """Note the end of `end` - `first` rows."""
+        with self._changed:
+            if isinstance(outcome, Acknowledged):
+                self._acknowledged.add(outcome)
+            elif self.failure is None or isinstance(outcome, SendUnknownError):
+                self.failure = outcome  # of all errors, the one that says that rows may be stored matters most
+            self._end(end - first)
+
+    def not_taken(self, count: int) -> None:
+        """Note that rows were not handed over after all."""
+        with self._changed:
+            self._end(count)
+
+    def stop(self, error: BaseException) -> None:
+        """Note `error`, because of which no more rows are handed over, unless a row failed before."""
+        with self._changed:
+            self.failure = self.failure or error
+
+    def result(self) -> TableResult:
+        """Wait for all rows under way, each of which has its end in time; raise the first failure."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._under_way)
+        if self.failure is not None:
+            self.failure.add_note(f"{self._acknowledged.count} of the table's {self._rows} rows were acknowledged")
+            raise self.failure
+        done = self._acknowledged
+        return TableResult(done.count, done.ranges(), dict(done.statuses))
+
+    def _end(self, count: int) -> None:
+        self._under_way -= count
+        if not self._under_way:
+            self._changed.notify_all()
+
+
+def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The offsets as ranges [first, end)."""
+    if isinstance(offsets, range):
+        yield offsets.start, offsets.stop
+        return
+    for offset in offsets:
+        yield offset, offset + 1

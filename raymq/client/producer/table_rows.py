@@ -1,0 +1,294 @@
+"""A table's rows as messages by columns, checked without an object per row.
+
+A quick look at the columns' bytes finds the rows that might not be legal: a tag that begins with a space, a property
+that is there twice. Only from those a Message is made, which then says what is wrong with it, if anything is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raymq.client.producer.encoder import check_record_size
+from raymq.common.errors import InvalidArgumentError, MessageIllegalError
+from raymq.common.message import MAX_PROPERTIES_BYTES, RESERVED_PROPERTIES, Message
+from raymq.records.kernels.byte_column import ByteColumn, mask_of, sizes_of, text_array
+from raymq.records.kernels.fields import Ints
+from raymq.records.kernels.message_columns import MessageColumns
+from raymq.records.kernels.property_text import (
+    ListColumn,
+    TextColumn,
+    java_hashes,
+    long_hashes,
+    property_sizes,
+    property_texts,
+)
+
+Mask = NDArray[np.bool_]
+
+_ROOM_FOR_IDS: Final = 1024
+"""More bytes than raymq's own properties take in a record."""
+_RESERVED: Final = text_array(sorted(RESERVED_PROPERTIES))
+
+
+def _bytes_in(values: str) -> NDArray[np.bool_]:
+    """A table of 256 that marks the bytes of `values`."""
+    marked = np.zeros(256, np.bool_)
+    marked[list(values.encode("latin-1"))] = True
+    return marked
+
+
+_MAY_BEGIN_SPACE: Final = _bytes_in("".join(map(chr, range(0x21))) + "\x7f\xc2\xe1\xe2\xe3")
+"""The bytes with which white space begins in UTF-8, and others."""
+_MAY_END_SPACE: Final = _bytes_in("".join(map(chr, [*range(0x21), *range(0x7F, 0x100)])))
+"""The bytes with which white space ends in UTF-8, and others."""
+
+
+class TableRows:
+    """The rows of a table that is to be sent to `topic`. InvalidArgumentError when its columns cannot be sent.
+
+    `count` is the number of rows; `keyed` is true if there is a column of sharding keys.
+    """
+
+    def __init__(self, topic: str, table: pa.Table | pa.RecordBatch) -> None:
+        if isinstance(table, pa.RecordBatch):
+            table = pa.Table.from_batches([table])
+        if not isinstance(table, pa.Table):
+            raise InvalidArgumentError(f"send_table takes a pyarrow Table or RecordBatch, not {type(table).__name__}")
+        _check_columns(table.schema)
+        self.topic = topic
+        self.count: int = table.num_rows
+        self.keyed = "sharding_key" in table.column_names
+        self._table = table
+
+    def check(self, first: int, count: int, max_body_bytes: int) -> None:
+        """Check `count` rows from row `first` on. MessageIllegalError names a row that cannot be sent, and says that
+        none was; bodies may have up to `max_body_bytes`."""
+        part = _Part(self._table.slice(first, count))
+        for index in np.flatnonzero(part.doubtful(max_body_bytes)).tolist():
+            try:
+                message = self._message(first + index)
+                if len(message.body) > max_body_bytes:
+                    raise MessageIllegalError(
+                        f"a body of {len(message.body)} bytes exceeds this producer's max_message_size_bytes of "
+                        f"{max_body_bytes}"
+                    )
+                check_record_size(message)
+            except MessageIllegalError as error:
+                raise MessageIllegalError(f"row {first + index}: {error}; no row was sent") from None
+
+    def read(self, first: int, count: int) -> tuple[MessageColumns, Ints | None, Mask | None]:
+        """The messages of `count` rows from row `first` on, which are checked; and, if the table has sharding keys,
+        each one's hash and a mask that is False where a row has none."""
+        part = _Part(self._table.slice(first, count))
+        codes = None
+        if part.tags is not None and part.tags.present.any():
+            codes = java_hashes(part.tags.texts)
+        texts = property_texts(part.tags, part.keys, part.properties)
+        columns = MessageColumns(self.topic, ByteColumn.of(part.arrays["body"]), texts, codes)
+        return columns, *part.sharding_keys()
+
+    def _message(self, row: int) -> Message:
+        """The message of a row, made and checked as if it were sent alone."""
+        [values] = self._table.slice(row, 1).to_pylist()
+        body = values["body"]
+        if body is None:
+            raise MessageIllegalError("the body is null")
+        pairs = values.get("properties") or ()
+        properties = dict(pairs)
+        if len(properties) < len(pairs):
+            raise MessageIllegalError("a property is there twice")
+        encoded = body if isinstance(body, bytes) else body.encode()
+        return Message(self.topic, encoded, values.get("tags"), values.get("keys") or (), properties)
+
+
+class _Part:
+    """Neighbouring rows of a table, n of them, each column as one Arrow array of n values in `arrays`.
+
+    A column of nulls alone is left out. MessageIllegalError for text that is not UTF-8.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self.rows: int = table.num_rows
+        self.arrays = {}
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            if name == "body" or not pa.types.is_null(column.type):
+                self.arrays[name] = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        self._doubtful: Mask = np.zeros(self.rows, np.bool_)
+        self.tags = self._text("tags")
+        keys = self.arrays.get("keys")
+        self.keys = self._key() if keys is None or _is_text(keys.type) else self._list("keys")
+        self.properties = None if "properties" not in self.arrays else self._list("properties")
+
+    def doubtful(self, max_body_bytes: int) -> Mask:
+        """A mask of the rows that may not be legal, shape (n,): all that are not, and few others."""
+        body = self.arrays["body"]
+        if pa.types.is_null(body.type):
+            return np.ones(self.rows, np.bool_)
+        for name in ("body", "sharding_key"):
+            if name in self.arrays and _is_text(self.arrays[name].type):
+                _check_utf8(name, self.arrays[name])
+        sizes = sizes_of(body)
+        doubtful: Mask = self._doubtful | (sizes == 0) | (sizes > max_body_bytes)
+        if self.tags is not None:
+            doubtful |= _doubtful_texts(self.tags.texts, forbidden=b"", stripped=True) & self.tags.present
+        if isinstance(self.keys, TextColumn):
+            doubtful |= _doubtful_texts(self.keys.texts, forbidden=b" ", stripped=False) & self.keys.present
+        elif self.keys is not None:
+            doubtful |= _of_rows(_doubtful_texts(self.keys.parts[0], forbidden=b" ", stripped=False), self.keys)
+        if self.properties is not None:
+            doubtful |= _doubtful_properties(self.properties)
+        doubtful |= property_sizes(self.tags, self.keys, self.properties) > MAX_PROPERTIES_BYTES - _ROOM_FOR_IDS
+        return doubtful
+
+    def sharding_keys(self) -> tuple[Ints, Mask] | tuple[None, None]:
+        """Each row's hash of its sharding key, and a mask that is False where it has none; None without such keys."""
+        keys = self.arrays.get("sharding_key")
+        if keys is None:
+            return None, None
+        if _is_text(keys.type):
+            texts, present = ByteColumn.of_nullable(keys)
+            return java_hashes(texts), present
+        present = mask_of(keys.is_valid()) if keys.null_count else np.ones(len(keys), np.bool_)
+        numbers = keys.cast(pa.int64())
+        longs = np.frombuffer(numbers.buffers()[1], np.int64)[numbers.offset : numbers.offset + len(numbers)]
+        return long_hashes(longs), present
+
+    def _text(self, name: str) -> TextColumn | None:
+        array = self.arrays.get(name)
+        if array is None:
+            return None
+        _check_utf8(name, array)
+        return TextColumn(*ByteColumn.of_nullable(array))
+
+    def _key(self) -> TextColumn | None:
+        """The column of one key in each row, of which an empty one is none."""
+        keys = self._text("keys")
+        return None if keys is None else TextColumn(keys.texts, keys.present & (keys.texts.sizes > 0))
+
+    def _list(self, name: str) -> ListColumn:
+        array = self.arrays[name]
+        width: Any = np.int64 if pa.types.is_large_list(array.type) else np.int32
+        starts = np.frombuffer(array.buffers()[1], width)[array.offset :][: len(array) + 1].astype(np.int64)
+        entries = array.values.slice(int(starts[0]), int(starts[-1] - starts[0]))
+        parts = entries.flatten() if pa.types.is_map(array.type) else [entries]
+        starts -= starts[0]
+        hidden = None
+        if array.null_count:  # a null may have entries, which do not count
+            counts = np.diff(starts)
+            hidden = np.repeat(~mask_of(array.is_valid()), counts)
+            np.cumsum(counts * mask_of(array.is_valid()), out=starts[1:])
+        found = []
+        for part in parts:
+            _check_utf8(name, part)
+            texts, present = ByteColumn.of_nullable(part)
+            if hidden is not None and hidden.any():
+                texts, present = texts.take(np.flatnonzero(~hidden)), present[~hidden]
+            found.append(texts)
+            if not present.all():
+                self._doubtful |= _of_rows(~present, ListColumn((texts,), starts))
+        return ListColumn(tuple(found), starts)
+
+
+def _check_utf8(name: str, array: pa.Array) -> None:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise MessageIllegalError(f"column {name!r} has text that is not UTF-8 ({error}); no row was sent") from None
+
+
+def _of_rows(entries: Mask, column: ListColumn) -> Mask:
+    """A mask of the rows of which an entry is marked."""
+    marked = np.zeros(len(column.starts) - 1, np.bool_)
+    marked[np.searchsorted(column.starts, np.flatnonzero(entries), side="right") - 1] = True
+    return marked
+
+
+def _doubtful_texts(texts: ByteColumn, *, forbidden: bytes, stripped: bool) -> Mask:
+    """A mask of the texts that are blank or have a separator or one of the `forbidden` bytes, and if they must be
+    `stripped`, of those with white space at an end or with `||`; and of few others."""
+    first, last = int(texts.offsets[0]), int(texts.offsets[-1])
+    units = texts.data[first:last]
+    starts, ends = texts.offsets[:-1] - first, texts.offsets[1:] - first
+    doubtful: Mask = starts == ends
+    if not len(units):
+        return doubtful
+    found = (units == 1) | (units == 2)
+    for byte in forbidden:
+        found |= units == byte
+    if stripped:
+        bars = units == ord("|")
+        found[1:] |= bars[1:] & bars[:-1]
+    if found.any():
+        doubtful[np.searchsorted(ends, np.flatnonzero(found), side="right")] = True
+    spaced = _MAY_BEGIN_SPACE[units[np.minimum(starts, len(units) - 1)]]
+    if stripped:
+        spaced = spaced | _MAY_END_SPACE[units[np.maximum(ends - 1, 0)]]
+    for row in np.flatnonzero(spaced & ~doubtful).tolist():
+        text = units[starts[row] : ends[row]].tobytes().decode()
+        doubtful[row] = not text.strip() or (stripped and text != text.strip())
+    return doubtful
+
+
+def _doubtful_properties(column: ListColumn) -> Mask:
+    """A mask of the rows with a property whose name or value may not be legal, or that is there twice."""
+    names, values = column.parts
+    entries = _doubtful_texts(names, forbidden=b"", stripped=False)
+    entries |= _doubtful_texts(values, forbidden=b"", stripped=False)
+    coded = names.array().cast(pa.string()).dictionary_encode()
+    codes = np.frombuffer(coded.indices.buffers()[1], np.int32)[coded.offset : coded.offset + len(names)]
+    reserved = mask_of(pc.is_in(coded.dictionary, value_set=_RESERVED))
+    entries |= reserved[codes] if len(codes) else False
+    doubtful = _of_rows(entries, column)
+    rows = np.repeat(np.arange(len(doubtful)), np.diff(column.starts))
+    # Mostly all rows have the same names in the same order, so the codes of a row only rise.
+    if not ((codes[1:] > codes[:-1]) | (rows[1:] != rows[:-1])).all():
+        order = np.lexsort((codes, rows))
+        twice = (codes[order][1:] == codes[order][:-1]) & (rows[order][1:] == rows[order][:-1])
+        doubtful[rows[order][1:][twice]] = True
+    return doubtful
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_list_of_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _is_text(kind.value_type)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
+
+
+def _is_text_map(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_map(kind)) and _is_text(kind.key_type) and _is_text(kind.item_type)
+
+
+_KINDS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
+    "body": (lambda kind: _is_bytes(kind) or _is_text(kind), "binary or string"),
+    "tags": (_is_text, "string"),
+    "keys": (lambda kind: _is_text(kind) or _is_list_of_text(kind), "string or list of strings"),
+    "properties": (_is_text_map, "map of string to string"),
+    "sharding_key": (lambda kind: _is_text(kind) or bool(pa.types.is_signed_integer(kind)), "string or signed integer"),
+}
+
+
+def _check_columns(schema: pa.Schema) -> None:
+    """Check a table's columns. The InvalidArgumentError names everything that is wrong with them."""
+    wrong = [f"column {name!r} is unknown" for name in schema.names if name not in _KINDS]
+    wrong += [f"column {name!r} is there twice" for name, count in Counter(schema.names).items() if count > 1]
+    wrong += [] if "body" in schema.names else ["column 'body' is missing"]
+    for field in schema:
+        if field.name in _KINDS and not pa.types.is_null(field.type):
+            fits, expected = _KINDS[field.name]
+            if not fits(field.type):
+                wrong.append(f"column {field.name!r} is {field.type}, not {expected}")
+    if wrong:
+        raise InvalidArgumentError(f"this table cannot be sent: {'; '.join(wrong)} (columns: {', '.join(_KINDS)})")

@@ -1,0 +1,151 @@
+"""PendingRequests are the requests that wait for their reply, by correlation id, each until its time is up.
+
+A request ends once: with its reply, with the error of its send, or with RequestTimeoutError. Its entry goes in every
+case, so a reply that comes later finds none: it is dropped and counted. One thread ends the requests whose time is up;
+it begins with the first request, and ends with `close`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final
+
+from raymq.common.errors import ClientStateError, RequestTimeoutError, SystemBusyError
+from raymq.common.message import PROPERTY_CORRELATION_ID, Message, MessageExt, SendResult
+from raymq.common.protocol.request_reply import RequestStatistics
+
+REQUESTS_MAX: Final = 10_000
+"""The most requests of one client that may wait at a time."""
+_ENDING_S: Final = 5.0
+"""How much longer than its time a request waits for the thread that ends it."""
+
+
+class Pending:
+    """One request that waits."""
+
+    __slots__ = ("_table", "correlation_id", "deadline_s", "future", "message", "timeout_s")
+
+    def __init__(self, table: PendingRequests, correlation_id: str, message: Message, timeout_s: float) -> None:
+        self._table = table
+        self.correlation_id, self.message, self.timeout_s = correlation_id, message, timeout_s
+        self.deadline_s = time.monotonic() + timeout_s
+        self.future: Future[MessageExt] = Future()
+        self.future.set_running_or_notify_cancel()  # it cannot be cancelled: the request is on its way
+
+    def sent(self, sending: Future[SendResult]) -> None:
+        """End the request with the error of its send, if it failed."""
+        error = sending.exception()
+        if error is not None and self._table.take(self.correlation_id, failed=True) is not None:
+            self.future.set_exception(error)
+
+    def abandon(self) -> None:
+        """Wait for no reply any more. Nothing if the request has ended."""
+        self._table.take(self.correlation_id, failed=True)
+
+    def result(self) -> MessageExt:
+        """Wait for the reply; RequestTimeoutError, or ClientStateError when the client is closed meanwhile."""
+        return self.future.result(max(0.0, self.deadline_s - time.monotonic()) + _ENDING_S)
+
+    def time_out(self) -> None:
+        """End the request: no reply has come in time."""
+        what = f"request {self.correlation_id} to topic {self.message.topic!r}"
+        self.future.set_exception(RequestTimeoutError(what, self.timeout_s))
+
+
+class PendingRequests:
+    """The requests of a client that wait. Thread-safe. `most`: how many may wait at a time."""
+
+    def __init__(self, most: int = REQUESTS_MAX) -> None:
+        self._most = most
+        self._changed = threading.Condition()
+        """Guards everything below; notified when the first deadline may be another one."""
+        self._waiting: dict[str, Pending] = {}
+        self._deadlines: list[tuple[float, str]] = []
+        self._answered = self._timed_out = self._failed = self._late = 0
+        self._used_s = 0.0
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def add(self, correlation_id: str, timeout_s: float, make: Callable[[], Message]) -> Pending:
+        """Wait for the reply to the message that `make` makes. SystemBusyError, ClientStateError."""
+        pending = Pending(self, correlation_id, make(), timeout_s)
+        with self._changed:
+            if self._closed:
+                raise ClientStateError("this client is closed; call raymq.connect() again")
+            if len(self._waiting) >= self._most:
+                raise SystemBusyError(f"{self._most} requests of this client wait for a reply; wait for some of them")
+            self._waiting[correlation_id] = pending
+            heapq.heappush(self._deadlines, (pending.deadline_s, correlation_id))
+            self._used_s = time.monotonic()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="requests", daemon=True)
+                self._thread.start()
+            elif self._deadlines[0][1] == correlation_id:
+                self._changed.notify()
+        return pending
+
+    def take(self, correlation_id: str, *, failed: bool = False) -> Pending | None:
+        """Remove a request that waits; None if it does not."""
+        with self._changed:
+            pending = self._waiting.pop(correlation_id, None)
+            if failed and pending is not None:
+                self._failed += 1
+            return pending
+
+    def complete(self, reply: MessageExt) -> None:
+        """End the request that a message replies to; one that does not wait any more makes the reply a late one."""
+        with self._changed:
+            pending = self._waiting.pop(reply.system_properties.get(PROPERTY_CORRELATION_ID, ""), None)
+            if pending is None:
+                self._late += 1
+                return
+            self._answered += 1
+        pending.future.set_result(reply)
+
+    def idle_s(self) -> float:
+        """The time since the last request began; 0 while one waits."""
+        with self._changed:
+            return 0.0 if self._waiting else time.monotonic() - self._used_s
+
+    def statistics(self) -> RequestStatistics:
+        """The requests so far, by how they ended."""
+        with self._changed:
+            return RequestStatistics(len(self._waiting), self._answered, self._timed_out, self._failed, self._late)
+
+    def close(self) -> None:
+        """End all requests with ClientStateError, and the thread. Idempotent."""
+        with self._changed:
+            self._closed = True
+            left, self._waiting = self._waiting, {}
+            self._changed.notify()
+        for pending in left.values():
+            pending.future.set_exception(ClientStateError("the client was closed before a reply came"))
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_ENDING_S)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                ended = self._take_ended()
+                while not ended and not self._closed:
+                    first_s = self._deadlines[0][0] if self._deadlines else None
+                    self._changed.wait(None if first_s is None else first_s - time.monotonic())
+                    ended = self._take_ended()
+                if self._closed:
+                    return
+            for pending in ended:
+                pending.time_out()
+
+    def _take_ended(self) -> list[Pending]:
+        """Remove the requests whose time is up, and the deadlines of those that have ended before."""
+        ended, now_s = [], time.monotonic()
+        while self._deadlines and (self._deadlines[0][0] <= now_s or self._deadlines[0][1] not in self._waiting):
+            pending = self._waiting.pop(heapq.heappop(self._deadlines)[1], None)
+            if pending is not None:
+                self._timed_out += 1
+                ended.append(pending)
+        return ended

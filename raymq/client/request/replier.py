@@ -1,0 +1,94 @@
+"""ListenerReplier sends the replies that a listener returns, from the listener's process.
+
+A message whose reply was sent, or can never be, is consumed. A reply that the store does not take is tried again for as
+long as its request waits; after that it is given up and counted, because nobody waits for it any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from raymq.client.request.listener_producer import listener_producer
+from raymq.client.request.requests import Presence
+from raymq.common.errors import CreateReplyMessageError, MessageIllegalError, RaymqError
+from raymq.common.message import MessageExt, MessageQueue, SendResult, SystemMessage
+from raymq.common.protocol.request_reply import Reply, ReplyStatistics, reply_message, ttl_s
+
+Send = Callable[[SystemMessage, MessageQueue, float], SendResult]
+"""Sends a message to a queue, within so many s."""
+
+MIN_SEND_S: Final = 1.0
+"""A reply is tried for at least so long: the time of its request is counted by another clock, on another machine."""
+
+logger = logging.getLogger(__name__)
+
+
+class ListenerReplier:
+    """The replies of one listener's process. Thread-safe; connects when the first reply is sent. `send` and `is_gone`
+    are by default a producer's and the brokers'."""
+
+    def __init__(self, send: Send | None = None, is_gone: Callable[[MessageExt], bool] | None = None) -> None:
+        self._lock = threading.Lock()
+        """Guards everything below."""
+        self._send = send
+        self._is_gone = Presence().is_gone if is_gone is None else is_gone
+        self._counts = ReplyStatistics()
+
+    def answer(self, messages: Sequence[MessageExt], answer: Reply | Sequence[object]) -> str:
+        """Send a listener's answer to these messages; returns why it is none, empty if it is. Raises nothing."""
+        answers: Sequence[object] = [answer] if isinstance(answer, Reply) else answer
+        if len(answers) != len(messages):
+            return (
+                f"the listener returned {len(answers)} answer(s) for {len(messages)} messages: return a list with a "
+                "raymq.reply(...) or None for each message"
+            )
+        wrong = {type(one).__name__ for one in answers if not isinstance(one, Reply | None)}
+        if wrong:
+            return f"the listener returned a list with {', '.join(sorted(wrong))}: each is a raymq.reply(...) or None"
+        for message, one in zip(messages, answers, strict=True):
+            if isinstance(one, Reply):
+                self._reply(message, one)
+        return ""
+
+    def statistics(self) -> ReplyStatistics:
+        """The replies so far."""
+        with self._lock:
+            return self._counts
+
+    def _reply(self, message: MessageExt, one: Reply) -> None:
+        try:
+            made, queue = reply_message(message, one)
+            self._sender()(made, queue, max(ttl_s(message), MIN_SEND_S))
+        except CreateReplyMessageError as error:
+            logger.info("%s", error)
+            self._count("no_request")
+        except MessageIllegalError as error:
+            logger.error("the reply to message %s is not legal: %s", message.message_id, error)
+            self._count("unsent")
+        except RaymqError as error:
+            logger.warning("the reply to message %s was not sent: %s", message.message_id, error)
+            self._count("unsent")
+        else:
+            self._count("sent")
+            if self._is_gone(message):
+                self._count("gone")
+
+    def _count(self, what: str) -> None:
+        with self._lock:
+            self._counts = replace(self._counts, **{what: getattr(self._counts, what) + 1})
+
+    def _sender(self) -> Send:
+        with self._lock:
+            if self._send is None:
+                self._send = _connect()
+            return self._send
+
+
+def _connect() -> Send:
+    """The send of a producer in this process."""
+    producer = listener_producer("listener-replies")
+    return lambda message, queue, timeout_s: producer.send(message, timeout_s=timeout_s, queue=queue)

@@ -1,0 +1,228 @@
+"""The messages of offset ranges as Arrow batches of bounded size, read by whoever runs a part of a scan.
+
+A Spark task, a Ray Data task and a job of the command line all read their ranges here: from mapped files on the store's
+node, over a lane elsewhere (raymq.client.scan.range_reader). A batch holds copies, so it outlives the files it came
+from.
+
+A message that cannot be read is a row, too, with a null body (`raymq.records.kernels.columns`): all others are read
+beside it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.client.scan.queue_bounds import bounds_of
+from raymq.client.scan.range_reader import RangeReader, RecordsChunk
+from raymq.client.scan.ranges import NO_CREATIONS, Creations, OffsetRange, is_created_anew
+from raymq.common.errors import DataLossError, InvalidArgumentError
+from raymq.common.namespaces import NO_NAMESPACE, Namespace
+from raymq.records.format.hashing import java_hash
+from raymq.records.kernels.byte_column import text_array
+from raymq.records.kernels.column_bodies import BodyType
+from raymq.records.kernels.columns import Unreadable, decode_columns, schema_with, shown_batch
+from raymq.remoting.master_locator import RouteSource
+from raymq.remoting.storage_clients import StorageClients
+
+BATCH_BYTES: Final = 4 * 1024 * 1024
+"""The bytes of records in one Arrow batch, which bounds the memory of a worker and of its executor."""
+BATCH_BYTES_WITHOUT_BODY: Final = 32 * 1024 * 1024
+"""Likewise, of a batch that holds only the small parts of its records."""
+
+BATCH_DECOMPRESSED_BYTES: Final = 16 * 1024 * 1024
+"""The most bytes of decompressed bodies in one Arrow batch."""
+
+OnLoss = Callable[[OffsetRange], None]
+"""Is told each range of offsets that a read has left out because they are gone."""
+
+logger = logging.getLogger(__name__)
+
+
+def check_unreadable(unreadable: str) -> None:
+    """InvalidArgumentError for what is no Unreadable."""
+    if unreadable not in get_args(Unreadable):
+        raise InvalidArgumentError(f"unreadable={unreadable!r} must be one of {', '.join(get_args(Unreadable))}")
+
+
+def open_ranges(
+    routes: RouteSource,
+    storages: StorageClients,
+    ranges: Iterable[OffsetRange],
+    *,
+    fail_on_data_loss: bool,
+    columns: Sequence[str] | None = None,
+    tags: frozenset[str] = frozenset(),
+    sql: str | None = None,
+    body_type: BodyType = "binary",
+    on_loss: OnLoss = lambda lost: None,
+    names: Namespace = NO_NAMESPACE,
+    unreadable: Unreadable = "null",
+    creations: Creations = NO_CREATIONS,
+) -> Iterator[pa.RecordBatch]:
+    """The messages of several ranges, one after another, as `open_range` gives them.
+
+    `creations`: the creation ids of the topics when the read was planned. A range of a topic that was deleted and
+    created anew since is lost as a whole, since its offsets mean other messages now.
+    """
+    for queue_range in _same_topics(routes, ranges, creations, names, on_loss, fail_on_data_loss=fail_on_data_loss):
+        yield from open_range(
+            routes,
+            storages,
+            queue_range,
+            fail_on_data_loss=fail_on_data_loss,
+            columns=columns,
+            tags=tags,
+            sql=sql,
+            body_type=body_type,
+            on_loss=on_loss,
+            names=names,
+            unreadable=unreadable,
+        )
+
+
+def _same_topics(
+    routes: RouteSource,
+    ranges: Iterable[OffsetRange],
+    creations: Creations,
+    names: Namespace,
+    on_loss: OnLoss,
+    *,
+    fail_on_data_loss: bool,
+) -> Iterator[OffsetRange]:
+    """The ranges whose topics are the same ones as `creations` say. DataLossError for another one, unless that is
+    reported and left out."""
+    now: dict[str, dict[str, str]] = {}
+    for one in ranges:
+        if one.topic in creations and one.topic not in now:
+            stored = names.wrap(one.topic)
+            routes.invalidate(stored)
+            now[one.topic] = {data.broker_name: data.creation_id for data in routes.get(stored).queues}
+        if is_created_anew(one.queue, creations, now):
+            said = f"{one.queue}: its topic was deleted and created anew since the read was planned"
+            if fail_on_data_loss:
+                raise DataLossError(f"{said}; plan it anew, because its offsets mean other messages now")
+            logger.warning("%s: offsets %d to %d are left out", said, one.start_offset, one.end_offset - 1)
+            on_loss(one)
+            continue
+        yield one
+
+
+def open_range(
+    routes: RouteSource,
+    storages: StorageClients,
+    queue_range: OffsetRange,
+    *,
+    fail_on_data_loss: bool,
+    columns: Sequence[str] | None = None,
+    tags: frozenset[str] = frozenset(),
+    sql: str | None = None,
+    body_type: BodyType = "binary",
+    on_loss: OnLoss = lambda lost: None,
+    names: Namespace = NO_NAMESPACE,
+    unreadable: Unreadable = "null",
+) -> Iterator[pa.RecordBatch]:
+    """The messages of one range, in order, with the columns of `raymq.records.kernels.columns.SCHEMA`, or these
+    `columns` of them, and copied bodies. Without `body` among the columns no body is read or copied. `tags`: only
+    messages with one of them, all if empty; others are left out by the codes in the queue, before their records are
+    read. `sql`: only messages that pass this filter expression, too; of others only the properties are read.
+
+    DataLossError when some of the range is gone; without `fail_on_data_loss` the rest of it is read instead, a warning
+    says what was left out, and `on_loss` is told. InvalidArgumentError for columns that there are not. The range's
+    topic, and that of the messages, are names in the namespace `names`.
+
+    A message that cannot be read has a null body, and a warning is logged; its tags and properties are unknown if its
+    record is damaged, and then it counts as one that is wanted. With `unreadable` "raise", it raises
+    BodyUnreadableError. Bodies are checked if `body` or `error` is among the columns, or with "raise".
+    """
+    wanted = schema_with(body_type, columns).names
+    read = list(dict.fromkeys([*wanted, "tags", "born_timestamp"])) if tags else wanted
+    checked = unreadable == "raise" or not {"body", "error"}.isdisjoint(wanted)
+    tag_codes = frozenset(map(java_hash, tags)) if tags else None
+    chosen = text_array(sorted(tags))
+    stored = replace(queue_range, topic=names.wrap(queue_range.topic))
+
+    def lost(some: OffsetRange) -> None:
+        on_loss(replace(some, topic=names.unwrap(some.topic)))
+
+    def decode(chunk: RecordsChunk, rows: slice) -> pa.RecordBatch:
+        return decode_columns(
+            chunk.data,
+            chunk.starts[rows],
+            broker_name=queue_range.broker_name,
+            body_type=body_type,
+            check_crc=checked,
+            columns=read,
+            places=chunk.places(stored.queue).pick(rows),
+            unreadable=unreadable,
+            max_decompressed_bytes=BATCH_DECOMPRESSED_BYTES,
+        )
+
+    for chunk in _open_chunks(routes, storages, stored, tag_codes, sql, fail_on_data_loss, lost):
+        for rows in _slices(chunk, BATCH_BYTES if "body" in wanted else BATCH_BYTES_WITHOUT_BODY):
+            first = rows.start
+            while first < rows.stop:
+                batch = decode(chunk, slice(first, rows.stop))
+                first += batch.num_rows
+                _log_unreadable(queue_range, batch)
+                if tags:  # two tags may have one code; of a damaged record the tags are unknown
+                    right = pc.is_in(batch.column("tags"), value_set=chosen)
+                    batch = batch.filter(pc.or_(right, batch.column("born_timestamp").is_null())).select(wanted)
+                if batch.num_rows:
+                    yield shown_batch(batch, names)
+
+
+def _log_unreadable(queue_range: OffsetRange, batch: pa.RecordBatch) -> None:
+    """Log how many rows of a batch cannot be read, if the batch has a column that says so."""
+    names, count = batch.schema.names, 0
+    if "body" in names:
+        count = batch.column("body").null_count
+    elif "error" in names:
+        count = batch.num_rows - batch.column("error").null_count
+    if count:
+        logger.warning("%d messages of %s cannot be read: their bodies are null", count, queue_range)
+
+
+def _open_chunks(
+    routes: RouteSource,
+    storages: StorageClients,
+    queue_range: OffsetRange,
+    tag_codes: frozenset[int] | None,
+    sql: str | None,
+    fail_on_data_loss: bool,
+    on_loss: OnLoss,
+) -> Iterator[RecordsChunk]:
+    """The records of a range, but for those that are gone if that is no failure."""
+    queue, position, end = queue_range.queue, queue_range.start_offset, queue_range.end_offset
+    while position < end:
+        try:
+            for chunk in RangeReader(routes, storages).read(queue, position, end, tag_codes, sql):
+                yield chunk
+                position = chunk.next_offset
+            return
+        except DataLossError as error:
+            kept = bounds_of(routes, storages, queue).min_offset
+            if fail_on_data_loss or kept <= position:
+                raise
+            kept = min(kept, end)
+            logger.warning("%s: offsets %d to %d are gone: %s", queue, position, kept - 1, error)
+            on_loss(OffsetRange(queue.topic, queue.broker_name, queue.queue_id, position, kept))
+            position = kept
+
+
+def _slices(chunk: RecordsChunk, max_bytes: int) -> Iterator[slice]:
+    """The rows of neighbouring records, `max_bytes` of them at a time but one at least: a chunk may be large, and
+    Spark copies."""
+    ends = np.cumsum(chunk.sizes)
+    first = 0
+    while first < len(ends):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + max_bytes, side="right")))
+        yield slice(first, last)
+        first = last

@@ -1,0 +1,232 @@
+"""The options that say where a scan begins and ends in each queue: offsets, times, a consumer group's offsets.
+
+Names and meanings are those of Spark's Kafka source where RocketMQ has the same thing (design §6), so a partition of
+Kafka is a queue here, named by broker group and queue id. Values per queue are nested by topic, broker group and queue
+id, as a mapping or as JSON; for a single topic its level may be left out:
+
+    {"orders": {"broker-a": {"0": 12, "1": -2}}}        {"broker-a": {"0": 12, "1": -2}}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, Protocol
+
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageQueue
+from raymq.common.names import check_group
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+GROUP_PREFIX: Final = "group:"
+_WORDS: Final = {EARLIEST: "earliest", LATEST: "latest"}
+
+OffsetsOption = str | Mapping[str, Any]
+"""``"earliest"``, ``"latest"``, ``"group:NAME"`` (only to start at), or offsets per queue, -2 for earliest and -1 for
+latest."""
+TimestampOption = int | datetime
+"""Milliseconds since 1970, or a datetime; one without a time zone is in UTC."""
+TimestampsOption = str | Mapping[str, Any]
+"""Times per queue."""
+TimestampStrategy = Literal["error", "latest"]
+"""How a queue starts that has no message as late as its starting timestamp: with an error, or at its end."""
+
+
+class OffsetLookups(Protocol):
+    """The lookups in the cluster that offsets options need."""
+
+    def offsets_by_time(self, times: Mapping[MessageQueue, int]) -> Mapping[MessageQueue, int]:
+        """The first offset of each queue that was stored at a time (ms since 1970) or later, else the queue's end."""
+        ...
+
+    def committed_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
+        """The offsets that a group has committed, without the queues where it has none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The begin or the end of a scan, in all queues: `default`, unless offsets, times or a group say another."""
+
+    option: str
+    """The option that said it, for errors."""
+    default: int
+    offsets: Mapping[MessageQueue, int] | None = None
+    times: Mapping[MessageQueue, int] | None = None
+    time_ms: int | None = None
+    group: str | None = None
+
+    @property
+    def by_time(self) -> bool:
+        """True if times say it."""
+        return self.times is not None or self.time_ms is not None
+
+    def resolve(self, lookups: OffsetLookups, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+        """The offset of each queue, or EARLIEST or LATEST. InvalidArgumentError if the option names other queues."""
+        named = self.times if self.times is not None else self.offsets
+        if named is not None:
+            self._check_queues(named, queues)
+        found: Mapping[MessageQueue, int] = {}
+        if self.offsets is not None:
+            found = self.offsets
+        elif self.by_time:
+            times = self.times if self.times is not None else dict.fromkeys(queues, self.time_ms or 0)
+            found = lookups.offsets_by_time(times)
+        elif self.group is not None:
+            found = lookups.committed_offsets(self.group, queues)
+        return {queue: found.get(queue, self.default) for queue in queues}
+
+    def _check_queues(self, named: Mapping[MessageQueue, int], queues: Sequence[MessageQueue]) -> None:
+        """Refuse values that name queues the topics do not have, or leave out some that they have."""
+        for problem, found in (("unknown", named.keys() - set(queues)), ("missing", set(queues) - named.keys())):
+            if not found:
+                continue
+            several = len({queue.topic for queue in [*queues, *named]}) > 1
+            listed = ", ".join(_name(queue, several) for queue in sorted(found))
+            topics = ", ".join(repr(topic) for topic in sorted({queue.topic for queue in queues}))
+            hint = "" if self.times is not None else " (-2 is earliest, -1 latest)"
+            raise InvalidArgumentError(
+                f"{self.option} must name the queues of topic {topics}, all of them{hint}; {problem}: {listed}"
+            )
+
+
+def starting_edge(options: Mapping[str, Any], topics: Sequence[str]) -> Edge:
+    """The begin that the starting_… options say, of a scan of these topics. InvalidArgumentError."""
+    return _edge("starting", options, topics, default=EARLIEST, refused=LATEST)
+
+
+def streaming_edge(options: Mapping[str, Any], topics: Sequence[str]) -> Edge:
+    """The begin that the starting_… options say, of a stream of these topics: the latest offset if they say nothing,
+    and where a group has none. InvalidArgumentError."""
+    return _edge("starting", options, topics, default=LATEST, refused=None)
+
+
+def ending_edge(options: Mapping[str, Any], topics: Sequence[str]) -> Edge:
+    """The end that the ending_… options say, of a scan of these topics. InvalidArgumentError."""
+    return _edge("ending", options, topics, default=LATEST, refused=EARLIEST)
+
+
+def timestamp_ms(option: str, value: object) -> int:
+    """A time as milliseconds since 1970. InvalidArgumentError names the option."""
+    if isinstance(value, datetime):
+        aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+        value = (aware - datetime(1970, 1, 1, tzinfo=UTC)) // _MILLISECOND
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise InvalidArgumentError(f"{option} must be milliseconds since 1970 or a datetime, not {value!r}")
+    return value
+
+
+_MILLISECOND: Final = datetime(1970, 1, 1, 0, 0, 0, 1000) - datetime(1970, 1, 1)
+
+
+def _edge(side: str, options: Mapping[str, Any], topics: Sequence[str], *, default: int, refused: int | None) -> Edge:
+    names = [f"{side}_timestamp", f"{side}_offsets_by_timestamp", f"{side}_offsets"]
+    given = [name for name in names if options.get(name) is not None]
+    if len(given) > 1 and not (given[-1] == names[-1] and _word(options[names[-1]]) == _WORDS[default]):
+        raise InvalidArgumentError(f"{' and '.join(given)} say two things: pass one of them")
+    option = given[0] if given else names[-1]
+    value = options.get(option)
+    if option == names[0]:
+        return Edge(option, default, time_ms=timestamp_ms(option, value))
+    if option == names[1]:
+        times = _by_queue(option, value, topics, lambda queue, found: timestamp_ms(f"{option} of {queue}", found))
+        return Edge(option, default, times=times)
+    return _offsets_edge(option, _WORDS[default] if value is None else value, topics, default, refused)
+
+
+def _offsets_edge(option: str, value: Any, topics: Sequence[str], default: int, refused: int | None) -> Edge:
+    for offset, word in _WORDS.items():
+        if _word(value) == word:
+            if offset == refused:
+                raise InvalidArgumentError(f"{option} of a batch read cannot be {word!r}")
+            return Edge(option, offset)
+    if isinstance(value, str) and value.startswith(GROUP_PREFIX):
+        if refused == EARLIEST:
+            raise InvalidArgumentError(f"{option} cannot be the offsets of a group; only starting_offsets can")
+        return Edge(option, default, group=check_group(value.removeprefix(GROUP_PREFIX).strip()))
+
+    def check(queue: str, offset: Any) -> int:
+        if isinstance(offset, bool) or not isinstance(offset, int) or offset < EARLIEST or offset >= 2**63:
+            raise InvalidArgumentError(
+                f"{option}: the offset of {queue} must be a number from 0, -1 (latest) or -2 (earliest), not {offset!r}"
+            )
+        if offset == refused:
+            raise InvalidArgumentError(f"{option} of a batch read cannot be {_WORDS[refused]!r}, as for {queue}")
+        return offset
+
+    return Edge(option, default, offsets=_by_queue(option, value, topics, check))
+
+
+def _word(value: object) -> str | None:
+    return value.strip().lower() if isinstance(value, str) else None
+
+
+def _name(queue: MessageQueue, with_topic: bool) -> str:
+    name = f"{queue.broker_name}:{queue.queue_id}"
+    return f"{queue.topic}:{name}" if with_topic else name
+
+
+def _by_queue(
+    option: str, value: Any, topics: Sequence[str], check: Callable[[str, Any], int]
+) -> dict[MessageQueue, int]:
+    """The values per queue. `check` gets a queue's name and value, and returns the value or raises."""
+    given = _json(option, value) if isinstance(value, str) else value
+    result: dict[MessageQueue, int] = {}
+    for topic, by_broker in _by_topic(option, given, topics):
+        for broker_name, by_id in _items(option, by_broker):
+            for text, found in _items(option, by_id):
+                queue = MessageQueue(topic, broker_name, _queue_id(option, text))
+                name = _name(queue, len(topics) > 1)
+                if queue in result:
+                    raise InvalidArgumentError(f"{option} names queue {name} twice")
+                result[queue] = check(name, found)
+    return result
+
+
+def _by_topic(option: str, given: Any, topics: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """The values of each topic. For one topic, they may be given without its name."""
+    items = list(_items(option, given))
+    deep = items and all(
+        isinstance(below, Mapping) and below and all(isinstance(one, Mapping) for one in below.values())
+        for _, below in items
+    )
+    if deep or len(topics) != 1:
+        yield from items
+    else:
+        yield topics[0], given
+
+
+def _json(option: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise _not_values(option, f"{text!r} ({error})") from None
+
+
+def _items(option: str, value: Any) -> Iterable[tuple[Any, Any]]:
+    if not isinstance(value, Mapping):
+        raise _not_values(option, repr(value))
+    return value.items()
+
+
+def _not_values(option: str, found: str) -> InvalidArgumentError:
+    if option.endswith("timestamp"):
+        return InvalidArgumentError(
+            f'{option} must be times per queue such as {{"broker-a": {{"0": 1700000000000}}}}, not {found}'
+        )
+    return InvalidArgumentError(
+        f"{option} must be 'earliest', 'latest' or offsets per queue such as "
+        f'{{"broker-a": {{"0": 12, "1": -2}}}} (for several topics {{"orders": {{"broker-a": {{"0": 12}}}}}}), '
+        f"not {found}"
+    )
+
+
+def _queue_id(option: str, text: Any) -> int:
+    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
+        return text
+    if isinstance(text, str) and text.isascii() and text.isdigit():
+        return int(text)
+    raise InvalidArgumentError(f'{option}: {text!r} is not a queue id; write for example "0"')

@@ -1,0 +1,153 @@
+"""The parts of a read, one for each task: ranges cut and put together until they have about the same bytes.
+
+Pure. A part has ranges of one broker group only, so one node holds all of it on its disk.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Final
+
+import numpy as np
+
+from raymq.client.scan.ranges import OffsetRange, RangeSizes, check_count
+
+PARTITION_BYTES: Final = 128 * 1024 * 1024
+"""The bytes of records in one part, as in a part of Spark's file sources."""
+PARTITION_MIN_BYTES: Final = 4 * 1024 * 1024
+"""Less than this is not worth a task of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPartition:
+    """A part of a read, for one task: ranges of one broker group, in this order, with about `size_bytes` of records."""
+
+    ranges: tuple[OffsetRange, ...]
+    size_bytes: int
+
+    @property
+    def broker_name(self) -> str:
+        """The broker group that holds all of it."""
+        return self.ranges[0].broker_name
+
+    @property
+    def size(self) -> int:
+        """The number of offsets that it covers."""
+        return sum(one.size for one in self.ranges)
+
+
+def plan_partitions(
+    sizes: RangeSizes,
+    ranges: Sequence[OffsetRange],
+    *,
+    partition_bytes: int | None = None,
+    min_partitions: int | None = None,
+    parallelism: int = 1,
+    message_bytes_max: int | None = None,
+) -> list[ScanPartition]:
+    """The parts of a read of `ranges`, each offset in exactly one, in order within a queue.
+
+    Ranges are cut, and small ones of a broker group put together, to parts of about `partition_bytes`: by default
+    PARTITION_BYTES, or less if that leaves some of `parallelism` tasks idle. No message counts for more than
+    `message_bytes_max`, for a read that moves only small parts of them. There are `min_partitions` at least, as
+    far as there are as many offsets. InvalidArgumentError for numbers below 1.
+    """
+    check_count("partition_bytes", partition_bytes)
+    check_count("min_partitions", min_partitions)
+    if not ranges:
+        return []
+    profiles = [
+        _capped(one, profile, message_bytes_max) for one, profile in zip(ranges, sizes.range_bytes(ranges), strict=True)
+    ]
+    total = sum(map(sum, profiles))
+    if partition_bytes is None:
+        partition_bytes = min(PARTITION_BYTES, max(PARTITION_MIN_BYTES, -(-total // parallelism)))
+    wanted = min_partitions or 1
+    target = max(1, min(partition_bytes, -(-total // wanted)))
+    counts = _piece_counts(ranges, profiles, target, wanted)
+    pieces = [
+        piece
+        for one, profile, count in zip(ranges, profiles, counts, strict=True)
+        for piece in _cut_by_bytes(one, profile, count)
+    ]
+    return _merge(pieces, target, wanted)
+
+
+def _capped(item: OffsetRange, profile: Sequence[int], message_bytes_max: int | None) -> Sequence[int]:
+    if message_bytes_max is None:
+        return profile
+    most = -(-item.size * message_bytes_max // len(profile))
+    return [min(size, most) for size in profile]
+
+
+def _piece_counts(
+    ranges: Sequence[OffsetRange], profiles: Sequence[Sequence[int]], target: int, wanted: int
+) -> list[int]:
+    """The number of pieces of each range, of about `target` bytes, `wanted` in all if there are as many offsets."""
+    sizes = [max(1, sum(profile)) for profile in profiles]
+    counts = [min(one.size, max(1, round(size / target))) for one, size in zip(ranges, sizes, strict=True)]
+    return _share_pieces(counts, sizes, [one.size for one in ranges], wanted)
+
+
+def _share_pieces(counts: list[int], weights: Sequence[int], most: Sequence[int], wanted: int) -> list[int]:
+    """`counts` with more pieces until there are `wanted`: each goes to the item whose pieces weigh most, and no item
+    gets more than `most` of them."""
+    counts = list(counts)
+    heaviest = [(-weights[index] / counts[index], index) for index in range(len(counts)) if counts[index] < most[index]]
+    heapq.heapify(heaviest)
+    for _ in range(wanted - sum(counts)):
+        if not heaviest:
+            break
+        index = heaviest[0][1]
+        counts[index] += 1
+        if counts[index] < most[index]:
+            heapq.heapreplace(heaviest, (-weights[index] / counts[index], index))
+        else:
+            heapq.heappop(heaviest)
+    return counts
+
+
+def _cut(item: OffsetRange, count: int) -> Iterable[OffsetRange]:
+    edges = [item.start_offset + item.size * index // count for index in range(count + 1)]
+    for start, end in pairwise(edges):
+        yield replace(item, start_offset=start, end_offset=end)
+
+
+def _cut_by_bytes(item: OffsetRange, profile: Sequence[int], count: int) -> Iterable[tuple[OffsetRange, int]]:
+    """`count` pieces of about the same bytes, each with its bytes. `profile`: the bytes of equal parts of the range."""
+    total = sum(profile)
+    if not total:
+        yield from ((piece, 0) for piece in _cut(item, count))
+        return
+    # Offsets by bytes, between the edges of the profile's parts as if records there were of one size.
+    bytes_at = [0, *accumulate(profile)]
+    offsets_at = np.linspace(0, item.size, len(bytes_at))
+    wanted = [total * index / count for index in range(1, count)]
+    inner = np.interp(wanted, bytes_at, offsets_at).round().astype(int).tolist()
+    # At least one offset in each piece.
+    edges = [0]
+    for index, edge in enumerate(inner):
+        edges.append(min(max(edge, edges[-1] + 1), item.size - (count - 1 - index)))
+    edges.append(item.size)
+    sizes = np.diff(np.interp(edges, offsets_at, bytes_at)).round().astype(int).tolist()
+    for (start, end), size in zip(pairwise(edges), sizes, strict=True):
+        yield replace(item, start_offset=item.start_offset + start, end_offset=item.start_offset + end), size
+
+
+def _merge(pieces: Sequence[tuple[OffsetRange, int]], target: int, wanted: int) -> list[ScanPartition]:
+    """Neighbours of one broker group together, up to `target` bytes, as long as there are more than `wanted`."""
+    spare = len(pieces) - wanted
+    parts: list[ScanPartition] = []
+    # By broker group, so that those of different topics can come together.
+    for piece, size in sorted(pieces, key=lambda found: found[0].broker_name):
+        last = parts[-1] if parts else None
+        fits = last is not None and last.broker_name == piece.broker_name and last.size_bytes + size <= target
+        if last is not None and fits and spare > 0:
+            parts[-1] = ScanPartition((*last.ranges, piece), last.size_bytes + size)
+            spare -= 1
+        else:
+            parts.append(ScanPartition((piece,), size))
+    return parts

@@ -1,0 +1,173 @@
+"""RangeReader reads a fixed range of a queue, as a batch job does: record bytes and the position of each record.
+
+On the storage actor's node the bytes are the mapped files themselves, without a copy; elsewhere they are fetched. Its
+chunks are arguments for `raymq.records.kernels.columns.decode_columns`. A range holds what consumers could see when it
+was planned, which every replica that may come to lead has: after a failover the rest comes from the new master.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.common.errors import DataLossError
+from raymq.common.message import MessageQueue, PullStatus
+from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.records.format.check import find_starts
+from raymq.records.format.layout import QUEUE_OFFSET_OFFSET
+from raymq.records.format.places import RecordPlaces
+from raymq.records.logfiles.log_reader import LogReader
+from raymq.remoting.master_locator import RouteSource
+from raymq.remoting.storage_client import StorageClient
+from raymq.remoting.storage_clients import StorageClients, call_master
+
+RANGE_CHUNK_MESSAGES: Final = 16_384
+RANGE_CHUNK_BYTES: Final = 64 * 1024 * 1024
+"""The most messages and bytes of records that are looked for in mapped files at a time."""
+RANGE_FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
+RANGE_READ_TIMEOUT_S: Final = 30.0
+_FETCH_WAIT_S: Final = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class RecordsChunk(NamedTuple):
+    """Records of a range: their bytes, among others, the position in them of each record, shape (records,), the bytes
+    of each record, and the queue offset at which the range goes on behind them. `offsets` are the records' queue
+    offsets, None if nobody knows them; `position` is the physical offset of `data`, -1 if the records are copies."""
+
+    data: memoryview | bytes
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    next_offset: int
+    offsets: NDArray[np.int64] | None = None
+    position: int = -1
+
+    def places(self, queue: MessageQueue) -> RecordPlaces:
+        """The places of the records, which are of `queue`: a record that is damaged has its name from them."""
+        physical = None if self.position < 0 else self.starts + self.position
+        return RecordPlaces(queue, self.offsets, physical, self.sizes)
+
+
+class RangeReader:
+    """Reads ranges of queues: `routes` name the storage actor that leads a broker group, `storages` connect to it."""
+
+    def __init__(self, routes: RouteSource, storages: StorageClients) -> None:
+        self._routes, self._storages = routes, storages
+
+    def read(
+        self, queue: MessageQueue, start: int, end: int, tag_codes: frozenset[int] | None = None, sql: str | None = None
+    ) -> Iterator[RecordsChunk]:
+        """Yield the messages of `queue` from offset `start` up to, not including, `end`, in order, in chunks.
+
+        With `tag_codes`, only messages with these codes: few others, whose tags have the same codes, may be among them.
+        With `sql`, only messages that pass this filter expression (raymq.records.filters.sql).
+        `end` must not be beyond the queue's visible end when the range was planned. DataLossError when some of the
+        range is gone; a storage actor that is being restarted, or another one that comes to lead, is waited for, up to
+        RANGE_READ_TIMEOUT_S.
+        """
+        reader = call_master(
+            self._routes, self._storages, queue, RANGE_READ_TIMEOUT_S, lambda storage, left_s: storage.reader()
+        )
+        if reader is not None and not reader.makes_records(queue.topic, queue.queue_id):
+            try:
+                for chunk in _map(reader, queue, start, end, tag_codes, sql):
+                    yield chunk
+                    start = chunk.next_offset
+                return
+            except DataLossError as error:
+                # The files are of the replica that led when this began. Its master of now says what is really lost.
+                logger.info("%s from offset %d on is asked of the storage actor: %s", queue, start, error)
+                self._routes.invalidate(queue.topic)
+        yield from self._fetch(queue, start, end, tag_codes, sql)
+
+    def _fetch(
+        self, queue: MessageQueue, start: int, end: int, tag_codes: frozenset[int] | None, sql: str | None
+    ) -> Iterator[RecordsChunk]:
+        while start < end:
+            result = self._fetch_patiently(queue, start, min(RANGE_CHUNK_MESSAGES, end - start), tag_codes, sql)
+            if result.next_offset <= start or result.status is PullStatus.OFFSET_ILLEGAL:
+                raise DataLossError(
+                    f"{queue}: offsets {start} to {end - 1} are gone; it holds {result.min_offset} to "
+                    f"{result.max_offset}"
+                )
+            first, start = start, result.next_offset
+            if result.count:
+                yield _wanted_part(result, first, end)
+
+    def _fetch_patiently(
+        self, queue: MessageQueue, start: int, max_messages: int, tag_codes: frozenset[int] | None, sql: str | None
+    ) -> FetchResult:
+        """One fetch. Offsets that are not there yet are waited for: a replica that has just come to lead shows its end
+        a moment later."""
+        deadline_s = time.monotonic() + RANGE_READ_TIMEOUT_S
+        wait_s = 0.0
+        while True:
+            result = self._fetch_once(queue, start, max_messages, tag_codes, sql, wait_s)
+            if start < result.max_offset or time.monotonic() >= deadline_s:
+                return result
+            wait_s = _FETCH_WAIT_S
+            if result.status is PullStatus.OFFSET_ILLEGAL:  # which is answered at once
+                time.sleep(_FETCH_WAIT_S / 10)
+
+    def _fetch_once(
+        self,
+        queue: MessageQueue,
+        start: int,
+        max_messages: int,
+        tag_codes: frozenset[int] | None,
+        sql: str | None,
+        wait_s: float,
+    ) -> FetchResult:
+        request = FetchRequest(queue.topic, queue.queue_id, start, max_messages, tag_codes, sql)
+
+        def fetch(storage: StorageClient, left_s: float) -> list[FetchResult]:
+            return storage.fetch([request], RANGE_FETCH_MAX_BYTES, wait_s, min(left_s, 10.0))
+
+        [result] = call_master(self._routes, self._storages, queue, RANGE_READ_TIMEOUT_S, fetch)
+        return result
+
+
+def _map(
+    reader: LogReader, queue: MessageQueue, start: int, end: int, tag_codes: frozenset[int] | None, sql: str | None
+) -> Iterator[RecordsChunk]:
+    """Yield chunks that are views of the mapped log files."""
+    while start < end:
+        request = FetchRequest(
+            queue.topic, queue.queue_id, start, min(RANGE_CHUNK_MESSAGES, end - start), tag_codes, sql
+        )
+        parts, next_offset = reader.find(request, end, RANGE_CHUNK_BYTES)
+        for part in parts:
+            behind = int(part.offsets[-1]) + 1
+            yield RecordsChunk(part.data, part.starts, part.sizes, behind, part.offsets, part.position)
+        start = next_offset
+
+
+def _wanted_part(result: FetchResult, start: int, end: int) -> RecordsChunk:
+    """The records of a fetch from `start` on that are before offset `end`. Offsets that hold no record
+    (spec/storage.md §2) make a fetch of so many records go past the end."""
+    starts = find_starts(result.records)
+    sizes = np.diff(starts, append=len(result.records))
+    offsets = _offsets_of(result, starts, start)
+    if result.next_offset > end:
+        wanted = offsets < end
+        starts, sizes, offsets = starts[wanted], sizes[wanted], offsets[wanted]
+    return RecordsChunk(result.records, starts, sizes, min(result.next_offset, end), offsets)
+
+
+def _offsets_of(result: FetchResult, starts: NDArray[np.int64], start: int) -> NDArray[np.int64]:
+    """The queue offsets of the records of a fetch from `start` on, ascending; a damaged record has one that fits."""
+    if len(starts) == result.count == result.next_offset - start:
+        return np.arange(start, result.next_offset)
+    offsets, following = [], start
+    for position in starts.tolist():
+        at = position + QUEUE_OFFSET_OFFSET
+        told = int.from_bytes(result.records[at : at + 8], "big")
+        following = (told if following <= told < result.next_offset else following) + 1
+        offsets.append(following - 1)
+    return np.array(offsets, np.int64)

@@ -1,0 +1,252 @@
+"""The offset ranges that a read of topics covers.
+
+Pure: queues, bounds and offsets come in through `ScanSource`. Every queue contributes one range [start, end); a bound
+of the whole read, `max_offsets`, is shared among them. `raymq.client.scan.partitions` makes the parts that tasks read.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol, TypedDict, Unpack
+
+from raymq.client.scan.offsets import (
+    EARLIEST,
+    LATEST,
+    Edge,
+    OffsetLookups,
+    OffsetsOption,
+    TimestampOption,
+    TimestampsOption,
+    TimestampStrategy,
+    ending_edge,
+    starting_edge,
+)
+from raymq.common.errors import DataLossError, InvalidArgumentError, OffsetOutOfRangeError, TopicNotExistError
+from raymq.common.message import MessageQueue
+from raymq.common.names import check_topic
+from raymq.common.protocol.store import QueueBounds
+
+logger = logging.getLogger(__name__)
+
+
+Creations = Mapping[str, Mapping[str, str]]
+"""The creation ids of topics (raymq.common.protocol.route.TopicConfig), by topic and broker group."""
+NO_CREATIONS: Final[Creations] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """The messages of one queue from `start_offset` up to, not including, `end_offset`."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    start_offset: int
+    end_offset: int
+
+    @property
+    def queue(self) -> MessageQueue:
+        """The queue of the range."""
+        return MessageQueue(self.topic, self.broker_name, self.queue_id)
+
+    @property
+    def size(self) -> int:
+        """The number of offsets that it covers."""
+        return self.end_offset - self.start_offset
+
+
+class RangeSizes(Protocol):
+    """The sizes of ranges, by which parts are made."""
+
+    def range_bytes(self, ranges: Sequence[OffsetRange]) -> Sequence[Sequence[int]]:
+        """For each range, the bytes of records in equal parts of it, in order; estimates for long ranges."""
+        ...
+
+
+class ScanSource(OffsetLookups, RangeSizes, Protocol):
+    """The cluster's topics, queues and their bounds, as planning needs them."""
+
+    def topics(self) -> Sequence[str]:
+        """The names of the users' topics, for a pattern."""
+        ...
+
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """The topic's readable queues. TopicNotExistError if there is no such topic."""
+        ...
+
+    def bounds(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, QueueBounds]:
+        """The offsets that can be read from queues now."""
+        ...
+
+
+def is_created_anew(queue: MessageQueue, before: Creations, now: Creations) -> bool:
+    """True if a queue's topic in its broker group is another one `now` than `before`: both are creation ids."""
+    known, present = (ids.get(queue.topic, {}).get(queue.broker_name) for ids in (before, now))
+    return known is not None and bool(present) and known != present
+
+
+class ScanOptions(TypedDict, total=False):
+    """The options that say which messages a read covers (docs/spark.md). Those that are left out, or None, have the
+    defaults: from the earliest to the latest message, all of them, and lost messages are an error."""
+
+    topic_pattern: str | None
+    starting_offsets: OffsetsOption | None
+    starting_timestamp: TimestampOption | None
+    starting_offsets_by_timestamp: TimestampsOption | None
+    starting_offsets_by_timestamp_strategy: TimestampStrategy
+    ending_offsets: OffsetsOption | None
+    ending_timestamp: TimestampOption | None
+    ending_offsets_by_timestamp: TimestampsOption | None
+    max_offsets: int | None
+    fail_on_data_loss: bool
+
+
+_OPTION_NAMES: Final = frozenset(ScanOptions.__annotations__)
+_STRATEGIES: Final = ("error", "latest")
+
+
+def plan_ranges(
+    source: ScanSource, topic: str | Sequence[str] | None = None, **options: Unpack[ScanOptions]
+) -> list[OffsetRange]:
+    """The ranges of one batch read, none of them empty, sorted by queue. The bounds of each queue are read once.
+
+    `topic`: one, or several; or `topic_pattern`, a regular expression that whole names match. Offsets and times per
+    queue name every queue of the topics; a batch cannot start at the latest offset nor end at the earliest. With
+    `fail_on_data_loss` false, offsets that are gone or not there yet are left out with a warning.
+
+    Raises IllegalNameError, TopicNotExistError (also for a pattern that no topic matches); InvalidArgumentError for
+    options that make no sense or name other queues than the topics have, and for a starting timestamp that a queue has
+    no message for, unless the strategy is "latest"; DataLossError for offsets below what a queue still holds;
+    OffsetOutOfRangeError for offsets beyond its end.
+    """
+    check_options(options)
+    topics = select_topics(source, topic, options.get("topic_pattern"))
+    start, end = starting_edge(options, topics), ending_edge(options, topics)
+    queues = sorted(queue for name in topics for queue in source.queues(name))
+    starts, ends = start.resolve(source, queues), end.resolve(source, queues)
+    for queue in queues:
+        if starts[queue] > ends[queue] >= 0 and not start.by_time and not end.by_time:
+            raise InvalidArgumentError(
+                f"{queue}: starting offset {starts[queue]} is beyond ending offset {ends[queue]}"
+            )
+    bounds = source.bounds(queues)
+    if start.by_time and options.get("starting_offsets_by_timestamp_strategy", "error") == "error":
+        require_matches(start, starts, bounds)
+    fail_on_data_loss = options.get("fail_on_data_loss", True)
+    ranges = [
+        bounded_range(queue, bounds[queue], starts[queue], ends[queue], fail_on_data_loss=fail_on_data_loss)
+        for queue in queues
+    ]
+    return limit_ranges([one for one in ranges if one.size], options.get("max_offsets"))
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse options that a read has not, with TypeError, and single values that make no sense, with
+    InvalidArgumentError."""
+    if unknown := sorted(options.keys() - _OPTION_NAMES):
+        raise TypeError(f"a read has no option {', '.join(unknown)}; known are {', '.join(sorted(_OPTION_NAMES))}")
+    strategy = options.get("starting_offsets_by_timestamp_strategy", "error")
+    if strategy not in _STRATEGIES:
+        raise InvalidArgumentError(
+            f"starting_offsets_by_timestamp_strategy={strategy!r} must be one of {', '.join(_STRATEGIES)}"
+        )
+    check_count("max_offsets", options.get("max_offsets"))
+
+
+def check_count(option: str, value: int | None) -> None:
+    """InvalidArgumentError for a number below 1, and for what is no number."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise InvalidArgumentError(f"{option}={value!r} must be at least 1")
+
+
+def select_topics(source: ScanSource, topic: str | Sequence[str] | None, topic_pattern: str | None = None) -> list[str]:
+    """The topics that a read names, sorted, each once. IllegalNameError; InvalidArgumentError unless exactly one of
+    `topic` and `topic_pattern` says something; TopicNotExistError for a pattern that matches no topic."""
+    if (topic is None) == (topic_pattern is None):
+        raise InvalidArgumentError(
+            "say which topics to read: a topic, a list of topics, or topic_pattern, and only one"
+        )
+    if topic_pattern is not None:
+        try:
+            pattern = re.compile(topic_pattern)
+        except (re.error, TypeError) as error:
+            raise InvalidArgumentError(f"topic_pattern {topic_pattern!r} is no regular expression: {error}") from None
+        topics = sorted(name for name in source.topics() if pattern.fullmatch(name))
+        if not topics:
+            raise TopicNotExistError(topic_pattern)
+        return topics
+    names = [topic] if isinstance(topic, str) else list(topic or ())
+    if not names:
+        raise InvalidArgumentError("the list of topics to read is empty")
+    return sorted({check_topic(name) for name in names})
+
+
+def bounded_range(
+    queue: MessageQueue, bounds: QueueBounds, start: int, end: int, *, fail_on_data_loss: bool
+) -> OffsetRange:
+    """The range of a queue from `start` to `end`, which may be EARLIEST and LATEST. Of what it does not hold, it
+    contains nothing: without `fail_on_data_loss` that is left out with a warning, else DataLossError for what is gone
+    and OffsetOutOfRangeError for what is not there yet."""
+    low, high = bounds.min_offset, bounds.max_offset
+    start_offset = low if start == EARLIEST else start
+    end_offset = high if end == LATEST else end
+    lowest, highest = min(start_offset, end_offset), max(start_offset, end_offset)
+    if lowest < low:
+        lost = f"{queue}: offsets {lowest} to {low - 1} were asked for and are gone, the first one kept is {low}"
+        if fail_on_data_loss:
+            raise DataLossError(f"{lost}; start later, or pass fail_on_data_loss=False to read what is left")
+        logger.warning("%s; reading from there", lost)
+    if highest > high:
+        if fail_on_data_loss:
+            raise OffsetOutOfRangeError(str(queue), highest, low, high)
+        logger.warning(
+            "%s: offset %d was asked for and the queue ends at %d; reading up to there", queue, highest, high
+        )
+    start_offset = min(max(start_offset, low), high)
+    end_offset = min(max(end_offset, start_offset), high)
+    return OffsetRange(queue.topic, queue.broker_name, queue.queue_id, start_offset, end_offset)
+
+
+def limit_ranges(ranges: Sequence[OffsetRange], max_offsets: int | None) -> list[OffsetRange]:
+    """The beginnings of ranges, `max_offsets` offsets in all at most (None: all), without empty ones.
+
+    Shared in proportion to sizes, as Spark's Kafka source does with maxOffsetsPerTrigger. Each range gets one offset at
+    least, so that none starves behind larger ones; where that is too many, the largest ranges do. The same arguments
+    always give the same ranges.
+    """
+    check_count("max_offsets", max_offsets)
+    left = sum(one.size for one in ranges)
+    if max_offsets is None or left <= max_offsets:
+        return [one for one in ranges if one.size]
+    shares = [0] * len(ranges)
+    largest_first = sorted(range(len(ranges)), key=lambda index: (-ranges[index].size, index))
+    for index in largest_first[:max_offsets]:
+        shares[index] = min(1, ranges[index].size)
+    # The rest in proportion to what each has beyond its first offset; what rounding leaves goes to the largest parts.
+    rest, beyond = max_offsets - sum(shares), left - sum(shares)
+    if rest:
+        parts = [(one.size - share) * rest for one, share in zip(ranges, shares, strict=True)]
+        shares = [share + part // beyond for share, part in zip(shares, parts, strict=True)]
+        by_remainder = sorted(range(len(ranges)), key=lambda index: (-(parts[index] % beyond), index))
+        for index in by_remainder[: max_offsets - sum(shares)]:
+            shares[index] += 1
+    return [
+        replace(one, end_offset=one.start_offset + share) for one, share in zip(ranges, shares, strict=True) if share
+    ]
+
+
+def require_matches(
+    start: Edge, starts: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
+) -> None:
+    """InvalidArgumentError if a queue has no message as late as its starting timestamp. The offsets were looked up
+    before the bounds, so a queue's end is one that it has not passed since."""
+    late = [queue for queue, offset in starts.items() if offset >= bounds[queue].max_offset]
+    if late:
+        listed = ", ".join(str(queue) for queue in late[:10]) + (" …" if len(late) > 10 else "")
+        raise InvalidArgumentError(
+            f"{start.option}: no message was stored then or later in {listed}; choose an earlier time, or pass "
+            'starting_offsets_by_timestamp_strategy="latest" to read nothing from such queues'
+        )

@@ -1,0 +1,133 @@
+"""Asks every broker for the transactions that a producer group is to be asked about, and has them answered.
+
+A thread asks each broker once a second; that is also how the brokers know that this producer lives. The user's `check`
+runs in a pool of threads, and its answer ends the transaction. A check that gets no answer comes again in the next
+round of checks, here or at another producer of the group.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from raymq.common.errors import RaymqError
+from raymq.common.message import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, MessageExt, MessageQueue
+from raymq.common.names import HALF_TOPIC
+from raymq.common.protocol.transactions import EndTransaction, LocalTransactionState, TransactionCheck
+from raymq.records.format.decode import read_record
+from raymq.records.format.places import RecordPlace
+from raymq.remoting.broker_client import broker_client
+
+CHECK_POLL_INTERVAL_S: Final = 1.0
+CHECK_CALL_TIMEOUT_S: Final = 2.0
+CHECKS_PENDING_MAX: Final = 2000
+"""Checks that wait for a thread, or have one; further ones are left to the next round."""
+CHECKS_STOP_TIMEOUT_S: Final = 5.0
+
+logger = logging.getLogger(__name__)
+
+Check = Callable[[MessageExt], LocalTransactionState | None]
+"""The outcome of a message's local transaction, as the user's program finds out; None is UNKNOW."""
+
+
+def checked_message(check: TransactionCheck, broker_name: str) -> MessageExt:
+    """The message that a check asks about, in its real queue. If its body cannot be read, its `body_error` says so.
+
+    BodyUnreadableError if its real queue cannot be read, either.
+    """
+    queue = MessageQueue(HALF_TOPIC, broker_name, -1)
+    half = read_record(check.record, 0, RecordPlace(queue))
+    properties = half.system_properties
+    try:
+        topic, queue_id = properties[PROPERTY_REAL_TOPIC], int(properties[PROPERTY_REAL_QUEUE_ID])
+    except (KeyError, ValueError):
+        reason = "it is no half message" if half.body_error is None else half.body_error.reason
+        raise RecordPlace(queue, check.queue_offset, check.physical_offset).error(reason) from None
+    return half._in_queue(topic, queue_id)
+
+
+class CheckListener:
+    """The checks of one transaction producer, from its construction until `close`. Thread-safe."""
+
+    def __init__(
+        self,
+        group: str,
+        client_id: str,
+        check: Check,
+        *,
+        brokers: Callable[[], Iterable[str]],
+        end: Callable[[str, MessageExt, EndTransaction], object],
+        threads: int,
+    ) -> None:
+        """`brokers` returns the names of all brokers; `end` ends the transaction of a message at one of them."""
+        self._group, self._client_id, self._check = group, client_id, check
+        self._brokers, self._end = brokers, end
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"transaction-check-{group}")
+        self._lock = threading.Lock()
+        self._pending: set[str] = set()
+        self._known: set[str] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"transaction-checks-{group}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no more checks; those that run are waited for, for a bounded time. Idempotent."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(CHECKS_STOP_TIMEOUT_S)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for name in self._known:
+            try:
+                broker_client(name).call(
+                    "leave_transaction_checks", self._group, self._client_id, timeout_s=CHECK_CALL_TIMEOUT_S
+                )
+            except RaymqError as error:
+                logger.info("%s was not told that a producer of %s has ended: %s", name, self._group, error)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                names = set(self._brokers())
+                self._known |= names
+            except RaymqError as error:
+                logger.info("no NameServer says which brokers there are: %s", error)
+                names = self._known
+            for name in names:
+                self._ask(name)
+            self._stop.wait(CHECK_POLL_INTERVAL_S)
+
+    def _ask(self, broker_name: str) -> None:
+        try:
+            checks: list[TransactionCheck] = broker_client(broker_name).call(
+                "take_transaction_checks", self._group, self._client_id, timeout_s=CHECK_CALL_TIMEOUT_S
+            )
+        except RaymqError as error:
+            logger.info("%s tells no checks of transactions now: %s", broker_name, error)
+            return
+        for check in checks:
+            with self._lock:
+                known = check.transaction_id in self._pending or len(self._pending) >= CHECKS_PENDING_MAX
+                if known or self._stop.is_set():
+                    continue
+                self._pending.add(check.transaction_id)
+            self._pool.submit(self._answer, broker_name, check)
+
+    def _answer(self, broker_name: str, check: TransactionCheck) -> None:
+        try:
+            message = checked_message(check, broker_name)
+            state = self._check(message)
+            if state is None or state == LocalTransactionState.UNKNOW:
+                return
+            offsets = check.queue_offset, check.physical_offset
+            end = EndTransaction(self._group, *offsets, int(state), check.transaction_id, from_transaction_check=True)
+            self._end(broker_name, message, end)
+        except Exception:  # the user's, or of a broker that is away: the next round asks again
+            logger.exception("the check of transaction %s has no answer", check.transaction_id)
+        finally:
+            with self._lock:
+                self._pending.discard(check.transaction_id)

@@ -1,0 +1,312 @@
+"""The transaction producer: a message becomes visible if, and only if, a local transaction was committed.
+
+    send_in_transaction    half message ▶ local transaction ▶ commit or rollback
+    with transaction(…)    half message ▶ the block ▶ commit at its end, rollback on an exception
+
+The half message is stored as durably as any other, and no consumer sees it. If the producer dies before it ended its
+transaction, or the end is lost, the broker asks a live producer of the group (`check`), again and again. So `check` has
+to find out the outcome by itself, for example in the database that the local transaction wrote to, and answers the same
+at any time; it may be asked about a transaction that is still under way (UNKNOW), and in another process.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self
+
+from msgspec import structs
+
+from raymq.client.producer.producer import Producer
+from raymq.client.producer.queue_selector import DestinationOptions
+from raymq.client.transactions.checks import Check, CheckListener
+from raymq.client.transactions.half_message import half_message
+from raymq.common.closing import Closing
+from raymq.common.errors import InvalidArgumentError, RaymqError, TransactionError
+from raymq.common.message import Message, MessageExt, MessageQueue, SendResult, SendStatus
+from raymq.common.protocol.transactions import EndResult, EndTransaction, LocalTransactionState
+from raymq.common.retry import persist_until
+from raymq.common.shipping import deferred_kind
+from raymq.records.format.message_id import parse_offset_message_id
+from raymq.remoting.master_locator import MasterLocator, RouteSource
+from raymq.remoting.storage_client import StorageClient
+
+END_CALL_TIMEOUT_S: Final = 10.0
+"""Bounds one attempt to end a transaction."""
+CHECK_THREADS_MAX: Final = 64
+
+logger = logging.getLogger(__name__)
+
+
+class TransactionSendResult(SendResult, frozen=True, gc=False):
+    """The result of a send in a transaction.
+
+    `local_transaction_state` is the outcome. After a commit `queue` and `queue_offset` are those of the message; else
+    those of its half message, which nobody sees. `end_error` says why the outcome did not reach the broker, or why it
+    was refused, and `local_error` what the local transaction raised; empty if nothing of that kind happened. An outcome
+    that did not arrive is found out by a check.
+    """
+
+    local_transaction_state: LocalTransactionState = LocalTransactionState.UNKNOW
+    end_error: str = ""
+    local_error: str = ""
+
+    @property
+    def transaction_id(self) -> str:
+        """The transaction's id, which is the message's unique id."""
+        return self.message_id
+
+
+LocalTransaction = Callable[["Transaction", Any], LocalTransactionState | None]
+"""Carries out a local transaction, and says how it ended; None is UNKNOW. The argument is `send_in_transaction`'s."""
+
+
+class Transaction:
+    """A transaction whose half message is stored. As a context manager it commits at the end of its block.
+
+    Made by `TransactionProducer.transaction`; for one thread.
+    """
+
+    def __init__(self, producer: TransactionProducer, message: Message, half: SendResult) -> None:
+        self.message = message
+        self._producer, self.half = producer, half
+        # The outcome; None while there is none.
+        self.state: LocalTransactionState | None = None
+        # The place of the message, once it is committed.
+        self.committed: EndResult | None = None
+
+    @property
+    def transaction_id(self) -> str:
+        """The transaction's id, which is the message's unique id: consumers and `check` see it as `message_id`."""
+        return self.half.message_id
+
+    message_id = transaction_id
+
+    def commit(self) -> EndResult:
+        """Let consumers see the message. Errors as of `rollback`."""
+        self.committed = self._end(LocalTransactionState.COMMIT_MESSAGE)
+        return self.committed
+
+    def rollback(self) -> None:
+        """Drop the message. Repeating the same end changes nothing.
+
+        TransactionError: it has the other outcome, or was given up. ServiceNotAvailableError, RequestTimeoutError: the
+        broker did not answer for the send timeout; then a check finds out the outcome.
+        """
+        self._end(LocalTransactionState.ROLLBACK_MESSAGE)
+
+    def _end(self, state: LocalTransactionState) -> EndResult:
+        self.state = state
+        return self._producer.end(self, state)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.state is not None:
+            return
+        if error is None:
+            self.commit()
+            return
+        try:
+            self.rollback()
+        except RaymqError as failure:  # the block's own error is the one to raise
+            logger.warning("transaction %s is not rolled back yet: %s", self.transaction_id, failure)
+
+
+class TransactionProducer(Closing):
+    """Sends messages in transactions. Thread-safe; made by `Client.transaction_producer`, closed by `close` or `with`.
+
+    Not to be pickled: make one in the process that uses it.
+    """
+
+    def __init__(
+        self,
+        producer: Producer,
+        check: Check,
+        *,
+        routes: RouteSource,
+        storage: Callable[[str], StorageClient],
+        brokers: Callable[[], Iterable[str]],
+        client_id: str,
+        check_threads: int = 1,
+        on_close: Callable[[TransactionProducer], None] = lambda producer: None,
+    ) -> None:
+        """`producer` sends the half messages, and is closed with this one. InvalidArgumentError."""
+        if not callable(check):
+            raise InvalidArgumentError("a transaction producer needs check=, a function that finds out outcomes")
+        if kind := deferred_kind(check):
+            raise InvalidArgumentError(f"check= of a transaction producer is {kind}: give a plain function")
+        if not 1 <= check_threads <= CHECK_THREADS_MAX:
+            raise InvalidArgumentError(f"check_threads {check_threads} is not from 1 to {CHECK_THREADS_MAX}")
+        self.group = producer.group
+        self._names = names = producer.names
+        self._producer, self._routes, self._storage = producer, routes, storage
+        self._on_close = on_close
+        self._listener = CheckListener(
+            names.wrap(self.group),
+            client_id,
+            lambda message: check(names.shown_message(message)),
+            brokers=brokers,
+            end=self._end_checked,
+            threads=check_threads,
+        )
+
+    def send_in_transaction(
+        self,
+        message: Message,
+        local_transaction: LocalTransaction,
+        argument: Any = None,
+        *,
+        check_immunity_s: int | None = None,
+        sharding_key: str | int | None = None,
+        queue: MessageQueue | None = None,
+    ) -> TransactionSendResult:
+        """Store a half message, call ``local_transaction(transaction, argument)``, and end the transaction as it says.
+
+        What it raises makes the outcome UNKNOW, which a check finds out later. If the half message is stored, but not
+        as durably as asked for, the local transaction is not called, and the message is rolled back.
+        `check_immunity_s`: the age in seconds before which no check asks (default: the store's
+        transaction_time_out_ms); with it, only a check can end the transaction later. The other arguments are those of
+        `Producer.send`, whose errors are raised: then no local transaction was called. A delay of the message does not
+        count.
+        """
+        transaction = self._begin(message, check_immunity_s, sharding_key, queue)
+        state, local_error = _run(transaction, local_transaction, argument)
+        end_error = ""
+        if state is not LocalTransactionState.UNKNOW:
+            try:
+                if state is LocalTransactionState.COMMIT_MESSAGE:
+                    transaction.commit()
+                else:
+                    transaction.rollback()
+            except RaymqError as error:
+                logger.warning("transaction %s has no end yet: %s", transaction.transaction_id, error)
+                end_error = f"{type(error).__name__}: {error}"
+        return _result(transaction, state, end_error, local_error)
+
+    def transaction(
+        self,
+        message: Message,
+        *,
+        check_immunity_s: int | None = None,
+        sharding_key: str | int | None = None,
+        queue: MessageQueue | None = None,
+    ) -> Transaction:
+        """A transaction whose half message is stored, for `with`: its block is the local transaction.
+
+        At the end of the block the message is committed; an exception, or `rollback()` in the block, rolls it back.
+        The arguments and errors are those of `send_in_transaction`, and TransactionError when the half message is not
+        stored as durably as asked for: then it is rolled back. The block's end raises as `Transaction.rollback` does.
+        """
+        transaction = self._begin(message, check_immunity_s, sharding_key, queue)
+        if transaction.half.status is not SendStatus.SEND_OK:
+            transaction.rollback()
+            raise TransactionError(
+                f"the half message is not stored as durably as asked for ({transaction.half.status.value}), and was "
+                "rolled back; begin again"
+            )
+        return transaction
+
+    def end(self, transaction: Transaction, state: LocalTransactionState) -> EndResult:
+        """End a transaction of this producer; errors as of `Transaction.rollback`."""
+        half = transaction.half
+        physical_offset = parse_offset_message_id(half.offset_message_id).physical_offset
+        order = EndTransaction(
+            self._names.wrap(self.group), half.queue_offset, physical_offset, int(state), half.message_id
+        )
+        topic = self._names.wrap(transaction.message.topic)
+        result = self._end_at(half.queue.broker_name, topic, order)
+        result = structs.replace(result, topic=self._names.unwrap(result.topic))
+        if self._producer.trace is not None:
+            self._producer.trace.ended(topic, transaction.message, half.message_id, half.offset_message_id, state.name)
+        return result
+
+    def close(self) -> None:
+        """Answer no more checks, and close the producer. Idempotent. Transactions that are open stay so: checks find
+        out their outcomes, at other producers of the group."""
+        self._listener.close()
+        try:
+            self._producer.close()
+        finally:
+            self._on_close(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a transaction producer cannot be pickled: call raymq.connect().transaction_producer(...) there"
+        )
+
+    def _begin(
+        self, message: Message, check_immunity_s: int | None, sharding_key: str | int | None, queue: MessageQueue | None
+    ) -> Transaction:
+        where: DestinationOptions = {}
+        if sharding_key is not None:
+            where["sharding_key"] = sharding_key
+        if queue is not None:
+            where["queue"] = queue
+        half = half_message(message, self._names.wrap(self.group), check_immunity_s)
+        return Transaction(self, message, self._producer.send(half, **where))
+
+    def _end_checked(self, broker_name: str, message: MessageExt, order: EndTransaction) -> None:
+        """End a transaction that a broker has asked about."""
+        self._end_at(broker_name, message.topic, order)
+        if self._producer.trace is not None:
+            state = LocalTransactionState(order.commit_or_rollback).name
+            self._producer.trace.ended(
+                message.topic, message, order.transaction_id, message.offset_message_id, state, from_check=True
+            )
+
+    def _end_at(self, broker_name: str, topic: str, order: EndTransaction) -> EndResult:
+        """End a transaction at a broker group's master, again until it answers or the send timeout is over."""
+        master = MasterLocator(broker_name, self._routes, self._storage)
+
+        def attempt(left_s: float) -> EndResult:
+            try:
+                return master.locate(topic).end_transaction(order, min(left_s, END_CALL_TIMEOUT_S))
+            except RaymqError as error:
+                if error.retryable:
+                    master.attempt_failed(topic)
+                raise
+
+        return persist_until(time.monotonic() + self._producer.settings.send_timeout_s, attempt)
+
+
+def _run(
+    transaction: Transaction, local_transaction: LocalTransaction, argument: Any
+) -> tuple[LocalTransactionState, str]:
+    """The outcome of a local transaction, and the text of what it raised."""
+    if transaction.half.status is not SendStatus.SEND_OK:
+        return LocalTransactionState.ROLLBACK_MESSAGE, ""
+    try:
+        state = local_transaction(transaction, argument)
+        outcome = LocalTransactionState.UNKNOW if state is None else LocalTransactionState(state)
+    except Exception as error:  # the user's: nobody knows how far it came
+        logger.warning("a check will ask about transaction %s, which raised", transaction.transaction_id, exc_info=True)
+        return LocalTransactionState.UNKNOW, f"{type(error).__name__}: {error}"
+    return outcome, ""
+
+
+def _result(
+    transaction: Transaction, state: LocalTransactionState, end_error: str, local_error: str
+) -> TransactionSendResult:
+    half, committed = transaction.half, transaction.committed
+    queue, queue_offset = half.queue, half.queue_offset
+    if committed is not None:
+        queue, queue_offset = (
+            MessageQueue(committed.topic, queue.broker_name, committed.queue_id),
+            committed.queue_offset,
+        )
+    return TransactionSendResult(
+        half.status,
+        half.message_id,
+        half.offset_message_id,
+        queue,
+        queue_offset,
+        local_transaction_state=state,
+        end_error=end_error,
+        local_error=local_error,
+    )

@@ -1,0 +1,239 @@
+"""The life of client objects: `with` closes them, no signal handler leaves them half changed, no child inherits them.
+
+    fork ──► child: each live OfProcess object refuses every call, lanes are closed, shared locks are free again
+         └─► parent: nothing changes
+
+A forked child has copies of its parent's objects, but not of its threads: a copied producer would number its messages
+as its parent does, over the parent's connections. So the child's copies change their class, once, in `_in_child`; a
+call costs nothing more in a process that never forked. Objects that the child makes itself are its own.
+
+A signal handler may raise between any two bytecodes of the main thread. So the public methods of an OfProcess run in a
+helper thread when the main thread calls them (raymq.common.parallel.aside), which costs some 15 µs. Methods that are
+`direct` do not: they are too short or too frequent for that, and take care themselves.
+
+A number that a program passes may be anything: a text out of an environment variable, NaN, a number of numpy. So every
+argument whose annotation is int or float is checked before the method itself begins.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import wraps
+from inspect import isasyncgenfunction, iscoroutinefunction, isfunction, isgeneratorfunction, signature
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, TypeVar
+
+from raymq.common.errors import ClientStateError
+from raymq.common.names import real_number, seconds, whole_number
+from raymq.common.parallel import aside
+
+logger = logging.getLogger(__name__)
+
+_objects: Final[weakref.WeakSet[OfProcess]] = weakref.WeakSet()
+"""The client objects of this process."""
+_connections: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
+_locks: Final[list[threading.Lock]] = []
+_process_id = os.getpid()
+
+_NOT_CALLS: Final = (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
+"""Functions whose call only makes an object, which does the work later."""
+
+_CHECKS: Final[dict[tuple[str, bool], Callable[[str, Any], float]]] = {
+    ("int", False): whole_number,
+    ("int", True): whole_number,
+    ("float", False): real_number,
+    ("float", True): seconds,
+}
+"""The check of an argument by its annotation, and if it is a time in seconds by its name."""
+
+F = TypeVar("F", bound=Callable[[], None])
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+def direct(method: M) -> M:
+    """Have a public method of an OfProcess run in the thread that calls it, be that the main thread."""
+    method.is_direct = True  # type: ignore[attr-defined]
+    return method
+
+
+def unwrapped(method: M) -> M:
+    """Have a public method of an OfProcess run in the thread that calls it, without a function around it, in which a
+    signal handler could still run after the method has returned. The method checks its numbers itself."""
+    method.is_unwrapped = True  # type: ignore[attr-defined]
+    return direct(method)
+
+
+def _aside(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return aside(method, *arguments, **keywords)
+
+    call.is_aside = True  # type: ignore[attr-defined]
+    return direct(call)
+
+
+def _checked(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, with a check of each argument that is a number by its annotation: the first thing of a call."""
+    checks = {
+        (number, name): _CHECKS[annotation, name.endswith("_s")]
+        for number, (name, parameter) in enumerate(signature(method).parameters.items())
+        if ((annotation := str(parameter.annotation).removesuffix(" | None")), name.endswith("_s")) in _CHECKS
+    }
+    if not checks:
+        return method
+
+    def check(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+        for (number, name), number_of in checks.items():
+            if name in keywords:
+                if keywords[name] is not None:
+                    keywords[name] = number_of(name, keywords[name])
+            elif number < len(arguments) and arguments[number] is not None:
+                value = number_of(name, arguments[number])
+                arguments = (*arguments[:number], value, *arguments[number + 1 :])
+        return arguments
+
+    if iscoroutinefunction(method):
+
+        @wraps(method)
+        async def call_async(*arguments: Any, **keywords: Any) -> Any:
+            return await method(*check(arguments, keywords), **keywords)
+
+        return call_async
+
+    @wraps(method)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return method(*check(arguments, keywords), **keywords)
+
+    return call
+
+
+class Connection(Protocol):
+    """A connection, whose copy a forked child closes. The parent's goes on: the peer sees no end."""
+
+    def close(self) -> None: ...
+
+
+class OfProcess:
+    """A client object that only the process that made it may use.
+
+    Its copy in a forked child raises ClientStateError for every attribute, public or not; so methods that were bound
+    before the fork raise it too. Only `close` and the end of a `with` are allowed there, and do nothing.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, member in list(vars(cls).items()):
+            if name.startswith("_") or not isfunction(member) or hasattr(member, "is_unwrapped"):
+                continue
+            if not (any(is_of(member) for is_of in _NOT_CALLS) or hasattr(member, "is_direct")):
+                setattr(cls, name, _checked(_aside(member)))
+            else:
+                setattr(cls, name, _checked(member))
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = super().__new__(cls)
+        _objects.add(self)
+        return self
+
+
+class Closing(OfProcess, ABC):
+    """An object that `with` closes at the end of its block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End this object."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def shared_lock() -> threading.Lock:
+    """A lock for what a whole process shares. It is free in a forked child, whoever held it in the parent."""
+    lock = threading.Lock()
+    _locks.append(lock)
+    return lock
+
+
+def close_in_child(connection: Connection) -> None:
+    """Have a forked child close its copy of this connection."""
+    _connections.add(connection)
+
+
+def in_forked_child(reset: F) -> F:
+    """Call `reset` in each forked child, after client objects refuse calls: it makes shared state anew."""
+    os.register_at_fork(after_in_child=reset)
+    return reset
+
+
+def refuse_other_process(maker: int, what: str) -> None:
+    """Raise ClientStateError if this is not process `maker`, which made `what`."""
+    if os.getpid() != maker:
+        raise _foreign_error(what, maker)
+
+
+def _foreign_error(what: str, maker: int) -> ClientStateError:
+    return ClientStateError(
+        f"this {what} was made in process {maker}, and this is process {os.getpid()}, which was forked: make a new "
+        f"one here, over a connection that this process opens itself with raymq.connect()"
+    )
+
+
+def _foreign(kind: type, maker: int) -> type:
+    """The class that a copy of a `kind` gets in a child that process `maker` has forked."""
+
+    def refuse(self: object, name: str) -> Any:
+        if name == "close" or (name.startswith("__") and name.endswith("__")):
+            return object.__getattribute__(self, name)
+        raise _foreign_error(kind.__name__, maker)
+
+    def nothing(self: object, *args: object) -> None:
+        """Do nothing: the object is the parent's to close."""
+
+    async def nothing_async(self: object, *args: object) -> None:
+        """Do nothing: the object is the parent's to close."""
+
+    def call_refused(self: object, *args: object, **kwargs: object) -> Any:
+        raise _foreign_error(kind.__name__, maker)
+
+    members: dict[str, Any] = {"__slots__": (), "__getattribute__": refuse, "__module__": kind.__module__}
+    for name in ("__iter__", "__aiter__", "__call__"):
+        if hasattr(kind, name):
+            members[name] = call_refused
+    for name in ("close", "__exit__", "__aexit__"):
+        if hasattr(kind, name):
+            members[name] = nothing_async if iscoroutinefunction(getattr(kind, name)) else nothing
+    return type(kind)(kind.__name__, (kind,), members)
+
+
+def _in_child() -> None:
+    """Disown what was copied from the parent."""
+    global _process_id
+    maker, _process_id = _process_id, os.getpid()
+    for lock in _locks:
+        lock._at_fork_reinit()  # type: ignore[attr-defined]  # as threading itself does for its own locks
+    classes: dict[type, type] = {}
+    for item in list(_objects):
+        kind = type(item)
+        if kind not in classes:
+            classes[kind] = _foreign(kind, maker)
+        item.__class__ = classes[kind]
+    _objects.clear()
+    for connection in list(_connections):
+        try:
+            connection.close()
+        except Exception:  # half made, or broken; the child goes on without it
+            logger.debug("a connection copied from the parent process could not be closed", exc_info=True)
+    _connections.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,323 @@
+"""The settings of a whole raymq, validated when they are read: unknown keys and values out of bounds are refused.
+
+Names are RocketMQ's in snake_case, with the unit at the end; defaults are RocketMQ's where design.md does not say
+otherwise (spec/storage.md §6). A part of the system is handed its own section, never the whole.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from raymq.common.config.access import AccessOptions
+from raymq.common.config.console import ConsoleOptions
+from raymq.common.config.metrics import MetricsOptions, MetricsSettings
+from raymq.common.config.settings_file import read_settings_file
+from raymq.common.config.store import StoreOptions, absolute_path
+from raymq.common.errors import ConfigError
+from raymq.common.names import REBALANCE_SLOTS, NameServerName
+
+DEFAULT_FILE: Final = "raymq.yaml"
+
+DATA_DIR_VARIABLE: Final = "RAYMQ_DATA_DIR"
+"""Environment variable of a node's Ray processes: the directory of the stores on this node, instead of `data_dir`."""
+
+
+class BrokerOptions(BaseModel):
+    """The options of all brokers: topics and groups that they create, registration, groups that fall behind."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    auto_create_topic_enable: Annotated[
+        bool, Field(description="Whether sending to a topic that does not exist creates it, a mistyped one too.")
+    ] = False
+    default_topic_queue_nums: Annotated[
+        int, Field(ge=1, le=1024, description="Most queues, per broker group, of a topic that is created so.")
+    ] = 8
+    auto_create_subscription_group: Annotated[
+        bool, Field(description="Whether the first consumer of a group makes it known.")
+    ] = True
+    register_name_server_period_ms: Annotated[
+        int,
+        Field(ge=1, le=86_400_000, description="How often brokers register again by themselves; 10 s to 1 min count."),
+    ] = 30_000
+    disable_consume_if_consumer_read_slowly: Annotated[
+        bool, Field(description="Whether a group that fell too far behind may consume no more (consume_enable off).")
+    ] = False
+    consumer_fallbehind_threshold_bytes: Annotated[
+        int, Field(ge=1, description="How far behind, in bytes of the log, is too far.")
+    ] = 16 << 30
+
+    broker_permission: Annotated[
+        Literal[2, 4, 6],
+        Field(description="What may be done in the broker group: 4 to read plus 2 to write. Routes show it."),
+    ] = 6
+    transaction_check_interval_ms: Annotated[
+        int, Field(ge=100, le=86_400_000, description="How often producers are asked about half messages.")
+    ] = 30_000
+    offset_sweep_interval_ms: Annotated[
+        int,
+        Field(ge=100, le=86_400_000, description="How often offsets are dropped of topics that a group has left."),
+    ] = 60_000
+
+    heartbeat_queue_capacity: Annotated[
+        int, Field(ge=1, le=10_000_000, description="Heartbeats that wait for a thread; one more gets SystemBusyError.")
+    ] = 50_000
+    wait_time_in_heartbeat_queue_ms: Annotated[
+        int, Field(ge=1, le=600_000, description="How long a heartbeat waits for a thread before it is refused.")
+    ] = 31_000
+    client_manager_queue_capacity: Annotated[
+        int, Field(ge=1, le=10_000_000, description="Other calls of clients that wait for a thread.")
+    ] = 1_000_000
+    wait_time_in_client_manager_queue_ms: Annotated[
+        int, Field(ge=1, le=600_000, description="How long such a call waits for a thread before it is refused.")
+    ] = 5000
+
+    @property
+    def registration_interval_s(self) -> float:
+        """The period between full registrations, within RocketMQ's bounds (golden fact 32)."""
+        return min(max(self.register_name_server_period_ms, 10_000), 60_000) / 1000
+
+
+class BrokerRole(Enum):
+    """The fixed role of replica 0, which leads its broker group for ever; the others are slaves.
+
+    ASYNC_MASTER acknowledges when its own disk has a message, SYNC_MASTER when `in_sync_replicas` have it.
+    """
+
+    ASYNC_MASTER = "ASYNC_MASTER"
+    SYNC_MASTER = "SYNC_MASTER"
+
+
+class ReplicationOptions(BaseModel):
+    """The options of replication: the number of copies, and when a message counts as copied (spec/storage.md §11)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    replicas: Annotated[
+        int, Field(ge=1, le=9, description="Copies of each broker group's messages, each on a node of its own.")
+    ] = 1
+    in_sync_replicas: Annotated[
+        int, Field(ge=1, le=9, description="Copies, the master's included, that a message has when it is acknowledged.")
+    ] = 1
+    min_in_sync_replicas: Annotated[
+        int, Field(ge=1, le=9, description="Replicas that must be in sync for messages to be taken at all.")
+    ] = 1
+    all_ack_in_sync_state_set: Annotated[
+        bool,
+        Field(description="Without broker_role: acknowledge a message only when every replica in sync has it."),
+    ] = True
+    slave_timeout_ms: Annotated[
+        int, Field(ge=1, le=600_000, description="How long an append waits for its copies; then FLUSH_SLAVE_TIMEOUT.")
+    ] = 3000
+    ha_max_time_slave_not_catchup_ms: Annotated[
+        int, Field(ge=100, le=3_600_000, description="How long a replica may be behind and still count as in sync.")
+    ] = 15_000
+    enable_elect_unclean_master: Annotated[
+        bool, Field(description="Whether a replica may lead that lacks acknowledged messages, if no other is left.")
+    ] = False
+    broker_role: Annotated[
+        BrokerRole | None,
+        Field(description="Fixed roles: replica 0 is this, the others slaves that never lead. Unset: one is elected."),
+    ] = None
+    ha_max_gap_not_in_sync_bytes: Annotated[
+        int, Field(ge=1, description="broker_role: a slave that lacks as much is not in sync.")
+    ] = 256 << 20
+    slave_read_enable: Annotated[
+        bool, Field(description="Whether consumers read from slaves: what is old, and everything while nobody leads.")
+    ] = False
+    learners: Annotated[
+        int, Field(ge=0, le=8, description="How many of the replicas only copy: they never lead and never count.")
+    ] = 0
+    spread: Annotated[
+        bool, Field(description="Whether replicas of a group must be on different nodes and zones; off for trials.")
+    ] = True
+
+    replace_after_s: Annotated[
+        float, Field(ge=1, le=30 * 86_400, description="How long a node may be away before another takes its replica.")
+    ] = 300.0
+
+    @model_validator(mode="after")
+    def _counts_fit(self) -> ReplicationOptions:
+        able = self.replicas - self.learners
+        for name in ("in_sync_replicas", "min_in_sync_replicas"):
+            if getattr(self, name) > able:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, but only {able} of {self.replicas} replicas can be in sync"
+                )
+        if able < 1:
+            raise ValueError(f"all {self.replicas} replicas are learners: none could lead")
+        return self
+
+    @model_validator(mode="after")
+    def _role_fits(self) -> ReplicationOptions:
+        if self.broker_role is not None and self.enable_elect_unclean_master:
+            raise ValueError("enable_elect_unclean_master cannot be set with broker_role: nobody is elected")
+        waits = [name for name in ("in_sync_replicas", "min_in_sync_replicas") if getattr(self, name) > 1]
+        if self.broker_role is BrokerRole.ASYNC_MASTER and waits:
+            raise ValueError(f"an ASYNC_MASTER waits for nobody: leave out {' and '.join(waits)}, or use SYNC_MASTER")
+        return self
+
+
+class PlacementOptions(BaseModel):
+    """The options of placement: which nodes of the Ray cluster may hold stores."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    node_label: Annotated[
+        str | None,
+        Field(
+            pattern=r"^([a-z0-9.-]{1,253}/)?[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?$",
+            description="Replicas are only on Ray nodes that carry this label, whatever its value. Unset: on all.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """The settings that a Broker actor is started with."""
+
+    cluster: str
+    broker_name: str
+    nameservers: tuple[NameServerName, ...]
+    options: BrokerOptions = field(default_factory=BrokerOptions)
+    replicas: int = 1
+    slave_read_enable: bool = False
+    rebalance_servers: int = 1
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    store: StoreOptions = field(default_factory=StoreOptions)
+    """The settings of its stores, which change by way of the broker while raymq runs."""
+    replication: ReplicationOptions = field(default_factory=ReplicationOptions)
+
+
+class ClusterSettings(BaseModel):
+    """A whole raymq, as `raymq.yaml` describes it. Every key is optional; the defaults run on one machine.
+
+    `broker_groups` are named broker-a, broker-b … in order; if the setting is left out, and the data directories hold
+    more, those start, too (placement.plan.with_found_stores). Each replica keeps its store in a directory of its own
+    below `data_dir`, named after its storage actor's broker group and replica number.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    cluster_name: Annotated[
+        str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$", description="The name of this raymq among others.")
+    ] = "raymq"
+    data_dir: Annotated[Path, Field(description="Where the stores are, on each node; RAYMQ_DATA_DIR there wins.")] = (
+        Path("~/.raymq/store")
+    )
+    name_servers: Annotated[int, Field(ge=1, le=3, description="How many NameServer actors run.")] = 1
+    rebalance_servers: Annotated[
+        int, Field(ge=1, le=REBALANCE_SLOTS, description="How many Rebalance actors share the consumer groups.")
+    ] = 2
+    broker_groups: Annotated[int, Field(ge=1, le=26, description="How many broker groups share the queues.")] = 1
+    leave_out: Annotated[
+        tuple[str, ...],
+        Field(
+            max_length=260, description="Broker groups and replicas on disk that stay stopped: broker-b, broker-a-2."
+        ),
+    ] = ()
+    broker: Annotated[BrokerOptions, Field(description="How the brokers behave, the same for all.")] = BrokerOptions()
+    store: Annotated[StoreOptions, Field(description="How the stores are kept, the same for all.")] = StoreOptions()
+    replication: Annotated[ReplicationOptions, Field(description="Copies of the stores on other nodes.")] = (
+        ReplicationOptions()
+    )
+    placement: Annotated[PlacementOptions, Field(description="The nodes that may hold stores.")] = PlacementOptions()
+    metrics: Annotated[MetricsOptions, Field(description="Figures in Ray's Prometheus pipeline.")] = MetricsOptions()
+    console: Annotated[ConsoleOptions, Field(description="The web console.")] = ConsoleOptions()
+    access: Annotated[AccessOptions, Field(description="Who may do what.")] = AccessOptions()
+
+    @field_validator("data_dir")
+    @classmethod
+    def _expanded(cls, path: Path) -> Path:
+        return absolute_path(path)
+
+    @field_validator("leave_out")
+    @classmethod
+    def _names_fit(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not re.fullmatch(r"broker-[a-z](-[0-9]+)?", name):
+                raise ValueError(f"{name!r} names no broker group (broker-b) and no replica (broker-a-2)")
+        return names
+
+    @property
+    def broker_names(self) -> list[str]:
+        """broker-a, broker-b … in order, one for each broker group."""
+        return [f"broker-{letter}" for letter in ascii_lowercase[: self.broker_groups]]
+
+
+def data_dir_here(data_dir: Path) -> Path:
+    """The directory of the stores on the node of this process: `data_dir`, unless the node sets RAYMQ_DATA_DIR."""
+    return Path(os.environ.get(DATA_DIR_VARIABLE) or data_dir).expanduser().absolute()
+
+
+def path_here(path: Path, data_dir: Path) -> Path:
+    """The path on the node of this process (`data_dir_here`) for `path`, which is below `data_dir`."""
+    return data_dir_here(data_dir) / path.relative_to(data_dir)
+
+
+def load_settings(path: Path | str | None, **overrides: Any) -> ClusterSettings:
+    """Read `raymq.yaml`; keyword arguments that are not None win over the file.
+
+    `path` None means `raymq.yaml` in the current directory if there is one, else the defaults. Raises ConfigError that
+    names the file, the key and what is allowed; nothing has been started then.
+    """
+    file = Path(DEFAULT_FILE) if path is None else Path(path)
+    values = read_settings_file(file) if path is not None or file.exists() else {}
+    try:
+        given = {key: value for key, value in overrides.items() if value is not None}
+        return ClusterSettings.model_validate({**values, **given})
+    except ValidationError as error:
+        raise ConfigError(explain(str(file) if values else "the settings", error)) from None
+
+
+PROBLEMS_MAX: Final = 20
+"""Most problems that one error lists; a file with more is likely not a file of settings."""
+
+
+def explain(where: str, error: ValidationError, section: str = "") -> str:
+    """The problems of settings in one line, PROBLEMS_MAX of them at the most: each key, the value, and what is
+    allowed. `section`: the section that was checked, if it was not all of them."""
+    problems = []
+    for item in error.errors()[:PROBLEMS_MAX]:
+        location = (section, *item["loc"]) if section else item["loc"]
+        key = _short(".".join(str(part) for part in location))
+        if item["type"] == "extra_forbidden":
+            problems.append(f"unknown key {key!r}{_hint(location)}")
+        else:
+            problems.append(f"{key}: {item['msg']}, got {_short(repr(item['input']))}")
+    if error.error_count() > PROBLEMS_MAX:
+        problems.append(f"and {error.error_count() - PROBLEMS_MAX} more")
+    return f"{where}: " + "; ".join(problems)
+
+
+def _hint(key_path: tuple[int | str, ...]) -> str:
+    """The end of the error for an unknown key: the most similar key of its section, or all of them."""
+    section = key_path[0] if len(key_path) > 1 else ""
+    sections: dict[str, type[BaseModel]] = {
+        "store": StoreOptions,
+        "broker": BrokerOptions,
+        "access": AccessOptions,
+        "console": ConsoleOptions,
+        "replication": ReplicationOptions,
+        "placement": PlacementOptions,
+        "metrics": MetricsOptions,
+    }
+    model = sections.get(str(section), ClusterSettings)
+    close = difflib.get_close_matches(str(key_path[-1])[:SHOWN_MAX], list(model.model_fields), n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(model.model_fields)}"
+
+
+SHOWN_MAX: Final = 200
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"

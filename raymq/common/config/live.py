@@ -1,0 +1,255 @@
+"""Settings that change while raymq runs: their names, values and checks. Pure.
+
+A change of which settings are live belongs here. A broker keeps the changes of its group in its state log, over what
+raymq.yaml said when it was started; a change is a name such as ``store.file_reserved_time_hours`` with a value as YAML
+has it. What is set is checked by the very models that check the file, so the two can never disagree.
+
+Three spellings name one setting: the full one, the key alone where only one section has it, and RocketMQ's, such as
+``fileReservedTime``. Settings that are read only when raymq starts are known here, too, so that the error can say so.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from raymq.common.config.cluster import BrokerOptions, ClusterSettings, ReplicationOptions, explain
+from raymq.common.config.metrics import MetricsOptions
+from raymq.common.config.settings_file import read_setting
+from raymq.common.config.store import StoreOptions
+from raymq.common.errors import ConfigError, InvalidArgumentError
+
+SettingValue = str | int | float | bool | None
+"""A value as YAML and JSON have it."""
+
+LIVE_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "broker": (
+        "broker_permission",
+        "auto_create_topic_enable",
+        "default_topic_queue_nums",
+        "auto_create_subscription_group",
+        "register_name_server_period_ms",
+        "disable_consume_if_consumer_read_slowly",
+        "consumer_fallbehind_threshold_bytes",
+        "transaction_check_interval_ms",
+        "offset_sweep_interval_ms",
+        "heartbeat_queue_capacity",
+        "wait_time_in_heartbeat_queue_ms",
+        "client_manager_queue_capacity",
+        "wait_time_in_client_manager_queue_ms",
+    ),
+    "store": (
+        "flush_interval_commit_log_ms",
+        "flush_commit_log_least_pages",
+        "flush_commit_log_thorough_interval_ms",
+        "commit_interval_commit_log_ms",
+        "commit_commit_log_thorough_interval_ms",
+        "flush_interval_consume_queue_ms",
+        "flush_consume_queue_least_pages",
+        "flush_consume_queue_thorough_interval_ms",
+        "sync_flush_timeout_ms",
+        "max_msgs_num_batch",
+        "query_wait_index_ms",
+        "file_reserved_time_hours",
+        "delete_when",
+        "clean_resource_interval_ms",
+        "compaction_schedule_interval_ms",
+        "delete_file_batch_max",
+        "disk_max_used_space_ratio",
+        "disk_space_warning_level_ratio",
+        "clean_file_forcibly_enable",
+        "os_page_cache_busy_timeout_ms",
+        "send_queue_capacity",
+        "wait_time_in_send_queue_ms",
+        "pull_queue_capacity",
+        "wait_time_in_pull_queue_ms",
+        "admin_broker_queue_capacity",
+        "wait_time_in_admin_broker_queue_ms",
+        "fetch_waiters_max",
+        "transaction_time_out_ms",
+        "transaction_check_max",
+        "transaction_op_msg_max_size",
+        "transaction_open_max",
+        "reject_transaction_message",
+        "max_lmq_consume_queue_num",
+        "access_message_in_memory_max_ratio",
+    ),
+    "replication": ("slave_timeout_ms",),
+    "metrics": ("per_topic_max", "per_group_max"),
+}
+"""By section, the settings that may change while raymq runs. The others are read when an actor starts."""
+
+_SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
+    name: info.annotation
+    for name, info in ClusterSettings.model_fields.items()
+    if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
+}
+
+_ROCKETMQ_NAMES: Final = {
+    "osPageCacheBusyTimeOutMills": "store.os_page_cache_busy_timeout_ms",
+    "waitTimeMillsInSendQueue": "store.wait_time_in_send_queue_ms",
+    "sendThreadPoolQueueCapacity": "store.send_queue_capacity",
+    "waitTimeMillsInPullQueue": "store.wait_time_in_pull_queue_ms",
+    "pullThreadPoolQueueCapacity": "store.pull_queue_capacity",
+    "waitTimeMillsInAdminBrokerQueue": "store.wait_time_in_admin_broker_queue_ms",
+    "adminBrokerThreadPoolQueueCapacity": "store.admin_broker_queue_capacity",
+    "waitTimeMillsInHeartbeatQueue": "broker.wait_time_in_heartbeat_queue_ms",
+    "heartbeatThreadPoolQueueCapacity": "broker.heartbeat_queue_capacity",
+    "clientManagerThreadPoolQueueCapacity": "broker.client_manager_queue_capacity",
+}
+"""RocketMQ's names that are not made by the rule of `rocketmq_name`."""
+
+_UNITS: Final = ("_ms", "_bytes", "_hours")
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOptions:
+    """The sections of a broker group's settings that hold live ones, as raymq.yaml had them or as they are now."""
+
+    broker: BrokerOptions = field(default_factory=BrokerOptions)
+    store: StoreOptions = field(default_factory=StoreOptions)
+    replication: ReplicationOptions = field(default_factory=ReplicationOptions)
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
+
+    def value(self, key: str) -> Any:
+        """The value of a full name of one of these sections, as the models have it."""
+        section, _, name = key.partition(".")
+        return getattr(getattr(self, section), name)
+
+    def plain(self) -> dict[str, Any]:
+        """All values by their full names, as YAML and JSON have them, section by section."""
+        return {
+            f"{section}.{name}": _plain(getattr(getattr(self, section), name))
+            for section in LIVE_SETTINGS
+            for name in _SECTIONS[section].model_fields
+        }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def rocketmq_name(name: str) -> str:
+    """RocketMQ's spelling of a key: without its unit, in camel case; ``file_reserved_time_hours`` is
+    ``fileReservedTime``."""
+    for unit in _UNITS:
+        name = name.removesuffix(unit)
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def full_name(name: str) -> str:
+    """The full name of a setting, such as ``store.delete_when``, for any of its spellings.
+
+    InvalidArgumentError for a name that is no setting, with the most similar one, and for a key that is in several
+    sections.
+    """
+    found = _SPELLINGS.get(name, ())
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InvalidArgumentError(f"{name!r} is in several sections: say {' or '.join(found)}")
+    close = difflib.get_close_matches(name[:200], list(_SPELLINGS), n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise InvalidArgumentError(f"no setting is called {name[:200]!r}{hint} See `raymq config show` for all of them")
+
+
+def live_name(name: str) -> str:
+    """As `full_name`; InvalidArgumentError, too, for a setting that is read only when raymq starts."""
+    full = full_name(name)
+    section, _, key = full.rpartition(".")
+    if key not in LIVE_SETTINGS.get(section, ()):
+        raise InvalidArgumentError(
+            f"{full} is read when raymq starts: change it in raymq.yaml, then `raymq down` and `raymq up`"
+        )
+    return full
+
+
+def is_live(full: str) -> bool:
+    """True if the setting of a full name may change while raymq runs."""
+    section, _, key = full.rpartition(".")
+    return key in LIVE_SETTINGS.get(section, ())
+
+
+def parse_value(name: str, text: str) -> SettingValue:
+    """A value that was typed, for `check_change`: YAML, as in raymq.yaml, or the very text for a setting that is text.
+
+    InvalidArgumentError for another name, and for a list or a mapping; ConfigError for what is no YAML.
+    """
+    full = full_name(name)
+    section, _, key = full.rpartition(".")
+    model = _SECTIONS[section] if section else ClusterSettings
+    if model.model_fields[key].annotation is str:
+        return text
+    value = read_setting(full, text)
+    if value is not None and not isinstance(value, (str, int, float, bool)):
+        raise InvalidArgumentError(f"{full} is one value, not {text[:200]!r}")
+    return value
+
+
+def check_change(
+    start: LiveOptions, changes: Mapping[str, SettingValue], name: str, value: SettingValue
+) -> tuple[str, SettingValue]:
+    """Check one more change of the settings that raymq was started with, as raymq.yaml is checked.
+
+    Returns the setting's full name, and the value as it counts (a text that means a number is one). `changes`: those
+    that hold already, of which none that does not count any more is looked at. InvalidArgumentError for an unknown
+    name, or a setting that is not live; ConfigError, as at a start, for a value that is not allowed.
+    """
+    full = live_name(name)
+    valid, _ = apply_changes(start, {key: known for key, known in changes.items() if key != full})
+    return full, _plain(_with(valid, full, value).value(full))
+
+
+def apply_changes(start: LiveOptions, changes: Mapping[str, SettingValue]) -> tuple[LiveOptions, dict[str, str]]:
+    """The settings as they are with changes, and the changes that do not count, with the reasons.
+
+    A change was checked when it was made; it does not count any more if raymq.yaml has been changed since so that it
+    is not allowed, or if this version has no such live setting.
+    """
+    now, refused = start, {}
+    for name, value in sorted(changes.items()):
+        try:
+            now = _with(now, live_name(name), value)
+        except (ConfigError, InvalidArgumentError) as error:
+            refused[name] = str(error)
+    return now, refused
+
+
+def _with(options: LiveOptions, full: str, value: SettingValue) -> LiveOptions:
+    section, _, key = full.partition(".")
+    before: BaseModel = getattr(options, section)
+    try:
+        changed = type(before).model_validate({**before.model_dump(), key: value})
+    except ValidationError as error:
+        raise ConfigError(explain("the setting", error, section)) from None
+    sections = {name: getattr(options, name) for name in LIVE_SETTINGS}
+    return LiveOptions(**{**sections, section: changed})
+
+
+def _spellings() -> dict[str, tuple[str, ...]]:
+    found: dict[str, list[str]] = {}
+    models: dict[str, type[BaseModel]] = {"": ClusterSettings, **_SECTIONS}
+    for section, model in models.items():
+        for key in model.model_fields:
+            if not section and key in _SECTIONS:
+                continue
+            full = f"{section}.{key}" if section else key
+            for spelling in dict.fromkeys((full, key, rocketmq_name(key))):
+                found.setdefault(spelling, []).append(full)
+    found |= {name: [full] for name, full in _ROCKETMQ_NAMES.items()}
+    return {spelling: tuple(names) for spelling, names in found.items()}
+
+
+_SPELLINGS: Final = _spellings()
+"""The full names that each spelling of a setting may mean."""

@@ -1,0 +1,116 @@
+"""Reads a YAML file of settings within bounds.
+
+YAML can say much in few bytes: an alias repeats a whole tree, nested brackets exhaust the parser's stack, and of a key
+that is given twice the first value is silently lost. Settings need none of that, so a file has limits, and breaking one
+is an error that names the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from raymq.common.errors import ConfigError
+
+MAX_BYTES: Final = 64 * 1024
+MAX_DEPTH: Final = 16
+MAX_VALUES: Final = 10_000
+
+
+def read_settings_file(file: Path) -> dict[Any, Any]:
+    """The settings in `file`; empty if it says nothing.
+
+    ConfigError that names the file and what is wrong: it cannot be read, is not YAML, is no mapping, has more than
+    MAX_BYTES bytes or MAX_VALUES values, is nested more than MAX_DEPTH deep, repeats a key, or has anchors or aliases.
+    """
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read settings from {file}: {error.strerror}") from None
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{file} is larger than {MAX_BYTES >> 10} KiB: it cannot be a file of settings")
+    try:
+        values = _parse(content.decode())
+    except _RefusedError as error:
+        raise ConfigError(f"{file}, line {error.line}: {error}") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        # Of these, ValueError and OverflowError are what the values raise: !!int abc, a date in month 13.
+        raise ConfigError(f"{file} is not YAML: {error}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} must be a mapping of settings, not a {type(values).__name__}")
+    return values
+
+
+def read_setting(name: str, text: str) -> Any:
+    """One value that was typed for a setting, as `read_settings_file` reads it in a file. ConfigError that names the
+    setting and what is wrong."""
+    try:
+        if len(text) > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES >> 10} KiB")
+        return _parse(text)
+    except (_RefusedError, yaml.YAMLError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{name}: {text[:200]!r} is no value of a setting: {error}") from None
+
+
+class _RefusedError(Exception):
+    """YAML that settings may not contain."""
+
+    def __init__(self, text: str, mark: Any) -> None:
+        super().__init__(text)
+        self.line = mark.line + 1
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """The safe loader without anchors and aliases, with limits, and with every key once in its mapping."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._values = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        parser: Any = self  # the stubs leave its methods without types
+        event = parser.peek_event()
+        if getattr(event, "anchor", None) is not None:  # an alias names its anchor, too
+            text = "anchors and aliases (& and *) are not allowed in settings; write the values out"
+            raise _RefusedError(text, event.start_mark)
+        self._values += 1
+        self._depth += 1
+        if self._values > MAX_VALUES:
+            raise _RefusedError(f"settings have at most {MAX_VALUES:,} values", event.start_mark)
+        if self._depth > MAX_DEPTH:
+            raise _RefusedError(f"settings are nested at most {MAX_DEPTH} deep", event.start_mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Hashable, Any]:
+        if isinstance(node, yaml.MappingNode):
+            _check_keys(node)
+        return super().construct_mapping(node, deep)  # type: ignore[arg-type]  # refuses other nodes itself
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    """Refuse a key that is no name, or that is given twice in one mapping."""
+    first: dict[str, int] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise _RefusedError("a key must be a name, not a list or a mapping", key.start_mark)
+        if key.value in first:
+            text = f"key {key.value!r} is given twice, first in line {first[key.value]}; keep one of them"
+            raise _RefusedError(text, key.start_mark)
+        first[key.value] = key.start_mark.line + 1
+
+
+def _parse(text: str) -> Any:
+    loader = _BoundedLoader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()

@@ -1,0 +1,143 @@
+"""Delayed messages: the topics in which they wait until they are due, by level as in RocketMQ or for a time of their
+own.
+
+A delayed message is stored in a queue of an internal topic, with REAL_TOPIC and REAL_QID naming its real queue; the
+store's scheduler puts it there when it is due (storage.schedule.schedule_service). Its consume-queue unit holds the
+time, in ms, at which the scheduler has to do something with it.
+
+    SCHEDULE_TOPIC_XXXX   queue level - 1        stored + the level's delay (spec/storage.md §1, §2, §12)
+    rmq_sys_timer         queue 0 to 31          TIMER_DELIVER_MS: due within the next day or so
+                          queue 32               stored + one day: due later than that; then it is filed again
+                          queue 33               stored + one day: recalls (raymq.common.protocol.recall), likewise
+
+A timer queue holds the messages that are due in one hour (modulo 32 hours), so that few queues have to be looked at.
+RocketMQ's levels are FIFO. In a timer queue, units are not in the order of their times; that is why a unit's time is
+never before the store time of its record, plus one: a message appended later is due later than everything that was
+delivered before (storage.schedule.delay_queues).
+
+All of it is in the record: the unit can be made again from the log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.java_text import parse_number
+from raymq.common.message import PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS
+from raymq.common.names import HALF_TOPIC, SCHEDULE_TOPIC, SYSTEM_PREFIX
+
+DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+DELAY_LEVELS_MAX: Final = 18
+"""Producers clamp to this level, as RocketMQ's brokers do by default."""
+
+TIMER_TOPIC: Final = SYSTEM_PREFIX + "timer"
+TIMER_BUCKETS: Final = 32
+TIMER_ROLL_QUEUE: Final = TIMER_BUCKETS
+TIMER_RECALL_QUEUE: Final = TIMER_BUCKETS + 1
+TIMER_ROLL_MS: Final = 86_400_000
+TIMER_ROLL_MARGIN_MS: Final = 3_600_000
+"""A message goes to the roll queue if it is due later than a day plus this: producers' clocks differ."""
+
+_BUCKET_MS: Final = 3_600_000
+_UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_UNKNOWN_LEVEL_MS: Final = 1000
+_DELIVERY_PRODUCER: Final = "rmq_sys_delivery/"
+
+
+def parse_delay_levels(text: str) -> tuple[int, ...]:
+    """The delays of level 1, 2, … in ms, from RocketMQ's text: ``"1s 5s 1m 2h 1d"``.
+
+    InvalidArgumentError for text of another form, and for more than 18 levels.
+    """
+    levels = []
+    for word in text.split():
+        match = re.fullmatch(r"(\d{1,9})([smhd])", word)
+        if match is None or not int(match[1]):
+            raise InvalidArgumentError(f"{word!r} is not a delay: write a number and s, m, h or d, such as 30s")
+        levels.append(int(match[1]) * _UNIT_MS[match[2]])
+    if not 1 <= len(levels) <= DELAY_LEVELS_MAX:
+        raise InvalidArgumentError(f"there may be 1 to {DELAY_LEVELS_MAX} delay levels, not {len(levels)}")
+    return tuple(levels)
+
+
+def parse_time(text: str, now_ms: int) -> int:
+    """A time in ms since 1970 from ``"+30s"`` or ``"-2h"`` (from now on, or ago; s, m, h or d) or ISO 8601 such as
+    ``"2026-03-01T12:00:00+01:00"``, which is UTC without an offset. InvalidArgumentError for anything else."""
+    if text[:1] in ("+", "-"):
+        [distance_ms] = parse_delay_levels(text[1:])[:1]
+        return now_ms + distance_ms if text[0] == "+" else now_ms - distance_ms
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidArgumentError(
+            f"{text!r} is not a time: write ISO 8601 such as 2026-03-01T12:00:00+01:00, or +30s, +5m, +2h, +1d from "
+            "now, -2h ago"
+        ) from None
+    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+DELAY_LEVELS_MS: Final = parse_delay_levels(DELAY_LEVELS)
+"""The default levels, in ms (spec/storage.md §13, fact 19)."""
+
+
+def level_delay_ms(level: int, levels_ms: tuple[int, ...]) -> int:
+    """The delay of a message of `level`, in ms; the last level's beyond the last, 1 s below the first (spec §2)."""
+    return levels_ms[min(level, len(levels_ms)) - 1] if level > 0 else _UNKNOWN_LEVEL_MS
+
+
+def timer_queue(deliver_at_ms: int, now_ms: int) -> int:
+    """The queue of `rmq_sys_timer` in which a message that is due then waits next."""
+    if deliver_at_ms - now_ms > TIMER_ROLL_MS + TIMER_ROLL_MARGIN_MS:
+        return TIMER_ROLL_QUEUE
+    return deliver_at_ms // _BUCKET_MS % TIMER_BUCKETS
+
+
+def timer_queue_hours(queue_id: int, now_ms: int) -> int:
+    """The full hours from now until the hour of a timer queue's messages; 0 for this hour."""
+    return (queue_id - now_ms // _BUCKET_MS) % TIMER_BUCKETS
+
+
+def is_waiting_topic(topic: str) -> bool:
+    """True if messages wait in `topic` to be delivered to another one."""
+    return topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
+
+
+def names_real_topic(topic: str) -> bool:
+    """True if messages in `topic` are for another one, which they name: delayed messages, and half messages."""
+    return is_waiting_topic(topic) or topic == HALF_TOPIC
+
+
+def waiting_code(
+    topic: str,
+    queue_id: int,
+    properties: Mapping[str, str],
+    store_timestamp_ms: int,
+    levels_ms: tuple[int, ...] = DELAY_LEVELS_MS,
+) -> int | None:
+    """The third field of the unit of a stored record of a waiting topic, a time in ms; None if it is the tag's code as
+    elsewhere."""
+    if topic == SCHEDULE_TOPIC:
+        level = parse_number(properties.get(PROPERTY_DELAY)) or 0
+        return store_timestamp_ms + level_delay_ms(level, levels_ms) if level > 0 else None
+    if topic == TIMER_TOPIC:
+        if queue_id in (TIMER_ROLL_QUEUE, TIMER_RECALL_QUEUE):
+            return store_timestamp_ms + TIMER_ROLL_MS
+        return max(parse_number(properties.get(PROPERTY_TIMER_DELIVER_MS)) or 0, store_timestamp_ms + 1)
+    return None
+
+
+def delivery_producer_id(topic: str, queue_id: int) -> str:
+    """The producer id of messages that the scheduler delivers from a queue; their sequences are their offsets there."""
+    return f"{_DELIVERY_PRODUCER}{topic}/{queue_id}"
+
+
+def delivery_source(producer_id: str) -> tuple[str, int] | None:
+    """The queue from which the scheduler delivered messages with this producer id; None for other producers."""
+    if not producer_id.startswith(_DELIVERY_PRODUCER):
+        return None
+    topic, _, queue_id = producer_id.removeprefix(_DELIVERY_PRODUCER).rpartition("/")
+    return (topic, int(queue_id)) if is_waiting_topic(topic) and queue_id.isdecimal() else None

@@ -1,0 +1,90 @@
+"""Former names of modules: `raymq.errors` is `raymq.common.errors` since raymq/ has wings.
+
+These hold names from before the move:
+
+    Ray's GCS         keeps the class and the arguments of a detached actor, and restarts the actor from them
+    Ray Serve         keeps the code of an autoscaling policy
+    a program         may keep pickled messages and errors
+    bin/raymq         imports `raymq.cli` until raymq is installed again
+
+`import raymq` lets each former name stand for the module itself, not for a copy, so every class exists once.
+raymq's own code uses no former name; tests/unit/test_house.py checks that.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final, cast
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+    from types import CodeType, ModuleType
+
+_MOVED: Final = {
+    "raymq.common": "closing config delay errors identity java_text members message names namespaces parallel protocol "
+    "retry shipping",
+    "raymq.records": "filters hooks kernels logfiles",
+    "raymq.telemetry": "metrics trace",
+    "raymq.remoting": "access",
+    "raymq.client": "admin cluster consumer predicates producer request scan transactions",
+    "raymq.tools": "cli console doctor kubernetes observability",
+}
+FORMER_NAMES: Final = {
+    **{f"raymq.{room}": f"{wing}.{room}" for wing, rooms in _MOVED.items() for room in rooms.split()},
+    "raymq.record": "raymq.records.format",
+}
+"""The present name of each room that moved, by its former name."""
+
+
+def present_name(name: str) -> str | None:
+    """Return the present name of the module with this former name; None if `name` is not a former name."""
+    top, _, rest = name.removeprefix("raymq.").partition(".")
+    room = FORMER_NAMES.get(f"raymq.{top}") if name.startswith("raymq.") else None
+    return f"{room}.{rest}" if room and rest else room
+
+
+def accept_former_names() -> None:
+    """Let imports in this process find modules by their former names. A second call changes nothing."""
+    if _finder not in sys.meta_path:
+        # First: another finder would load a module a second time from its file, and so make its classes twice.
+        sys.meta_path.insert(0, _finder)
+
+
+class _Finder:
+    """Finds and loads modules by their former names, as importlib asks."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return a spec for a former name; None for any other name, and if the module does not exist."""
+        moved_to = present_name(name)
+        present = None if moved_to is None else find_spec(moved_to)
+        if present is None:
+            return None
+        spec = ModuleSpec(name, cast("Loader", self), origin=present.origin)
+        spec.has_location = present.has_location  # `python -m` takes `__file__` from it
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leave it to importlib to make an empty module, which `exec_module` replaces."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the module with the present name in place of the empty one."""
+        sys.modules[module.__name__] = import_module(_present(module.__name__))
+
+    def get_code(self, name: str) -> CodeType | None:
+        """Return the module's code, for `python -m` with a former name."""
+        present = find_spec(_present(name))
+        loader: Any = present.loader if present is not None else None
+        code: CodeType | None = loader.get_code(loader.name)
+        return code
+
+
+def _present(name: str) -> str:
+    present = present_name(name)
+    assert present is not None, f"{name} is no former name"
+    return present
+
+
+_finder: Final = _Finder()

@@ -1,0 +1,206 @@
+"""A topic's attributes: the type of its messages and of its queues, how long messages are kept, and which ones go.
+
+The names and values are RocketMQ's (`+message.type=FIFO`, `+cleanup.policy=COMPACTION`, `+reserve.time=3600000`), and
+so is their form wherever they are stored or sent: a mapping of text to text. A topic without an attribute has none of
+its key. An attribute that this version does not know is carried along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Self, TypeVar
+
+from raymq.common.errors import InvalidArgumentError
+
+MESSAGE_TYPE: Final = "message.type"
+CLEANUP_POLICY: Final = "cleanup.policy"
+QUEUE_TYPE: Final = "queue.type"
+RESERVE_TIME: Final = "reserve.time"
+"""The time for which the topic's messages are kept, in ms."""
+
+NO_ATTRIBUTES: Final[Mapping[str, str]] = {}
+"""No attributes, and no changes of any."""
+
+E = TypeVar("E", bound=StrEnum)
+
+RESERVE_TIME_MIN_S: Final = 60
+"""The shortest time that may be asked for: a store learns of a topic's attributes some seconds after they are set."""
+RESERVE_TIME_MAX_MS: Final = 10 * 365 * 86_400_000
+
+
+class TopicMessageType(StrEnum):
+    """The messages that a topic takes; producers check it before anything is sent.
+
+    UNSPECIFIED, which a topic is unless it says otherwise, and MIXED take all. FIFO: a sharding key, a queue or a
+    selector. DELAY: a delay level or a delivery time. TRANSACTION: half messages. NORMAL: none of these.
+    """
+
+    UNSPECIFIED = "UNSPECIFIED"
+    NORMAL = "NORMAL"
+    FIFO = "FIFO"
+    DELAY = "DELAY"
+    TRANSACTION = "TRANSACTION"
+    MIXED = "MIXED"
+
+
+class CleanupPolicy(StrEnum):
+    """DELETE: messages go when they are old. COMPACTION: of each key, the newest message stays."""
+
+    DELETE = "DELETE"
+    COMPACTION = "COMPACTION"
+
+
+class QueueType(StrEnum):
+    """SIMPLE: each message is a record of the log. BATCH: messages that are sent together are one record, an inner
+    batch, with one queue unit; their queue offsets still count messages."""
+
+    SIMPLE = "SimpleCQ"
+    BATCH = "BatchCQ"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicAttributes:
+    """A topic's attributes as values. `reserve_time_ms` None: messages are kept as long as the store's settings say."""
+
+    message_type: TopicMessageType = TopicMessageType.UNSPECIFIED
+    cleanup_policy: CleanupPolicy = CleanupPolicy.DELETE
+    reserve_time_ms: int | None = None
+    queue_type: QueueType = QueueType.SIMPLE
+
+    @classmethod
+    def parse(cls, attributes: Mapping[str, str]) -> Self:
+        """The values of `attributes`. InvalidArgumentError for a value that cannot be, and for a compaction topic with
+        a reserved time, because what is the newest of its key is kept for ever, or with inner batches."""
+        values = cls(
+            _member(TopicMessageType, MESSAGE_TYPE, attributes.get(MESSAGE_TYPE) or "UNSPECIFIED"),
+            _member(CleanupPolicy, CLEANUP_POLICY, attributes.get(CLEANUP_POLICY) or "DELETE"),
+            _reserve_time_ms(attributes.get(RESERVE_TIME) or "-1"),
+            _member(QueueType, QUEUE_TYPE, attributes.get(QUEUE_TYPE) or "SimpleCQ"),
+        )
+        if values.is_compacted and values.reserve_time_ms is not None:
+            raise InvalidArgumentError(
+                f"a topic has a {RESERVE_TIME} or the {CLEANUP_POLICY} COMPACTION, which keeps the newest message of "
+                "each key for ever: leave one of them out"
+            )
+        if values.is_compacted and values.has_inner_batches:
+            raise InvalidArgumentError(
+                f"a topic with the {CLEANUP_POLICY} COMPACTION keeps each message by its key, so it cannot have the "
+                f"{QUEUE_TYPE} BatchCQ, whose records hold many: leave one of them out"
+            )
+        return values
+
+    def mapping(self) -> dict[str, str]:
+        """The attributes as `parse` reads them, without those that are as by default."""
+        texts = {
+            MESSAGE_TYPE: "" if self.message_type is TopicMessageType.UNSPECIFIED else str(self.message_type),
+            CLEANUP_POLICY: "" if self.cleanup_policy is CleanupPolicy.DELETE else str(self.cleanup_policy),
+            RESERVE_TIME: "" if self.reserve_time_ms is None else str(self.reserve_time_ms),
+            QUEUE_TYPE: "" if self.queue_type is QueueType.SIMPLE else str(self.queue_type),
+        }
+        return {name: text for name, text in texts.items() if text}
+
+    @property
+    def is_compacted(self) -> bool:
+        """True if of each key the newest message stays."""
+        return self.cleanup_policy is CleanupPolicy.COMPACTION
+
+    @property
+    def has_inner_batches(self) -> bool:
+        """True if messages that are sent together are one record."""
+        return self.queue_type is QueueType.BATCH
+
+    @property
+    def restricts(self) -> bool:
+        """True if there are messages that the topic does not take."""
+        return (
+            self.is_compacted
+            or self.has_inner_batches
+            or self.message_type not in (TopicMessageType.UNSPECIFIED, TopicMessageType.MIXED)
+        )
+
+    @property
+    def takes_normal(self) -> bool:
+        """True if the topic takes each message without sharding key, delay and transaction, as a record of its own."""
+        if self.is_compacted or self.has_inner_batches:
+            return False
+        return not self.restricts or self.message_type is TopicMessageType.NORMAL
+
+
+PLAIN_ATTRIBUTES: Final = TopicAttributes()
+"""The attributes of a topic that has none."""
+
+
+def attribute_changes(
+    message_type: TopicMessageType | str | None = None,
+    cleanup_policy: CleanupPolicy | str | None = None,
+    reserve_time_s: float | None = None,
+    queue_type: QueueType | str | None = None,
+) -> dict[str, str]:
+    """The changes that arguments ask for, None asking for none; an empty value takes an attribute away. A type is
+    written as text of any case, too (of queues, "batch" or RocketMQ's "BatchCQ"); a `reserve_time_s` of 0 means the
+    store's own. InvalidArgumentError.
+
+    >>> attribute_changes("fifo", None, 3600)
+    {'message.type': 'FIFO', 'reserve.time': '3600000'}
+    """
+    changes: dict[str, str] = {}
+    if message_type is not None:
+        member: StrEnum = _member(TopicMessageType, MESSAGE_TYPE, str(message_type).upper())
+        changes[MESSAGE_TYPE] = "" if member is TopicMessageType.UNSPECIFIED else str(member)
+    if cleanup_policy is not None:
+        member = _member(CleanupPolicy, CLEANUP_POLICY, str(cleanup_policy).upper())
+        changes[CLEANUP_POLICY] = "" if member is CleanupPolicy.DELETE else str(member)
+    if reserve_time_s is not None:
+        is_number = isinstance(reserve_time_s, (int, float)) and not isinstance(reserve_time_s, bool)
+        longest_s = RESERVE_TIME_MAX_MS // 1000
+        if not is_number or not (reserve_time_s == 0 or RESERVE_TIME_MIN_S <= reserve_time_s <= longest_s):
+            raise InvalidArgumentError(
+                f"reserve_time_s is {RESERVE_TIME_MIN_S} to {longest_s} seconds, or 0 for the store's own time, not "
+                f"{reserve_time_s!r}"
+            )
+        changes[RESERVE_TIME] = str(round(reserve_time_s * 1000)) if reserve_time_s else ""
+    if queue_type is not None:
+        named = {str(one).lower(): one for one in QueueType} | {one.name.lower(): one for one in QueueType}
+        if str(queue_type).lower() not in named:
+            raise InvalidArgumentError(f"{queue_type!r} is no {QUEUE_TYPE}: it is simple or batch")
+        member = named[str(queue_type).lower()]
+        changes[QUEUE_TYPE] = "" if member is QueueType.SIMPLE else str(member)
+    return changes
+
+
+def changed_attributes(topic: str, known: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
+    """A topic's attributes after `changes`. InvalidArgumentError for a value that cannot be, and for another cleanup
+    policy than the topic was created with: what is gone does not come back."""
+    merged = {name: text for name, text in {**known, **changes}.items() if text}
+    values = TopicAttributes.parse(merged)
+    if values.cleanup_policy is not TopicAttributes.parse(known).cleanup_policy:
+        raise InvalidArgumentError(
+            f"topic {topic!r} was created with another {CLEANUP_POLICY} than {values.cleanup_policy}, which cannot be "
+            "changed; create another topic, and copy the messages"
+        )
+    if values.queue_type is not TopicAttributes.parse(known).queue_type:
+        raise InvalidArgumentError(
+            f"topic {topic!r} was created with another {QUEUE_TYPE} than {values.queue_type}, which cannot be changed: "
+            "its queues hold units of one kind; create another topic, and copy the messages"
+        )
+    return merged
+
+
+def _member(kind: type[E], name: str, text: str) -> E:
+    try:
+        return kind(text)
+    except ValueError:
+        raise InvalidArgumentError(f"{text!r} is no {name}: it is one of {', '.join(kind)}") from None
+
+
+def _reserve_time_ms(text: str) -> int | None:
+    number = text.removeprefix("-")
+    if not (number.isascii() and number.isdecimal()) or int(text) < -1 or int(text) == 0:
+        raise InvalidArgumentError(
+            f"{text!r} is no {RESERVE_TIME}: it is a number of ms, or -1 for the store's own time"
+        )
+    if int(text) > RESERVE_TIME_MAX_MS:
+        raise InvalidArgumentError(f"a {RESERVE_TIME} of {text} ms is too long: {RESERVE_TIME_MAX_MS} are 10 years")
+    return None if int(text) == -1 else int(text)

@@ -1,0 +1,62 @@
+"""Recall of a delayed message, by the handle in its SendResult (spec/features.md §10).
+
+A handle is RocketMQ's: url-safe base64 of ``v1 TOPIC BROKER DELIVER_MS UNIQUE_ID``. A recall is a record in a timer
+queue of its own (`raymq.common.delay.TIMER_RECALL_QUEUE`) of the broker group that has the message, with
+TIMER_DEL_UNIQKEY, the key of the message. The store's scheduler knows every recall that was stored before a message is
+due; it puts the message into the topic RECALLED_TOPIC then, in place of its own (storage.schedule.recalls).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Final, NamedTuple
+
+from raymq.common.errors import RecallError
+from raymq.common.names import SYSTEM_PREFIX
+
+RECALL_TAG: Final = "_RECALL_TAG_"
+RECALL_BODY: Final = b"0"
+RECALLED_TOPIC: Final = SYSTEM_PREFIX + "recalled"
+"""The topic of recalled messages, one queue: each is there from the time when it would have been delivered."""
+_VERSION: Final = "v1"
+
+
+class RecallHandle(NamedTuple):
+    """A delayed message: its topic, its broker group, the time when it is due (ms since 1970), its unique id."""
+
+    topic: str
+    broker_name: str
+    deliver_at_ms: int
+    message_id: str
+
+    def __str__(self) -> str:
+        """The handle as text.
+
+        >>> str(RecallHandle("orders", "broker-a", 1800000000000, "0A0000011A2B18B4AAC23B9ACA000005"))[:20]
+        'djEgb3JkZXJzIGJyb2tl'
+        """
+        fields = (_VERSION, self.topic, self.broker_name, str(self.deliver_at_ms), self.message_id)
+        return base64.urlsafe_b64encode(" ".join(fields).encode()).decode()
+
+    @classmethod
+    def parse(cls, text: str) -> RecallHandle:
+        """The handle that a text names; RecallError where it is none."""
+        try:
+            fields = base64.b64decode(text.encode(), b"-_", validate=True).decode().split(" ")
+        except (AttributeError, binascii.Error, UnicodeError):
+            fields = []
+        if len(fields) != 5 or fields[0] != _VERSION or not (fields[3].isascii() and fields[3].isdecimal()):
+            raise RecallError(
+                f"{text!r} is no recall handle: take recall_handle of the SendResult of a message with deliver_at_ms"
+            )
+        return cls(fields[1], fields[2], int(fields[3]), fields[4])
+
+
+def delete_key(topic: str, message_id: str) -> str:
+    """The value of TIMER_DEL_UNIQKEY in the recall of a message.
+
+    >>> delete_key("orders", "ID1")
+    'orders+ID1'
+    """
+    return f"{topic}+{message_id}"

@@ -1,0 +1,2 @@
+"""The bytes of RocketMQ's log: the format of a record, loops over many records, filters, and reading a store's
+files."""

@@ -1,0 +1,172 @@
+"""Checks records before they are trusted, one at a position of a file or of a buffer.
+
+`check_record` is the record parser of spec/storage.md §5: it never raises for what is in the buffer. Batches that
+producers sent are checked as a whole by raymq.records.kernels.check.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.records.format.crc import PROPERTY_CRC_LENGTH, body_crc, property_crc, seal_holds
+from raymq.records.format.layout import (
+    BLANK_LENGTH,
+    BLANK_MAGIC,
+    BODY_OFFSET,
+    INT,
+    INTS,
+    MAGIC_V1,
+    MAGIC_V2,
+    MIN_RECORD_SIZE,
+    SHORT,
+    SYS_FLAG_HOSTS_MASK,
+    TOPIC_SIZE_MAX,
+    Buffer,
+    RecordError,
+    header_size,
+)
+from raymq.records.format.walk import walk_records
+
+_CHECKED: Final = struct.Struct(">iii24xi44xi")
+"""total_size, magic, body_crc, sys_flag and, with IPv4 hosts, body_size."""
+
+
+class RecordCheck(NamedTuple):
+    """The record parser's verdict on a position: `size` and `ok` are (record's size, True), (0, True) for a BLANK,
+    (-1, False) for no record, (size, False) for a record whose length fields disagree with its size."""
+
+    size: int
+    ok: bool
+
+    @property
+    def is_blank(self) -> bool:
+        """True if the position holds the BLANK that ends a file."""
+        return self.ok and self.size == 0
+
+
+_BLANK_CHECK: Final = RecordCheck(0, True)
+
+
+_NO_RECORD: Final = RecordCheck(-1, False)
+
+
+def check_record(
+    buffer: Buffer, position: int = 0, *, check_crc: bool = True, check_property_crc: bool = False
+) -> RecordCheck:
+    """The record parser of spec/storage.md §5 at `position` of `buffer`, whose end is the end of the file.
+
+    `check_crc` compares the body's CRC, and the property CRC of a record that has one; `check_property_crc` the
+    property CRC alone, and a record without one fails. Never raises for what is in the buffer. A record whose fields
+    would lie outside the buffer is no record.
+    """
+    limit = len(buffer)
+    if not 0 <= position <= limit - MIN_RECORD_SIZE:
+        return _check_tail(buffer, position)
+    total, magic, crc, sys_flag, body_size = _CHECKED.unpack_from(buffer, position)
+    if total > limit - position:
+        return _NO_RECORD
+    if magic == MAGIC_V1:
+        topic_width = 1
+    elif magic == MAGIC_V2:
+        topic_width = 2
+    else:
+        return _BLANK_CHECK if magic == BLANK_MAGIC else _NO_RECORD
+    body = position + BODY_OFFSET
+    if sys_flag & SYS_FLAG_HOSTS_MASK:
+        body = position + header_size(sys_flag)
+        if body > limit:
+            return _NO_RECORD
+        (body_size,) = INT.unpack_from(buffer, body - 4)
+    topic = body + body_size
+    if body_size < 0 or topic + topic_width > limit:
+        return _NO_RECORD
+    if check_crc and body_size and body_crc(buffer[body:topic]) != crc:
+        return _NO_RECORD
+    topic_size = buffer[topic] if topic_width == 1 else SHORT.unpack_from(buffer, topic)[0]
+    properties = topic + topic_width + topic_size
+    if not 0 <= topic_size <= TOPIC_SIZE_MAX[topic_width] or properties + 2 > limit:
+        return _NO_RECORD
+    (properties_size,) = SHORT.unpack_from(buffer, properties)
+    end = properties + 2 + properties_size
+    if properties_size < 0 or end > limit:
+        return _NO_RECORD
+    if end - position != total:
+        return RecordCheck(total, False)
+    if check_property_crc and not _property_crc_holds(buffer[position:end], properties_size):
+        return _NO_RECORD
+    if check_crc and not seal_holds(buffer[position:end]):
+        return _NO_RECORD
+    return RecordCheck(total, True)
+
+
+def _check_tail(buffer: Buffer, position: int) -> RecordCheck:
+    """`check_record` for a position with too few bytes behind it for a record: a BLANK or nothing."""
+    remaining = len(buffer) - position
+    if position < 0 or remaining < BLANK_LENGTH:
+        return _NO_RECORD
+    total, magic = INTS.unpack_from(buffer, position)
+    return _BLANK_CHECK if magic == BLANK_MAGIC and total <= remaining else _NO_RECORD
+
+
+def _property_crc_holds(record: Buffer, properties_size: int) -> bool:
+    return properties_size >= PROPERTY_CRC_LENGTH and record[-PROPERTY_CRC_LENGTH:] == property_crc(record)
+
+
+def record_starts(buffer: Buffer) -> NDArray[np.int64]:
+    """The positions of the back-to-back records that fill `buffer`, by their total sizes alone. RecordError when these
+    do not end exactly at its end."""
+    starts, position = walk_records(buffer, any_magic=True)
+    limit = len(buffer)
+    if position <= limit - MIN_RECORD_SIZE:
+        (size,) = INT.unpack_from(buffer, position)
+        if size < MIN_RECORD_SIZE:
+            raise RecordError(f"the record at byte {position} claims a size of {size} bytes")
+        position += size
+    if position != limit:
+        raise RecordError(f"the records end at byte {position} of {limit}")
+    return starts
+
+
+def find_starts(buffer: Buffer) -> NDArray[np.int64]:
+    """The positions of the records that fill `buffer`, whatever damage there is; the first record starts at 0.
+
+    As `record_starts` if the sizes add up. Otherwise the search goes on at the next record whose fields fit: several
+    damaged records side by side count as one.
+    """
+    try:
+        return record_starts(buffer)
+    except RecordError:
+        data = bytes(buffer)
+    starts, position = [], 0
+    while position < len(data):
+        starts.append(position)
+        position = _end_of(data, position) or _next_start(data, position)
+    return np.array(starts, np.int64)
+
+
+def _end_of(data: bytes, position: int) -> int:
+    """The end of the record at `position` if its fields fit, else 0."""
+    size, good = check_record(data, position, check_crc=False)
+    return position + size if good and size > 0 else 0
+
+
+def _next_start(data: bytes, position: int) -> int:
+    """The start of the record behind the damaged one at `position`: where its size says, if a record fits there, else
+    the next place where one fits; the end of the data if there is none."""
+    if position + MIN_RECORD_SIZE <= len(data):
+        size: int = INT.unpack_from(data, position)[0]
+        if size >= MIN_RECORD_SIZE and (position + size == len(data) or _end_of(data, position + size)):
+            return position + size
+    found = [len(data)]
+    for magic in (MAGIC_V1, MAGIC_V2):
+        at = data.find(INT.pack(magic), position + 5)
+        while 0 <= at < found[-1] + 4:
+            if _end_of(data, at - 4):
+                found.append(min(found[-1], at - 4))
+                break
+            at = data.find(INT.pack(magic), at + 1)
+    return found[-1]

@@ -1,0 +1,196 @@
+"""Decodes commit-log records into messages (spec/storage.md §1).
+
+The policy for damage, in every reader: intact records are always delivered, and a damaged one is handed over in its
+place, as a message whose `body` raises BodyUnreadableError. A reader's offset goes on behind that message.
+`read_record` and, for many records, `raymq.records.kernels.messages` and `raymq.records.kernels.columns` follow this
+policy. `decode_record` is for those who must not go on: it raises.
+
+Encoding is in `raymq.records.format.encode`, the layout in `raymq.records.format.layout`, the parser that recovery
+walks a file with in `raymq.records.format.check`. Nothing here reads outside the buffer it is given, whatever a
+record's bytes are.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final
+
+from raymq.common.errors import BodyUnreadableError
+from raymq.common.java_text import decode_utf8
+from raymq.common.message import (
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    RESERVED_PROPERTIES,
+    MessageExt,
+    MessageQueue,
+)
+from raymq.records.format.compression import decompress
+from raymq.records.format.crc import SEAL_WRONG, body_crc, seal_holds
+from raymq.records.format.layout import (
+    MIN_RECORD_SIZE,
+    SYS_FLAG_COMPRESSED,
+    Buffer,
+    HeaderFields,
+    RecordError,
+    decode_host,
+    find_sections,
+    unpack_header,
+)
+from raymq.records.format.places import RecordPlace
+
+CRC_WRONG: Final = "its body's CRC is wrong"
+
+
+def read_record(buffer: Buffer, position: int, place: RecordPlace, *, check_crc: bool = True) -> MessageExt:
+    """The message whose record starts at `position` of `buffer`, whatever the record's bytes are.
+
+    If the body is unreadable, the message's `body_error` says so and all other fields are as stored. If the record is
+    damaged or does not agree with its `place`, the message has the fields of its place only.
+    """
+    try:
+        header, sections = _whole_record(buffer, position)
+        place.check(header, buffer[sections[2] : sections[3] - 2])
+        data = bytes(buffer[position : sections[-1]])
+        sections = tuple([at - position for at in sections])
+        if check_crc:
+            _check_seal(data, 0, header, sections)
+    except RecordError as error:
+        return place.damaged(error.reason)
+    body: bytes | BodyUnreadableError
+    try:
+        body = _body(data, header, sections, check_crc)
+    except RecordError as error:
+        queue = place.queue
+        if not queue.topic:
+            topic = topic_text(data[sections[2] : sections[3] - 2])
+            queue = MessageQueue(topic, queue.broker_name, header[3])
+        body = BodyUnreadableError(str(queue), header[5], header[6], error.reason)
+    return _message(data, header, sections, place.queue.broker_name, body)
+
+
+def _check_seal(data: bytes, position: int, header: HeaderFields, sections: tuple[int, ...]) -> None:
+    """RecordError if the property CRC of the record at `position` is wrong, but its body's own CRC is right: if both
+    are wrong, the body is damaged, and the rest of the record is as stored."""
+    if not seal_holds(memoryview(data)[position : sections[-1]]):
+        body = data[sections[0] : sections[1]]
+        if not body or body_crc(body) == header[2]:
+            raise RecordError(f"the record at byte {position} does not match its property CRC", SEAL_WRONG)
+
+
+def _whole_record(buffer: Buffer, position: int) -> tuple[HeaderFields, tuple[int, ...]]:
+    """The header and the sections (`find_sections`) of the record at `position`. RecordError unless all of it fits."""
+    if position < 0 or position + MIN_RECORD_SIZE > len(buffer):
+        raise RecordError(
+            f"no record fits at byte {position} of {len(buffer)}", "it lies outside the bytes that were read"
+        )
+    header = unpack_header(buffer, position)
+    return header, find_sections(buffer, position, header)
+
+
+def decode_record(buffer: Buffer, position: int = 0, *, broker_name: str = "", check_crc: bool = True) -> MessageExt:
+    """The message whose record starts at `position` of `buffer`, its body decompressed. RecordError on any damage."""
+    # The sections are checked before anything is copied: a damaged size may name the rest of a mapped file.
+    header, sections = _whole_record(buffer, position)
+    if not isinstance(buffer, bytes):
+        buffer, sections = bytes(buffer[position : sections[-1]]), tuple([at - position for at in sections])
+        position = 0
+    if check_crc:
+        _check_seal(buffer, position, header, sections)
+    return _message(buffer, header, sections, broker_name, _body(buffer, header, sections, check_crc))
+
+
+def decode_records(buffer: Buffer, *, broker_name: str = "", check_crc: bool = True) -> list[MessageExt]:
+    """The messages of the back-to-back records that fill `buffer`. RecordError on any damage."""
+    data = bytes(buffer)
+    messages = []
+    position, limit = 0, len(data)
+    while position < limit:
+        header = unpack_header(data, position)
+        sections = find_sections(data, position, header)
+        if check_crc:
+            _check_seal(data, position, header, sections)
+        messages.append(_message(data, header, sections, broker_name, _body(data, header, sections, check_crc)))
+        position = sections[-1]
+    return messages
+
+
+def _body(data: bytes, header: HeaderFields, sections: tuple[int, ...], check_crc: bool) -> bytes:
+    """The body of a record, decompressed. RecordError if the body is damaged."""
+    stored = data[sections[0] : sections[1]]
+    if check_crc and stored and body_crc(stored) != header[2]:
+        raise RecordError(f"the body's CRC is wrong in the record whose body is at byte {sections[0]}", CRC_WRONG)
+    sys_flag = header[7]
+    return decompress(stored, sys_flag) if sys_flag & SYS_FLAG_COMPRESSED else stored
+
+
+def _message(
+    data: bytes, header: HeaderFields, sections: tuple[int, ...], broker_name: str, body: bytes | BodyUnreadableError
+) -> MessageExt:
+    """The message of a record with this header, these sections and this body."""
+    # One name for each: slices of the tuple cost more than the names not used.
+    # fmt: off
+    (
+        _, _, _, queue_id, flag, queue_offset, physical_offset, sys_flag,
+        born_ms, born, store_ms, store, reconsume_times, _, _,
+    ) = header
+    # fmt: on
+    _, _, topic_at, properties_at, end = sections
+    user, system = split_properties(data[properties_at:end])
+    store_hex, store_host = store_host_of(store)
+    offset_id = f"{store_hex}{physical_offset & 0xFFFFFFFFFFFFFFFF:016X}"
+    values: tuple[Any, ...] = (
+        topic_text(data[topic_at : properties_at - 2]),
+        body,
+        system.get(PROPERTY_TAGS),
+        split_keys(system.get(PROPERTY_KEYS)),
+        user,
+        flag,
+        broker_name,
+        queue_id,
+        queue_offset,
+        physical_offset,
+        born_ms,
+        store_ms,
+        decode_host(born),
+        store_host,
+        system.get(PROPERTY_UNIQ_KEY) or offset_id,
+        offset_id,
+        reconsume_times,
+        sys_flag,
+        system,
+    )
+    return MessageExt.decoded(values)
+
+
+def split_properties(data: bytes) -> tuple[dict[str, str], dict[str, str]]:
+    """The user's properties and the reserved ones in `data`, as `decode_properties` of the layout reads them."""
+    user: dict[str, str] = {}
+    system: dict[str, str] = {}
+    for piece in decode_utf8(data).split("\x02"):
+        name, _, value = piece.partition("\x01")
+        if value and name:
+            if name in RESERVED_PROPERTIES:
+                system[name] = value
+            else:
+                user[name] = value
+    return user, system
+
+
+def split_keys(keys: str | None) -> tuple[str, ...]:
+    """The keys in the text of the property KEYS."""
+    if keys is None:
+        return ()
+    return (keys,) if " " not in keys else tuple(filter(None, keys.split(" ")))
+
+
+@lru_cache(maxsize=4096)
+def topic_text(data: bytes) -> str:
+    """The topic whose bytes in a record are `data`; the same few come again and again."""
+    return decode_utf8(data)
+
+
+@lru_cache(maxsize=1024)
+def store_host_of(store: bytes) -> tuple[str, str]:
+    """A store host in hexadecimal, as offset message ids begin, and as text."""
+    return store.hex().upper(), decode_host(store)

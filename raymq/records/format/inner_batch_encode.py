@@ -1,0 +1,145 @@
+"""Writes inner batches: many messages of one queue as one record, for topics whose queue type is "batch".
+
+A producer encodes them (raymq.client.producer.encoder), as RocketMQ 5 does for a topic of `queue.type=BatchCQ`; what
+such a record holds is in raymq.records.format.inner_batch. Two fields hold the queue offset of the first message: the
+header's, and the text of property INNER_BASE. The producer knows neither. It ends the properties in an INNER_BASE of
+nineteen zeros, and the store writes the number there, with leading zeros, which RocketMQ reads as any number: so the
+record's size does not depend on it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from raymq.common.errors import MessageIllegalError
+from raymq.common.message import (
+    MAX_PROPERTIES_BYTES,
+    PROPERTY_INNER_BASE,
+    PROPERTY_INNER_NUM,
+    PROPERTY_PRODUCER_EPOCH,
+    PROPERTY_PRODUCER_ID,
+    PROPERTY_SEQUENCE,
+    PROPERTY_UNIQ_KEY,
+    PROPERTY_WAIT,
+    Message,
+)
+from raymq.records.format import layout
+from raymq.records.format.compression import Compression
+from raymq.records.format.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PREFIX, body_crc
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, own_properties, topic_part
+from raymq.records.format.layout import (
+    SYS_FLAG_INNER_BATCH,
+    SYS_FLAG_NEED_UNWRAP,
+    SYS_FLAG_OFFSET,
+    Buffer,
+    RecordHeader,
+    decode_properties,
+)
+
+INNER_MESSAGES_MAX: Final = 2**15 - 1
+"""The most messages of an inner batch: its queue unit counts them in two bytes."""
+
+_ITEM_HEAD: Final = struct.Struct(">iiiii")
+_ITEM_FIXED_BYTES: Final = _ITEM_HEAD.size + layout.SHORT.size
+_BASE_DIGITS: Final = 19
+_BASE: Final = f"{PROPERTY_INNER_BASE}\x01".encode() + b"0" * _BASE_DIGITS + b"\x02"
+"""The last property of an inner batch on its way to the store."""
+
+
+def encode_inner_batch(
+    messages: Sequence[Message],
+    queue_id: int,
+    *,
+    born_host: tuple[str, int],
+    born_timestamp_ms: int,
+    message_ids: Sequence[str],
+    producer: ProducerSequence,
+    compression: Compression,
+) -> EncodedBatch:
+    """Encode `messages`, all of one topic, as one record of its queue `queue_id`, an inner batch.
+
+    Each message is an item of the body, with its flag, its own properties and its unique id; the body is compressed as
+    a whole. The record has the first message's id and sequence, which stand for all. The result has one size, and as
+    many ids as messages. `born_host` is an IP address and a port.
+
+    MessageIllegalError when they are none or too many, or when the properties of one are too long.
+    """
+    if not 0 < len(messages) <= INNER_MESSAGES_MAX:
+        raise MessageIllegalError(f"{len(messages)} messages cannot be one inner batch; 1 to {INNER_MESSAGES_MAX} can")
+    first = messages[0]
+    parts: list[bytes] = []
+    for message, message_id in zip(messages, message_ids, strict=True):
+        parts += _item(message, message_id)
+    body, compressed = compression.compress_body(b"".join(parts))
+    magic, topic = topic_part(first.topic)
+    born = layout.encode_host(*born_host)
+    born_bit = layout.SYS_FLAG_BORN_HOST_IPV6 if len(born) == layout.IPV6_HOST_BYTES else 0
+    sys_flag = born_bit | compressed | SYS_FLAG_NEED_UNWRAP | SYS_FLAG_INNER_BATCH
+    properties = layout.encode_properties(_properties(len(messages), message_ids[0], first, producer)) + _BASE
+    size = layout.header_size(sys_flag) + len(body) + len(topic) + layout.SHORT.size + len(properties)
+    header = RecordHeader(
+        size, magic, body_crc(body), queue_id, 0, 0, 0, sys_flag, born_timestamp_ms, born, 0, bytes(8), 0, 0, len(body)
+    )
+    record = b"".join((header.encode(), body, topic, layout.SHORT.pack(len(properties)), properties))
+    columns = np.array((size,), np.int32), np.zeros(1, np.int64)
+    return EncodedBatch(first.topic, queue_id, record, *columns, producer, message_ids, first.wait_store_msg_ok)
+
+
+def is_inner_batch(records: Buffer) -> bool:
+    """True if the first of these records is an inner batch, by its sys flag; nothing else is looked at."""
+    return len(records) > SYS_FLAG_OFFSET + 3 and bool(records[SYS_FLAG_OFFSET + 3] & SYS_FLAG_INNER_BATCH)
+
+
+def count_messages(properties: bytes) -> int:
+    """The number of messages in an inner batch with these properties, as `encode_inner_batch` leaves them; 0 when they
+    do not tell it, or have no space for the queue offset of the first message."""
+    text = decode_properties(properties).get(PROPERTY_INNER_NUM, "")
+    messages = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else 0
+    return messages if messages <= INNER_MESSAGES_MAX and base_position(properties) else 0
+
+
+def base_position(record: Buffer) -> int:
+    """The position of the digits of INNER_BASE in a record that ends as `encode_inner_batch` leaves it, or has a
+    property CRC behind that. Counted from the record's end, so negative; 0 for a record that ends in something else."""
+    tail = bytes(record[-len(_BASE) - PROPERTY_CRC_LENGTH :])
+    behind = PROPERTY_CRC_LENGTH if tail[-PROPERTY_CRC_LENGTH:].startswith(PROPERTY_CRC_PREFIX) else 0
+    return -behind - _BASE_DIGITS - 1 if tail[: len(tail) - behind].endswith(_BASE) else 0
+
+
+def put_base(record: bytearray | memoryview, position: int, base_offset: int) -> None:
+    """Write the queue offset of an inner batch's first message in place of the zeros at `position`, which is counted
+    from the record's end (`base_position`)."""
+    at = len(record) + position
+    record[at : at + _BASE_DIGITS] = b"%0*d" % (_BASE_DIGITS, base_offset)
+
+
+def _item(message: Message, message_id: str) -> tuple[bytes, bytes, bytes, bytes]:
+    """The parts of a message's item in an inner batch (spec/storage.md §1, "Batches")."""
+    if message.light_queues:
+        raise MessageIllegalError(
+            f"topic {message.topic!r} has inner batches, whose messages cannot be in light queues; send to another"
+        )
+    properties = f"{own_properties(message)}{PROPERTY_UNIQ_KEY}\x01{message_id}\x02".encode()
+    if len(properties) > MAX_PROPERTIES_BYTES:
+        raise MessageIllegalError(
+            f"a message's properties, tags and keys take {len(properties)} bytes; {MAX_PROPERTIES_BYTES} fit"
+        )
+    body = message.body
+    head = _ITEM_HEAD.pack(_ITEM_FIXED_BYTES + len(body) + len(properties), 0, 0, message.flag, len(body))
+    return head, body, layout.SHORT.pack(len(properties)), properties
+
+
+def _properties(count: int, message_id: str, first: Message, producer: ProducerSequence) -> dict[str, str]:
+    """The properties of the record of `count` messages, without INNER_BASE."""
+    return {
+        PROPERTY_UNIQ_KEY: message_id,
+        **({} if first.wait_store_msg_ok else {PROPERTY_WAIT: "false"}),
+        PROPERTY_PRODUCER_ID: producer.producer_id,
+        PROPERTY_PRODUCER_EPOCH: str(producer.epoch),
+        PROPERTY_SEQUENCE: str(producer.first_sequence),
+        PROPERTY_INNER_NUM: str(count),
+    }

@@ -1,0 +1,301 @@
+"""The layout of a commit-log record: the offset of each field, its header's reader, and the small encodings inside it
+(spec/storage.md §1).
+
+A record, big-endian; the offsets hold for IPv4 hosts, an IPv6 host is 12 bytes longer and moves what follows:
+
+    | total_size 4 | magic 4 | body_crc 4 | queue_id 4 | flag 4 | queue_offset 8 | physical_offset 8 | sys_flag 4 |
+    0              4         8            12           16       20               28                  36
+    | born_timestamp 8 | born_host 8/20 | store_timestamp 8 | store_host 8/20 | reconsume_times 4 |
+    40                 48               56                  64                72
+    | prepared_transaction_offset 8 | body_size 4 | body | topic_size 1 (V1) or 2 (V2) | topic | props_size 2 | props |
+    76                              84            88
+
+A file's tail that no record fits in starts with a BLANK: its length (4) and a magic of its own (4).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.common.errors import InvalidArgumentError, MessageIllegalError, RaymqError
+from raymq.common.java_text import decode_utf8
+from raymq.common.message import MAX_PROPERTIES_BYTES
+
+Buffer = bytes | bytearray | memoryview
+
+# The magic of a record whose topic's length takes one byte (V1) or two (V2), and of a BLANK.
+MAGIC_V1: Final = -626843481
+MAGIC_V2: Final = -626843477
+BLANK_MAGIC: Final = -875286124
+BLANK_LENGTH: Final = 8
+
+# Where the fields start, in bytes from the start of a record with IPv4 hosts.
+TOTAL_SIZE_OFFSET: Final = 0
+MAGIC_OFFSET: Final = 4
+BODY_CRC_OFFSET: Final = 8
+QUEUE_ID_OFFSET: Final = 12
+FLAG_OFFSET: Final = 16
+QUEUE_OFFSET_OFFSET: Final = 20
+PHYSICAL_OFFSET_OFFSET: Final = 28
+SYS_FLAG_OFFSET: Final = 36
+BORN_TIMESTAMP_OFFSET: Final = 40
+BORN_HOST_OFFSET: Final = 48
+STORE_TIMESTAMP_OFFSET: Final = 56
+STORE_HOST_OFFSET: Final = 64
+RECONSUME_TIMES_OFFSET: Final = 72
+BODY_SIZE_OFFSET: Final = 84
+BODY_OFFSET: Final = 88
+IPV6_EXTRA: Final = 12
+"""By how many bytes an IPv6 host moves the fields after it."""
+IPV6_HOST_BYTES: Final = 20
+MIN_RECORD_SIZE: Final = 91
+"""An IPv4 record with an empty body, an empty topic and no properties."""
+
+# The bits of sys_flag.
+SYS_FLAG_COMPRESSED: Final = 0x1
+SYS_FLAG_TRANSACTION_MASK: Final = 0xC
+SYS_FLAG_TRANSACTION_PREPARED: Final = 0x4
+SYS_FLAG_TRANSACTION_COMMIT: Final = 0x8
+SYS_FLAG_TRANSACTION_ROLLBACK: Final = 0xC
+SYS_FLAG_BORN_HOST_IPV6: Final = 0x10
+SYS_FLAG_STORE_HOST_IPV6: Final = 0x20
+SYS_FLAG_HOSTS_MASK: Final = 0x30
+SYS_FLAG_NEED_UNWRAP: Final = 0x40
+SYS_FLAG_INNER_BATCH: Final = 0x80
+SYS_FLAG_COMPRESSION_TYPE_MASK: Final = 0x700
+
+V1_TOPIC_SIZE_MAX: Final = 127
+TOPIC_SIZE_MAX: Final = (0, V1_TOPIC_SIZE_MAX, 32767)
+"""The longest topic in bytes, indexed by the width of its length field; the field is signed in Java."""
+
+UNIT_DTYPE: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+"""A consume-queue unit, 20 bytes (spec/storage.md §2)."""
+BATCH_UNIT_DTYPE: Final = np.dtype(
+    [
+        ("physical_offset", ">i8"),
+        ("size", ">i4"),
+        ("tags_code", ">i8"),
+        ("store_timestamp", ">i8"),
+        ("base_offset", ">i8"),
+        ("count", ">i2"),
+        ("compacted_offset", ">i4"),
+        ("reserved", ">i4"),
+    ]
+)
+"""A batch consume-queue unit, 46 bytes: a record that holds `count` messages from queue offset `base_offset` on."""
+HEAD_FIELDS: Final = (
+    ("total_size", ">i4"),
+    ("magic", ">i4"),
+    ("body_crc", ">i4"),
+    ("queue_id", ">i4"),
+    ("flag", ">i4"),
+    ("queue_offset", ">i8"),
+    ("physical_offset", ">i8"),
+    ("sys_flag", ">i4"),
+)
+"""The fields whose offset is the same in every record, with their numpy types, for reading many records at a time."""
+
+HEADERS: Final = tuple(
+    struct.Struct(f">iiiiiqqiq{born}sq{store}siqi") for born, store in ((8, 8), (20, 8), (8, 20), (20, 20))
+)
+"""The fields up to body_size, indexed by the sys flag's two host bits: 1 for an IPv6 born host, 2 for a store host."""
+_IPV4_HEADER: Final = HEADERS[0]
+_HOSTS_SHIFT: Final = 4
+_BLANK: Final = struct.Struct(">ii")
+_PORT: Final = struct.Struct(">i")
+INT: Final = struct.Struct(">i")
+INTS: Final = struct.Struct(">ii")
+SHORT: Final = struct.Struct(">h")
+
+
+class RecordError(RaymqError):
+    """Bytes are not a complete, undamaged record. The reader decides what that means: mostly it hands over
+    BodyUnreadableError. One that no reader caught is an error of raymq, so that no command ends in a traceback.
+
+    `reason` says what is wrong with the record without naming a position: readers name its queue and offset instead.
+    """
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason or text
+
+
+HeaderFields = tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int]
+
+
+class RecordHeader(NamedTuple):
+    """A record's fields up to its body, in their order on disk; spec/storage.md §1 says what each means.
+
+    Times are in milliseconds; hosts are as `encode_host` makes them. `body_size` is in bytes, as stored.
+    """
+
+    total_size: int
+    magic: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_timestamp_ms: int
+    born_host: bytes
+    store_timestamp_ms: int
+    store_host: bytes
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body_size: int
+
+    def encode(self) -> bytes:
+        """The header's bytes as in a record; the sys flag decides how long the hosts are."""
+        return header_struct(self.sys_flag).pack(*self)
+
+
+def header_struct(sys_flag: int) -> struct.Struct:
+    """The struct that packs a RecordHeader's fields for records with these hosts, for encoders of many records."""
+    return HEADERS[(sys_flag & SYS_FLAG_HOSTS_MASK) >> _HOSTS_SHIFT]
+
+
+def header_size(sys_flag: int) -> int:
+    """The bytes before the body of a record with these hosts. The flag's low byte is enough."""
+    return HEADERS[(sys_flag & SYS_FLAG_HOSTS_MASK) >> _HOSTS_SHIFT].size
+
+
+def header_size_at(buffer: Buffer, position: int = 0) -> int:
+    """`header_size` of the record at `position` of `buffer`. IndexError if `buffer` ends before its sys flag."""
+    return header_size(buffer[position + SYS_FLAG_OFFSET + 3])
+
+
+def read_header(buffer: Buffer, position: int = 0) -> RecordHeader:
+    """The header of the record at `position` of `buffer`, its values as they are. RecordError if it is cut."""
+    return RecordHeader._make(unpack_header(buffer, position))
+
+
+def unpack_header(buffer: Buffer, position: int) -> HeaderFields:
+    """`read_header` as a plain tuple, which is quicker to unpack: for readers of every record of a fetch."""
+    try:
+        fields = _IPV4_HEADER.unpack_from(buffer, position)
+        if fields[7] & SYS_FLAG_HOSTS_MASK:  # sys_flag
+            return header_struct(fields[7]).unpack_from(buffer, position)
+        return fields
+    except struct.error:
+        raise RecordError(f"a record is cut in its header at byte {position}", "it is cut in its header") from None
+
+
+def store_timestamp_at(buffer: Buffer, position: int) -> int:
+    """The store timestamp of the record at `position`, in ms since 1970. RecordError when it is cut in its header."""
+    return unpack_header(buffer, position)[10]
+
+
+def find_sections(buffer: Buffer, position: int, header: HeaderFields) -> tuple[int, int, int, int, int]:
+    """Positions in `buffer` for the record at `position`: where its body starts and ends, where the topic's text and
+    the properties start, and where the record ends. The topic's text ends two bytes before the properties.
+
+    RecordError unless everything fits exactly.
+    """
+    size, magic, sys_flag, body_size = header[0], header[1], header[7], header[14]
+    body_at = position + (header_size(sys_flag) if sys_flag & SYS_FLAG_HOSTS_MASK else BODY_OFFSET)
+    body_end = body_at + body_size
+    end = position + size
+    if body_size >= 0 and body_end + 3 <= end <= len(buffer):
+        if magic == MAGIC_V1:
+            width, topic_size = 1, buffer[body_end]
+        elif magic == MAGIC_V2:
+            width, topic_size = 2, SHORT.unpack_from(buffer, body_end)[0]
+        else:
+            reason = f"it has no record's magic but {magic & 0xFFFFFFFF:#x}"
+            raise RecordError(f"no record at byte {position}: magic {magic & 0xFFFFFFFF:#x}", reason)
+        topic_at = body_end + width
+        properties_at = topic_at + topic_size + 2
+        if (
+            0 <= topic_size <= TOPIC_SIZE_MAX[width]
+            and properties_at <= end
+            and properties_at + SHORT.unpack_from(buffer, properties_at - 2)[0] == end
+        ):
+            return body_at, body_end, topic_at, properties_at, end
+    reason = "it is cut, or its length fields do not add up to its size"
+    raise RecordError(f"the record at byte {position} is cut, or its length fields do not add up to its size", reason)
+
+
+def encode_blank(remaining: int) -> bytes:
+    """The 8 bytes that end a commit-log file with `remaining` bytes left, these 8 included."""
+    return _BLANK.pack(remaining, BLANK_MAGIC)
+
+
+@lru_cache(maxsize=1024)
+def encode_host(ip: str, port: int) -> bytes:
+    """A host as in a record: the address' 4 or 16 bytes and the port's 4.
+
+    InvalidArgumentError unless `ip` is an IP address and `port` fits.
+    """
+    try:
+        address = ipaddress.ip_address(ip.partition("%")[0]).packed
+        return address + _PORT.pack(port)
+    except (ValueError, struct.error):
+        raise InvalidArgumentError(f"{ip!r} port {port!r} is not an IP address with a port") from None
+
+
+@lru_cache(maxsize=4096)
+def decode_host(host: bytes) -> str:
+    """The text of a host as in a record: `192.168.1.2:10911` or `[::1]:10911`."""
+    (port,) = _PORT.unpack_from(host, len(host) - 4)
+    if len(host) == 8:
+        return f"{socket.inet_ntop(socket.AF_INET, host[:4])}:{port}"
+    return f"[{socket.inet_ntop(socket.AF_INET6, host[:16])}]:{port}"
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """`properties` as on disk: name 0x01 value 0x02, in the map's order, UTF-8, no escaping.
+
+    MessageIllegalError when a name or a value is empty or holds a separator (it could not be read back), or when the
+    result exceeds 32767 bytes.
+    """
+    pieces = []
+    for name, value in properties.items():
+        if not name or not value or not {"\x01", "\x02"}.isdisjoint(name + value):
+            raise MessageIllegalError(f"property {name!r}={value!r} is empty or contains a separator (\\x01, \\x02)")
+        pieces.append(f"{name}\x01{value}\x02")
+    try:
+        data = "".join(pieces).encode()
+    except UnicodeEncodeError as error:
+        raise MessageIllegalError(f"a property cannot be written as UTF-8: {error}") from None
+    if len(data) > MAX_PROPERTIES_BYTES:
+        raise MessageIllegalError(f"properties of {len(data)} bytes exceed the limit of {MAX_PROPERTIES_BYTES} bytes")
+    return data
+
+
+def decode_properties(data: bytes) -> dict[str, str]:
+    """The properties in `data`, RocketMQ's way: a piece without a name or a value is dropped, the last 0x02 may be
+    missing, only the first 0x01 of a piece separates, the last of equal names wins. Text that is not UTF-8 gets
+    replacement characters, as many as in Java."""
+    properties = {}
+    for piece in decode_utf8(data).split("\x02"):
+        name, _, value = piece.partition("\x01")
+        if value and name:
+            properties[name] = value
+    return properties
+
+
+def record_ends(sizes: NDArray[np.int32]) -> NDArray[np.int64]:
+    """The end position of each record, for records of these sizes (in bytes) that lie back to back from 0 on."""
+    ends = sizes.astype(np.int64)
+    return ends.cumsum() if len(ends) > 1 else ends
+
+
+def windows(data: bytes | bytearray | memoryview | NDArray[np.uint8], width: int) -> NDArray[np.void]:
+    """All `width`-byte windows of `data`, element i starting at byte i, without a copy. Indexing it with an array of
+    positions reads or writes one field of many records at a time; a position too near the end is an IndexError."""
+    return np.ndarray((max(len(data) - width + 1, 0),), void_dtype(width), data, 0, (1,))
+
+
+@lru_cache(maxsize=1024)
+def void_dtype(width: int) -> np.dtype[np.void]:
+    """The numpy type of `width` opaque bytes."""
+    return np.dtype(f"V{width}")

@@ -1,0 +1,208 @@
+"""Records of one queue in memory, cut and joined without decoding them.
+
+Consumers keep what they fetched in this form: that bounds memory by the bytes that are really held, and records can be
+sent back, or made a table of, without an object per message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.records.format.check import check_record, find_starts, record_starts
+from raymq.records.format.crc import PROPERTY_CRC_LENGTH, is_sealed, property_crc, seal_holds
+from raymq.records.format.layout import MIN_RECORD_SIZE, QUEUE_OFFSET_OFFSET, RecordError, header_size_at, windows
+
+_RECONSUME_TIMES_FROM_END_OF_HEADER: Final = 16
+"""The reconsume times (4 bytes), the prepared transaction's offset (8) and the body's size (4) end a header."""
+
+
+class LocatedRecords(NamedTuple):
+    """Records of one queue, in ascending order of their queue offsets."""
+
+    data: memoryview | bytes
+    """The bytes that the records lie in; in a mapped file, other queues' records may lie between these."""
+    starts: NDArray[np.int64]
+    """The position of each record in `data`, shape (n,)."""
+    sizes: NDArray[np.int64]
+    """The length of each record in bytes, shape (n,)."""
+    offsets: NDArray[np.int64]
+    """The queue offset of each record, shape (n,)."""
+    position: int = -1
+    """The physical offset of the first byte of `data`; -1 for records that are not in a log's file."""
+
+    @property
+    def physical_offsets(self) -> NDArray[np.int64] | None:
+        """The physical offset of each record, shape (n,); None for records that are not in a log's file."""
+        return None if self.position < 0 else self.starts + self.position
+
+    def part(self, first: int, last: int) -> LocatedRecords:
+        """Records `first` to `last - 1`."""
+        rows = slice(first, last)
+        return LocatedRecords(self.data, self.starts[rows], self.sizes[rows], self.offsets[rows], self.position)
+
+    def pick(self, rows: NDArray[np.int64]) -> LocatedRecords:
+        """The records at these ascending indices."""
+        return LocatedRecords(self.data, self.starts[rows], self.sizes[rows], self.offsets[rows], self.position)
+
+    def joined(self) -> bytes:
+        """The records' bytes, back to back."""
+        view = memoryview(self.data)
+        spans = zip(self.starts.tolist(), self.sizes.tolist(), strict=True)
+        return b"".join([view[start : start + size] for start, size in spans])
+
+    @classmethod
+    def read(cls, data: bytes) -> LocatedRecords:
+        """The records that fill `data`. RecordError when their sizes do not add up; nothing else is checked."""
+        starts = record_starts(data)
+        offsets = windows(data, 8)[starts + QUEUE_OFFSET_OFFSET].view(">i8").astype(np.int64)
+        return cls(data, starts, np.diff(starts, append=len(data)), offsets)
+
+    @classmethod
+    def of_fetch(cls, data: bytes, count: int, first_offset: int, next_offset: int) -> LocatedRecords:
+        """The `count` records that a fetch found from queue offset `first_offset` up to before `next_offset`, whatever
+        their bytes are.
+
+        A record whose size is damaged ends where the next intact record begins. A damaged record has the offset that is
+        missing between its neighbours; if a fetch left messages out, that is the offset behind the one before.
+        """
+        try:
+            found = cls.read(data)
+            offsets = found.offsets
+            if len(offsets) == count and (
+                not count
+                or (first_offset <= offsets[0] and offsets[-1] < next_offset and (offsets[1:] > offsets[:-1]).all())
+            ):
+                return found
+        except RecordError:
+            pass  # looked at one by one
+        return cls._of_damaged(data, count, first_offset, next_offset)
+
+    @classmethod
+    def _of_damaged(cls, data: bytes, count: int, first_offset: int, next_offset: int) -> LocatedRecords:
+        """`of_fetch` if some records are damaged."""
+        all_wanted, starts = count == next_offset - first_offset, find_starts(data)
+        sizes = np.diff(starts, append=len(data))
+        if all_wanted and len(starts) == count:
+            return cls(data, starts, sizes, np.arange(first_offset, next_offset))
+        rows: list[tuple[int, int, int]] = []
+        damaged: list[tuple[int, int]] = []
+
+        def fill(end_offset: int, position: int) -> None:
+            """Give the damaged records before `position` the offsets up to `end_offset`."""
+            start = rows[-1][2] + 1 if rows else first_offset
+            places = [*damaged, *[(position, 0)] * (end_offset - start if all_wanted else 0)]
+            rows.extend((*place, offset) for place, offset in zip(places, range(start, end_offset), strict=False))
+            damaged.clear()
+
+        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+            offset = queue_offset_at(data, start) if check_record(data, start, check_crc=False) == (size, True) else -1
+            if (rows[-1][2] + 1 if rows else first_offset) <= offset < next_offset:
+                fill(offset, start)
+                rows.append((start, size, offset))
+            else:
+                damaged.append((start, size))
+        fill(next_offset, len(data))
+        table = np.array(rows, np.int64).reshape(-1, 3)
+        return cls(data, table[:, 0].copy(), table[:, 1].copy(), table[:, 2].copy())
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRecords:
+    """Whole records of one queue, back to back, in ascending order of their queue offsets."""
+
+    data: bytes
+    """The records' bytes. Record i is `data[starts[i]:starts[i + 1]]`."""
+    starts: Sequence[int]
+    """The position of each record in `data`, and behind the last one the length of `data`."""
+    offsets: Sequence[int]
+    """The queue offset of each record."""
+
+    @classmethod
+    def read(cls, data: bytes) -> MemoryRecords:
+        """The records that fill `data`. RecordError when their sizes do not add up; nothing else is checked."""
+        return cls.of(LocatedRecords.read(data))
+
+    @classmethod
+    def of(cls, located: LocatedRecords) -> MemoryRecords:
+        """Records that lie back to back and fill their bytes."""
+        data = bytes(located.data)
+        return cls(data, [*located.starts.tolist(), len(data)], located.offsets.tolist())
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of all records."""
+        return len(self.data)
+
+    def size_of(self, indices: Iterable[int]) -> int:
+        """The length of the records at these indices, together."""
+        return sum(self.starts[index + 1] - self.starts[index] for index in indices)
+
+    def in_memory(self) -> MemoryRecords:
+        """These records: all of them are in memory."""
+        return self
+
+    def part(self, first: int, last: int) -> MemoryRecords:
+        """Records `first` to `last - 1`; this object itself if these are all."""
+        if first == 0 and last == len(self):
+            return self
+        base = self.starts[first]
+        starts = [start - base for start in self.starts[first : last + 1]]
+        return MemoryRecords(self.data[base : self.starts[last]], starts, self.offsets[first:last])
+
+    def pick(self, indices: Iterable[int]) -> MemoryRecords:
+        """The records at these indices, at least one, in ascending order; this object itself if these are all."""
+        wanted = sorted(indices)
+        if len(wanted) == len(self):
+            return self
+        return join_records([self.part(index, index + 1) for index in wanted])
+
+    def reconsume_times(self, index: int) -> int:
+        """The number of times a consumer gave record `index` back, as its header says."""
+        position = self._reconsume_times_at(index)
+        return 0 if position is None else int.from_bytes(self.data[position : position + 4])
+
+    def failed_once_more(self, indices: Iterable[int]) -> MemoryRecords:
+        """The same records, with the reconsume times of those at `indices` one higher. A property CRC that was right is
+        right again."""
+        data = bytearray(self.data)
+        for index in indices:
+            position = self._reconsume_times_at(index)
+            if position is not None:
+                record = memoryview(data)[self.starts[index] : self.starts[index + 1]]
+                was_whole = is_sealed(record) and seal_holds(record)
+                data[position : position + 4] = (self.reconsume_times(index) + 1).to_bytes(4)
+                if was_whole:
+                    record[-PROPERTY_CRC_LENGTH:] = property_crc(record)
+        return MemoryRecords(bytes(data), self.starts, self.offsets)
+
+    def _reconsume_times_at(self, index: int) -> int | None:
+        """The position of the field; None for a damaged record, which is too short."""
+        start = self.starts[index]
+        if self.starts[index + 1] - start < MIN_RECORD_SIZE:
+            return None
+        return start + header_size_at(self.data, start) - _RECONSUME_TIMES_FROM_END_OF_HEADER
+
+
+def queue_offset_at(data: bytes, start: int) -> int:
+    """The queue offset in the header of the record at `start`."""
+    return int.from_bytes(data[start + QUEUE_OFFSET_OFFSET : start + QUEUE_OFFSET_OFFSET + 8], signed=True)
+
+
+def join_records(parts: Sequence[MemoryRecords]) -> MemoryRecords:
+    """The records of all parts, one part behind the other; there is at least one part, and it is returned if alone."""
+    if len(parts) == 1:
+        return parts[0]
+    starts, offsets = [0], list[int]()
+    for part in parts:
+        base = starts[-1]
+        starts += [base + start for start in part.starts[1:]]
+        offsets += part.offsets
+    return MemoryRecords(b"".join(part.data for part in parts), starts, offsets)

@@ -1,0 +1,213 @@
+"""Message ids (spec/storage.md §1 "Ids").
+
+Two kinds, both upper-case hex. The *unique id* (property UNIQ_KEY) is made by the producer, once per message, and
+stays through retries: IP 4/16 bytes, process id 2, a random number 4 (Java: the class loader's hash), milliseconds
+since local midnight of the first of the month 4, counter 2. The *offset message id* names a record on disk: store IP
+4/16, port 4, physical offset 8. Each has 32 digits with an IPv4 address and 56 with an IPv6 one.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from ipaddress import ip_address
+from typing import Final, NamedTuple, overload
+
+from raymq.common.errors import InvalidArgumentError
+from raymq.records.format.layout import encode_host
+
+IDS_PER_MS: Final = 1 << 16
+"""The counter has two bytes: more ids of one millisecond would not differ."""
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class IdRange(Sequence[str]):
+    """Unique ids that follow each other, made when they are looked at: id i is `stem` and the four upper-case hex
+    digits of `(first + i) & 0xffff`. `len` tells how many there are.
+
+    A range equals another range and every tuple that has the same ids. Immutable. InvalidArgumentError unless `first`
+    is in 0 to 65535 and `count` in 0 to 65536, so that no id is there twice.
+    """
+
+    __slots__ = ("_count", "first", "stem")
+
+    def __init__(self, stem: str, first: int, count: int) -> None:
+        if not (0 <= first < IDS_PER_MS and 0 <= count <= IDS_PER_MS):
+            raise InvalidArgumentError(f"{count} ids from {first} on are no range: the counter has two bytes")
+        self.stem: Final = stem
+        self.first: Final = first
+        self._count: Final = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        """The id at `index`; for a slice of neighbours a range, for another slice a tuple."""
+        numbers = range(self._count)[index]
+        if isinstance(numbers, int):
+            return self._id(numbers)
+        if numbers.step == 1:
+            return IdRange(self.stem, (self.first + numbers.start) & 0xFFFF, len(numbers))
+        return tuple(map(self._id, numbers))
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._id, range(self._count))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, IdRange):
+            same = (self._count, self.stem, self.first) == (other._count, other.stem, other.first)
+            return same or (len(self) == len(other) and tuple(self) == tuple(other))
+        if isinstance(other, tuple):
+            return len(self) == len(other) and tuple(self) == other
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"IdRange({self.stem!r}, {self.first}, {self._count})"
+
+    def __reduce__(self) -> tuple[type[IdRange], tuple[str, int, int]]:
+        return IdRange, (self.stem, self.first, self._count)
+
+    def _id(self, number: int) -> str:
+        return f"{self.stem}{(self.first + number) & 0xFFFF:04X}"
+
+
+class UniqueIdGenerator:
+    """Makes unique ids for one producer. Thread-safe; a forked child makes ids of its own.
+
+    Time never runs backwards inside a generator: while the clock is behind, or more than 65536 ids are asked for in one
+    millisecond, the last time used goes on (and ahead). Nothing survives the process: the next one draws a new random
+    number.
+    """
+
+    def __init__(
+        self,
+        ip: str,
+        *,
+        pid: int | None = None,
+        loader_hash: int | None = None,
+        clock_ms: Callable[[], int] = _wall_clock_ms,
+    ) -> None:
+        self._address = encode_host(ip, 0)[:-4].hex().upper()
+        self._fixed_pid, self._fixed_loader = pid, loader_hash
+        self._clock_ms = clock_ms
+        self._lock = threading.Lock()
+        self._now_ms = -1
+        self._month_start_ms = self._next_month_ms = 0
+        self._counter = 0
+        self._made_in_ms = 0
+        self._stem = ""
+        """The part that all ids of this millisecond have in common."""
+        self._start_process()
+
+    def _start_process(self) -> None:
+        self._process_id = os.getpid()
+        pid = self._process_id if self._fixed_pid is None else self._fixed_pid
+        loader = secrets.randbits(32) if self._fixed_loader is None else self._fixed_loader
+        self._prefix = f"{self._address}{pid & 0xFFFF:04X}{loader & 0xFFFFFFFF:08X}"
+        if self._now_ms >= 0:
+            self._begin_ms(self._now_ms)
+
+    def next(self) -> str:
+        """One unique id."""
+        return self.next_batch(1)[0]
+
+    def next_batch(self, count: int) -> list[str]:
+        """`count` unique ids, in ascending order of their making."""
+        ids: list[str] = []
+        with self._lock:
+            while len(ids) < count:
+                ids += self._ids_of_one_ms(count - len(ids))
+        return ids
+
+    def next_range(self, count: int) -> IdRange:
+        """`count` unique ids that share one millisecond; InvalidArgumentError for more than 65536.
+
+        Where too few are left of the clock's millisecond, they are of the next one.
+        """
+        if not 0 <= count <= IDS_PER_MS:
+            raise InvalidArgumentError(f"{count} ids do not fit in one millisecond, which has {IDS_PER_MS}")
+        with self._lock:
+            return self._ids_of_one_ms(count, all_of_them=True)
+
+    def next_parts(self) -> tuple[str, int]:
+        """One unique id as the `stem` and the `first` of a range of one."""
+        with self._lock:
+            return self._take(1, all_of_them=True)[:2]
+
+    def _ids_of_one_ms(self, wanted: int, *, all_of_them: bool = False) -> IdRange:
+        """Up to `wanted` ids that share one millisecond; with `all_of_them` so many, which must fit in one."""
+        return IdRange(*self._take(wanted, all_of_them=all_of_them))
+
+    def _take(self, wanted: int, *, all_of_them: bool) -> tuple[str, int, int]:
+        """The stem, the first number, and the count of ids as `_ids_of_one_ms` says."""
+        if os.getpid() != self._process_id:
+            self._start_process()
+        now_ms = self._clock_ms()
+        if now_ms > self._now_ms:
+            self._begin_ms(now_ms)
+        elif self._made_in_ms + (wanted if all_of_them else 1) > IDS_PER_MS:
+            self._begin_ms(self._now_ms + 1)
+        wanted = min(wanted, IDS_PER_MS - self._made_in_ms)
+        self._made_in_ms += wanted
+        first = self._counter
+        self._counter = (first + wanted) & 0xFFFF
+        return self._stem, first, wanted
+
+    def _begin_ms(self, now_ms: int) -> None:
+        if now_ms >= self._next_month_ms:
+            self._month_start_ms, self._next_month_ms = _month_bounds_ms(now_ms)
+        stem = f"{self._prefix}{max(now_ms - self._month_start_ms, 0) & 0xFFFFFFFF:08X}"
+        self._stem, self._now_ms, self._made_in_ms = stem, now_ms, 0  # together: no signal handler comes between
+
+
+def _month_bounds_ms(now_ms: int) -> tuple[int, int]:
+    """Local midnight of the first day of `now_ms`'s month, and of the next."""
+    first = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
+    return int(first.timestamp() * 1000), int(following.timestamp() * 1000)
+
+
+class OffsetMessageId(NamedTuple):
+    """The parts of an offset message id: the store's address and the record's offset in its commit log."""
+
+    host: str
+    port: int
+    physical_offset: int
+
+
+def offset_message_id(host: str, port: int, physical_offset: int) -> str:
+    """The offset message id of the record at byte `physical_offset` of the store at `host`, an IP address. 32 or 56
+    hex digits. InvalidArgumentError when `host` is no IP address or a number is out of range."""
+    if not 0 <= physical_offset < 1 << 63:
+        raise InvalidArgumentError(f"a physical offset of {physical_offset} is out of range")
+    return f"{encode_host(host, port).hex().upper()}{physical_offset:016X}"
+
+
+def parse_offset_message_id(text: str) -> OffsetMessageId:
+    """The opposite of `offset_message_id`. InvalidArgumentError when `text` is not such an id."""
+    try:
+        data = bytes.fromhex(text)
+    except ValueError:
+        data = b""
+    if len(data) * 2 != len(text) or len(data) not in (16, 28):
+        raise InvalidArgumentError(f"{text!r} is not an offset message id: expected 32 or 56 hexadecimal digits")
+    address, port, physical_offset = data[:-12], data[-12:-8], data[-8:]
+    return OffsetMessageId(
+        str(ip_address(address)), int.from_bytes(port, signed=True), int.from_bytes(physical_offset, signed=True)
+    )

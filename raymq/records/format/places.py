@@ -1,0 +1,92 @@
+"""The places of records, as their queue tells them: queue offsets, positions in the log, sizes.
+
+A reader compares a record with its place. So a record that is damaged has a name ("offset 7 of orders@broker-a:0"), and
+a queue unit that points to another record is found out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.common.errors import BodyUnreadableError
+from raymq.common.java_text import decode_utf8
+from raymq.common.message import MessageExt, MessageQueue
+from raymq.records.format.layout import Buffer, HeaderFields, RecordError
+from raymq.records.format.memory_records import LocatedRecords
+
+
+class RecordPlace(NamedTuple):
+    """The place of one record. Offsets and the size, in bytes, are -1 if they are not known."""
+
+    queue: MessageQueue
+    queue_offset: int = -1
+    physical_offset: int = -1
+    size: int = -1
+
+    def check(self, header: HeaderFields, topic: Buffer) -> None:
+        """RecordError unless a record's header, and the bytes of its topic, agree with the place."""
+        for known, found, what in (
+            (self.size, header[0], "size"),
+            (self.queue.queue_id, header[3], "queue id"),
+            (self.queue_offset, header[5], "queue offset"),
+            (self.physical_offset, header[6], "physical offset"),
+        ):
+            if known >= 0 and known != found:
+                reason = f"its header has {what} {found}, and its queue {known}"
+                raise RecordError(reason)
+        if self.queue.topic and not is_topic(topic, self.queue.topic):
+            reason = f"its topic is {decode_utf8(bytes(topic))!r}, and its queue's {self.queue.topic!r}"
+            raise RecordError(reason)
+
+    def error(self, reason: str, *, record_damaged: bool = True) -> BodyUnreadableError:
+        """The error for the message at this place."""
+        return BodyUnreadableError(str(self.queue), self.queue_offset, self.physical_offset, reason, record_damaged)
+
+    def damaged(self, reason: str) -> MessageExt:
+        """The message that stands for a damaged record."""
+        return MessageExt.damaged(self.error(reason), self.queue)
+
+
+class RecordPlaces(NamedTuple):
+    """The places of n records of one queue. An array that is None is not known; the others have shape (n,)."""
+
+    queue: MessageQueue
+    offsets: NDArray[np.int64] | None = None
+    physical_offsets: NDArray[np.int64] | None = None
+    sizes: NDArray[np.int64] | None = None
+
+    @classmethod
+    def of(cls, queue: MessageQueue, records: LocatedRecords) -> RecordPlaces:
+        """The places of records of `queue`."""
+        return cls(queue, records.offsets, records.physical_offsets, records.sizes)
+
+    @classmethod
+    def unknown(cls, broker_name: str) -> RecordPlaces:
+        """The places of records of which nothing but the broker group is known."""
+        return cls(MessageQueue("", broker_name, -1))
+
+    def place(self, row: int) -> RecordPlace:
+        """The place of one record."""
+        return RecordPlace(
+            self.queue,
+            -1 if self.offsets is None else int(self.offsets[row]),
+            -1 if self.physical_offsets is None else int(self.physical_offsets[row]),
+            -1 if self.sizes is None else int(self.sizes[row]),
+        )
+
+    def pick(self, rows: NDArray[np.int64] | slice) -> RecordPlaces:
+        """The places of the records at these rows."""
+        return RecordPlaces(
+            self.queue,
+            None if self.offsets is None else self.offsets[rows],
+            None if self.physical_offsets is None else self.physical_offsets[rows],
+            None if self.sizes is None else self.sizes[rows],
+        )
+
+
+def is_topic(data: Buffer, topic: str) -> bool:
+    """True if `data`, the bytes of a topic in a record, stand for `topic`."""
+    return data == topic.encode(errors="surrogatepass") or decode_utf8(bytes(data)) == topic

@@ -1,0 +1,230 @@
+"""Rewrites a record for another queue: the scheduler does so when a delayed message is due, the broker when a consumer
+gives a message back (actors.core.broker.send_back), and a reader of a light queue with each record.
+
+Body, flags, born host and time are kept. The scheduler also keeps the number of consumptions and the text of the
+properties, DELAY, REAL_TOPIC and REAL_QID included, as RocketMQ does (spec/storage.md §12). Only raymq's own three are
+exchanged: they identify the producer of the new record.
+
+A new record always has the CRC of its body, so that recovery and replicas take it for whole. If the old record's body
+does not match its CRC, the new record has the flag of a compression that does not exist: readers get an error for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from raymq.common.errors import MessageIllegalError
+from raymq.common.java_text import decode_utf8
+from raymq.common.message import (
+    MAX_PROPERTIES_BYTES,
+    PROPERTY_INNER_MULTI_DISPATCH,
+    PROPERTY_INNER_MULTI_QUEUE_OFFSET,
+    PROPERTY_PRODUCER_EPOCH,
+    PROPERTY_PRODUCER_ID,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_SEQUENCE,
+    PROPERTY_TAGS,
+    PROPERTY_TIMER_DELIVER_MS,
+)
+from raymq.records.format.crc import PROPERTY_CRC_LENGTH, PROPERTY_CRC_PLACEHOLDER, PROPERTY_CRC_PREFIX, body_crc
+from raymq.records.format.encode import ProducerSequence, topic_part
+from raymq.records.format.layout import (
+    SYS_FLAG_COMPRESSED,
+    SYS_FLAG_COMPRESSION_TYPE_MASK,
+    SYS_FLAG_STORE_HOST_IPV6,
+    SYS_FLAG_TRANSACTION_MASK,
+    RecordError,
+    RecordHeader,
+    decode_properties,
+    encode_properties,
+    find_sections,
+    header_size,
+    read_header,
+)
+
+EXCHANGED_NAMES: Final = tuple(
+    f"{name}\x01".encode()
+    for name in (
+        PROPERTY_INNER_MULTI_QUEUE_OFFSET,
+        PROPERTY_PRODUCER_ID,
+        PROPERTY_PRODUCER_EPOCH,
+        PROPERTY_SEQUENCE,
+    )
+)
+"""The beginnings of the properties that a new record does not take over: it has a producer of its own
+(`producer_text`), and the store gives it its own offsets in other queues."""
+
+
+_REAL_NAMES: Final = (f"{PROPERTY_REAL_TOPIC}\x01".encode(), f"{PROPERTY_REAL_QUEUE_ID}\x01".encode())
+
+
+@dataclass(frozen=True, slots=True)
+class RecordParts:
+    """A record taken apart. `properties` are as on disk, without their CRC; `sealed`: they had one."""
+
+    header: RecordHeader
+    body: bytes
+    topic: str
+    properties: bytes
+    sealed: bool
+
+    @property
+    def body_is_intact(self) -> bool:
+        """True if the body matches the CRC in the header."""
+        return not self.body or body_crc(self.body) == self.header.body_crc
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRecord:
+    """A record of a topic of delayed messages, and the queue that it is for. `deliver_at_ms` is None unless it waits
+    for a time of its own."""
+
+    parts: RecordParts
+    real_topic: str
+    real_queue_id: int
+    tags: str | None
+    deliver_at_ms: int | None
+
+
+def split_record(record: bytes | memoryview) -> RecordParts:
+    """Take one whole record apart. RecordError when its fields do not add up; its CRCs are not looked at."""
+    data = bytes(record)
+    header = read_header(data)
+    body_at, body_end, topic_at, properties_at, end = find_sections(data, 0, header)
+    if end != len(data):
+        raise RecordError(f"a record of {end} bytes does not fill the {len(data)} bytes that were given as one")
+    properties = data[properties_at:]
+    sealed = properties[-PROPERTY_CRC_LENGTH:].startswith(PROPERTY_CRC_PREFIX)
+    return RecordParts(
+        header,
+        data[body_at:body_end],
+        decode_utf8(data[topic_at : properties_at - 2]),
+        properties[:-PROPERTY_CRC_LENGTH] if sealed else properties,
+        sealed,
+    )
+
+
+def read_waiting(record: bytes | memoryview) -> WaitingRecord:
+    """Take one whole record apart. RecordError when it is damaged, or does not name its real queue."""
+    parts = split_record(record)
+    table = decode_properties(parts.properties)
+    deliver_at = table.get(PROPERTY_TIMER_DELIVER_MS)
+    try:
+        return WaitingRecord(
+            parts,
+            table[PROPERTY_REAL_TOPIC],
+            int(table[PROPERTY_REAL_QUEUE_ID]),
+            table.get(PROPERTY_TAGS),
+            None if deliver_at is None else int(deliver_at),
+        )
+    except KeyError as missing:
+        raise RecordError(f"the record has no property {missing}") from None
+    except ValueError as error:
+        raise RecordError(f"the record cannot be read: {error}") from None
+
+
+def move_record(
+    record: WaitingRecord, topic: str, queue_id: int, *, producer: ProducerSequence, store_host_ipv6: bool
+) -> bytearray:
+    """The bytes of a new record of `topic`:`queue_id`, for `stamp_one`.
+
+    MessageIllegalError when they would break a rule; IllegalNameError when `topic` is no name.
+    """
+    return bytearray(
+        build_record(
+            record.parts,
+            topic,
+            queue_id,
+            {},
+            producer=producer,
+            reconsume_times=record.parts.header.reconsume_times,
+            store_host_ipv6=store_host_ipv6,
+        )
+    )
+
+
+def build_record(
+    record: RecordParts,
+    topic: str,
+    queue_id: int,
+    exchanged: Mapping[str, str],
+    *,
+    producer: ProducerSequence | None,
+    reconsume_times: int,
+    store_host_ipv6: bool,
+    transaction_bits: int = 0,
+    prepared_transaction_offset: int = 0,
+) -> bytes:
+    """The bytes of a new record of `topic`:`queue_id` with the properties in `exchanged` instead of its own of those
+    names; one that is empty is only taken out. Its part in a transaction is not taken over either.
+
+    Without `producer` no store recognises its repeats. The fields that only the store knows are zero. A body that does
+    not match its CRC is marked as unreadable (see the module).
+    MessageIllegalError when the properties exceed 32767 bytes; IllegalNameError when `topic` is no name.
+    """
+    magic, topic_text = topic_part(topic)
+    names = (*EXCHANGED_NAMES, *(f"{name}\x01".encode() for name in exchanged))
+    pieces = [piece for piece in record.properties.split(b"\x02") if piece and not piece.startswith(names)]
+    pieces += [f"{name}\x01{value}".encode() for name, value in exchanged.items() if value]
+    kept = b"".join([piece + b"\x02" for piece in pieces])
+    identity = b"" if producer is None else producer_text(producer)
+    properties = kept + identity + (PROPERTY_CRC_PLACEHOLDER if record.sealed else b"")
+    if len(properties) > MAX_PROPERTIES_BYTES:
+        raise MessageIllegalError(f"the properties take {len(properties)} bytes; {MAX_PROPERTIES_BYTES} fit")
+    kept_flags = record.header.sys_flag & ~(SYS_FLAG_STORE_HOST_IPV6 | SYS_FLAG_TRANSACTION_MASK)
+    sys_flag = kept_flags | transaction_bits | store_host_ipv6 * SYS_FLAG_STORE_HOST_IPV6
+    crc = record.header.body_crc
+    if not record.body_is_intact:
+        sys_flag |= SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE_MASK
+        crc = body_crc(record.body)
+    header = record.header._replace(
+        total_size=header_size(sys_flag) + len(record.body) + len(topic_text) + 2 + len(properties),
+        magic=magic,
+        body_crc=crc,
+        queue_id=queue_id,
+        queue_offset=0,
+        physical_offset=0,
+        sys_flag=sys_flag,
+        store_timestamp_ms=0,
+        store_host=bytes(20 if store_host_ipv6 else 8),
+        reconsume_times=reconsume_times,
+        prepared_transaction_offset=prepared_transaction_offset,
+    )
+    return b"".join((header.encode(), record.body, topic_text, len(properties).to_bytes(2), properties))
+
+
+def light_record(record: bytes | memoryview, topic: str, queue_offset: int) -> bytes:
+    """A stored record as a reader of light queue `topic` gets it: with the queue and the offset that it was read from.
+    All else stays, so that it names its place in the log; REAL_TOPIC and REAL_QID name the queue that it was sent to,
+    and a property CRC, which would be wrong now, is left out. RecordError when it is damaged, and when it does not say
+    itself that it is at this offset of the light queue.
+    """
+    parts = split_record(record)
+    table = decode_properties(parts.properties)
+    names, offsets = (
+        table.get(name, "").split(",") for name in (PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET)
+    )
+    if (topic, str(queue_offset)) not in zip(names, offsets, strict=False):
+        raise RecordError(f"the record does not say that it is at offset {queue_offset} of {topic}")
+    magic, topic_text = topic_part(topic)
+    sent_to = {PROPERTY_REAL_TOPIC: parts.topic, PROPERTY_REAL_QUEUE_ID: str(parts.header.queue_id)}
+    kept = [piece for piece in parts.properties.split(b"\x02") if piece and not piece.startswith(_REAL_NAMES)]
+    properties = b"".join([piece + b"\x02" for piece in kept]) + encode_properties(sent_to)
+    header = parts.header._replace(
+        total_size=header_size(parts.header.sys_flag) + len(parts.body) + len(topic_text) + 2 + len(properties),
+        magic=magic,
+        queue_id=0,
+        queue_offset=queue_offset,
+    )
+    return b"".join((header.encode(), parts.body, topic_text, len(properties).to_bytes(2), properties))
+
+
+def producer_text(producer: ProducerSequence) -> bytes:
+    """The properties that tell the producer of a new record, as on disk."""
+    return (
+        f"{PROPERTY_PRODUCER_ID}\x01{producer.producer_id}\x02{PROPERTY_PRODUCER_EPOCH}\x01{producer.epoch}\x02"
+        f"{PROPERTY_SEQUENCE}\x01{producer.first_sequence}\x02"
+    ).encode()

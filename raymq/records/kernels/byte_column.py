@@ -1,0 +1,229 @@
+"""Byte strings of many rows as one buffer and offsets, and Arrow arrays made of them without a copy.
+
+Arrow's own ways from Python values to arrays (`pa.array`, `pa.scalar`) import pandas where it is installed, which takes
+longer than a program's first second; the functions here do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raymq.common.errors import InvalidArgumentError
+from raymq.records.kernels.fields import Bytes, Ints
+
+_INT32_MAX: Final = 2**31 - 1
+_NO_BYTES: Final = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(np.zeros(2, np.int32)), pa.py_buffer(b"")])
+"""A column of one empty string."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ByteColumn:
+    """n byte strings: string i is `data[offsets[i]:offsets[i + 1]]`, and they lie back to back."""
+
+    data: Bytes
+    offsets: Ints
+    """Positions in `data`, ascending, shape (n + 1,)."""
+    values: Sequence[bytes] | None = None
+    """The same strings as objects, where the column was made of those."""
+
+    @classmethod
+    def of(cls, values: pa.Array | Sequence[bytes] | ByteColumn) -> ByteColumn:
+        """The strings of an Arrow column of bytes or text, or of a list, without nulls.
+
+        Arrow's buffers are used as they are, but for views, which are copied together. InvalidArgumentError for another
+        type, and for a column with nulls.
+        """
+        if isinstance(values, ByteColumn):
+            return values
+        if not isinstance(values, pa.Array):
+            column = cls.of_buffers(values)
+            return cls(column.data, column.offsets, values)
+        if values.null_count:
+            raise InvalidArgumentError(f"a column of bytes has {values.null_count} nulls, which are no byte strings")
+        values = _without_views(values)
+        kind = values.type
+        if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
+            width: type[np.signedinteger[Any]] = np.int64
+        elif pa.types.is_binary(kind) or pa.types.is_string(kind):
+            width = np.int32
+        else:
+            raise InvalidArgumentError(f"a column of {kind} holds no byte strings: make it binary or string")
+        _, offsets, data = values.buffers()
+        if not len(values):
+            return cls(np.zeros(0, np.uint8), np.zeros(1, np.int64))
+        positions = np.frombuffer(offsets, width)[values.offset : values.offset + len(values) + 1].astype(np.int64)
+        return cls(np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8), positions)
+
+    @classmethod
+    def of_buffers(cls, values: Sequence[bytes | memoryview]) -> ByteColumn:
+        """The strings of a list, of which only a copy is kept."""
+        data = np.frombuffer(b"".join(values), np.uint8)
+        return cls(data, _bounds(np.fromiter(map(len, values), np.int64, len(values))))
+
+    @classmethod
+    def of_nullable(cls, values: pa.Array) -> tuple[ByteColumn, NDArray[np.bool_]]:
+        """The strings of an Arrow column, empty where it is null; and a mask, shape (n,), that is False there."""
+        present = np.ones(len(values), np.bool_)
+        if values.null_count:
+            present = mask_of(values.is_valid())
+            values = _without_views(values)
+            values = pc.fill_null(values, _NO_BYTES.cast(values.type)[0])
+        return cls.of(values), present
+
+    @classmethod
+    def repeated(cls, text: bytes, where: NDArray[np.bool_]) -> ByteColumn:
+        """`text` in the rows that `where` marks, nothing in the others."""
+        sizes = where * np.int64(len(text))
+        return cls(np.frombuffer(text * int(np.count_nonzero(where)), np.uint8), _bounds(sizes))
+
+    @classmethod
+    def joined(cls, columns: Sequence[ByteColumn]) -> ByteColumn:
+        """The strings of several columns, row by row one behind the other. InvalidArgumentError if they are 2 GiB or
+        more in all."""
+        if len(columns) == 1:
+            return columns[0]
+        total = sum(int(column.offsets[-1] - column.offsets[0]) for column in columns)
+        if total > _INT32_MAX:
+            raise InvalidArgumentError(f"{total} bytes are too many for one batch: send fewer rows at a time")
+        rows = pc.binary_join_element_wise(*[column.array() for column in columns], _NO_BYTES[0])
+        _, offsets, data = rows.buffers()
+        positions = np.frombuffer(offsets, np.int32)[: len(rows) + 1].astype(np.int64)
+        return cls(np.frombuffer(data, np.uint8)[:total], positions)
+
+    @classmethod
+    def chained(cls, columns: Sequence[ByteColumn]) -> ByteColumn:
+        """The rows of several columns, one column behind the other."""
+        if len(columns) == 1:
+            return columns[0]
+        sizes = np.concatenate([column.sizes for column in columns])
+        bounds = _bounds(sizes)
+        buffer = pa.allocate_buffer(int(bounds[-1]))  # Arrow keeps its memory: no page is faulted in anew
+        data, at = np.frombuffer(buffer, np.uint8), 0
+        for column in columns:
+            part = column.data[column.offsets[0] : column.offsets[-1]]
+            data[at : at + len(part)] = part
+            at += len(part)
+        return cls(data, bounds)
+
+    @classmethod
+    def of_matrix(cls, matrix: Bytes) -> ByteColumn:
+        """The rows of a contiguous matrix of bytes, which is used as it is."""
+        rows, width = matrix.shape
+        return cls(
+            matrix.reshape(-1), np.arange(0, (rows + 1) * width, width, dtype=np.int64) if width else _zeros(rows)
+        )
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Ints:
+        """The length of each string in bytes, shape (n,)."""
+        return self.offsets[1:] - self.offsets[:-1]
+
+    def slice(self, first: int, end: int) -> ByteColumn:
+        """The strings from row `first` up to `end`, over the same bytes."""
+        return ByteColumn(self.data, self.offsets[first : end + 1], self.values[first:end] if self.values else None)
+
+    def take(self, rows: Ints) -> ByteColumn:
+        """A copy of the strings at `rows`."""
+        return ByteColumn.of(self.array().take(int_array(rows)))
+
+    def tolist(self) -> Sequence[bytes]:
+        """The strings as objects."""
+        if self.values is not None:
+            return self.values
+        bounds = self.offsets.tolist()
+        data = self.data[bounds[0] : bounds[-1]].tobytes()
+        return [data[start - bounds[0] : end - bounds[0]] for start, end in pairwise(bounds)]
+
+    def views(self) -> Sequence[bytes | memoryview]:
+        """The strings as objects where there are such, else as views of the memory."""
+        if self.values is not None:
+            return self.values
+        data = self.data.data
+        return [data[start:end] for start, end in pairwise(self.offsets.tolist())]
+
+    def array(self) -> pa.Array:
+        """The column as an Arrow binary array over the same bytes. InvalidArgumentError for 2 GiB or more."""
+        first, last = int(self.offsets[0]), int(self.offsets[-1])
+        if last - first > _INT32_MAX:
+            raise InvalidArgumentError(f"{last - first} bytes are too many for one batch: send fewer rows at a time")
+        offsets = (self.offsets - first).astype(np.int32)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.data[first:last])]
+        return pa.Array.from_buffers(pa.binary(), len(self), buffers)
+
+
+def sizes_of(values: pa.Array) -> Ints:
+    """The length in bytes of each string of an Arrow column, 0 for null, without a look at the strings; shape (n,)."""
+    if not _is_view(values.type):
+        return ByteColumn.of_nullable(values)[0].sizes
+    views = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)[values.offset :][: len(values)]
+    sizes = views[:, 0].astype(np.int64)  # a view begins with its length
+    return sizes * mask_of(values.is_valid()) if values.null_count else sizes
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary_view(kind) or pa.types.is_string_view(kind))
+
+
+def _without_views(values: pa.Array) -> pa.Array:
+    """The column itself, or a copy of one of views."""
+    return values.cast(pa.large_binary()) if _is_view(values.type) else values
+
+
+def int_array(numbers: NDArray[np.signedinteger[Any]], absent: NDArray[np.bool_] | None = None) -> pa.Array:
+    """Whole numbers of 32 or 64 bits as an Arrow array over the same memory, null where `absent` is true."""
+    numbers = np.ascontiguousarray(numbers)
+    kind = pa.int64() if numbers.dtype.itemsize == 8 else pa.int32()
+    return pa.Array.from_buffers(kind, len(numbers), [_validity(absent), pa.py_buffer(numbers)])
+
+
+def text_array(texts: Sequence[str | None]) -> pa.Array:
+    """Texts as an Arrow string array, in which None is null."""
+    column = ByteColumn.of([b"" if text is None else text.encode() for text in texts])
+    absent = np.fromiter((text is None for text in texts), np.bool_, len(texts))
+    _, offsets, data = column.array().buffers()
+    return pa.Array.from_buffers(pa.string(), len(texts), [_validity(absent), offsets, data])
+
+
+@lru_cache(maxsize=256)
+def text_scalar(text: str) -> pa.Scalar:
+    """A text as an Arrow scalar."""
+    return text_array([text])[0]
+
+
+def numbers_of(column: pa.Array, kind: type[np.signedinteger[Any]]) -> NDArray[Any]:
+    """The values of an Arrow column of whole numbers of type `kind`, without nulls, shape (n,), in place."""
+    return np.frombuffer(column.buffers()[1], kind)[column.offset : column.offset + len(column)]
+
+
+def _validity(absent: NDArray[np.bool_] | None) -> pa.Buffer | None:
+    if absent is None or not absent.any():
+        return None
+    return pa.py_buffer(np.packbits(~absent, bitorder="little"))
+
+
+def mask_of(column: pa.BooleanArray) -> NDArray[np.bool_]:
+    """A column of booleans without nulls as a mask, shape (n,)."""
+    bits = np.frombuffer(column.buffers()[1], np.uint8)
+    return np.unpackbits(bits, count=column.offset + len(column), bitorder="little")[column.offset :].view(np.bool_)
+
+
+def _bounds(sizes: Ints) -> Ints:
+    bounds = np.zeros(len(sizes) + 1, np.int64)
+    sizes.cumsum(out=bounds[1:])
+    return bounds
+
+
+def _zeros(rows: int) -> Ints:
+    return np.zeros(rows + 1, np.int64)

@@ -1,0 +1,255 @@
+"""Body columns: which bodies of a batch can be read, their Arrow column, and the rows that stand for damaged records.
+
+An uncompressed body stays where it is. Compressed bodies are decompressed in the order of their rows, until they fill
+the caller's budget. A body whose CRC is wrong, or that does not decompress within the bound on bodies, is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raymq.records.format import layout
+from raymq.records.format.compression import decompress
+from raymq.records.format.crc import body_crcs
+from raymq.records.format.decode import CRC_WRONG
+from raymq.records.format.layout import RecordError, windows
+from raymq.records.format.places import RecordPlaces
+from raymq.records.kernels.byte_column import int_array, text_array, text_scalar
+from raymq.records.kernels.fields import Bytes, Ints
+from raymq.records.kernels.templates import INLINE_MAX
+
+BodyType = Literal["binary", "large_binary", "binary_view"]
+"""The types that a body column may have. Views refer to the bytes that were decoded; the others are copies."""
+BODY_TYPES: Final = {"binary": pa.binary(), "large_binary": pa.large_binary(), "binary_view": pa.binary_view()}
+_OWN_BUFFER_BYTES: Final = 1 << 30
+"""About the most bytes of decompressed bodies in one buffer."""
+
+
+@dataclass(slots=True)
+class Bodies:
+    """The bodies of the first `rows` of some records."""
+
+    rows: int
+    errors: dict[int, str]
+    """The reason for each body that cannot be read, by row; without decompressing, wrong CRCs only."""
+    _data: Bytes
+    _at: Ints
+    _size: Ints
+    _compressed: Ints
+    """The rows of compressed bodies that can be read, ascending."""
+    _sizes_of: list[int]
+    """The bytes of these bodies, decompressed."""
+    _plain: list[bytes]
+    """The decompressed bodies of these rows, if they are kept."""
+
+    def makers(self, body_type: BodyType) -> dict[str, Callable[[], pa.Array]]:
+        """The columns that are made of bodies, by name."""
+        return {"body": lambda: self._column(body_type), "body_size": self._sizes, "error": self._reasons}
+
+    @property
+    def _absent(self) -> NDArray[np.bool_] | None:
+        """A mask of the rows whose bodies cannot be read; None if there are none."""
+        if not self.errors:
+            return None
+        absent = np.zeros(self.rows, np.bool_)
+        absent[list(self.errors)] = True
+        return absent
+
+    def _reasons(self) -> pa.Array:
+        if not self.errors:
+            return pa.nulls(self.rows, pa.string())
+        return text_array([self.errors.get(row) for row in range(self.rows)])
+
+    def _sizes(self) -> pa.Array:
+        """The length of each body, of compressed ones that of what they were."""
+        sizes = np.array(self._size, dtype=np.int32)
+        sizes[self._compressed] = self._sizes_of
+        return int_array(sizes, self._absent)
+
+    def _column(self, body_type: BodyType) -> pa.Array:
+        """The body column: views over the part of the data that has the bodies, compressed bodies in buffers of their
+        own; copied together for the other types."""
+        data, body_at, body_size = self._data, self._at, self._size
+        absent, validity = self._absent, None
+        if absent is not None:
+            body_size = np.where(absent, 0, body_size)
+            validity = pa.py_buffer(np.packbits(~absent, bitorder="little"))
+        views = views_of(data, body_at, body_size)
+        # A table that is pickled takes along all that its views might refer to: not more than its own records.
+        first, end = (int(body_at.min()), int((body_at + body_size).max())) if len(views) else (0, 0)
+        views[body_size > INLINE_MAX, 3] -= first
+        buffers = [validity, pa.py_buffer(views), pa.py_buffer(data[first:end])]
+        compressed, plain = self._compressed, self._plain
+        if len(compressed):
+            sizes = np.array(self._sizes_of, np.int64)
+            # Positions in a buffer have 32 bits, so there may have to be several.
+            groups = (np.cumsum(sizes) // _OWN_BUFFER_BYTES).tolist()
+            done = 0
+            for _, group in groupby(groups):
+                count = len(list(group))
+                bodies = plain[done : done + count]
+                own = np.frombuffer(b"".join([*bodies, bytes(INLINE_MAX)]), np.uint8)
+                starts = np.cumsum(sizes[done : done + count]) - sizes[done : done + count]
+                rows = compressed[done : done + count]
+                views[rows] = views_of(own, starts, sizes[done : done + count])
+                # Buffers 0 and 1 of an Arrow array are the validity and the views; those that views name come behind.
+                views[rows[sizes[done : done + count] > INLINE_MAX], 2] = len(buffers) - 2
+                buffers.append(pa.py_buffer(own))
+                done += count
+        column = pa.Array.from_buffers(pa.binary_view(), len(views), buffers)
+        return column if body_type == "binary_view" else column.cast(BODY_TYPES[body_type])
+
+
+def read_bodies(
+    data: Bytes,
+    at: Ints,
+    size: Ints,
+    sys_flag: Ints,
+    crc: NDArray[Any] | None,
+    max_bytes: int | None,
+    *,
+    decompresses: bool,
+    keeps: bool,
+) -> Bodies:
+    """The bodies at `at` in `data`, of `size` bytes, all arrays of shape (n,).
+
+    `crc`: what each body's CRC must be; None: it is not looked at. Without `decompresses` compressed bodies are left as
+    they are; without `keeps` they are only looked at. The result has all n rows, or those before the row with which the
+    decompressed bodies exceed `max_bytes`, but one row at least.
+    """
+    errors: dict[int, str] = {}
+    if crc is not None:
+        holds = (body_crcs(data.data, at, at + size) == crc) | (size == 0)
+        if not holds.all():
+            errors = dict.fromkeys(np.flatnonzero(~holds).tolist(), CRC_WRONG)
+    compressed = np.flatnonzero(sys_flag & layout.SYS_FLAG_COMPRESSED) if decompresses else np.zeros(0, np.int64)
+    if not len(compressed):
+        return Bodies(len(at), errors, data, at, size, compressed, [], [])
+    rows, sizes = list[int](), list[int]()
+    plain: list[bytes] = []
+    end, left = len(at), max_bytes
+    for row in compressed.tolist():
+        if row in errors:
+            continue
+        try:
+            body = decompress(data[at[row] : at[row] + size[row]].tobytes(), int(sys_flag[row]))
+        except RecordError as error:
+            errors[row] = error.reason
+            continue
+        if left is not None and keeps:
+            left -= len(body)
+            if left < 0 and row:
+                end = row
+                break
+        rows.append(row)
+        sizes.append(len(body))
+        if keeps:
+            plain.append(body)
+    if end < len(at):
+        errors = {row: reason for row, reason in errors.items() if row < end}
+    return Bodies(end, errors, data, at[:end], size[:end], np.array(rows, np.int64), sizes, plain)
+
+
+def views_of(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
+    """Arrow's 16-byte views of the values at `at`: the size, then the value itself, or its first four bytes, the number
+    of the buffer (0) and the position there."""
+    views = np.zeros((len(at), 4), dtype=np.int32)
+    views[:, 0] = size
+    if not len(at):
+        return views
+    # A long value's view is its size, its first four bytes, its buffer (0) and its offset there.
+    long = size > INLINE_MAX
+    if long.all():
+        views[:, 1] = windows(data, 4)[at].view(np.int32)
+        views[:, 3] = at
+        return views
+    if long.any():
+        views[long, 1] = windows(data, 4)[at[long]].view(np.int32)
+        views[long, 3] = at[long]
+    # A short value stands in its view itself.
+    short = np.flatnonzero(~long)
+    views[short, 1:] = _inline(data, at[short], size[short])
+    return views
+
+
+def _inline(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
+    """Values of at most 12 bytes, padded with zeros. A window that would reach past the end starts further ahead, and
+    is shifted back."""
+    safe = np.minimum(at, len(data) - INLINE_MAX)
+    values = windows(data, INLINE_MAX)[safe].view(np.uint8).reshape(-1, INLINE_MAX)
+    for row in np.flatnonzero(safe != at):
+        values[row] = np.roll(values[row], safe[row] - at[row])
+    values *= np.arange(INLINE_MAX) < size[:, None]
+    return values.view(np.int32)
+
+
+def slices_of(data: Bytes, at: Ints, size: Ints) -> pa.Array:
+    """The values at `at`, as a binary_view over `data`."""
+    views = views_of(data, at, size)
+    return pa.Array.from_buffers(pa.binary_view(), len(at), [None, pa.py_buffer(views), pa.py_buffer(data)])
+
+
+def spread(
+    batch: pa.RecordBatch, rows: Ints, count: int, damaged: dict[int, str], places: RecordPlaces
+) -> pa.RecordBatch:
+    """A batch of `count` rows: row `rows[i]` is row i of `batch`, and each other row stands for a damaged record, of
+    which `damaged` has the reason. Of those rows only the place is known; all else is null."""
+    indices, absent = np.zeros(count, np.int64), np.ones(count, np.bool_)
+    indices[rows], absent[rows] = np.arange(len(rows)), False
+    chosen = int_array(indices, absent)
+    lost = np.flatnonzero(absent)
+    columns: list[pa.Array] = []
+    for field in batch.schema:
+        column = batch.column(field.name)
+        if field.name == "error":
+            texts = dict(zip(rows.tolist(), column.to_pylist(), strict=True))
+            columns.append(text_array([damaged.get(row) or texts.get(row) for row in range(count)]))
+        elif field.name == "broker_name":
+            columns.append(pa.repeat(text_scalar(places.queue.broker_name), count))
+        elif pa.types.is_binary_view(field.type):
+            columns.append(_spread_views(column, rows, absent))
+        else:
+            made = column.take(chosen) if len(column) else pa.nulls(count, field.type)
+            columns.append(_with_places(field.name, made, lost, places))
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _with_places(name: str, column: pa.Array, rows: Ints, places: RecordPlaces) -> pa.Array:
+    """A column with what the places tell of these rows."""
+    queue = places.queue
+    known: dict[int, Any] = {}
+    if name == "topic" and queue.topic:
+        known = dict.fromkeys(rows.tolist(), queue.topic)
+    elif name == "queue_id" and queue.queue_id >= 0:
+        known = dict.fromkeys(rows.tolist(), queue.queue_id)
+    elif name == "queue_offset" and places.offsets is not None:
+        known = dict(zip(rows.tolist(), places.offsets[rows].tolist(), strict=True))
+    if not known:
+        return column
+    values = column.to_pylist()
+    for row, value in known.items():
+        values[row] = value
+    if name == "topic":
+        return text_array(values)
+    kind = np.int64 if name == "queue_offset" else np.int32
+    return int_array(np.array(values, kind))
+
+
+def _spread_views(column: pa.Array, rows: Ints, absent: NDArray[np.bool_]) -> pa.Array:
+    """A column of views with more rows, null where `absent`. Arrow cannot take rows of views."""
+    validity, lines, *data = column.buffers()
+    views = np.zeros((len(absent), 4), np.int32)
+    views[rows] = np.frombuffer(lines, np.int32).reshape(-1, 4)[column.offset :][: len(column)]
+    if validity is not None:
+        absent = absent.copy()
+        bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")[column.offset :][: len(column)]
+        absent[rows] = bits == 0
+    bits = pa.py_buffer(np.packbits(~absent, bitorder="little"))
+    return pa.Array.from_buffers(pa.binary_view(), len(absent), [bits, pa.py_buffer(views), *data])

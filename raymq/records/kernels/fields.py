@@ -1,0 +1,176 @@
+"""The offsets of the fields of many records, found for all records at once.
+
+It serves readers that take some fields of each record and leave the rest where it is: the columns
+(raymq.records.kernels.columns) and the index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.records.format import layout
+from raymq.records.format.crc import SEAL_WRONG, body_crcs, wrong_seals
+from raymq.records.format.layout import HEAD_FIELDS, RecordError, windows
+from raymq.records.format.places import RecordPlaces, is_topic
+
+Ints = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+
+
+class DamagedRowsError(RecordError):
+    """Some of several records fail a check: `rows` are their indices, ascending, and `reason` is what fails."""
+
+    def __init__(self, text: str, reason: str, rows: Ints) -> None:
+        super().__init__(text, reason)
+        self.rows = rows
+
+
+_HEAD: Final = np.dtype([*HEAD_FIELDS, ("born_timestamp", ">i8")])
+
+
+@dataclass(frozen=True, slots=True)
+class FieldOffsets:
+    """Positions in the buffer and sizes, in bytes, of the fields of n records. Each array has shape (n,)."""
+
+    starts: Ints
+    """The first byte of each record."""
+    head: NDArray[np.void]
+    """The fields of HEAD_FIELDS and the born timestamp, by name."""
+    sys_flag: Ints
+    store_timestamp: NDArray[np.int64]
+    """In milliseconds since 1970."""
+    store_host_at: Ints
+    body_at: Ints
+    body_size: Ints
+    topic_at: Ints
+    """The topic's text, behind its length."""
+    topic_size: Ints
+    properties_at: Ints
+    properties_size: Ints
+
+
+def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
+    """The fields of the records at `starts`, checked. DamagedRowsError unless every field of each record fits
+    exactly: it names all records that fail the first check that any record fails."""
+    _require((starts >= 0) & (starts <= len(data) - layout.MIN_RECORD_SIZE), starts, "lies outside the buffer")
+    # The fields whose offset does not depend on the hosts, gathered as one structured array.
+    head = windows(data, _HEAD.itemsize)[starts].view(_HEAD)
+    ends = starts + head["total_size"]
+    sys_flag = head["sys_flag"].astype(np.int64)
+    # An IPv6 host is 12 bytes longer and moves everything behind it.
+    born_extra = np.where(sys_flag & layout.SYS_FLAG_BORN_HOST_IPV6, layout.IPV6_EXTRA, 0)
+    extra = born_extra + np.where(sys_flag & layout.SYS_FLAG_STORE_HOST_IPV6, layout.IPV6_EXTRA, 0)
+    v1 = head["magic"] == layout.MAGIC_V1
+    _require(v1 | (head["magic"] == layout.MAGIC_V2), starts, "has no record's magic")
+    body_at = starts + extra + layout.BODY_OFFSET
+    _require((ends <= len(data)) & (body_at + 3 <= ends), starts, "is cut or claims a wrong size")
+    # The body: its size ends the header. Each gather reads only positions that the check before it has admitted.
+    body_size = windows(data, 4)[body_at - 4].view(">i4").astype(np.int64)
+    length_at = body_at + body_size
+    _require((body_size >= 0) & (length_at + 3 <= ends), starts, "has a body that does not fit in it")
+    # The topic: its length takes one byte in V1 and two in V2; both are read and the right one is chosen.
+    long_size = windows(data, 2)[length_at].view(">i2").astype(np.int64)
+    topic_size = np.where(v1, data[length_at], long_size)
+    topic_at = length_at + np.where(v1, 1, 2)
+    properties_at = topic_at + topic_size + 2
+    legal = (topic_size >= 0) & (properties_at <= ends) & (~v1 | (topic_size <= layout.V1_TOPIC_SIZE_MAX))
+    _require(legal, starts, "has a topic that does not fit in it")
+    # The properties must end where the record ends.
+    properties_size = windows(data, 2)[properties_at - 2].view(">i2").astype(np.int64)
+    _require(properties_at + properties_size == ends, starts, "has length fields that do not add up to its size")
+    return FieldOffsets(
+        starts,
+        head,
+        sys_flag,
+        windows(data, 8)[starts + born_extra + layout.STORE_TIMESTAMP_OFFSET].view(">i8"),
+        starts + born_extra + layout.STORE_HOST_OFFSET,
+        body_at,
+        body_size,
+        topic_at,
+        topic_size,
+        properties_at,
+        properties_size,
+    )
+
+
+def find_intact(
+    data: Bytes, starts: Ints, places: RecordPlaces | None = None, *, check_crc: bool = False
+) -> tuple[FieldOffsets, Ints, dict[int, str]]:
+    """The fields of the intact records among those at `starts`; the indices of these records, ascending; and, by index,
+    what is wrong with each other record.
+
+    With `places`, a record that does not agree with its place is damaged, too. So is, with `check_crc`, one that does
+    not match its property CRC, if its body matches its own.
+    """
+    rows, damaged = np.arange(len(starts)), dict[int, str]()
+    while True:  # at most as often as there are checks
+        try:
+            fields = find_fields(data, starts[rows])
+            if places is not None:
+                check_places(data, starts[rows], places.pick(rows) if damaged else places)
+                check_topics(data, fields, places.queue.topic)
+            if check_crc:
+                check_seals(data, fields.starts, fields.head, fields.body_at, fields.body_size)
+            return fields, rows, damaged
+        except DamagedRowsError as error:
+            damaged.update(dict.fromkeys(rows[error.rows].tolist(), error.reason))
+            rows = np.delete(rows, error.rows)
+
+
+_PLACED: Final = np.dtype([("queue_id", ">i4"), ("flag", ">i4"), ("queue_offset", ">i8"), ("physical_offset", ">i8")])
+"""The part of a header, from QUEUE_ID_OFFSET on, that a record's place tells, too."""
+
+
+def check_places(data: Bytes, starts: Ints, places: RecordPlaces) -> None:
+    """DamagedRowsError unless the headers at `starts`, which lie inside `data`, agree with their places."""
+    if places.sizes is not None:
+        sizes = windows(data, 4)[starts].view(">i4")
+        _require(sizes == places.sizes, starts, "has another size than its queue says")
+    if places.offsets is None and places.physical_offsets is None and places.queue.queue_id < 0:
+        return
+    head = windows(data, _PLACED.itemsize)[starts + layout.QUEUE_ID_OFFSET].view(_PLACED)
+    if places.queue.queue_id >= 0:
+        _require(head["queue_id"] == places.queue.queue_id, starts, "has another queue id than its queue")
+    if places.offsets is not None:
+        _require(head["queue_offset"] == places.offsets, starts, "has another queue offset than its queue says")
+    if places.physical_offsets is not None:
+        holds = head["physical_offset"] == places.physical_offsets
+        _require(holds, starts, "has another physical offset than its queue says")
+
+
+def check_topics(data: Bytes, fields: FieldOffsets, topic: str) -> None:
+    """DamagedRowsError unless all records are of `topic`; empty: the topic is not known, and nothing is checked."""
+    if not topic or not len(fields.starts):
+        return
+    text, at = np.frombuffer(topic.encode(errors="surrogatepass"), np.uint8), fields.topic_at
+    same = fields.topic_size == len(text)
+    rows = np.flatnonzero(same)
+    same[rows] = windows(data, len(text))[at[rows]] == np.void(text.tobytes())
+    for row in np.flatnonzero(~same).tolist():
+        same[row] = is_topic(data[at[row] : at[row] + fields.topic_size[row]].tobytes(), topic)
+    _require(same, fields.starts, "has another topic than its queue")
+
+
+def check_seals(data: Bytes, starts: Ints, head: Mapping[str, Ints] | NDArray[np.void], at: Ints, size: Ints) -> None:
+    """DamagedRowsError for records whose property CRC is wrong while their bodies, at `at` and of `size` bytes, match
+    their own CRCs. `head` has the records' sizes and body CRCs by the names of HEAD_FIELDS."""
+    rows = wrong_seals(data, starts, starts + head["total_size"])
+    if not len(rows):
+        return
+    body_holds = (body_crcs(data.data, at[rows], at[rows] + size[rows]) == head["body_crc"][rows]) | (size[rows] == 0)
+    holds = np.ones(len(starts), np.bool_)
+    holds[rows[body_holds]] = False
+    if not holds.all():
+        wrong = np.flatnonzero(~holds)
+        raise DamagedRowsError(f"the record at byte {starts[wrong[0]]} does not match its CRC", SEAL_WRONG, wrong)
+
+
+def _require(holds: NDArray[np.bool_], starts: Ints, otherwise: str) -> None:
+    if not holds.all():
+        rows = np.flatnonzero(~holds)
+        raise DamagedRowsError(f"the record at byte {starts[rows[0]]} {otherwise}", f"it {otherwise}", rows)

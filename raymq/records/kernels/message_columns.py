@@ -1,0 +1,89 @@
+"""Messages of one topic as columns: a sequence of Message that makes one only where somebody looks at it.
+
+It goes where a sequence of messages goes, also through a producer's retries, and is encoded without any Message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.common.message import PROPERTY_KEYS, PROPERTY_TAGS, Message
+from raymq.records.format.layout import decode_properties
+from raymq.records.kernels.byte_column import ByteColumn
+from raymq.records.kernels.fields import Ints
+from raymq.records.kernels.property_text import joined_texts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MessageColumns(Sequence[Message]):
+    """n messages without delay and flags, that were checked.
+
+    `properties` holds each one's property text as on disk (raymq.records.kernels.property_text), None if none has any;
+    `tag_codes` the hashes of their tags, shape (n,), None if none has any. A slice of neighbours is MessageColumns over
+    the same memory; an index gives a Message, which is a copy.
+    """
+
+    topic: str
+    bodies: ByteColumn
+    properties: ByteColumn | None = None
+    tag_codes: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> MessageColumns: ...
+
+    def __getitem__(self, index: int | slice) -> Message | MessageColumns:
+        rows = range(len(self))[index]
+        if isinstance(rows, int):
+            return self._message(rows)
+        if rows.step != 1:
+            return self.take(np.arange(rows.start, rows.stop, rows.step))
+        first, end = rows.start, max(rows.start, rows.stop)
+        texts = None if self.properties is None else self.properties.slice(first, end)
+        codes = None if self.tag_codes is None else self.tag_codes[first:end]
+        return MessageColumns(self.topic, self.bodies.slice(first, end), texts, codes)
+
+    def take(self, rows: Ints) -> MessageColumns:
+        """A copy of the messages at `rows`, in that order."""
+        texts = None if self.properties is None else self.properties.take(rows)
+        codes = None if self.tag_codes is None else self.tag_codes[rows]
+        return MessageColumns(self.topic, self.bodies.take(rows), texts, codes)
+
+    @classmethod
+    def chained(cls, parts: Sequence[MessageColumns]) -> MessageColumns:
+        """The messages of several columns of one topic, one column behind the other."""
+        if len(parts) == 1:
+            return parts[0]
+        counts = [len(part) for part in parts]
+        codes = None
+        if any(part.tag_codes is not None for part in parts):
+            codes = np.concatenate([np.zeros(len(p), np.int64) if p.tag_codes is None else p.tag_codes for p in parts])
+        return cls(
+            parts[0].topic,
+            ByteColumn.chained([part.bodies for part in parts]),
+            joined_texts([part.properties for part in parts], counts),
+            codes,
+        )
+
+    @property
+    def sizes(self) -> Ints:
+        """The bytes of each message's body and properties, shape (n,)."""
+        return self.bodies.sizes if self.properties is None else self.bodies.sizes + self.properties.sizes
+
+    def _message(self, row: int) -> Message:
+        properties: dict[str, str] = {}
+        if self.properties is not None:
+            properties = decode_properties(self.properties.slice(row, row + 1).tolist()[0])
+        tags, keys = properties.pop(PROPERTY_TAGS, None), properties.pop(PROPERTY_KEYS, "")
+        [body] = self.bodies.slice(row, row + 1).tolist()
+        return Message(self.topic, body, tags, tuple(keys.split(" ")) if keys else (), properties)

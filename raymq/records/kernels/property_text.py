@@ -1,0 +1,143 @@
+"""Tags, keys and properties of many rows as the property text of their records, and the tags' codes.
+
+The text of a row is what `raymq.records.format.encode` writes for a message: name 0x01 value 0x02 for each of its
+properties, then for TAGS, then for KEYS, whose value is the keys with a space between them. Checks are not made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.common.message import PROPERTY_KEYS, PROPERTY_TAGS
+from raymq.records.format.hashing import java_hash
+from raymq.records.kernels.byte_column import ByteColumn
+from raymq.records.kernels.fields import Ints
+
+_TAGS: Final = f"{PROPERTY_TAGS}\x01".encode()
+_KEYS: Final = f"{PROPERTY_KEYS}\x01".encode()
+_END: Final = b"\x02"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextColumn:
+    """A text or none in each of n rows; an absent text is empty in `texts`."""
+
+    texts: ByteColumn
+    present: NDArray[np.bool_]
+    """False in the rows without a text, shape (n,)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ListColumn:
+    """Several entries in each of n rows: those of row i are `starts[i]` up to `starts[i + 1]` of each of `parts`, which
+    are one column for a list and two, names and values, for a map."""
+
+    parts: tuple[ByteColumn, ...]
+    starts: Ints
+    """Ascending from 0, shape (n + 1,)."""
+
+
+def property_texts(
+    tags: TextColumn | None, keys: TextColumn | ListColumn | None, properties: ListColumn | None
+) -> ByteColumn | None:
+    """The property text of each row; None if no row has any."""
+    parts: list[ByteColumn] = []
+    if properties is not None and len(properties.parts[0]):
+        parts.append(_property_rows(properties))
+    if tags is not None and tags.present.any():
+        parts += _value_parts(_TAGS, tags)
+    if isinstance(keys, ListColumn) and len(keys.parts[0]):
+        parts.append(_key_rows(keys))
+    elif isinstance(keys, TextColumn) and keys.present.any():
+        parts += _value_parts(_KEYS, keys)
+    return ByteColumn.joined(parts) if parts else None
+
+
+def property_sizes(
+    tags: TextColumn | None, keys: TextColumn | ListColumn | None, properties: ListColumn | None
+) -> Ints | int:
+    """The length in bytes of each row's property text, and at most some bytes more; 0 if no row has any."""
+    sizes: Ints | int = 0
+    for column, name in ((tags, _TAGS), (keys, _KEYS), (properties, b"")):
+        if isinstance(column, TextColumn):
+            sizes = sizes + column.texts.sizes + len(name) + 1
+        elif column is not None:
+            ends = sum(part.offsets[column.starts] - part.offsets[0] for part in column.parts) + 2 * column.starts
+            sizes = sizes + (ends[1:] - ends[:-1]) + len(name)
+    return sizes
+
+
+def _value_parts(name: bytes, column: TextColumn) -> list[ByteColumn]:
+    present = column.present
+    return [ByteColumn.repeated(name, present), column.texts, ByteColumn.repeated(_END, present)]
+
+
+def _property_rows(column: ListColumn) -> ByteColumn:
+    names, values = column.parts
+    everywhere = np.ones(len(names), np.bool_)
+    pairs = [names, ByteColumn.repeated(b"\x01", everywhere), values, ByteColumn.repeated(_END, everywhere)]
+    return _by_row(ByteColumn.joined(pairs), column.starts)
+
+
+def _key_rows(column: ListColumn) -> ByteColumn:
+    [keys] = column.parts
+    # A key has before it the property's name, if it is its row's first, else a space; behind the last is the end.
+    filled = column.starts[1:] > column.starts[:-1]
+    first, last = np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.bool_)
+    first[column.starts[:-1][filled]] = True
+    last[column.starts[1:][filled] - 1] = True
+    parts = [
+        ByteColumn.repeated(_KEYS, first),
+        ByteColumn.repeated(b" ", ~first),
+        keys,
+        ByteColumn.repeated(_END, last),
+    ]
+    return _by_row(ByteColumn.joined(parts), column.starts)
+
+
+def _by_row(entries: ByteColumn, starts: Ints) -> ByteColumn:
+    """The entries of each row as one string: they lie back to back already."""
+    return ByteColumn(entries.data, entries.offsets[starts])
+
+
+def java_hashes(texts: ByteColumn) -> NDArray[np.int64]:
+    """Java's hash code of each text (raymq.records.format.hashing), shape (n,); 0 for an empty one."""
+    first, last = int(texts.offsets[0]), int(texts.offsets[-1])
+    hashes = np.zeros(len(texts), np.int64)
+    units = texts.data[first:last]
+    sizes = texts.sizes
+    if not len(units):
+        return hashes
+    if units.max() > 127:  # UTF-8 bytes are no UTF-16 units
+        distinct = {text: java_hash(text.decode()) for text in set(texts.tolist())}
+        return np.array([distinct[text] for text in texts.tolist()], np.int64)
+    # The last byte of a text is multiplied by 1, the one before it by 31, and so on, modulo 2**32.
+    powers = np.full(int(sizes.max()), 31, np.uint32)
+    powers[0] = 1
+    np.multiply.accumulate(powers, out=powers)
+    ends = texts.offsets[1:] - first
+    terms = powers[np.repeat(ends, sizes) - 1 - np.arange(len(units))] * units
+    filled = sizes > 0
+    starts = (ends - sizes)[filled]
+    hashes[filled] = np.add.reduceat(terms, starts, dtype=np.uint32).view(np.int32)
+    return hashes
+
+
+def long_hashes(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Java's hash code of each number, an Integer if it has 32 bits and else a Long; shape (n,)."""
+    folded = (numbers ^ (numbers.view(np.uint64) >> np.uint64(32)).view(np.int64)).astype(np.int32)
+    short = (numbers >= -(2**31)) & (numbers < 2**31)
+    return np.where(short, numbers, folded.astype(np.int64))
+
+
+def joined_texts(texts: Sequence[ByteColumn | None], rows: Sequence[int]) -> ByteColumn | None:
+    """Columns of so many rows behind each other; None stands for rows without text, and for all of them together."""
+    if all(column is None for column in texts):
+        return None
+    nothing = [ByteColumn.repeated(b"", np.zeros(count, np.bool_)) for count in rows]
+    return ByteColumn.chained([column or empty for column, empty in zip(texts, nothing, strict=True)])

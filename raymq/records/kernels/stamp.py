@@ -1,0 +1,260 @@
+"""Fills in the fields that only the store knows, in place, for all records of a batch at a time.
+
+The producer encodes records with zeros where the queue offset, the physical offset, the store timestamp and the store
+host go (raymq.records.format.encode). Property CRCs are computed here too, because they cover those fields. So are
+the units (raymq.records.format.layout.UNIT_DTYPE) by which a consume queue points to the records.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from mmap import mmap
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.common.errors import MessageIllegalError
+from raymq.common.message import (
+    MAX_PROPERTIES_BYTES,
+)
+from raymq.records.format import layout
+from raymq.records.format.crc import (
+    PROPERTY_CRC_LENGTH,
+    PROPERTY_CRC_PLACEHOLDER,
+    PROPERTY_CRC_PREFIX,
+    is_sealed,
+    property_crc,
+)
+from raymq.records.format.encode import EncodedBatch, topic_part
+from raymq.records.format.layout import UNIT_DTYPE, record_ends, void_dtype, windows
+
+_BIG_ENDIAN_LONG: Final = np.dtype(">i8")
+
+
+_OFFSETS: Final = struct.Struct(">qq")
+_STORED_IPV4: Final = struct.Struct(">q8s")
+_STORED_IPV6: Final = struct.Struct(">q20s")
+
+
+def stamp(
+    buffer: bytearray | memoryview | NDArray[np.uint8],
+    sizes: NDArray[np.int32],
+    *,
+    first_queue_offset: int,
+    first_physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+) -> None:
+    """Fill in what only the store knows, in place, in all records of a valid batch in the writable `buffer`.
+
+    Record i gets queue offset `first_queue_offset + i`, its physical offset counted from `first_physical_offset`, and
+    the same time and host; then its property CRC if the encoder left space for one. `store_host` (`encode_host`) must
+    be of the family that the records have space for, else MessageIllegalError, raised before anything is changed.
+    """
+    data = memoryview(buffer).cast("B") if not isinstance(buffer, np.ndarray) else buffer.data
+    host_bits = data[layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_HOSTS_MASK
+    if (len(store_host) == 20) != bool(host_bits & layout.SYS_FLAG_STORE_HOST_IPV6):
+        raise MessageIllegalError(f"the records have no space for a store host of {len(store_host)} bytes")
+    if len(sizes) == 1:
+        stamp_one(first_queue_offset, first_physical_offset, store_timestamp_ms, store_host, data)
+        return
+    ends = record_ends(sizes)
+    stamp_many(ends, first_queue_offset, first_physical_offset, store_timestamp_ms, store_host, data)
+
+
+def stamp_one(
+    queue_offset: int,
+    physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+    record: bytearray | memoryview,
+) -> None:
+    """`stamp` for one record, whose store host has the right family, without numpy's overhead. Its first 8 bytes are
+    not touched, and read only for a property CRC."""
+    stamp_at(record, 0, queue_offset, physical_offset, store_timestamp_ms, store_host)
+    if is_sealed(record):
+        record[-PROPERTY_CRC_LENGTH:] = property_crc(record)
+
+
+def stamp_at(
+    buffer: bytearray | memoryview | mmap,
+    position: int,
+    queue_offset: int,
+    physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+) -> None:
+    """`stamp_one` for the record at `position` of `buffer`, which has no property CRC."""
+    _OFFSETS.pack_into(buffer, position + layout.QUEUE_OFFSET_OFFSET, queue_offset, physical_offset)
+    stored_at = position + layout.STORE_TIMESTAMP_OFFSET
+    if buffer[position + layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_BORN_HOST_IPV6:
+        stored_at += layout.IPV6_EXTRA
+    stored = _STORED_IPV6 if len(store_host) == layout.IPV6_HOST_BYTES else _STORED_IPV4
+    stored.pack_into(buffer, stored_at, store_timestamp_ms, store_host)
+
+
+def stamp_many(
+    ends: NDArray[np.int64],
+    first_queue_offset: int,
+    first_physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+    data: bytearray | memoryview,
+) -> None:
+    """`stamp_one` for records that end at `ends` of `data`, back to back."""
+    starts = _starts_of(ends)
+    queue_offsets = np.arange(first_queue_offset, first_queue_offset + len(starts))
+    _put_offsets(data, starts, queue_offsets, first_physical_offset)
+    # Time and host are the same in all records; the first record tells where, for all have one family.
+    stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
+    starts += _store_timestamp_at(data)
+    windows(data, len(stored))[starts] = np.void(stored)
+    if is_sealed(data):
+        _seal(data, [0, *ends[:-1].tolist()], ends.tolist())
+
+
+def stamp_mixed(
+    ends: NDArray[np.int64],
+    queue_offsets: NDArray[np.int64],
+    first_physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+    data: bytearray | memoryview,
+) -> None:
+    """`stamp_one` for records that end at `ends` of `data`, back to back, and get these queue offsets, shape (n,) as
+    `ends`. Unlike those of a batch, some may have IPv6 born hosts or a property CRC, and others not."""
+    starts = _starts_of(ends)
+    _put_offsets(data, starts, queue_offsets, first_physical_offset)
+    stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
+    windows(data, len(stored))[_store_timestamps_at(data, starts)] = np.void(stored)
+    prefix = np.frombuffer(PROPERTY_CRC_PREFIX, np.uint8)
+    tails = windows(data, len(prefix))[ends - PROPERTY_CRC_LENGTH].view(np.uint8).reshape(-1, len(prefix))
+    sealed = np.flatnonzero((tails == prefix).all(axis=1))
+    _seal(data, starts[sealed].tolist(), ends[sealed].tolist())
+
+
+def _starts_of(ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The start of each record that ends at `ends`: where the one before it ends."""
+    starts = np.empty_like(ends)
+    starts[0] = 0
+    starts[1:] = ends[:-1]
+    return starts
+
+
+def _put_offsets(
+    data: bytearray | memoryview,
+    starts: NDArray[np.int64],
+    queue_offsets: NDArray[np.int64],
+    first_physical_offset: int,
+) -> None:
+    """Write the queue and physical offsets of the records at `starts`. They lie side by side: 16 bytes per record,
+    written by one scatter."""
+    offsets = np.empty((len(starts), 2), _BIG_ENDIAN_LONG)
+    offsets[:, 0] = queue_offsets
+    offsets[:, 1] = starts + first_physical_offset
+    windows(data, 16)[starts + layout.QUEUE_OFFSET_OFFSET] = offsets.view(void_dtype(16))[:, 0]
+
+
+def _seal(data: bytearray | memoryview, starts: list[int], ends: list[int]) -> None:
+    """Write the property CRC of each record between these bytes, which has space for one."""
+    for start, end in zip(starts, ends, strict=True):
+        data[end - PROPERTY_CRC_LENGTH : end] = property_crc(data[start:end])
+
+
+def stamp_alike(
+    stride: int,
+    first_queue_offset: int,
+    first_physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+    data: bytearray | memoryview,
+) -> None:
+    """`stamp_many` for records of `stride` bytes each, which fill `data` and have no property CRC: their fields are
+    columns of one table."""
+    count = len(data) // stride
+    offsets = np.ndarray((count, 2), _BIG_ENDIAN_LONG, data, layout.QUEUE_OFFSET_OFFSET, (stride, 8))
+    offsets[:, 0] = np.arange(first_queue_offset, first_queue_offset + count)
+    offsets[:, 1] = np.arange(first_physical_offset, first_physical_offset + count * stride, stride)
+    stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
+    np.ndarray((count,), void_dtype(len(stored)), data, _store_timestamp_at(data), (stride,))[:] = np.void(stored)
+
+
+def _store_timestamp_at(record: bytes | bytearray | memoryview) -> int:
+    """The position of the store timestamp in a record, which an IPv6 born host moves."""
+    wide = record[layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_BORN_HOST_IPV6
+    return layout.STORE_TIMESTAMP_OFFSET + (layout.IPV6_EXTRA if wide else 0)
+
+
+def store_timestamps_at(data: memoryview, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The store timestamps, in ms since 1970, of the records that start at `starts` of `data`; shape as `starts`."""
+    positions = _store_timestamps_at(data, starts)
+    times: NDArray[np.int64] = windows(data, 8)[positions].view(_BIG_ENDIAN_LONG).astype(np.int64)
+    return times
+
+
+def _store_timestamps_at(data: bytearray | memoryview, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The position of the store timestamp of each record that starts at `starts` of `data`."""
+    # An IPv6 born host, told by a bit in the sys flag's last byte, moves the store timestamp.
+    wide = windows(data, 1)[starts + layout.SYS_FLAG_OFFSET + 3].view(np.uint8) & layout.SYS_FLAG_BORN_HOST_IPV6
+    return starts + layout.STORE_TIMESTAMP_OFFSET + np.where(wide, layout.IPV6_EXTRA, 0)
+
+
+def with_property_crc(batch: EncodedBatch) -> EncodedBatch:
+    """`batch` with space for a property CRC in every record, which `stamp` fills in; itself if it has that already.
+
+    A CRC that a record carries under that name elsewhere is taken out. `batch` must be valid; MessageIllegalError when
+    the properties then exceed 32767 bytes.
+    """
+    if is_sealed(batch.records):
+        return batch
+    _, topic_text = topic_part(batch.topic)
+    parts: list[bytes] = []
+    sizes: list[int] = []
+    end = 0
+    for size in batch.sizes.tolist():
+        record = bytes(batch.records[end : end + size])
+        end += size
+        header = layout.header_size_at(record)
+        at = header + int.from_bytes(record[header - 4 : header]) + len(topic_text)
+        kept = [piece for piece in record[at + 2 :].split(b"\x02") if piece]
+        name = PROPERTY_CRC_PREFIX
+        properties = (
+            b"".join(piece + b"\x02" for piece in kept if not piece.startswith(name)) + PROPERTY_CRC_PLACEHOLDER
+        )
+        if len(properties) > MAX_PROPERTIES_BYTES:
+            raise MessageIllegalError(f"properties of {len(properties)} bytes, with their CRC, exceed the limit")
+        sizes.append(at + 2 + len(properties))
+        parts += (sizes[-1].to_bytes(4), record[4:at], len(properties).to_bytes(2), properties)
+    return replace(batch, records=b"".join(parts), sizes=np.array(sizes, np.int32))
+
+
+def fill_units(
+    units: NDArray[np.void],
+    physical_offsets: NDArray[np.int64],
+    sizes: NDArray[np.int32],
+    tags_codes: NDArray[np.int64],
+) -> None:
+    """Overwrite `units`, of UNIT_DTYPE, with those of records at these physical offsets, of these sizes in bytes and
+    with these codes. All have shape (n,)."""
+    units["physical_offset"] = physical_offsets
+    units["size"] = sizes
+    units["tags_code"] = tags_codes
+
+
+def units_of(
+    physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]
+) -> NDArray[np.void]:
+    """New units, shape (n,), as `fill_units` makes them."""
+    units = np.empty(len(sizes), UNIT_DTYPE)
+    fill_units(units, physical_offsets, sizes, tags_codes)
+    return units
+
+
+def begins_of(physical_offset: int, sizes: NDArray[np.int32], ends: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """The physical offsets of records of these sizes that lie back to back from `physical_offset` on. `ends`:
+    `record_ends` of the sizes, from a caller that has them."""
+    begins = (record_ends(sizes) if ends is None else ends) - sizes
+    begins += physical_offset
+    return begins

@@ -1,0 +1,87 @@
+"""Reads the extension of a consume queue: units that are too long for the queue itself (spec/storage.md §2).
+
+On disk
+    consumequeue_ext/TOPIC/QUEUE/00000000000000000000      48 MiB each, named after the offset of the first byte
+
+    unit    | size 2 = 20 + bitmap | tags_code 8 | store_timestamp 8 | bitmap_size 2 | bitmap |
+    end     | -1 2 | the rest of the file, too short for a unit
+
+The unit in the consume queue then holds, instead of a tag code, the address of an extension unit: its offset, counted
+from the smallest long. No hash is so small. When the extension unit is gone, the tag is not known.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.records.format.layout import windows
+from raymq.records.logfiles.directory import file_name
+from raymq.records.logfiles.file_maps import FileMaps
+
+EXT_ADDRESS_MAX: Final = -(2**31) - 1
+"""A number in a consume-queue unit that is not greater than this is no tag code but an address."""
+EXT_UNIT_DTYPE: Final = np.dtype(
+    [("size", ">i2"), ("tags_code", ">i8"), ("store_timestamp", ">i8"), ("bitmap_size", ">i2")]
+)
+"""An extension unit, without its bitmap."""
+_FIRST_ADDRESS: Final = np.int64(-(2**63))
+
+
+def addresses_of(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The addresses of the extension units at `offsets`."""
+    return offsets ^ _FIRST_ADDRESS
+
+
+def offsets_of(addresses: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The offsets of the extension units at `addresses`."""
+    return addresses ^ _FIRST_ADDRESS
+
+
+def units_at(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[np.void]:
+    """The extension units at `positions` of a file, zero where it ends before."""
+    units = np.zeros(len(positions), EXT_UNIT_DTYPE)
+    within = positions <= len(data) - EXT_UNIT_DTYPE.itemsize
+    units[within] = windows(data, EXT_UNIT_DTYPE.itemsize)[positions[within]].view(EXT_UNIT_DTYPE)
+    return units
+
+
+def are_units(units: NDArray[np.void]) -> NDArray[np.bool_]:
+    """A mask of the extension units that were written."""
+    bitmaps = units["bitmap_size"].astype(np.int32)
+    good: NDArray[np.bool_] = (bitmaps >= 0) & (units["size"] == EXT_UNIT_DTYPE.itemsize + bitmaps)
+    return good
+
+
+class ExtensionReader:
+    """Reads the extensions in `directory`, whose files have `file_size` bytes. Used only where a unit of a consume
+    queue holds an address, so not at all in a store that never had the option on."""
+
+    def __init__(self, maps: FileMaps, directory: str, file_size: int) -> None:
+        self._maps, self._directory, self._file_size = maps, directory, file_size
+
+    def units(
+        self, topic: str, queue_id: int, addresses: NDArray[np.int64]
+    ) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
+        """The extension units of a queue at `addresses`, and a mask of those that are there."""
+        offsets = offsets_of(addresses)
+        starts = offsets - offsets % self._file_size
+        units = np.zeros(len(offsets), EXT_UNIT_DTYPE)
+        for start in np.unique(starts).tolist():
+            # The addresses that lead to this file. Units of a file that is gone stay zero.
+            rows = np.flatnonzero(starts == start)
+            try:
+                data = self._maps.get(f"{self._directory}/{topic}/{queue_id}/{file_name(start)}", at_random=True)
+            except FileNotFoundError:
+                continue
+            units[rows] = units_at(data, offsets[rows] - start)
+        return units, are_units(units)
+
+    def tags_codes(
+        self, topic: str, queue_id: int, addresses: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The tag codes in the units at `addresses`, 0 where there is none, and a mask of those that are there."""
+        units, found = self.units(topic, queue_id, addresses)
+        return np.where(found, units["tags_code"], 0), found

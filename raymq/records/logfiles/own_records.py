@@ -1,0 +1,106 @@
+"""Compares records with the queue units that lead to them, and makes damaged ones safe to hand on.
+
+A unit and its record must agree on the record's size, its position in the log, its queue id and its offset in the
+queue. If they do not, the disk has changed one of them. The record's topic, whose position varies, is compared by the
+readers that decode the record (raymq.records.format.places).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.records.format.layout import (
+    BODY_SIZE_OFFSET,
+    MAGIC_OFFSET,
+    MAGIC_V1,
+    MAGIC_V2,
+    MIN_RECORD_SIZE,
+    PHYSICAL_OFFSET_OFFSET,
+    QUEUE_ID_OFFSET,
+    QUEUE_OFFSET_OFFSET,
+    SYS_FLAG_OFFSET,
+    Buffer,
+    windows,
+)
+
+_FIELDS_END: Final = PHYSICAL_OFFSET_OFFSET + 8
+_PLACES: Final = np.dtype([("queue_id", ">i4"), ("flag", ">i4"), ("queue_offset", ">i8"), ("position", ">i8")])
+"""The part of a header, from QUEUE_ID_OFFSET on, that tells where a record is."""
+_NO_BODY_SIZE: Final = (-1).to_bytes(4, signed=True)
+_MAGICS: Final = tuple(magic.to_bytes(4, signed=True) for magic in (MAGIC_V1, MAGIC_V2))
+_PLACE: Final = struct.Struct(">i16xqq")
+"""The size, the queue offset and the physical offset in a header."""
+
+
+def is_at(record: memoryview, position: int, queue_offset: int) -> bool:
+    """`agree` for one record, which has the size that its unit says; its queue id is not compared."""
+    return len(record) >= MIN_RECORD_SIZE and _PLACE.unpack_from(record) == (len(record), queue_offset, position)
+
+
+def agree(
+    data: Buffer,
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    queue_id: int,
+) -> NDArray[np.bool_]:
+    """True for each record, at `starts` of `data`, whose header has the size, the physical offset and the queue offset
+    that its unit says, and the id of the unit's queue."""
+    inside = starts + _FIELDS_END <= len(data)
+    if not inside.all():
+        found = np.zeros(len(starts), np.bool_)
+        rows = np.flatnonzero(inside)
+        if len(rows):
+            found[rows] = agree(data, starts[rows], sizes[rows], positions[rows], offsets[rows], queue_id)
+        return found
+    places = windows(data, _PLACES.itemsize)[starts + QUEUE_ID_OFFSET].view(_PLACES)
+    same: NDArray[np.bool_] = windows(data, 4)[starts].view(">i4") == sizes
+    same &= (places["queue_id"] == queue_id) & (places["queue_offset"] == offsets) & (places["position"] == positions)
+    return same
+
+
+def with_places(record: bytearray, position: int, queue_offset: int, queue_id: int) -> bytearray:
+    """A record that does not agree with its unit, with a header that does, so that readers find its end and know where
+    it is.
+
+    If only its size or its magic was damaged, it is whole again. Else it is made unreadable: it may be another one.
+    """
+    if len(record) < MIN_RECORD_SIZE:
+        return record
+    record[:MAGIC_OFFSET] = len(record).to_bytes(4)
+    if bytes(record[MAGIC_OFFSET : MAGIC_OFFSET + 4]) not in _MAGICS:
+        record[MAGIC_OFFSET : MAGIC_OFFSET + 4] = _MAGICS[0]
+    before = bytes(record[QUEUE_ID_OFFSET:_FIELDS_END])
+    record[QUEUE_ID_OFFSET : QUEUE_ID_OFFSET + 4] = queue_id.to_bytes(4)
+    record[QUEUE_OFFSET_OFFSET:PHYSICAL_OFFSET_OFFSET] = queue_offset.to_bytes(8)
+    record[PHYSICAL_OFFSET_OFFSET:_FIELDS_END] = position.to_bytes(8)
+    if record[QUEUE_ID_OFFSET:_FIELDS_END] != before:
+        record[SYS_FLAG_OFFSET : SYS_FLAG_OFFSET + 4] = bytes(4)
+        record[BODY_SIZE_OFFSET : BODY_SIZE_OFFSET + 4] = _NO_BODY_SIZE
+    return record
+
+
+def with_places_of(
+    records: bytes,
+    sizes: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    queue_id: int,
+) -> tuple[bytes, NDArray[np.int64]]:
+    """Records back to back, of which those that do not agree with their units are changed so that readers find their
+    ends (`with_places`); and the rows of these."""
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    wrong = np.flatnonzero(~agree(records, starts, sizes, positions, offsets, queue_id))
+    if not len(wrong):
+        return records, wrong
+    changed = bytearray(records)
+    for row in wrong.tolist():
+        span = slice(int(starts[row]), int(ends[row]))
+        changed[span] = with_places(changed[span], int(positions[row]), int(offsets[row]), queue_id)
+    return bytes(changed), wrong

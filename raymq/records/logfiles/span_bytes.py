@@ -1,0 +1,55 @@
+"""The bytes of the records in a span of a queue, from the sizes in its units.
+
+Exact for short spans, estimated from samples for long ones, so that it takes about a millisecond for any length.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
+
+SPAN_PARTS: Final = 32
+"""The parts of a span whose bytes are told."""
+_WINDOWS: Final = 8
+_WINDOW_UNITS: Final = 128
+"""A part with more units than all its windows together is estimated from these: neighbours, which share a page."""
+_UNKNOWN_SIZE: Final = 1024
+"""The bytes that a message of a queue without units counts as (batch_queue_units.py)."""
+
+
+def span_bytes(reader: LogReader, topic: str, queue_id: int, start: int, end: int) -> list[int]:
+    """The bytes of records in SPAN_PARTS equal parts of a queue's offsets from `start` up to `end`, in order; fewer
+    parts for fewer offsets. Offsets that are not there (any more) count as those around them that are."""
+    parts = max(1, min(SPAN_PARTS, end - start))
+    edges = [start + (end - start) * index // parts for index in range(parts + 1)]
+    return [_part_bytes(reader, topic, queue_id, edges[part], edges[part + 1]) for part in range(parts)]
+
+
+def _part_bytes(reader: LogReader, topic: str, queue_id: int, start: int, end: int) -> int:
+    count = end - start
+    if count <= _WINDOWS * _WINDOW_UNITS:
+        windows = [(start, count)]
+    else:
+        starts = np.linspace(start, end - _WINDOW_UNITS, _WINDOWS).astype(np.int64).tolist()
+        windows = [(first, _WINDOW_UNITS) for first in starts]
+    sizes = [_sizes(reader, topic, queue_id, first, wanted) for first, wanted in windows]
+    seen = sum(map(len, sizes))
+    if not seen:
+        return count * _UNKNOWN_SIZE
+    return sum(int(some[some != PRE_BLANK_SIZE].sum(dtype=np.int64)) for some in sizes) * count // seen
+
+
+def _sizes(reader: LogReader, topic: str, queue_id: int, first: int, count: int) -> NDArray[np.int32]:
+    """The sizes of at most `count` units of a queue from offset `first` on, over the edges of its files."""
+    found: list[NDArray[np.int32]] = []
+    while count > 0:
+        units = reader.units(topic, queue_id, first, count)
+        if not len(units):
+            break
+        found.append(units["size"].astype(np.int32))
+        first, count = first + len(units), count - len(units)
+    return np.concatenate(found) if found else np.zeros(0, np.int32)

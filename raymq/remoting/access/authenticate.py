@@ -1,0 +1,83 @@
+"""Tells a server who sends a request: from its signature, or from an address that needs none.
+
+The order is that of ACL 1.0 (spec/features.md §7.3, 1 to 5), which ACL 2.0 keeps for what it has: an address on the
+server's white list passes without a user; then the user must be named, known and enabled; from an address of its own
+white list the user needs no signature; from everywhere else the signature must fit and be new. White lists are empty
+unless somebody fills them, and trust addresses, as nothing else here does.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Final
+
+from raymq.common.errors import AuthenticationError
+from raymq.remoting.access.addresses import pattern_matches
+from raymq.remoting.access.signatures import LIFE_BYTES, NONCES_MAX, SeenNonces, Signature, check, require_fresh
+from raymq.remoting.access.state import AuthState
+from raymq.remoting.access.users import INTERNAL_USER, User, UserType
+
+ANYBODY: Final = User("", b"", UserType.SUPER)
+"""The user of a request from an address on the server's white list: it may do everything."""
+
+
+class Authenticator:
+    """A server's memory of signed requests, and the key of raymq's own actors. Not thread-safe.
+
+    `life`: the id of the server's process, LIFE_BYTES random bytes; None draws one.
+    `internal_key`: the key with which raymq's own actors sign, as INTERNAL_USER; None where none do. `white_list`:
+    patterns of addresses (raymq.remoting.access.addresses) from where requests need no signature at all.
+    """
+
+    def __init__(
+        self,
+        life: bytes | None = None,
+        *,
+        internal_key: bytes | None = None,
+        white_list: Sequence[str] = (),
+        nonces_max: int = NONCES_MAX,
+    ) -> None:
+        self._internal = None if internal_key is None else User(INTERNAL_USER, internal_key, UserType.SUPER)
+        self._white_list = tuple(white_list)
+        self._life = secrets.token_bytes(LIFE_BYTES) if life is None else life
+        self._seen = SeenNonces(nonces_max)
+
+    def user_of(
+        self,
+        state: AuthState,
+        signature: Signature | None,
+        actor: str,
+        method: str,
+        payload: bytes,
+        *,
+        address: str = "",
+        now_ms: int,
+    ) -> User:
+        """The user who sends this request. AuthenticationError, which changes nothing: nobody known does.
+        SignedTooEarlyError: the client must sign the request anew for this process and time.
+
+        `address` is the peer's as the server's socket sees it, "" where there is none. `now_ms`: the clock of the
+        server's process, which never goes back.
+        """
+        if any(pattern_matches(pattern, address) for pattern in self._white_list):
+            return ANYBODY
+        if signature is None or not signature.user:
+            raise AuthenticationError(
+                f"{method} of {actor} needs a user: give raymq.connect credentials, or set RAYMQ_USER and RAYMQ_SECRET"
+            )
+        user = self._internal if signature.user == INTERNAL_USER else state.users.get(signature.user)
+        if user is None:
+            raise AuthenticationError(
+                f"user {signature.user!r} is not known here: see the file that access.users_file names"
+            )
+        if not user.is_enabled:
+            raise AuthenticationError(
+                f"user {user.name!r} is disabled: see its status in the file that access.users_file names"
+            )
+        if address and user.white_addresses and pattern_matches(user.white_addresses, address):
+            return user
+        require_fresh(signature, actor, self._life, now_ms)
+        check(user.key, signature, actor, method, payload)
+        self._seen.take(signature, now_ms)
+        return user

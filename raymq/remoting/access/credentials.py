@@ -1,0 +1,129 @@
+"""Credentials: as which user a client signs its requests, and where it finds that.
+
+In this order: the argument of `raymq.connect`; RAYMQ_USER with RAYMQ_SECRET, or with RAYMQ_SECRET_FILE, a file that
+holds the secret alone; the file that RAYMQ_CREDENTIALS names, or ~/.raymq/credentials, two lines ``user: NAME`` and
+``secret: SECRET``. A file with a secret must belong to the user of the process and be readable by nobody else.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from raymq.common.errors import ConfigError
+from raymq.common.identity import Identity
+from raymq.remoting.access.users import INTERNAL_USER, check_user_name, derive_key
+
+USER_VARIABLE: Final = "RAYMQ_USER"
+SECRET_VARIABLE: Final = "RAYMQ_SECRET"
+SECRET_FILE_VARIABLE: Final = "RAYMQ_SECRET_FILE"
+CREDENTIALS_VARIABLE: Final = "RAYMQ_CREDENTIALS"
+CREDENTIALS_FILE: Final = Path("~/.raymq/credentials")
+SECRET_FILE_MAX_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A user's name and secret. The secret is in no `repr`. InvalidArgumentError for what no user can have.
+
+    >>> Credentials("orders-team", "a long secret")
+    Credentials(user='orders-team')
+    """
+
+    user: str
+    secret: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.user != INTERNAL_USER:
+            check_user_name(self.user)
+        _ = self.key  # refuses a secret that is too short
+
+    @property
+    def identity(self) -> Identity:
+        """The user as whom a process acts (raymq.common.identity)."""
+        return Identity(self.user, self.key)
+
+    @property
+    def key(self) -> bytes:
+        """The key that signs (raymq.remoting.access.users.derive_key); made once per process."""
+        return _key(self.user, self.secret)
+
+
+def find_credentials(
+    given: Credentials | None = None, *, environment: Mapping[str, str] | None = None
+) -> Credentials | None:
+    """The credentials of this process, by the order above; None if there are none anywhere.
+
+    ConfigError: half of them, or a file that others may read, that is another user's, or that does not hold them.
+    """
+    if given is not None:
+        return given
+    variables = os.environ if environment is None else environment
+    user = variables.get(USER_VARIABLE, "")
+    secret, secret_file = variables.get(SECRET_VARIABLE, ""), variables.get(SECRET_FILE_VARIABLE, "")
+    if user or secret or secret_file:
+        if not user or bool(secret) == bool(secret_file):
+            raise ConfigError(f"set {USER_VARIABLE} and one of {SECRET_VARIABLE} and {SECRET_FILE_VARIABLE}, or none")
+        return Credentials(user, secret or read_secret(Path(secret_file)))
+    named = variables.get(CREDENTIALS_VARIABLE, "")
+    file = Path(named or CREDENTIALS_FILE).expanduser()
+    if not named and not file.exists():
+        return None
+    return _read_credentials(file)
+
+
+def read_secret(file: Path) -> str:
+    """The secret that `file` holds, without the end of its line.
+
+    ConfigError: it cannot be read, is too large, is another user's, or others may read it.
+    """
+    text = read_private(file.expanduser()).strip("\r\n")
+    if not text or "\n" in text:
+        raise ConfigError(f"{file} must hold a secret in one line, and nothing else")
+    return text
+
+
+def _read_credentials(file: Path) -> Credentials:
+    values: dict[str, str] = {}
+    for line in read_private(file).splitlines():
+        name, colon, value = line.partition(":")
+        if line.strip() and not line.startswith("#"):
+            if not colon or name.strip() not in ("user", "secret") or name.strip() in values:
+                raise ConfigError(f"{file} must hold the lines `user: NAME` and `secret: SECRET`, once each")
+            values[name.strip()] = value.strip()
+    if len(values) != 2:
+        raise ConfigError(f"{file} must hold the lines `user: NAME` and `secret: SECRET`")
+    return Credentials(values["user"], values["secret"])
+
+
+def read_private(file: Path, max_bytes: int = SECRET_FILE_MAX_BYTES) -> str:
+    """The text of a file that holds secrets. ConfigError as `read_secret`."""
+    try:
+        with file.open("rb") as stream:
+            # Of the file that is open, not of the name, which could have been put on another file in between.
+            about = os.fstat(stream.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise ConfigError(f"{file} is no file")
+            if about.st_uid != os.geteuid():
+                raise ConfigError(f"{file} belongs to another user of this machine, and its secret is not used")
+            if about.st_mode & 0o077:
+                raise ConfigError(f"others may read {file}, which holds a secret: chmod 600 {file}")
+            content = stream.read(max_bytes + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+    if len(content) > max_bytes:
+        raise ConfigError(f"{file} has more than {max_bytes} bytes: it cannot hold credentials")
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file} is no text in UTF-8") from None
+
+
+@lru_cache(maxsize=64)
+def _key(user: str, secret: str) -> bytes:
+    return derive_key(user, secret)

@@ -1,0 +1,213 @@
+"""The contents of policies: actions, resources, the patterns that match them, and entries (spec/features.md §8).
+
+A resource is a topic, a group or a cluster with its name. An entry of a policy has a pattern of resources, written
+``Topic:orders`` (literal), ``Topic:orders*`` (prefix), ``Topic:*`` (any topic) or ``*`` (anything), the actions it is
+about, the sources it is about (none: every), and its decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, TypeVar
+
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.names import DLQ_PREFIX, INTERNAL_TOPIC_NAME_MAX, RETRY_PREFIX
+from raymq.remoting.access.addresses import check_source, source_matches
+
+SOURCES_MAX: Final = 100
+
+_Value = TypeVar("_Value", bound=Enum)
+
+
+class Action(Enum):
+    """An action on a resource. ALL in an entry stands for every action. ANY is asked only, never kept."""
+
+    ALL = "All"
+    ANY = "Any"
+    PUB = "Pub"
+    SUB = "Sub"
+    CREATE = "Create"
+    UPDATE = "Update"
+    DELETE = "Delete"
+    GET = "Get"
+    LIST = "List"
+
+
+class ResourceType(Enum):
+    """The kind of a resource. ANY is the pattern ``*``; SERVER is raymq's own, which no pattern matches."""
+
+    ANY = "*"
+    CLUSTER = "Cluster"
+    TOPIC = "Topic"
+    GROUP = "Group"
+    SERVER = "Server"
+
+
+class PolicyType(Enum):
+    """CUSTOM entries are asked first; DEFAULT ones where no custom entry matches."""
+
+    CUSTOM = "Custom"
+    DEFAULT = "Default"
+
+
+class Decision(Enum):
+    """The decision of an entry for what it matches."""
+
+    ALLOW = "Allow"
+    DENY = "Deny"
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One topic, group or cluster by name."""
+
+    type: ResourceType
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.type.value}:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A need of a request: one of `actions` on `resource`."""
+
+    actions: tuple[Action, ...]
+    resource: Resource
+
+    def __str__(self) -> str:
+        return f"{' or '.join(action.value for action in self.actions)} on {self.resource}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """The resources that an entry is about. `is_prefix` with the name "" is any resource of the type."""
+
+    type: ResourceType
+    name: str = ""
+    is_prefix: bool = True
+
+    @classmethod
+    def parse(cls, text: str) -> Pattern:
+        """The pattern that ``Topic:orders``, ``Topic:orders*``, ``Topic:*`` or ``*`` says. InvalidArgumentError."""
+        if text == "*":
+            return cls(ResourceType.ANY)
+        kind, colon, name = text.partition(":") if isinstance(text, str) else ("", "", "")
+        known = {one.value: one for one in (ResourceType.CLUSTER, ResourceType.TOPIC, ResourceType.GROUP)}
+        if not colon or kind not in known or not name or len(name) > INTERNAL_TOPIC_NAME_MAX:
+            raise InvalidArgumentError(
+                f"{text!r} is no resource: write Topic:NAME, Group:NAME, Cluster:NAME, PREFIX* in place of NAME, or *"
+            )
+        if "*" in name[:-1]:
+            raise InvalidArgumentError(f"{text!r} is no resource: a * stands at the end only")
+        is_prefix = name.endswith("*")
+        return cls(known[kind], name.removesuffix("*"), is_prefix)
+
+    def __str__(self) -> str:
+        if self.type is ResourceType.ANY:
+            return "*"
+        return f"{self.type.value}:{self.name}{'*' if self.is_prefix else ''}"
+
+    def matches(self, resource: Resource) -> bool:
+        """True if `resource` is one of those that the pattern is about. What is raymq's own matches none."""
+        if resource.type is ResourceType.SERVER or self.type not in (ResourceType.ANY, resource.type):
+            return False
+        return resource.name.startswith(self.name) if self.is_prefix else resource.name == self.name
+
+    @property
+    def closeness(self) -> tuple[bool, bool, int]:
+        """How closely it describes what it matches, greater is closer: a type before any, a literal before a prefix,
+        a longer prefix before a shorter one."""
+        return self.type is not ResourceType.ANY, not self.is_prefix, len(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a policy. In a user's entries of one policy type each pattern is there once."""
+
+    resource: Pattern
+    actions: frozenset[Action]
+    decision: Decision
+    sources: tuple[str, ...] = ()
+    policy_type: PolicyType = PolicyType.CUSTOM
+
+    def matches(self, need: Need, address: str) -> bool:
+        """True if the entry says something about `need` for a request from `address` ("" where it is unknown).
+
+        An entry with sources and an unknown address: one that allows matches nothing, one that denies matches, so that
+        hiding one's address never gains anything.
+        """
+        if not self.resource.matches(need.resource):
+            return False
+        if not (self.actions & {Action.ALL, *need.actions} or Action.ANY in need.actions):
+            return False
+        if not self.sources:
+            return True
+        if not address:
+            return self.decision is Decision.DENY
+        return any(source_matches(source, address) for source in self.sources)
+
+    def shown(self) -> dict[str, Any]:  # Any: a JSON object
+        """The entry as a JSON object, as it is kept and printed; `read_entry` reads it."""
+        return {
+            "policy_type": self.policy_type.value,
+            "resource": str(self.resource),
+            "actions": [action.value for action in Action if action in self.actions],
+            "sources": list(self.sources),
+            "decision": self.decision.value,
+        }
+
+
+def make_entry(
+    resource: str,
+    actions: Iterable[str | Action],
+    decision: str | Decision = Decision.ALLOW,
+    *,
+    sources: Iterable[str] = (),
+    policy_type: str | PolicyType = PolicyType.CUSTOM,
+) -> Entry:
+    """An entry from texts as commands take them, upper and lower case alike. InvalidArgumentError that says what."""
+    chosen = frozenset(_one_of(Action, action) for action in actions)
+    if not chosen:
+        raise InvalidArgumentError(f"an entry about {resource} needs an action, such as Pub or Sub")
+    if Action.ANY in chosen:
+        raise InvalidArgumentError("the action Any is only asked for; an entry about every action says All")
+    where = tuple(check_source(source) for source in sources)
+    if len(where) > SOURCES_MAX:
+        raise InvalidArgumentError(f"an entry has at most {SOURCES_MAX} sources, not {len(where)}")
+    return Entry(Pattern.parse(resource), chosen, _one_of(Decision, decision), where, _one_of(PolicyType, policy_type))
+
+
+def read_entry(shown: dict[str, Any]) -> Entry:  # Any: a JSON object
+    """The entry that `Entry.shown` made. InvalidArgumentError for what none can have."""
+    return make_entry(
+        shown["resource"],
+        shown["actions"],
+        shown["decision"],
+        sources=shown["sources"],
+        policy_type=shown["policy_type"],
+    )
+
+
+def topic_resource(topic: str) -> Resource:
+    """The resource that a topic counts as: a retry or dead-letter topic is its group's (spec/features.md §7.3, §8)."""
+    for prefix in RETRY_PREFIX, DLQ_PREFIX:
+        if topic.startswith(prefix):
+            return Resource(ResourceType.GROUP, topic.removeprefix(prefix))
+    return Resource(ResourceType.TOPIC, topic)
+
+
+def group_resource(group: str) -> Resource:
+    """The resource of a group."""
+    return Resource(ResourceType.GROUP, group)
+
+
+def _one_of(kind: type[_Value], text: str | _Value) -> _Value:
+    if isinstance(text, kind):
+        return text
+    for one in kind:
+        if isinstance(text, str) and one.value.lower() == text.lower():
+            return one
+    raise InvalidArgumentError(f"{text!r} is not one of {', '.join(one.value for one in kind)}")

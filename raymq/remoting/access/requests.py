@@ -1,0 +1,309 @@
+"""The table of requests: what each method of a server needs, in actions on resources (spec/features.md §8).
+
+`RULES` names methods as ``Broker.send``. A frame of a lane is the method of the same meaning: an APPEND is
+``Storage.append``, a FETCH ``Storage.fetch``, a WAIT ``Storage.bounds_of_queues``. `FOR_ANYBODY` needs a user and no
+more: what such a method tells is nobody's in particular, or is cut to what the user may see (actors.core.access.shown).
+`FOR_SERVERS` lists the methods that raymq's own actors and super users call, and nobody else; so is any method that is
+in neither. What is said of one topic or group needs it; of several, each.
+
+Differences from RocketMQ's table: a transaction producer needs Pub on its group, since what ends a transaction does not
+name a topic; what concerns the whole cluster is for super users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from raymq.common.delay import names_real_topic
+from raymq.common.message import PROPERTY_REAL_TOPIC
+from raymq.common.names import REPLY_SUFFIX, SYSTEM_PREFIX, TRACE_TOPIC, InstanceName
+from raymq.records.format.dispatch import dispatch_view
+from raymq.remoting.access.policies import Action, Need, Resource, ResourceType, group_resource, topic_resource
+
+_Find = Callable[[Sequence[Any]], Iterable[Need]]  # Any: the arguments of all methods
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The needs of one method."""
+
+    find: _Find
+
+    def needed(self, arguments: Sequence[Any]) -> list[Need]:
+        """The needs of a call with these arguments, in the order of the method's parameters. Each need
+        is there once."""
+        return list(dict.fromkeys(self.find(arguments)))
+
+
+_PUB, _SUB, _GET = Action.PUB, Action.SUB, Action.GET
+_SEE: Final = (_PUB, _SUB, _GET, Action.LIST)
+_READ: Final = (_SUB, _GET)
+_LOOK: Final = (_PUB, _SUB, _GET)
+_TRACE_PREFIX: Final = "rmq_sys_TRACE_DATA_"
+
+
+def _on_topic(topic: str, *actions: Action) -> Need:
+    return Need(actions, topic_resource(topic))
+
+
+def _on_group(group: str, *actions: Action) -> Need:
+    return Need(actions, group_resource(group))
+
+
+def _sending(topic: str) -> Need:
+    """Sending to a retry topic is giving a message back: what a consumer of the group does."""
+    resource = topic_resource(topic)
+    return Need((_SUB if resource.type is ResourceType.GROUP else _PUB,), resource)
+
+
+def _servers_only(topic: str) -> bool:
+    """True for topics of raymq itself, in which messages of all topics wait, or what brokers keep: no pattern, such as
+    ``Topic:*``, gives them to anybody."""
+    return names_real_topic(topic) or (topic.startswith(SYSTEM_PREFIX) and not topic.startswith(_TRACE_PREFIX))
+
+
+def _server(topic: str) -> Need:
+    return Need((Action.ALL,), Resource(ResourceType.SERVER, topic))
+
+
+def _append(given: Sequence[Any]) -> Iterable[Need]:
+    """A delayed message, and one of a transaction, is stored in a topic of raymq's and needs what the topic needs for
+    which it is."""
+    for batch in given[0]:
+        if names_real_topic(batch.topic):
+            position = 0
+            for size in batch.sizes.tolist():
+                topic = dispatch_view(batch.records, position).properties.get(PROPERTY_REAL_TOPIC)
+                yield _server(batch.topic) if topic is None or _servers_only(topic) else _sending(topic)
+                position += size
+        elif not _takes_from_all(batch.topic):
+            yield _server(batch.topic) if _servers_only(batch.topic) else _sending(batch.topic)
+
+
+def _takes_from_all(topic: str) -> bool:
+    """True for topics to which every user may send: the trace (spec/features.md §7.3, 6), and replies, since a request
+    comes from whoever may send it, and its reply from whoever may consume it."""
+    return topic == TRACE_TOPIC or topic.endswith(REPLY_SUFFIX)
+
+
+def _seeing(topics: Iterable[str], *actions: Action) -> Iterable[Need]:
+    """Anybody sees where the topics are to which all may send, and their offsets."""
+    return [_on_topic(topic, *actions) for topic in topics if not _takes_from_all(topic)]
+
+
+def _looking(given: Sequence[Any]) -> Iterable[Need]:
+    return _seeing((queue[0] for queue in given[0]), *_LOOK)
+
+
+def _sequences(given: Sequence[Any]) -> Iterable[Need]:
+    """The progress of one producer in queues: of those where messages wait, that tells nothing of anybody's topic."""
+    return [_on_topic(queue[0], _PUB) for queue in given[2] if not names_real_topic(queue[0])]
+
+
+def _fetch(given: Sequence[Any]) -> Iterable[Need]:
+    for one in given[0]:
+        if one.topic.endswith(REPLY_SUFFIX):
+            # The code of a client's id, which nobody else knows, shows that client's replies alone.
+            if one.tag_codes is None or len(one.tag_codes) != 1:
+                yield _server(one.topic)
+        else:
+            yield _server(one.topic) if _servers_only(one.topic) else _on_topic(one.topic, _SUB)
+
+
+def _topic(*actions: Action) -> Rule:
+    """A method whose first argument is a topic."""
+    return Rule(lambda given: [_on_topic(given[0], *actions)])
+
+
+def _group(*actions: Action) -> Rule:
+    """A method whose first argument is a group; None stands for all, of which the answer shows what may be seen."""
+    return Rule(lambda given: [] if not given or given[0] is None else [_on_group(given[0], *actions)])
+
+
+def _group_and_topic(*actions: Action) -> Rule:
+    """A method whose first arguments are a group and a topic."""
+    return Rule(lambda given: [_on_group(given[0], *actions), _on_topic(given[1], *actions)])
+
+
+def _group_and_topics(*actions: Action) -> Rule:
+    """A method whose first arguments are a group and topics, or a mapping by topic."""
+
+    def find(given: Sequence[Any]) -> Iterable[Need]:
+        topics = given[1] if len(given) > 1 else ()
+        return [_on_group(given[0], *actions), *(_on_topic(topic, *actions) for topic in topics)]
+
+    return Rule(find)
+
+
+def _queues(*actions: Action) -> Rule:
+    """A method with queues: tuples that begin with their topics."""
+    return Rule(lambda given: [_on_topic(queue[0], *actions) for queue in given[0]])
+
+
+def _leases(given: Sequence[Any]) -> Iterable[Need]:
+    return [_on_group(given[0], _SUB), *(_on_topic(part.topic, _SUB) for part in given[1])]
+
+
+def _receive(given: Sequence[Any]) -> Iterable[Need]:
+    return [_on_group(given[0].group, _SUB), *(_on_topic(topic, _SUB) for topic in given[0].topics)]
+
+
+def _host(given: Sequence[Any]) -> Iterable[Need]:
+    settings, name = given[0].settings, given[0].instance.name
+    # The instance's name counts, too: hosting under another group's name would end that group's instance.
+    groups = (settings.group, InstanceName.parse(name).group)
+    topics = (one.topic for one in settings.subscriptions)
+    return [*(_on_group(group, _SUB) for group in groups), *(_on_topic(topic, _SUB) for topic in topics)]
+
+
+def _instance(given: Sequence[Any]) -> Iterable[Need]:
+    return [_on_group(InstanceName.parse(given[0]).group, _SUB)]
+
+
+def _members(given: Sequence[Any]) -> Iterable[Need]:
+    for group, heartbeat in given[0]:
+        yield _on_group(group, _SUB)
+        for topic in getattr(heartbeat, "topics", ()):
+            yield _on_topic(topic, _SUB)
+
+
+def _consumers(given: Sequence[Any]) -> Iterable[Need]:
+    for one in given[0].consumers:
+        yield _on_group(one.group, _SUB)
+
+
+def _question(given: Sequence[Any]) -> Iterable[Need]:
+    question = given[1]
+    return [_on_group(question.group, *((_GET,) if question.kind == "running" else (Action.UPDATE,)))]
+
+
+def _each_group(given: Sequence[Any]) -> Iterable[Need]:
+    return [_on_group(config.group, Action.CREATE, Action.UPDATE) for config in given[0]]
+
+
+FOR_ANYBODY: Final = Rule(lambda given: [])
+
+RULES: Final[Mapping[str, Rule]] = {
+    # Messages: stores
+    "Storage.append": Rule(_append),
+    "Storage.fetch": Rule(_fetch),
+    "Storage.bounds_of_queues": Rule(_looking),
+    "Storage.queue_bounds": Rule(lambda given: _seeing(given[:1], *_LOOK)),
+    "Storage.queue_bounds_many": Rule(_looking),
+    "Storage.bytes_of_spans": _queues(*_LOOK),
+    "Storage.stored_times": _queues(*_LOOK),
+    "Storage.offset_by_time": _topic(*_LOOK),
+    "Storage.next_sequences": Rule(_sequences),
+    "Storage.end_transaction": Rule(lambda given: [_on_group(given[0].producer_group, _PUB)]),
+    "Storage.query_by_key": _topic(*_READ),
+    "Storage.query_by_unique_id": _topic(*_READ),
+    "Storage.describe": FOR_ANYBODY,
+    # Messages: brokers
+    "Broker.send": Rule(lambda given: [_sending(given[0])]),
+    "Broker.pull": _group_and_topic(_SUB),
+    "Broker.send_back": _group(_SUB),
+    "Broker.replay": _group(Action.UPDATE),
+    "Broker.start_receiving": _group_and_topics(_SUB),
+    "Broker.receive_messages": Rule(_receive),
+    "Broker.ack_messages": Rule(_leases),
+    "Broker.change_invisible": Rule(_leases),
+    "Broker.take_transaction_checks": _group(_PUB),
+    "Broker.leave_transaction_checks": _group(_PUB),
+    # Topics
+    "Broker.auto_create_topic": _topic(_PUB, Action.CREATE),
+    "Broker.create_topic": _topic(Action.CREATE),
+    "Broker.create_topics": Rule(lambda given: [_on_topic(one.topic, Action.CREATE) for one in given[0]]),
+    "Broker.update_topic": _topic(Action.UPDATE),
+    "Broker.delete_topic": _topic(Action.DELETE),
+    "Broker.topic_config": _topic(*_SEE),
+    "Broker.topic_stats": _topic(*_LOOK),
+    "Broker.topic_offsets": _topic(*_READ),
+    # Groups
+    "Broker.ensure_group": _group(_SUB, Action.CREATE),
+    "Broker.update_group": Rule(lambda given: [_on_group(given[0].group, Action.CREATE, Action.UPDATE)]),
+    "Broker.update_groups": Rule(_each_group),
+    "Broker.delete_group": _group(Action.DELETE),
+    "Broker.group_config": _group(*_SEE),
+    "Broker.group_stats": _group(*_READ),
+    "Broker.group_topics": _group(*_READ),
+    "Broker.group_progress": _group_and_topic(*_READ),
+    "Broker.groups": FOR_ANYBODY,
+    "Broker.check_broadcast": _group_and_topics(_SUB),
+    "Broker.forbid_topic": _group(Action.UPDATE),
+    "Broker.forbidden_topics": _group(*_READ),
+    # Offsets
+    "Broker.start_offset": Rule(lambda given: [_on_group(given[0], _SUB), _on_topic(given[1].topic, _SUB)]),
+    "Broker.start_offsets": _group_and_topics(_SUB),
+    "Broker.committed_offsets": _group_and_topic(*_READ),
+    "Broker.commit_offsets": _group_and_topics(_SUB, Action.UPDATE),
+    "Broker.reset_offsets": _group_and_topic(_SUB, Action.UPDATE),
+    "Broker.delete_offsets": _group_and_topics(_SUB, Action.UPDATE),
+    # Clients
+    "Broker.heartbeat": Rule(_consumers),
+    "Broker.unregister_client": FOR_ANYBODY,
+    "Broker.knows_client": FOR_ANYBODY,
+    "Broker.consumer_connections": _group(*_READ),
+    "Broker.producer_connections": _group(*_LOOK),
+    "Broker.ask_client": Rule(_question),
+    "Broker.take_questions": FOR_ANYBODY,
+    "Broker.answer_question": FOR_ANYBODY,
+    "Broker.start_pull": FOR_ANYBODY,
+    "Broker.start_rebalance": FOR_ANYBODY,
+    "Broker.describe": FOR_ANYBODY,
+    "Broker.status": FOR_ANYBODY,
+    "Broker.config": FOR_ANYBODY,
+    # Members of groups
+    "Rebalance.heartbeats": Rule(_members),
+    "Rebalance.describe_group": _group(*_READ),
+    "Rebalance.offsets_reset": _group(_SUB, Action.UPDATE),
+    # Push consumers
+    "Pull.host": Rule(_host),
+    "Pull.next_tasks": Rule(_instance),
+    "Pull.report": Rule(_instance),
+    "Pull.instance_status": Rule(_instance),
+    "Pull.suspend": Rule(_instance),
+    "Pull.resume": Rule(_instance),
+    "Pull.pause_queues": Rule(_instance),
+    "Pull.resume_queues": Rule(_instance),
+    "Pull.stop": Rule(_instance),
+    "Pull.describe": FOR_ANYBODY,
+    "Pull.status": FOR_ANYBODY,
+    # Routes
+    "NameServer.topic_route": Rule(lambda given: _seeing(given[:1], *_SEE)),
+    "NameServer.topic_routes": Rule(lambda given: _seeing(given[0], *_SEE)),
+    "NameServer.topics": FOR_ANYBODY,
+    "NameServer.brokers": FOR_ANYBODY,
+    "NameServer.all_brokers": FOR_ANYBODY,
+    "NameServer.clusters": FOR_ANYBODY,
+    # Replicas
+    "Controller.leader": FOR_ANYBODY,
+    "Controller.status": FOR_ANYBODY,
+    "ConsoleService.describe": FOR_ANYBODY,
+    "ConsoleService.status": FOR_ANYBODY,
+}
+"""By the server's class and the method."""
+
+_SERVERS: Final[Mapping[str, str]] = {
+    "Broker": "auth_state change_access close look_for_master readings set_config unset_config users",
+    "Storage": "agree_on_topics align append_log change_settings check_transactions clean close delayed delete_topic"
+    " deleted_young following history light_queues log_holes log_part mend_log note_lacking obey open_topics"
+    " read_config read_log record_at statistics status transactions write_config",
+    "NameServer": "add_write_perm broker_heartbeat change_topics get_kv list_kv put_kv register_broker"
+    " unregister_broker wipe_write_perm",
+    "Rebalance": "close status",
+    "Pull": "close",
+    "Controller": "balance close designate drain draining homes settings",
+    "Replicator": "close status",
+    "ConsoleService": "close settings",
+}
+
+FOR_SERVERS: Final = frozenset(f"{server}.{name}" for server, names in _SERVERS.items() for name in names.split())
+"""Methods for raymq's own actors and super users."""
+
+
+def rules_of(server_class: str) -> dict[str, Rule]:
+    """The rules of one class of servers, by method."""
+    prefix = f"{server_class}."
+    return {name.removeprefix(prefix): rule for name, rule in RULES.items() if name.startswith(prefix)}

@@ -1,0 +1,175 @@
+"""Stand-in classes: the class that Ray gets in place of a real actor class, with a check before each method.
+
+    handle.fetch(…)                     plain: refused where access is on
+    handle.signed_fetch(signature, …)   the twin: the door checks the signature, then calls the real method
+
+`server_class_body` makes the methods. actors.actor_class makes stand-ins of raymq's servers with them.
+
+`owned_actor` makes stand-ins of the actors that run a user's code: Listeners and PredicateRunners. Such an actor serves
+its owner, who started it, and nobody else. It runs in the user's environment, has no list of users, and must not hold
+the key of raymq's own actors. Its owner's key checks the owner's calls. A key made for this one actor checks the calls
+of its Pull actor, which gets that key in the Listener's signed calls (raymq.client.consumer.push.hosting).
+
+Whoever can run code in the cluster's processes is not kept out: see docs/access.md.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn, Protocol
+
+from raymq.common.errors import AuthenticationError
+from raymq.common.identity import SIGNED, Identity
+from raymq.remoting.access.authenticate import Authenticator
+from raymq.remoting.access.signatures import Signature
+from raymq.remoting.access.state import NO_USERS
+from raymq.remoting.access.users import INTERNAL_USER, User
+
+OWNER_NONCES_MAX: Final = 100_000
+"""Signed calls that an owned actor remembers, against repeats; some 10 MB at the most."""
+
+
+class ActorDoor(Protocol):
+    """The check before an actor's methods, where access is on."""
+
+    def refuse_unsigned(self, method: str) -> NoReturn:
+        """Refuse a call that is not signed. AuthenticationError."""
+
+    def enter(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
+        """Check a signed call of `method`, called `name`, and carry it out. AuthenticationError."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorOwner:
+    """The callers of an owned actor. It is pickled with the actor's arguments, and shown nowhere.
+
+    `actor`: the actor's name, which signatures name. `owner`: the user who started it. `call_key`: the key with which
+    raymq's own actors sign their calls of this one actor; empty if they make none.
+    """
+
+    actor: str
+    owner: Identity
+    call_key: bytes = field(default=b"", repr=False)
+
+
+class OwnerDoor:
+    """The door of an owned actor. Thread-safe.
+
+    `clock` returns ms and never goes back. `life`: the id of this process; None draws one.
+    """
+
+    def __init__(
+        self,
+        access: ActorOwner,
+        clock: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
+        life: bytes | None = None,
+    ) -> None:
+        self._access, self._clock = access, clock
+        self._lock = threading.Lock()
+        """Guards the authenticator's memory of calls."""
+        owner, internal = access.owner, access.call_key or None
+        if owner.user == INTERNAL_USER:
+            self._state, internal = NO_USERS, owner.key
+        else:
+            self._state = NO_USERS.with_user(User(owner.user, owner.key), is_new=True)
+        self._authenticator = Authenticator(life, internal_key=internal, nonces_max=OWNER_NONCES_MAX)
+
+    def refuse_unsigned(self, method: str) -> NoReturn:
+        """Refuse a call that is not signed. AuthenticationError."""
+        raise AuthenticationError(
+            f"{method} of {self._access.actor} serves user {self._access.owner.user!r} only, by signed calls"
+        )
+
+    def enter(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
+        """Carry out a call that the owner or the actor's Pull actor has signed. AuthenticationError for any other call
+        and for a repeat: the method was not called then, and the arguments were not unpickled."""
+        import pickle
+
+        if not isinstance(signature, Signature) or not isinstance(payload, bytes):
+            self.refuse_unsigned(name)
+        if signature.user not in (self._access.owner.user, INTERNAL_USER):
+            self.refuse_unsigned(name)
+        with self._lock:
+            self._authenticator.user_of(self._state, signature, self._access.actor, name, payload, now_ms=self._clock())
+        args, kwargs = pickle.loads(payload)
+        return method(*args, **kwargs)
+
+
+def owned_actor(real: type) -> type:
+    """A class that behaves as `real`, whose constructor takes `access` too: an ActorOwner, or None to serve everybody.
+
+    Ray pickles the class by value, and the real class by reference.
+    """
+
+    def construct(self: Any, *args: Any, access: Any = None, **kwargs: Any) -> None:
+        from raymq.remoting.access.stand_in import OwnerDoor
+
+        self._door = None if access is None else OwnerDoor(access)
+        self._real = real(*args, **kwargs)
+
+    return type(real.__name__, (), server_class_body(real, construct))
+
+
+def server_class_body(real: type, construct: Callable[..., None]) -> dict[str, Any]:
+    """The namespace of a stand-in of `real`: `construct` as its constructor, each public method, and its signed twin.
+
+    An instance has `_real`, the real object, and `_door`, an ActorDoor or None where access is off.
+    """
+    namespace: dict[str, Any] = {"__doc__": real.__doc__, "__module__": real.__module__, "__init__": construct}
+    construct.__doc__ = real.__init__.__doc__  # type: ignore[misc]  # it is read only
+    construct.__signature__ = _with_access(inspect.signature(real.__init__))  # type: ignore[attr-defined,misc]  # as below
+    for name, function in inspect.getmembers(real, inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        plain, signed = _forward(name), _forward_signed(name)
+        plain.__doc__ = function.__doc__
+        plain.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # typeshed lacks it
+        for method in (plain, signed):
+            method.__dict__.update(_marks_of_ray(function))
+            namespace[method.__name__] = method
+    return namespace
+
+
+def _with_access(signature: inspect.Signature) -> inspect.Signature:
+    """The signature of a constructor that takes `access`, too."""
+    parameters = list(signature.parameters.values())
+    if any(one.name == "access" for one in parameters):
+        raise TypeError("a server's constructor has no argument called access: that is its stand-in's")
+    at = next((index for index, one in enumerate(parameters) if one.kind is one.VAR_KEYWORD), len(parameters))
+    parameters.insert(at, inspect.Parameter("access", inspect.Parameter.KEYWORD_ONLY, default=None))
+    return signature.replace(parameters=parameters)
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._door is not None:
+            self._door.refuse_unsigned(name)
+        return getattr(self._real, name)(*args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+def _forward_signed(name: str) -> Callable[..., Any]:
+    """The twin of a method. Where access is off nobody looks at the signature: a client may sign all its calls."""
+
+    def method(self: Any, signature: Any, payload: bytes) -> Any:
+        if self._door is not None:
+            return self._door.enter(name, signature, payload, getattr(self._real, name))
+        import pickle
+
+        args, kwargs = pickle.loads(payload)
+        return getattr(self._real, name)(*args, **kwargs)
+
+    method.__name__ = SIGNED + name
+    method.__doc__ = f"`{name}`, with a signature and the pickled arguments."
+    return method
+
+
+def _marks_of_ray(function: Callable[..., Any]) -> dict[str, Any]:
+    """The attributes that `ray.method` has set on a method, for example its concurrency group."""
+    return {name: value for name, value in vars(function).items() if name.startswith("__ray_")}

@@ -1,0 +1,286 @@
+"""The figures of all producers and consumers of one process, for Ray's metrics pipeline.
+
+    producers, consumers, listeners ──► CLIENT_FIGURES: histograms, totals ──► Reporter, every 10 s
+                                          sources of gauges: asked at each report
+
+There is one ClientFigures per process and not one per client, because a series of Ray belongs to a process: two clients
+that report the same histogram would overwrite each other. Each batch, or each call, is counted once with its number of
+messages; nothing is done per message. Whoever has a thread that wakes often enough (heartbeats, a listener's reports)
+calls `report_if_due`; no thread is started for it.
+
+Figures are counted until a broker says, in its answer to a heartbeat, that the cluster's metrics are switched off. From
+then on a count costs one comparison. Nothing survives the process: its gauges vanish from Ray's agent within 20 s, and
+a process that connects to another Ray cluster begins anew. A consumer that has nothing of a topic says so once, and
+again when that has changed: thousands of idle topics and groups would keep the agent busy.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from raymq.common.closing import in_forked_child
+from raymq.common.names import RETRY_PREFIX, is_system_topic
+from raymq.telemetry.metrics.histogram import Histogram
+from raymq.telemetry.metrics.instruments import INSTRUMENTS, OTHER, REPORT_INTERVAL_S
+from raymq.telemetry.metrics.reporter import Reporter
+
+SEND_COST: Final = "raymq_send_cost_time_milliseconds"
+DELIVERY_LATENCY: Final = "raymq_delivery_latency_milliseconds"
+AWAIT_TIME: Final = "raymq_await_time_milliseconds"
+PROCESS_TIME: Final = "raymq_process_time_milliseconds"
+PROCESS_BOUNDS_MS: Final = INSTRUMENTS[PROCESS_TIME].bounds
+
+SERIES_MAX: Final = 4096
+"""The most series of each kind that a process keeps; topics and groups after them are counted as "(other)"."""
+EARLY_S: Final = 1.0
+"""A caller that wakes every REPORT_INTERVAL_S may do so a little early; the next report would come too late then."""
+
+logger = logging.getLogger(__name__)
+
+
+class ClientMetrics(Struct, frozen=True):
+    """The options of a cluster's metrics, as a broker tells them to its clients."""
+
+    cluster: str
+    enable: bool = True
+    per_topic_max: int = 500
+    per_group_max: int = 500
+
+
+class ConsumerFigures(NamedTuple):
+    """The state of one queue, or of several of one topic together, at one consumer of a group.
+
+    `inflight`: messages pulled and not committed. `ready`: visible and not pulled. `queueing_ms`: the age of the first
+    of those, 0 without any. `cached` messages, `cached_bytes`: pulled and not finished.
+    """
+
+    topic: str
+    group: str
+    inflight: int = 0
+    ready: int = 0
+    queueing_ms: int = 0
+    cached: int = 0
+    cached_bytes: int = 0
+
+    def plus(self, other: ConsumerFigures) -> ConsumerFigures:
+        """Both together; the older of the ages."""
+        return ConsumerFigures(
+            self.topic,
+            self.group,
+            self.inflight + other.inflight,
+            self.ready + other.ready,
+            max(self.queueing_ms, other.queueing_ms),
+            self.cached + other.cached,
+            self.cached_bytes + other.cached_bytes,
+        )
+
+
+Source = Callable[[], Iterable[ConsumerFigures]]
+"""Asked at each report, by the thread that reports; it may call storage actors, for a few seconds at most."""
+
+
+def _worker() -> str:
+    """This process's life in the Ray cluster that it is connected to; empty if it is to none."""
+    import ray
+
+    return str(ray.get_runtime_context().get_worker_id()) if ray.is_initialized() else ""
+
+
+class ClientFigures:
+    """Thread-safe. `worker` names this process's life in a Ray cluster, `clock` tells monotonic time in seconds."""
+
+    def __init__(
+        self,
+        *,
+        worker: Callable[[], str] = _worker,
+        open_reporter: Callable[..., Reporter] = Reporter,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.enabled = True
+        """False once a broker has said that the cluster's metrics are switched off."""
+        self._worker, self._open_reporter, self._clock = worker, open_reporter, clock
+        self._options: ClientMetrics | None = None
+        """None until a broker has told them; nothing is reported before."""
+        self._up: tuple[str, str] | None = None
+        self._lock = threading.Lock()
+        """Guards the tables of histograms, bytes and sources; held over nothing that waits."""
+        self._histograms: dict[tuple[str, ...], Histogram] = {}
+        """By instrument and further labels, in the instrument's order."""
+        self._out_bytes: dict[tuple[str, str], int] = {}
+        """The bytes that a group has got of a topic."""
+        self._unreadable: dict[tuple[str, str], int] = {}
+        """The messages of a topic that a group could not read."""
+        self._sources: dict[int, Source] = {}
+        self._reporting = threading.Lock()
+        """Held by the one thread that reports; guards what follows."""
+        self._reporter: tuple[str, ClientMetrics, Reporter] | None = None
+        self._next_s = clock()
+        self._told_idle: set[tuple[str, str]] = set()
+        """The topics and groups of which the last report said that there is nothing."""
+
+    def identify(self, role: str, name: str) -> None:
+        """Report `raymq_up` for this process, too: it is an actor of raymq."""
+        self._up = role, name
+
+    @property
+    def options(self) -> ClientMetrics | None:
+        """The options that a broker has told; None before."""
+        return self._options
+
+    def told(self, options: ClientMetrics) -> None:
+        """Note what a broker says of its cluster's metrics."""
+        self.enabled, self._options = options.enable, options
+
+    def add(self, owner: object, source: Source) -> None:
+        """Ask a consumer for its figures at each report, until `remove(owner)`."""
+        with self._lock:
+            self._sources[id(owner)] = source
+
+    def remove(self, owner: object) -> None:
+        """Ask a consumer no more: its gauges vanish. Does nothing for one that is not known."""
+        with self._lock:
+            self._sources.pop(id(owner), None)
+
+    # Counting
+
+    def sent(self, topic: str, cost_ms: float, count: int, *, ok: bool) -> None:
+        """Count `count` messages whose send has ended, `cost_ms` after the first of them was handed over."""
+        if self.enabled:
+            self._observe((SEND_COST, topic, "success" if ok else "failure"), cost_ms, count)
+
+    def delivered(self, topic: str, group: str, stored_ms: int, count: int, size_bytes: int) -> None:
+        """Count `count` messages of `size_bytes` that have come to a consumer, of which the first was stored at
+        `stored_ms` since 1970, by the store's clock: all count as that old."""
+        if self.enabled:
+            self._observe((DELIVERY_LATENCY, topic, group), max(0.0, time.time() * 1000 - stored_ms), count)
+            self._add(self._out_bytes, topic, group, size_bytes)
+
+    def unreadable(self, topic: str, group: str, count: int) -> None:
+        """Count `count` messages of a topic that a consumer could not read."""
+        if self.enabled:
+            self._add(self._unreadable, topic, group, count)
+
+    def _add(self, totals: dict[tuple[str, str], int], topic: str, group: str, count: int) -> None:
+        with self._lock:
+            place = (topic, group)
+            if place not in totals and len(totals) >= SERIES_MAX:
+                place = (OTHER, OTHER)
+            totals[place] = totals.get(place, 0) + count
+
+    def awaited(self, topic: str, group: str, wait_ms: float, count: int) -> None:
+        """Count `count` messages that are handed to a listener, `wait_ms` after the first of them was pulled."""
+        if self.enabled:
+            self._observe((AWAIT_TIME, topic, group), wait_ms, count)
+
+    def processed(self, topic: str, group: str, took_ms: float, count: int, *, ok: bool) -> None:
+        """Count `count` calls of a listener, each of which took about `took_ms`."""
+        if self.enabled:
+            self._observe((PROCESS_TIME, topic, group, "success" if ok else "failure"), took_ms, count)
+
+    def _observe(self, key: tuple[str, ...], value: float, count: int) -> None:
+        histogram = self._histograms.get(key)
+        if histogram is None:
+            histogram = self._new_histogram(key)
+        histogram.add(value, count)
+
+    def _new_histogram(self, key: tuple[str, ...]) -> Histogram:
+        """The histogram of a key that had none, or the one of all that come late."""
+        with self._lock:
+            if key not in self._histograms and len(self._histograms) >= SERIES_MAX:
+                name, _, *rest = key
+                key = (name, OTHER, *rest) if name == SEND_COST else (name, OTHER, OTHER, *rest[1:])
+            return self._histograms.setdefault(key, Histogram(key[0]))
+
+    # Reporting
+
+    def report_if_due(self) -> None:
+        """Report everything, if the last report is about REPORT_INTERVAL_S ago and no other thread does it.
+
+        Does nothing in a process that is not connected to Ray, or has not heard from a broker. Raises nothing.
+        """
+        options = self._options
+        if options is None or not options.enable or self._clock() < self._next_s:
+            return
+        if not self._reporting.acquire(blocking=False):
+            return
+        try:
+            self._next_s = self._clock() + REPORT_INTERVAL_S - EARLY_S
+            worker = self._worker()
+            if worker:
+                self._reporter_for(worker, options).report(self._report_counted, self._report_consumers)
+        except Exception:  # Ray's metrics have no error for which a client should end
+            logger.warning("the metrics of this process cannot be reported, trying again", exc_info=True)
+        finally:
+            self._reporting.release()
+
+    def _reporter_for(self, worker: str, options: ClientMetrics) -> Reporter:
+        """The reporter for this life of the process; what an earlier one has counted is another cluster's."""
+        known = self._reporter
+        if known is not None and known[:2] == (worker, options):
+            return known[2]
+        if known is not None:
+            with self._lock:
+                self._histograms, self._out_bytes, self._unreadable = {}, {}, {}
+        reporter = self._open_reporter(
+            options.cluster, per_topic_max=options.per_topic_max, per_group_max=options.per_group_max
+        )
+        self._reporter = worker, options, reporter
+        return reporter
+
+    def _report_counted(self, reporter: Reporter) -> None:
+        if self._up is not None:
+            reporter.gauge("raymq_up", 1, role=self._up[0], name=self._up[1])
+        with self._lock:
+            histograms, out_bytes = list(self._histograms.items()), list(self._out_bytes.items())
+            unreadable = list(self._unreadable.items())
+        for (name, topic, *rest), histogram in histograms:
+            labels = {"topic": topic}
+            if name != SEND_COST:
+                labels["consumer_group"] = rest.pop(0)
+            if rest:
+                labels["invocation_status"] = rest[0]
+            reporter.buckets(name, histogram.figures(), **labels)
+        for (topic, group), total in out_bytes:
+            reporter.count("raymq_throughput_out", total, topic=topic, consumer_group=group)
+        for (topic, group), total in unreadable:
+            reporter.count("raymq_unreadable_messages", total, topic=topic, consumer_group=group)
+
+    def _report_consumers(self, reporter: Reporter) -> None:
+        with self._lock:
+            sources = list(self._sources.values())
+        idle: set[tuple[str, str]] = set()
+        for figures in _together(sources):
+            if not any(figures[2:]):
+                idle.add(figures[:2])
+                if figures[:2] in self._told_idle:
+                    continue
+            labels = {"topic": figures.topic, "consumer_group": figures.group}
+            reporter.gauge("raymq_consumer_cached_messages", figures.cached, **labels)
+            reporter.gauge("raymq_consumer_cached_bytes", figures.cached_bytes, **labels)
+            retry = figures.topic.startswith(RETRY_PREFIX)
+            more = {**labels, "is_retry": str(retry).lower(), "is_system": str(is_system_topic(figures.topic)).lower()}
+            reporter.gauge("raymq_consumer_inflight_messages", figures.inflight, **more)
+            reporter.gauge("raymq_consumer_ready_messages", figures.ready, **more)
+            reporter.gauge("raymq_consumer_queueing_latency_milliseconds", figures.queueing_ms, **more)
+        self._told_idle = idle
+
+
+def _together(sources: Iterable[Source]) -> list[ConsumerFigures]:
+    """The figures of all sources, one for each topic and group."""
+    found: dict[tuple[str, str], ConsumerFigures] = {}
+    for source in sources:
+        for one in source():
+            known = found.get((one.topic, one.group))
+            found[one.topic, one.group] = one if known is None else known.plus(one)
+    return list(found.values())
+
+
+CLIENT_FIGURES: Final = ClientFigures()
+"""The figures of this process."""
+in_forked_child(CLIENT_FIGURES.__init__)  # type: ignore[misc]  # a child has no clients, and no reporter

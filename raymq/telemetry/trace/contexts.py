@@ -1,0 +1,261 @@
+"""The contexts of a trace: what a producer or a consumer notes about messages, to be written as records later.
+
+    Sent          messages that were sent together and are stored          ▶ Pub, one per message
+    Ended         the end of a transaction                                 ▶ EndTransaction
+    Recalled      a delayed message that was taken back, or was due        ▶ Recall
+    Begun, Done   messages that a listener is given, and has dealt with    ▶ SubBefore, SubAfter, one per message
+    Polled        messages that a poll returned                            ▶ both at once, as RocketMQ's pull consumer
+
+A context holds what is there when it is noted, and makes texts of it in the dispatcher's thread. Messages whose
+property TRACE_ON is "false" are left out.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
+
+from raymq.common.message import (
+    PROPERTY_TRANSACTION_PREPARED,
+    Message,
+    MessageExt,
+    SendResult,
+    SendStatus,
+)
+from raymq.records.format.message_id import parse_offset_message_id
+from raymq.telemetry.trace.dispatcher import TraceLine
+from raymq.telemetry.trace.records import (
+    ContextCode,
+    Delivery,
+    EndTransaction,
+    Pub,
+    Recall,
+    SubAfter,
+    SubBefore,
+    TracedType,
+    TraceRecord,
+    after_texts,
+    before_texts,
+    encode_records,
+    pub_texts,
+    record_keys,
+)
+
+REGION: Final = "DefaultRegion"
+"""RocketMQ's region of a broker that was given none."""
+TRACE_ON: Final = "TRACE_ON"
+"""The property of a message that is not to be traced: its value is "false"."""
+
+
+_OFFSET_DIGITS: Final = 16
+"""The digits of an offset message id that name the byte of the store's log."""
+
+
+def now_ms() -> int:
+    """The time in ms since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def store_host_of(offset_message_id: str) -> str:
+    """The ``"address:port"`` of the store that an offset message id names."""
+    return _host_of(offset_message_id[:-_OFFSET_DIGITS])
+
+
+@lru_cache(maxsize=256)
+def _host_of(host_digits: str) -> str:
+    parts = parse_offset_message_id(host_digits + "0" * _OFFSET_DIGITS)
+    return f"{parts.host}:{parts.port}"
+
+
+class Sent(Struct, eq=False):
+    """Messages of one topic that are stored. `took_ms`: from when the first was handed over until the answer, which
+    came at `ended_ms`. `results` makes their SendResults, in their order."""
+
+    group: str
+    topic: str
+    messages: Sequence[Message]
+    results: Callable[[], Sequence[SendResult]]
+    took_ms: float
+    ended_ms: int
+
+    @property
+    def count(self) -> int:
+        return len(self.messages)
+
+    def lines(self) -> Iterator[TraceLine]:
+        """A Pub for each message."""
+        results, messages = self.results(), self.messages
+        count = len(results)
+        common = Pub(
+            self.ended_ms - math.ceil(self.took_ms), REGION, self.group, self.topic, "", None, None,
+            store_host_of(results[0].offset_message_id), 0, round(self.took_ms / count),
+            success=results[0].status is SendStatus.SEND_OK,
+        )  # fmt: skip
+        ids = [result.message_id for result in results]
+        texts = pub_texts(
+            common, ids, messages, (result.offset_message_id for result in results), map(_type_of, messages)
+        )
+        for text, message_id, message in zip(texts, ids, messages, strict=True):
+            yield TraceLine(text, (message_id, *message.keys))
+
+
+def _type_of(message: Message) -> TracedType:
+    if message.delay_level or message.deliver_at_ms is not None:
+        return TracedType.DELAY
+    if PROPERTY_TRANSACTION_PREPARED in message.properties:
+        return TracedType.HALF
+    return TracedType.NORMAL
+
+
+class Noted(Struct, eq=False):
+    """One record that is there already: an EndTransaction or a Recall."""
+
+    record: TraceRecord
+    count: int = 1
+
+    def lines(self) -> Iterator[TraceLine]:
+        """The record."""
+        yield TraceLine(encode_records([self.record]), record_keys([self.record]))
+
+
+def ended_transaction(
+    group: str,
+    topic: str,
+    message: Message | MessageExt,
+    message_id: str,
+    offset_message_id: str,
+    state: str,
+    *,
+    from_check: bool,
+) -> Noted:
+    """The end of the transaction of `message` to `topic`, by the ids of its half message."""
+    return Noted(
+        EndTransaction(
+            now_ms(),
+            REGION,
+            group,
+            topic,
+            message_id,
+            message.tags,
+            " ".join(message.keys) or None,
+            store_host_of(offset_message_id),
+            TracedType.COMMIT,
+            message_id,
+            state,
+            from_check,
+        )
+    )
+
+
+def recalled(group: str, topic: str, message_id: str, *, success: bool) -> Noted:
+    """A delayed message that was taken back, or, without `success`, could not be."""
+    return Noted(Recall(now_ms(), REGION, group, topic, message_id, success))
+
+
+class TracedCalls(NamedTuple):
+    """A listener's calls that belong together: `request_id` joins the records of their beginning and end; `calls` are
+    the listener's arguments, messages and lists of them, or what stands for a damaged one. They are about
+    `message_count` messages."""
+
+    request_id: str
+    calls: Sequence[Any]
+    message_count: int
+
+
+class Begun(Struct, eq=False):
+    """Messages that a listener of `group` is about to be given."""
+
+    group: str
+    traced: TracedCalls
+    began_ms: int
+
+    @property
+    def count(self) -> int:
+        return self.traced.message_count
+
+    def lines(self) -> Iterator[TraceLine]:
+        """A SubBefore for each message."""
+        common = SubBefore(self.began_ms, REGION, self.group, self.traced.request_id, "", 0, None)
+        deliveries = [delivery for call in self.traced.calls for delivery in _deliveries(call)]
+        for text, one in zip(before_texts(common, deliveries), deliveries, strict=True):
+            yield TraceLine(text, _keys_of(one))
+
+
+class Done(Struct, eq=False):
+    """Messages that a listener has dealt with, within `took_ms` in all. `ended`: the indices of the calls that were
+    made; `failed`: the way in which some of these ended, the others were a success."""
+
+    group: str
+    traced: TracedCalls
+    ended: Sequence[int]
+    failed: Mapping[int, ContextCode]
+    took_ms: float
+    ended_ms: int
+
+    @property
+    def count(self) -> int:
+        return self.traced.message_count
+
+    def lines(self) -> Iterator[TraceLine]:
+        """A SubAfter for each message."""
+        request_id, calls, count = self.traced
+        cost_ms = round(self.took_ms / max(count, 1))
+        common = SubAfter(request_id, "", cost_ms, True, None, time_ms=self.ended_ms, group=self.group)
+        ended = [
+            (delivery, self.failed.get(index, ContextCode.SUCCESS))
+            for index in self.ended
+            for delivery in _deliveries(calls[index])
+        ]
+        for text, (one, _) in zip(after_texts(common, ended), ended, strict=True):
+            yield TraceLine(text, _keys_of(one))
+
+
+class Polled(Struct, eq=False):
+    """Messages that a poll returned: a list of them, or an Arrow table with the columns of
+    raymq.records.kernels.columns."""
+
+    group: str
+    found: Any
+    count: int
+    ended_ms: int
+
+    def lines(self) -> Iterator[TraceLine]:
+        """A SubBefore and a SubAfter for each message: the program's own work is not known."""
+        request_id = new_request_id()
+        before = SubBefore(self.ended_ms, REGION, self.group, request_id, "", 0, None)
+        after = SubAfter(request_id, "", 0, True, None, time_ms=self.ended_ms, group=self.group)
+        deliveries = _deliveries(self.found) if isinstance(self.found, list) else _rows(self.found)
+        ended = [(one, ContextCode.SUCCESS) for one in deliveries]
+        for first, second, one in zip(
+            before_texts(before, deliveries), after_texts(after, ended), deliveries, strict=True
+        ):
+            yield TraceLine(first + second, _keys_of(one))
+
+
+def new_request_id() -> str:
+    """An id that joins the records of one listener call or poll."""
+    return secrets.token_hex(16).upper()
+
+
+def _keys_of(one: Delivery) -> Iterable[str]:
+    return (one.message_id, *one.keys.split()) if one.keys else (one.message_id,)
+
+
+def _deliveries(call: Any) -> list[Delivery]:
+    messages = call if isinstance(call, list) else [call] if isinstance(call, MessageExt) else []
+    return [
+        Delivery(one.message_id, one.reconsume_times, " ".join(one.keys) or None)
+        for one in messages
+        if one.system_properties.get(TRACE_ON) != "false"
+    ]
+
+
+def _rows(table: Any) -> list[Delivery]:
+    ids, keys = (table.column(name).to_pylist() for name in ("message_id", "keys"))
+    return [Delivery(message_id, 0, " ".join(own) or None) for message_id, own in zip(ids, keys, strict=True)]

@@ -1,0 +1,316 @@
+"""Spans of OpenTelemetry around sends, polls and listener calls, and their context on the messages.
+
+    send T      PRODUCER   a message; its context goes along as the properties `traceparent`, `tracestate` and `baggage`
+                CLIENT     several messages sent together: one span, one context for all of them
+    receive T   CLIENT     a poll, with links to the contexts of its messages
+    settle T    CLIENT     a commit of a pull consumer: only where the logger raymq.trace is at DEBUG
+    process T   CONSUMER   a listener call: the child of its message's context, or with links to those of several
+
+There are spans in a process that has set a tracer provider before it connects (or, in a listener's process, when the
+listener was loaded): `spans_if_set` looks once, and whoever has none pays one comparison. OpenTelemetry itself is not
+imported here before somebody else has. Retries, dead letters and replays keep a message's properties, and so its
+context. A message of a Java client that carries its context as the property TRACE_CONTEXT is understood, too.
+
+Names and attributes are those of OpenTelemetry's conventions for messaging, spelled out here because they are still
+changing (spec/ecosystem.md §2d).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from msgspec import Struct, structs
+
+from raymq.common.message import Message, MessageExt, SendResult
+from raymq.records.kernels.byte_column import ByteColumn
+from raymq.records.kernels.message_columns import MessageColumns
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, Span, Tracer
+
+LINKS_MAX: Final = 128
+"""The most links of a span, OpenTelemetry's default limit."""
+CARRIED: Final = ("traceparent", "tracestate", "baggage")
+"""The properties that carry a context."""
+JAVA_CONTEXT: Final = "TRACE_CONTEXT"
+"""The property in which some Java clients carry what `traceparent` says."""
+_SYSTEM: Final = {"messaging.system": "rocketmq"}
+
+_settles: Final = logging.getLogger("raymq.trace")
+"""Its level says if commits have spans: there may be as many of them as polls, and they say little."""
+
+Ended = Callable[[int, int, Any], None]
+"""Called when messages end: the first index, the index behind the last, the outcome (an error, or it has `results`)."""
+
+
+def spans_if_set() -> Spans | None:
+    """The spans of this process; None if it has set no tracer provider."""
+    if "opentelemetry.trace" not in sys.modules:
+        return None
+    from opentelemetry import trace
+
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+        return None
+    return Spans(provider.get_tracer("raymq"))
+
+
+class Spans:
+    """Makes the spans of one client or listener. Thread-safe."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    # Sends
+
+    def send_begins(
+        self, group: str, messages: Sequence[Message], before_end: Ended | None
+    ) -> tuple[Sequence[Message], Ended, SendSpan | None]:
+        """Begin the span of messages of one topic. Returns them with its context, what is to be called when they end,
+        which calls `before_end`, too, and the span. Where it is not recorded there is none, and the messages are as
+        before."""
+        from opentelemetry import propagate, trace
+
+        topic, count = messages[0].topic, len(messages)
+        kind = trace.SpanKind.PRODUCER if count == 1 else trace.SpanKind.CLIENT
+        attributes = {**_attributes("send", "send", topic), "messaging.rocketmq.client_group": group}
+        span = self._tracer.start_span(f"send {topic}", kind=kind, attributes=attributes)
+        if not span.is_recording():
+            return messages, before_end or _nothing, None
+        if count == 1:
+            span.set_attributes(_of_message(messages[0]))
+        else:
+            span.set_attribute("messaging.batch.message_count", count)
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier, trace.set_span_in_context(span))
+        sending = SendSpan(span, count, before_end)
+        return _with_context(messages, carrier), sending, sending
+
+    # Deliveries
+
+    def received(self, group: str, topic: str, found: Any, began_ns: int) -> None:
+        """Note a poll that began at `began_ns`, ns since 1970, and returns messages of `topic`: a list of them, or a
+        table, whose messages are counted only."""
+        from opentelemetry import trace
+
+        messages = found if isinstance(found, list) else []
+        span = self._tracer.start_span(
+            f"receive {topic}",
+            kind=trace.SpanKind.CLIENT,
+            attributes={
+                **_attributes("receive", "receive", topic),
+                "messaging.consumer.group.name": group,
+                "messaging.batch.message_count": len(found),
+            },
+            links=_links(messages),
+            start_time=began_ns,
+        )
+        span.end()
+
+    def settled(self, group: str, topics: Iterable[str], began_ns: int) -> None:
+        """Note a commit of a group's offsets in `topics` that began at `began_ns`, ns since 1970, and is durable now;
+        nothing unless the logger raymq.trace is at DEBUG."""
+        if not _settles.isEnabledFor(logging.DEBUG):
+            return
+        from opentelemetry import trace
+
+        for topic in topics:
+            attributes = {**_attributes("settle", "settle", topic), "messaging.consumer.group.name": group}
+            self._tracer.start_span(
+                f"settle {topic}", kind=trace.SpanKind.CLIENT, attributes=attributes, start_time=began_ns
+            ).end()
+
+    def process_begins(self, group: str, messages: Sequence[MessageExt]) -> Processing:
+        """Begin the span of a listener call with these messages, one or more, and make it the current one."""
+        from opentelemetry import context as contexts, trace
+
+        first, count = messages[0], len(messages)
+        attributes: dict[str, Any] = {
+            **_attributes("process", "process", first.topic),
+            "messaging.consumer.group.name": group,
+            "messaging.destination.partition.id": f"{first.broker_name}:{first.queue_id}",
+        }
+        links: list[Link] = []
+        parent: Context | None = None
+        if count == 1:
+            attributes |= {
+                **_of_message(first),
+                "messaging.message.id": first.message_id,
+                "raymq.queue_offset": first.queue_offset,
+                "raymq.reconsume_times": first.reconsume_times,
+            }
+            parent = _context_of(first)
+        else:
+            attributes["messaging.batch.message_count"] = count
+            links = _links(messages)
+        span = self._tracer.start_span(
+            f"process {first.topic}", context=parent, kind=trace.SpanKind.CONSUMER, attributes=attributes, links=links
+        )
+        return Processing(span, contexts.attach(trace.set_span_in_context(span, parent)))
+
+
+class Processing(Struct, eq=False):
+    """A listener call that has begun: its span, and what makes the context before it the current one again."""
+
+    span: Span
+    token: Any
+
+    def end(self, error: str) -> None:
+        """End it, in the thread that began it. `error`: why the messages were not consumed; empty if they were."""
+        from opentelemetry import context as contexts
+
+        contexts.detach(self.token)
+        if error:
+            _fail(self.span, error.rstrip().rpartition("\n")[2])
+        self.span.end()
+
+
+class SendSpan:
+    """The end of the span of messages that are sent: called with parts of them that have ended."""
+
+    def __init__(self, span: Span, count: int, then: Ended | None) -> None:
+        self._span, self._left, self._then = span, count, then
+        self._lock = threading.Lock()
+        """Parts of the messages may end in several threads."""
+
+    def fail(self, error: BaseException) -> None:
+        """End it for messages that could not be handed over; nothing if it has ended."""
+        with self._lock:
+            if self._left > 0:
+                self._left = 0
+                self._failed(error)
+                self._span.end()
+
+    def _failed(self, error: BaseException) -> None:
+        self._span.set_attribute("error.type", type(error).__name__)
+        _fail(self._span, str(error))
+
+    def __call__(self, first: int, end: int, outcome: Any) -> None:
+        with self._lock:
+            if self._left > 0:
+                self._left -= end - first
+                self._note(end - first, outcome)
+        if self._then is not None:
+            self._then(first, end, outcome)
+
+    def _note(self, count: int, outcome: Any) -> None:
+        if isinstance(outcome, BaseException):
+            self._failed(outcome)
+        elif count == 1 and self._left == 0:
+            result: SendResult = outcome.results()[0]
+            self._span.set_attributes(
+                {
+                    "messaging.message.id": result.message_id,
+                    "messaging.destination.partition.id": f"{result.queue.broker_name}:{result.queue.queue_id}",
+                    "raymq.queue_offset": result.queue_offset,
+                }
+            )
+        if self._left <= 0:
+            self._span.end()
+
+
+def _nothing(first: int, end: int, outcome: Any) -> None:
+    """The end of messages of a span that is not recorded: where there is one, a producer takes none of its short cuts,
+    which ask for no span."""
+
+
+def _fail(span: Span, description: str) -> None:
+    from opentelemetry.trace import Status, StatusCode
+
+    span.set_status(Status(StatusCode.ERROR, description))
+
+
+def _attributes(operation: str, kind: str, topic: str) -> dict[str, Any]:
+    return {
+        **_SYSTEM,
+        "messaging.operation.name": operation,
+        "messaging.operation.type": kind,
+        "messaging.destination.name": topic,
+    }
+
+
+def _of_message(message: Message | MessageExt) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    if isinstance(message, Message) or message.body_error is None:
+        told["messaging.message.body.size"] = len(message.body)
+    if message.tags is not None:
+        told["messaging.rocketmq.message.tag"] = message.tags
+    if message.keys:
+        told["messaging.rocketmq.message.keys"] = list(message.keys)
+    if isinstance(message, Message) and message.delay_level:
+        told["messaging.rocketmq.message.delay_time_level"] = message.delay_level
+    if isinstance(message, Message) and message.deliver_at_ms is not None:
+        told["messaging.rocketmq.message.delivery_timestamp"] = message.deliver_at_ms
+    return told
+
+
+def _with_context(messages: Sequence[Message], carrier: Mapping[str, str]) -> Sequence[Message]:
+    """The messages with a context among their properties; one that has a `traceparent` of its own keeps it."""
+    if not carrier:
+        return messages
+    if isinstance(messages, MessageColumns):
+        text = "".join(f"{name}\x01{value}\x02" for name, value in carrier.items()).encode()
+        added = ByteColumn.repeated(text, np.ones(len(messages), bool))
+        own = messages.properties
+        return replace(messages, properties=added if own is None else ByteColumn.joined([own, added]))
+    return [
+        message
+        if CARRIED[0] in message.properties
+        else structs.replace(message, properties={**message.properties, **carrier})
+        for message in messages
+    ]
+
+
+def _context_of(message: MessageExt) -> Context | None:
+    """The context that a message carries; None if it carries none."""
+    from opentelemetry import propagate
+
+    properties = message.properties
+    carrier = {name: properties[name] for name in CARRIED if name in properties}
+    if CARRIED[0] not in carrier and JAVA_CONTEXT in properties:
+        carrier[CARRIED[0]] = properties[JAVA_CONTEXT]
+    return propagate.extract(carrier) if CARRIED[0] in carrier else None
+
+
+def _links(messages: Iterable[MessageExt]) -> list[Link]:
+    """Links to the contexts of messages, each context once, at most LINKS_MAX."""
+    from opentelemetry.trace import Link, get_current_span
+
+    links: dict[int, Link] = {}
+    for message in messages:
+        context = _context_of(message)
+        if context is None:
+            continue
+        found = get_current_span(context).get_span_context()
+        if found.is_valid:
+            links.setdefault(found.span_id, Link(found))
+            if len(links) >= LINKS_MAX:
+                break
+    return list(links.values())
+
+
+class SpanHook:
+    """A ConsumeHook (raymq.client.consumer.push.hook) that makes a span of each listener call."""
+
+    def __init__(self, spans: Spans) -> None:
+        self._spans = spans
+
+    def before(self, context: Any) -> None:
+        """Begin the span."""
+        context.properties[_HOOKED] = self._spans.process_begins(context.group, context.messages)
+
+    def after(self, context: Any) -> None:
+        """End it."""
+        begun: Processing | None = context.properties.pop(_HOOKED, None)
+        if begun is not None:
+            begun.end("" if context.success else context.error or "it was not consumed")
+
+
+_HOOKED: Final = "raymq.telemetry.trace.spans"

@@ -1,0 +1,1 @@
+"""Programs for operators: the command line, the console, the doctor, Grafana's board, and Kubernetes' manifests."""

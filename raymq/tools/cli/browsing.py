@@ -1,0 +1,142 @@
+"""`raymq browse`, `track` and `delayed`: looks at messages without a group; nothing changes."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from raymq.common.delay import parse_time
+from raymq.tools.cli.known_names import completes
+from raymq.tools.cli.queues import parse_queue
+from raymq.tools.cli.terminal.output import (
+    Command,
+    address_option,
+    client_of,
+    iso,
+    json_option,
+    message_dict,
+    message_line,
+    print_rows,
+    print_value,
+    say,
+    table,
+)
+
+
+@click.command(cls=Command)
+@click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
+@click.option("--from", "begin", metavar="TIME", help="Stored from then on: ISO 8601, or -2h, -30m.")
+@click.option("--to", "end", metavar="TIME", help="Stored before then.")
+@click.option("--queue", "queue_text", metavar="BROKER:QUEUE", help="Only this queue, for example broker-a:3.")
+@click.option("--oldest", is_flag=True, help="The oldest first, not the newest.")
+@click.option("--tags", default="*", show_default=True, help='Only these tags, "paid || refunded".')
+@click.option("--contains", default="", help="Only messages with this text in the body.")
+@click.option("--max", "limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="How many.")
+@click.option("--max-scanned", type=click.IntRange(1), default=10_000, show_default=True, help="Records to look at.")
+@click.option("--cursor", help="Go on behind an earlier page.")
+@address_option
+@json_option
+def browse(
+    topic_name: str,
+    begin: str | None,
+    end: str | None,
+    queue_text: str | None,
+    oldest: bool,
+    tags: str,
+    contains: str,
+    limit: int,
+    max_scanned: int,
+    cursor: str | None,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Show a topic's messages, or those of one queue, newest first, without a group.
+
+    Example: raymq browse orders --from -2h --contains o-17
+    """
+    now_ms = time.time_ns() // 1_000_000
+    with client_of(address) as client:
+        page = client.admin.browse(
+            topic_name,
+            queue=None if queue_text is None else parse_queue(topic_name, queue_text),
+            begin_ms=None if begin is None else parse_time(begin, now_ms),
+            end_ms=None if end is None else parse_time(end, now_ms),
+            newest_first=not oldest,
+            tags=tags,
+            contains=contains,
+            limit=limit,
+            max_scanned=max_scanned,
+            cursor=cursor,
+        )
+
+    def show() -> None:
+        for message in page.messages:
+            say(message_line(message, False))
+        cut = ", cut off" if page.truncated else ""
+        more = f"; go on with --cursor {page.cursor}" if page.cursor else ""
+        say(f"{len(page.messages)} messages of {page.scanned} looked at{cut}{more}")
+
+    rows = [message_dict(message) for message in page.messages]
+    value = {"messages": rows, "scanned": page.scanned, "truncated": page.truncated, "cursor": page.cursor}
+    print_value(as_json, value, show)
+
+
+@click.command(cls=Command)
+@click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
+@click.argument("message_id")
+@address_option
+@json_option
+def track(topic_name: str, message_id: str, address: str | None, as_json: bool) -> None:
+    """Show per group how far it is with a message: consumed, not yet, retrying, dead, filtered out.
+
+    Exit code 1 when there is no such message. Example: raymq track orders 0A000001000000000000000000000017
+    """
+    with client_of(address) as client:
+        messages = client.admin.query_by_id(topic_name, message_id)
+        rows = [
+            [f"{m.broker_name}:{m.queue_id}:{m.queue_offset}", one.group, one.state.value, one.retries, one.detail]
+            for m in messages
+            for one in client.admin.message_track(m)
+        ]
+    print_rows(as_json, "tracks", ["place", "group", "state", "retries", "detail"], rows)
+    if not messages:
+        raise click.exceptions.Exit(1)
+
+
+@click.command(cls=Command)
+@click.option("--from", "begin", metavar="TIME", help="Due from then on: ISO 8601, or +2h, +30m.")
+@click.option("--to", "end", metavar="TIME", help="Due before then.")
+@click.option("--max", "limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many to list.")
+@address_option
+@json_option
+def delayed(begin: str | None, end: str | None, limit: int, address: str | None, as_json: bool) -> None:
+    """Show the messages that wait for their time: counts by level, and the next ones.
+
+    Example: raymq delayed --to +1h
+    """
+    now_ms = time.time_ns() // 1_000_000
+    first_ms = 0 if begin is None else parse_time(begin, now_ms)
+    with client_of(address) as client:
+        if end is None:
+            found = client.admin.delayed(first_ms, limit=limit)
+        else:
+            found = client.admin.delayed(first_ms, parse_time(end, now_ms), limit=limit)
+    rows = [
+        {"due": iso(one.due_ms), "topic": one.topic, "level": one.level, "message_id": one.message.message_id}
+        for one in found.next_due
+    ]
+
+    def show() -> None:
+        table(["waits for", "messages"], [[name, count] for name, count in sorted(found.levels.items())])
+        table(["due", "topic", "level", "message_id"], [list(row.values()) for row in rows])
+        say(f"{found.late_ms} ms late" + ("; there are more" if found.truncated else ""))
+
+    value = {
+        "levels": found.levels,
+        "hours": list(found.hours),
+        "late_ms": found.late_ms,
+        "next_due": rows,
+        "truncated": found.truncated,
+    }
+    print_value(as_json, value, show)

@@ -1,0 +1,56 @@
+"""`raymq k8s`: the files with which KubeRay runs raymq in Kubernetes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from raymq.tools.cli.terminal.output import Group, json_option, print_value, say
+
+
+@click.group(cls=Group)
+def k8s() -> None:
+    """Make the files with which KubeRay runs raymq in Kubernetes."""
+
+
+@k8s.command("render")
+@click.option("--stores", type=int, default=3, show_default=True, help="Stores, each a pod with a volume of its own.")
+@click.option("--size", default="200Gi", show_default=True, help="Size of each store's volume.")
+@click.option("--name", default="raymq", show_default=True, help="Name of the RayCluster.")
+@click.option("--image", default="raymq:0.1.0", show_default=True, help="Image of all pods, made by the Dockerfile.")
+@click.option("--storage-class", help="Storage class of the volumes. Default: the cluster's.")
+@click.option("--zone", "zones", multiple=True, help="A zone for stores; repeat it for each.")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("k8s"),
+    show_default=True,
+    help="Folder to write to.",
+)
+@json_option
+def render(
+    stores: int,
+    size: str,
+    name: str,
+    image: str,
+    storage_class: str | None,
+    zones: tuple[str, ...],
+    output: Path,
+    as_json: bool,
+) -> None:
+    """Write the RayCluster, volume claims, settings, Service, NetworkPolicy, monitoring and Dockerfile.
+
+    Example: raymq k8s render --stores 3 --size 200Gi && kubectl apply --kustomize k8s
+    """
+    from raymq.tools.kubernetes.cluster_shape import ClusterShape
+    from raymq.tools.kubernetes.render import render as write
+
+    shape = ClusterShape(name, image, stores, size, storage_class, zones)
+    paths = [str(path) for path in write(shape, output)]
+
+    def tell() -> None:
+        for path in paths:
+            say(path)
+
+    print_value(as_json, {"files": paths}, tell)

@@ -1,0 +1,199 @@
+"""`raymq top`: a live table of topics and groups. Its figures are made in raymq.tools.cli.cluster.top_figures."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Final
+
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from raymq.common.errors import RaymqError
+from raymq.tools.cli.cluster.top_figures import (
+    SORT_KEYS,
+    GroupRow,
+    Reading,
+    SortKey,
+    TopFigures,
+    TopicRow,
+    figures_between,
+    sorted_groups,
+    sorted_topics,
+)
+from raymq.tools.cli.terminal.output import Command, address_option, client_of, duration, json_option, out, print_value
+from raymq.tools.cli.terminal.terminal_text import printable
+
+FRAME_ROWS: Final = 10
+"""The lines of a screen that are no rows: heads, frames, the line of keys."""
+_HELP: Final = "sort by  n name  i in  o out  l lag  b behind    q quit"
+
+
+@click.command(cls=Command)
+@click.option(
+    "--sort", type=click.Choice(list(SORT_KEYS.values())), default="lag", show_default=True, help="The largest first."
+)
+@click.option(
+    "--interval", type=click.FloatRange(0.5, 60), default=2.0, show_default=True, help="Seconds between looks."
+)
+@click.option("--once", is_flag=True, help="Print one table, of rates over one interval, and end.")
+@address_option
+@json_option
+def top(sort: SortKey, interval: float, once: bool, address: str | None, as_json: bool) -> None:
+    """Watch topics and groups: messages in and out per second, lag in messages and in time.
+
+    Keys: n, i, o, l, b sort by name, in, out, lag, behind; q quits. --json needs --once.
+
+    Example: raymq top --sort in, or raymq top --once --json
+    """
+    if as_json and not once:
+        raise click.UsageError("--json prints one table: add --once")
+    if not once and not (out.is_terminal and sys.stdin.isatty()):
+        raise click.UsageError("raymq top needs a terminal: add --once to print one table")
+    with client_of(address) as client:
+
+        def read() -> Reading:
+            return Reading(time.monotonic(), client.admin.readings())
+
+        if once:
+            figures = _one(read, interval)
+            print_value(as_json, _as_json(figures, sort), lambda: out.print(screen(figures, sort, None)))
+        else:
+            watch(read, sort, interval)
+
+
+def _one(read: Callable[[], Reading], interval_s: float) -> TopFigures:
+    before = read()
+    time.sleep(interval_s)
+    return figures_between(before, read())
+
+
+def _as_json(figures: TopFigures, sort: SortKey) -> dict[str, object]:
+    return {
+        "topics": [asdict(row) for row in sorted_topics(figures.topics, sort)],
+        "groups": [asdict(row) for row in sorted_groups(figures.groups, sort)],
+        "silent": list(figures.silent),
+        "left_out": figures.left_out,
+    }
+
+
+class Sampler:
+    """Takes a reading in each interval, in a thread of its own, so that keys are answered while a broker is silent.
+
+    `news` is a descriptor that can be read when there are new figures, or an `error`.
+    """
+
+    def __init__(self, read: Callable[[], Reading], interval_s: float) -> None:
+        self._read, self._interval_s = read, interval_s
+        self.news = os.eventfd(0, os.EFD_NONBLOCK)
+        self.figures: TopFigures | None = None
+        self.error = ""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="top", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        before: Reading | None = None
+        while not self._stopping.is_set():
+            try:
+                now = self._read()
+                self.figures, self.error = figures_between(before or now, now), ""
+                before = now
+            except RaymqError as error:
+                self.error = str(error)
+            os.eventfd_write(self.news, 1)
+            self._stopping.wait(self._interval_s)
+
+    def close(self) -> None:
+        """End the thread, after a reading that is under way, whose calls are bounded."""
+        self._stopping.set()
+        self._thread.join()
+        os.close(self.news)
+
+
+def watch(read: Callable[[], Reading], sort: SortKey, interval_s: float) -> None:
+    """Show the screen until q is pressed. The terminal is as before at the end, whatever happens."""
+    sampler = Sampler(read, interval_s)
+    try:
+        with _keys_one_by_one() as keyboard, Live(console=out, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(_live_screen(sampler, sort), refresh=True)
+                ready, _, _ = select.select([keyboard, sampler.news], [], [])
+                if sampler.news in ready:
+                    os.eventfd_read(sampler.news)
+                if keyboard in ready:
+                    keys = os.read(keyboard, 64).decode(errors="replace").lower()
+                    if "q" in keys or not keys:  # without keys the terminal is gone
+                        return
+                    sort = next((SORT_KEYS[key] for key in reversed(keys) if key in SORT_KEYS), sort)
+    finally:
+        sampler.close()
+
+
+@contextmanager
+def _keys_one_by_one() -> Iterator[int]:
+    """Have the terminal hand over each key as it is pressed, without showing it; yields its descriptor."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)  # ctrl-C goes on interrupting
+        yield descriptor
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _live_screen(sampler: Sampler, sort: SortKey) -> RenderableType:
+    if sampler.error:
+        return Text(f"{printable(sampler.error)}\n{_HELP}")
+    if sampler.figures is None:
+        return Text("reading …")
+    return screen(sampler.figures, sort, max(out.height - FRAME_ROWS, 2))
+
+
+def screen(figures: TopFigures, sort: SortKey, rows: int | None) -> RenderableType:
+    """The two tables, with as many rows together as fit; None: all."""
+    topics, groups = sorted_topics(figures.topics, sort), sorted_groups(figures.groups, sort)
+    half = None if rows is None else max(rows // 2, rows - len(groups))
+    shown_topics = topics[:half]
+    shown_groups = groups if rows is None else groups[: max(rows - len(shown_topics), 1)]
+    hidden = len(topics) - len(shown_topics), len(groups) - len(shown_groups) + figures.left_out
+    notes = [f"no answer from {', '.join(figures.silent)}"] if figures.silent else []
+    notes += [f"{hidden[0]} more topics, {hidden[1]} more groups"] if any(hidden) else []
+    notes += [] if rows is None else [f"by {sort};  {_HELP}"]
+    return Group(_topic_table(shown_topics), _group_table(shown_groups), *(Text(printable(note)) for note in notes))
+
+
+def _table(*columns: str, names: int) -> Table:
+    """A table whose first columns are names, and the others figures."""
+    view = Table(expand=False)
+    for index, column in enumerate(columns):
+        view.add_column(Text(column), justify="left" if index < names else "right", no_wrap=True)
+    return view
+
+
+def _topic_table(rows: list[TopicRow]) -> Table:
+    view = _table("topic", "in/s", "in KiB/s", "out/s", "lag", names=1)
+    for row in rows:
+        figures = (row.in_per_s, row.in_bytes_per_s / 1024, row.out_per_s, row.lag)
+        view.add_row(Text(printable(row.topic)), *(Text(f"{figure:,.0f}") for figure in figures))
+    return view
+
+
+def _group_table(rows: list[GroupRow]) -> Table:
+    view = _table("group", "topic", "out/s", "lag", "behind", names=2)
+    for row in rows:
+        behind = "-" if row.behind_ms is None else duration(row.behind_ms)
+        names = (Text(printable(row.group)), Text(printable(row.topic)))
+        view.add_row(*names, Text(f"{row.out_per_s:,.0f}"), Text(f"{row.lag:,}"), Text(behind))
+    return view

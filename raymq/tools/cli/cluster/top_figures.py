@@ -1,0 +1,133 @@
+"""The figures of `raymq top`: rates of topics and groups from the readings of two moments. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from raymq.common.protocol.stats import BrokerReadings, GroupReading, TopicReading
+
+SortKey = Literal["name", "in", "out", "lag", "behind"]
+SORT_KEYS: Final[Mapping[str, SortKey]] = {"n": "name", "i": "in", "o": "out", "l": "lag", "b": "behind"}
+"""The keys of the keyboard, with the column by which each sorts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The readings of all brokers at `at_s`; None for one that did not answer."""
+
+    at_s: float
+    brokers: Mapping[str, BrokerReadings | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRow:
+    """A topic: messages and bytes put per second, and messages that groups consumed per second, all of them together.
+    `lag` is the largest of its groups'."""
+
+    topic: str
+    in_per_s: float
+    in_bytes_per_s: float
+    out_per_s: float
+    lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """A group in a topic: messages consumed per second, unread ones, and the age of the first of them in the queue with
+    the most; None if nobody looked."""
+
+    group: str
+    topic: str
+    out_per_s: float
+    lag: int
+    behind_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopFigures:
+    """All rows, and the brokers that did not answer, whose figures are not in them. `left_out` pairs of group and topic
+    are not shown."""
+
+    topics: tuple[TopicRow, ...] = ()
+    groups: tuple[GroupRow, ...] = ()
+    silent: tuple[str, ...] = ()
+    left_out: int = 0
+
+
+def figures_between(before: Reading, now: Reading) -> TopFigures:
+    """The figures of `now`, with rates since `before`. A broker that did not answer before has no rates yet."""
+    passed_s = max(now.at_s - before.at_s, 1e-9)
+    puts: dict[str, list[TopicReading]] = defaultdict(list)
+    parts: dict[tuple[str, str], list[GroupRow]] = defaultdict(list)
+    answers = {name: readings for name, readings in now.brokers.items() if readings is not None}
+    for name, readings in answers.items():
+        earlier = before.brokers.get(name) or readings
+        for topic, reading in readings.topics.items():
+            puts[topic].append(_growth(earlier.topics.get(topic, TopicReading()), reading))
+        for (group, topic), progress in readings.groups.items():
+            known = earlier.groups.get((group, topic), GroupReading())
+            rate = _since(known.consumed, progress.consumed) / passed_s
+            parts[group, topic].append(GroupRow(group, topic, rate, progress.lag, progress.behind_ms))
+    groups = tuple(_joined(rows) for rows in parts.values())
+    by_topic: dict[str, list[GroupRow]] = defaultdict(list)
+    for row in groups:
+        by_topic[row.topic].append(row)
+    return TopFigures(
+        tuple(_topic_row(topic, grown, by_topic.get(topic, []), passed_s) for topic, grown in puts.items()),
+        groups,
+        tuple(sorted(now.brokers.keys() - answers.keys())),
+        sum(readings.left_out for readings in answers.values()),
+    )
+
+
+def _growth(before: TopicReading, now: TopicReading) -> TopicReading:
+    return TopicReading(_since(before.messages, now.messages), _since(before.bytes, now.bytes))
+
+
+def _since(before: int, now: int) -> int:
+    """The growth of a total, which begins at 0 again when its server is restarted."""
+    return now - before if now >= before else now
+
+
+def _topic_row(topic: str, grown: Sequence[TopicReading], groups: Sequence[GroupRow], passed_s: float) -> TopicRow:
+    """A topic over all brokers, with the groups that consume it."""
+    return TopicRow(
+        topic,
+        sum(part.messages for part in grown) / passed_s,
+        sum(part.bytes for part in grown) / passed_s,
+        sum(row.out_per_s for row in groups),
+        max((row.lag for row in groups), default=0),
+    )
+
+
+def _joined(parts: Sequence[GroupRow]) -> GroupRow:
+    """A group in a topic over all brokers."""
+    ages = [row.behind_ms for row in parts if row.behind_ms is not None]
+    return GroupRow(
+        parts[0].group,
+        parts[0].topic,
+        sum(row.out_per_s for row in parts),
+        sum(row.lag for row in parts),
+        max(ages, default=None),
+    )
+
+
+def sorted_topics(rows: Sequence[TopicRow], key: SortKey) -> list[TopicRow]:
+    """The topics, the largest first; by name where a topic has no such column."""
+
+    def value(row: TopicRow) -> float:
+        return {"in": row.in_per_s, "out": row.out_per_s, "lag": row.lag}.get(key, 0)
+
+    return sorted(rows, key=lambda row: (-value(row), row.topic))
+
+
+def sorted_groups(rows: Sequence[GroupRow], key: SortKey) -> list[GroupRow]:
+    """The groups, the largest first; by name where a group has no such column."""
+
+    def value(row: GroupRow) -> float:
+        return {"out": row.out_per_s, "lag": row.lag, "behind": row.behind_ms or 0}.get(key, 0)
+
+    return sorted(rows, key=lambda row: (-value(row), row.group, row.topic))

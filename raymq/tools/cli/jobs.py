@@ -1,0 +1,58 @@
+"""`raymq job`: the finished jobs of raydp_jobs.jobs, under one noun.
+
+Each job is a file with its own command, so that ``python -m raydp_jobs.jobs.archive`` has the same options and help. A
+file is imported when its command is asked for: Spark is not for everybody who says `raymq`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from typing import Final
+
+import click
+
+from raymq.tools.cli.terminal.output import Group
+
+_MODULES: Final = {
+    "archive": "raydp_jobs.jobs.archive",
+    "dead-letters": "raydp_jobs.jobs.dead_letters",
+    "replay": "raydp_jobs.jobs.replay",
+    "topic-stats": "raydp_jobs.jobs.topic_stats",
+    "windowed-counts": "raydp_jobs.jobs.windowed_counts",
+}
+
+
+class JobCommands(MutableMapping[str, click.Command]):
+    """The commands of the jobs by name, each imported on first use. Commands can be added, as click may want to."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, click.Command | None] = dict.fromkeys(_MODULES)
+
+    def __getitem__(self, name: str) -> click.Command:
+        command = self._loaded[name]
+        if command is None:
+            loaded: click.Command = import_module(_MODULES[name]).command
+            command = self._loaded[name] = loaded
+        return command
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loaded)
+
+    def __len__(self) -> int:
+        return len(self._loaded)
+
+
+@click.group(cls=Group, commands=JobCommands())
+def job() -> None:
+    """Run a finished job on a topic: figures, archive, replay, dead letters, counts.
+
+    \b
+    raymq job topic-stats orders --picture orders.png
+    """

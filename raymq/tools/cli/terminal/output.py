@@ -1,0 +1,196 @@
+"""Output of commands: tables for people, `--json` for machines, one line on standard error for an error.
+
+Every text is printed literally: nothing in it is markup, and control characters are escaped
+(raymq.tools.cli.terminal.terminal_text).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from io import TextIOWrapper
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from raymq.tools.cli.terminal.terminal_text import error_text, json_text, printable
+
+out = Console(markup=False, emoji=False, highlight=False)
+err = Console(markup=False, emoji=False, highlight=False, stderr=True, soft_wrap=True)
+
+
+class Command(click.Command):
+    """A command that has nothing but its own answers on standard output.
+
+    Ray prints its raylets' messages on `sys.stdout`, so that is standard error while the command runs; the command's
+    answers go through `out`. Help, version and completion are printed before, as click does it.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        out.file = stdout = sys.stdout
+        if isinstance(stdout, TextIOWrapper):  # a terminal that cannot show a character still gets the others
+            stdout.reconfigure(errors="backslashreplace")
+        sys.stdout = sys.stderr
+        try:
+            return super().invoke(ctx)
+        finally:
+            sys.stdout = stdout
+
+
+class Group(click.Group):
+    """The commands about one thing, such as `raymq topic`: a noun with its verbs."""
+
+    command_class = Command
+
+
+_QUIET: Final = "raymq.quiet"
+"""The key of a click context's `meta` that says that no progress is to be shown."""
+
+
+def _hush(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
+    if value:
+        ctx.meta[_QUIET] = True
+    return value
+
+
+def is_quiet() -> bool:
+    """True if the command that runs was told --json or --quiet, so that it shows no progress."""
+    ctx = click.get_current_context(silent=True)
+    return ctx is not None and _QUIET in ctx.meta
+
+
+json_option = click.option("--json", "as_json", is_flag=True, callback=_hush, help="Print JSON instead of a table.")
+quiet_option = click.option("-q", "--quiet", is_flag=True, expose_value=False, callback=_hush, help="Show no progress.")
+address_option = click.option("--address", help="Ray cluster to use, host:port. Default: the one on this machine.")
+
+
+@contextmanager
+def client_of(address: str | None) -> Iterator[Any]:
+    """A client for one command, closed at its end."""
+    from raymq.client.client import connect
+
+    context = click.get_current_context(silent=True)  # none in a job that is no command of raymq's
+    namespace = None if context is None else context.find_root().params.get("namespace")
+    with connect(address, namespace=namespace) as client:
+        yield client
+
+
+def say(text: str) -> None:
+    """Print a line, literally."""
+    click.echo(printable(text), file=out.file)
+
+
+def say_error(text: str) -> None:
+    """Print the error of a command on standard error."""
+    err.print(Text(f"raymq: {error_text(text)}"))
+
+
+def print_value(as_json: bool, value: Any, otherwise: Callable[[], None]) -> None:
+    """Print `value` as one line of JSON, or let `otherwise` print what people read."""
+    if as_json:
+        click.echo(json_text(value), file=out.file)
+    else:
+        otherwise()
+
+
+def print_rows(
+    as_json: bool,
+    key: str,
+    names: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    total: int | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Print rows as a table, or as JSON below `key`. `total`: the column whose sum stands below the table. `more`
+    stands beside the rows in the JSON."""
+
+    def show() -> None:
+        footer = None if total is None or not rows else ["total", *[""] * (len(names) - 2), sum(r[total] for r in rows)]
+        table(names, rows, footer)
+
+    print_value(as_json, {key: [dict(zip(names, row, strict=True)) for row in rows], **(more or {})}, show)
+
+
+def print_fields(as_json: bool, fields: Mapping[str, Any]) -> None:
+    """Print the fields of one thing, each in a row, or as JSON."""
+    print_value(as_json, fields, lambda: table(["field", "value"], [[key, value] for key, value in fields.items()]))
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[Any]], footer: Sequence[Any] | None = None) -> None:
+    """Print a table; columns of numbers are aligned to the right."""
+    view = Table(show_footer=footer is not None)
+    for index, name in enumerate(names):
+        numeric = bool(rows) and all(isinstance(row[index], int) or row[index] is None for row in rows)
+        view.add_column(
+            Text(name), _cell(footer[index]) if footer else "", justify="right" if numeric else "left", overflow="fold"
+        )
+    for row in rows:
+        view.add_row(*[_cell(value) for value in row])
+    out.print(view)
+
+
+def _cell(value: Any) -> Text:
+    if value is None:
+        return Text("-")
+    return Text(f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else printable(str(value)))
+
+
+def message_dict(message: Any) -> dict[str, Any]:
+    """A message's fields as commands show them. `body` is None for a message that cannot be read, and only such a
+    message has an `error`, which says why."""
+    error = message.body_error
+    fields = {
+        "topic": message.topic,
+        "queue": f"{message.broker_name}:{message.queue_id}",
+        "queue_offset": message.queue_offset,
+        "tags": message.tags,
+        "keys": list(message.keys),
+        "properties": dict(message.properties),
+        "message_id": message.message_id,
+        "offset_message_id": message.offset_message_id,
+        "born": iso(message.born_timestamp_ms),
+        "stored": iso(message.store_timestamp_ms),
+        "body": None if error is not None else message.body.decode(errors="replace"),
+    }
+    return fields if error is None else {**fields, "error": str(error)}
+
+
+def message_line(message: Any, as_json: bool) -> str:
+    """A message in one line."""
+    fields = message_dict(message)
+    if as_json:
+        return json_text(fields)
+    return printable(f"{fields['queue']}:{fields['queue_offset']}  {fields['tags'] or '-'}  {shown_body(fields)}")
+
+
+def shown_body(fields: dict[str, Any]) -> str:
+    """The body of a message's fields (`message_dict`), or why it cannot be read."""
+    return f"! {fields['error']}" if "error" in fields else str(fields["body"])
+
+
+def print_stats(as_json: bool, counters: Iterable[tuple[str, Any]]) -> None:
+    """Print counters (raymq.common.protocol.stats), each with its name, in a row; the rate is the last minute's."""
+    rows = [[name, one.total, one.minute, one.hour, one.day, round(one.minute_tps, 1)] for name, one in counters]
+    print_rows(as_json, "stats", ["of", "total", "minute", "hour", "day", "per_second"], rows)
+
+
+def duration(milliseconds: int) -> str:
+    """A length of time as people say it: 0 s, 850 ms, 12 s, 3 m 5 s, 2 h 10 m, 4 d 3 h."""
+    if milliseconds < 1000:
+        return f"{milliseconds} ms" if milliseconds else "0 s"
+    seconds = milliseconds // 1000
+    for unit, size, below, smaller in (("d", 86400, 3600, "h"), ("h", 3600, 60, "m"), ("m", 60, 1, "s")):
+        if seconds >= size:
+            rest = seconds % size // below
+            return f"{seconds // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{seconds} s"
+
+
+def iso(milliseconds: int) -> str:
+    """A time as people write it, in UTC."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,104 @@
+"""Progress of long commands, on standard error and only if that is a terminal; not with --json or --quiet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
+
+from raymq.tools.cli.terminal.output import err, is_quiet
+from raymq.tools.cli.terminal.terminal_text import printable
+
+if TYPE_CHECKING:
+    from raymq.client.cluster.launcher import ProgressCallback
+
+STEPS_SHOWN: Final = 8
+"""The most steps that are seen at a time, the last ones."""
+
+
+class Steps:
+    """The steps of some work, each with its time: those that are done, and the one that runs."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._shown: deque[TaskID] = deque()
+        self._text = ""
+
+    def begin(self, text: str) -> None:
+        """Begin a step. A text that differs from the last one only behind a colon is news of the step that runs."""
+        before, self._text = self._text, printable(text)
+        if self._shown and _subject(before) == _subject(self._text):
+            self._bar.update(self._shown[-1], description=f"{self._text} …")
+            return
+        if self._shown:
+            self._bar.update(self._shown[-1], description=before, total=1, completed=1)
+        if len(self._shown) == STEPS_SHOWN:
+            self._bar.remove_task(self._shown.popleft())
+        self._shown.append(self._bar.add_task(f"{self._text} …", total=None))
+
+
+def _subject(text: str) -> str:
+    return text.partition(":")[0]
+
+
+@contextmanager
+def steps(*, quiet: bool = False) -> Iterator[ProgressCallback]:
+    """Show steps with their times, unless `quiet`, which go away at the end; yields a function to call with the name of
+    each step that begins."""
+    columns = (SpinnerColumn(finished_text="✓"), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    hidden = quiet or is_quiet() or not err.is_terminal
+    with Progress(*columns, console=err, transient=True, disable=hidden) as bar:
+        yield Steps(bar).begin
+
+
+class Counter:
+    """Counts the parts of some work that are done. Thread-safe."""
+
+    def __init__(self, bar: Progress, description: str) -> None:
+        self._bar = bar
+        self._task = bar.add_task(description, total=None)
+        self.shown = not bar.disable
+
+    def expect(self, total: int) -> None:
+        """Set the number of parts in all, once it is known."""
+        self._bar.update(self._task, total=total)
+
+    def advance(self, count: int = 1) -> None:
+        """Note that `count` more parts are done."""
+        self._bar.advance(self._task, count)
+
+
+class RateColumn(ProgressColumn):
+    """Parts per second, over the last moments; at the end, over all of the time."""
+
+    def render(self, task: Task) -> Text:
+        """The rate as text; empty while nothing is known."""
+        rate = task.finished_speed or task.speed
+        return Text("" if rate is None else f"{rate:,.0f}/s")
+
+
+@contextmanager
+def counting(description: str, total: int | None = None, *, talks: bool = False) -> Iterator[Counter]:
+    """Show a bar with the number of parts done and their rate, which goes away at the end. `talks`: the command itself
+    prints on the terminal or reads from it meanwhile, so there is no bar, which would be in between."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    hidden = talks or is_quiet() or not err.is_terminal
+    with Progress(*columns, RateColumn(), TimeElapsedColumn(), console=err, transient=True, disable=hidden) as bar:
+        counter = Counter(bar, printable(description))
+        if total is not None:
+            counter.expect(total)
+        yield counter

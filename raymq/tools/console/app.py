@@ -1,0 +1,116 @@
+"""create_app: the console as an ASGI application, for uvicorn in the actor `console`, for Ray Serve, or for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Scope
+
+from raymq.common.errors import RaymqError
+from raymq.tools.console.backend.protocol import Backend
+from raymq.tools.console.pages.audit import AUDIT_ROUTES
+from raymq.tools.console.pages.cluster import CLUSTER_ROUTES
+from raymq.tools.console.pages.dead_letters import DEAD_LETTERS_ROUTES
+from raymq.tools.console.pages.delayed import DELAYED_ROUTES
+from raymq.tools.console.pages.groups import GROUPS_ROUTES
+from raymq.tools.console.pages.login import LOGIN_ROUTES
+from raymq.tools.console.pages.message import MESSAGE_ROUTES
+from raymq.tools.console.pages.messages import MESSAGES_ROUTES
+from raymq.tools.console.pages.offsets import OFFSETS_ROUTES
+from raymq.tools.console.pages.overview import OVERVIEW_ROUTES
+from raymq.tools.console.pages.producers import PRODUCERS_ROUTES
+from raymq.tools.console.pages.tail import TAIL_ROUTES
+from raymq.tools.console.pages.topics import TOPICS_ROUTES
+from raymq.tools.console.security.gate import Gate
+from raymq.tools.console.security.headers import SecurityHeaders
+from raymq.tools.console.settings import ConsoleSettings
+from raymq.tools.console.web.answers import console_error, http_error, raymq_error
+from raymq.tools.console.web.console import Console
+from raymq.tools.console.web.render import STATIC_DIRECTORY
+
+FILES_KEPT_S: Final = 365 * 86_400
+"""Addresses of files change with their content, so browsers may keep them."""
+
+
+def create_app(backend: Backend, settings: ConsoleSettings) -> ASGIApp:
+    """The console for one cluster.
+
+    Its lifespan samples the cluster's figures; without one, as under a server that has none, the charts stay empty.
+    Sessions are in this object, so all requests must come to it: one process, one event loop.
+    """
+    console = Console(backend, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Console]]:
+        sampling = asyncio.create_task(console.sample_figures())
+        try:
+            yield {"console": console}  # ConsoleServer finds it there
+        finally:
+            sampling.cancel()
+            console.close()
+
+    gate = Middleware(Gate, settings=settings, sessions=console.sessions)
+    app = Starlette(
+        routes=console_routes(settings.base_path),
+        middleware=[gate],
+        exception_handlers={RaymqError: raymq_error, HTTPException: http_error, Exception: console_error},
+        lifespan=lifespan,
+    )
+    app.state.console = console
+    return SecurityHeaders(app)
+
+
+def console_routes(base_path: str = "") -> list[BaseRoute]:
+    """All addresses of the console."""
+    routes: list[BaseRoute] = [
+        Route("/healthz", healthz),
+        Route("/favicon.ico", favicon),
+        *LOGIN_ROUTES,
+        *OVERVIEW_ROUTES,
+        *MESSAGES_ROUTES,
+        *TAIL_ROUTES,
+        *MESSAGE_ROUTES,
+        *DEAD_LETTERS_ROUTES,
+        *DELAYED_ROUTES,
+        *PRODUCERS_ROUTES,
+        *AUDIT_ROUTES,
+        *TOPICS_ROUTES,
+        *GROUPS_ROUTES,
+        *OFFSETS_ROUTES,
+        *CLUSTER_ROUTES,
+        Mount("/static", KeptFiles(directory=STATIC_DIRECTORY)),
+    ]
+    return [Mount(base_path, routes=routes)] if base_path else routes
+
+
+async def healthz(request: Request) -> Response:
+    """Says that the console itself is there; whether the cluster is, is on its pages."""
+    return PlainTextResponse("ok\n")
+
+
+async def favicon(request: Request) -> Response:
+    """For browsers that ask without having been told where it is."""
+    return FileResponse(STATIC_DIRECTORY / "favicon.svg", media_type="image/svg+xml")
+
+
+class KeptFiles(StaticFiles):
+    """Files that browsers keep."""
+
+    def file_response(
+        self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        """The file, with a date until which it is fresh."""
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        response.headers["Cache-Control"] = f"private, max-age={FILES_KEPT_S}, immutable"
+        return response

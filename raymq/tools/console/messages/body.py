@@ -1,0 +1,168 @@
+"""A message's body as text, JSON or hex, for people: bounded, and harmless whatever the bytes are.
+
+A body may hold anything: markup, characters that turn the direction of writing, four million bytes of JSON brackets.
+These functions give text of bounded length without control characters; a template that escapes markup shows it as it
+is. The download has all of the body.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from raymq.common.errors import BodyUnreadableError
+from raymq.common.message import MessageExt
+
+BODY_SHOWN_MAX_BYTES: Final = 64 * 1024
+"""The most of a body that is shown."""
+JSON_BODY_MAX_BYTES: Final = 1024 * 1024
+"""A longer body is not looked at as JSON."""
+JSON_INDENT_MAX: Final = 40
+"""Deeper levels are indented like this one: else a short body of brackets would fill megabytes with spaces."""
+HEX_ROW_BYTES: Final = 16
+PREVIEW_CHARACTERS: Final = 160
+"""The length of a body's beginning in a list."""
+UNREADABLE: Final = "cannot be read"
+"""Begins what a list says of a body that cannot be read."""
+
+_UNSAFE_CATEGORIES: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
+_HARMLESS: Final = frozenset("\n\t\u200c\u200d")
+"""Ends of lines, tabs, and the joiners that Persian words and composed emoji need."""
+_JSON_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
+
+
+class BodyForm(StrEnum):
+    """How a body is shown."""
+
+    TEXT = "text"
+    JSON = "json"
+    HEX = "hex"
+
+
+@dataclass(frozen=True, slots=True)
+class BodyView:
+    """A body as people see it: `text` in this `form`, made of the first `shown` of its `size` bytes. `cut`: there is
+    more than is shown."""
+
+    form: BodyForm
+    text: str
+    shown: int
+    size: int
+    cut: bool
+
+
+def view_body(body: bytes, form: BodyForm | None = None) -> BodyView:
+    """`body` in this form, or in the one that fits it: JSON, else text if all of it is, else hex.
+
+    With a form that does not fit, JSON falls back to text; text shows bytes that are no UTF-8 as U+FFFD.
+    """
+    if form is None or form is BodyForm.JSON:
+        tokens = _json_tokens(body)
+        if tokens is not None:
+            text, cut = _indented(tokens)
+            return BodyView(BodyForm.JSON, text, len(body), len(body), cut)
+        form = BodyForm.TEXT if form is BodyForm.JSON or is_text(body) else BodyForm.HEX
+    part = body[:BODY_SHOWN_MAX_BYTES]
+    text = hex_rows(part) if form is BodyForm.HEX else visible(_decoded(part, whole=len(part) == len(body)))
+    return BodyView(form, text, len(part), len(body), len(part) < len(body))
+
+
+def preview_of(message: MessageExt, length: int = PREVIEW_CHARACTERS) -> str:
+    """The beginning of a message's body (`preview`), for which no more of it is decompressed; or why it cannot be read.
+
+    A long body that is damaged behind its beginning looks like any other: the message's own page reads all of it.
+    """
+    try:
+        return preview(message._body_prefix(4 * length + 1), length)
+    except BodyUnreadableError as error:
+        return f"{UNREADABLE}: {visible(error.reason)}"
+
+
+def preview(body: bytes, length: int = PREVIEW_CHARACTERS) -> str:
+    """The beginning of a body in one line of at most `length` characters; hex digits for bytes that are no text. Of a
+    longer body, 4 * `length` + 1 bytes are enough."""
+    part = body[: 4 * length]
+    if not is_text(part, whole=len(part) == len(body)):
+        text = part[: length // 3].hex(" ")
+        return text + " …" if len(body) > length // 3 else text
+    text = " ".join(visible(_decoded(part, whole=len(part) == len(body))).split())
+    return text[: length - 1] + "…" if len(text) > length or len(part) < len(body) else text
+
+
+def is_text(body: bytes, *, whole: bool = True) -> bool:
+    """True if the body is UTF-8 without control characters other than those of text. `whole` False: it may end within
+    a character."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(body, final=whole)
+    except UnicodeDecodeError:
+        return False
+    return re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text) is None
+
+
+def visible(text: str) -> str:
+    """`text` with its control characters, directions of writing among them, as Python writes them in a string:
+    \\x1b, \\u202e. Ends of lines and tabs stay."""
+    text = text.replace("\r\n", "\n")
+    if text.isprintable():
+        return text
+    return "".join(
+        char.encode("unicode_escape").decode()
+        if unicodedata.category(char) in _UNSAFE_CATEGORIES and char not in _HARMLESS
+        else char
+        for char in text
+    )
+
+
+def hex_rows(body: bytes) -> str:
+    """`body` as rows of 16 bytes: where the row begins, the bytes in hex, and those that are ASCII as characters."""
+    width = 3 * HEX_ROW_BYTES - 1
+    rows = []
+    for start in range(0, len(body), HEX_ROW_BYTES):
+        row = body[start : start + HEX_ROW_BYTES]
+        chars = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in row)
+        rows.append(f"{start:08x}  {row.hex(' '):<{width}}  {chars}")
+    return "\n".join(rows)
+
+
+def _decoded(part: bytes, *, whole: bool) -> str:
+    """The part as text; a character that the cut goes through is left out."""
+    return codecs.getincrementaldecoder("utf-8")(errors="replace").decode(part, final=whole)
+
+
+def _json_tokens(body: bytes) -> Iterator[str] | None:
+    """The tokens of a body that is a JSON object or list, each as it was written; None for any other body."""
+    if len(body) > JSON_BODY_MAX_BYTES or body.lstrip()[:1] not in (b"{", b"["):
+        return None
+    try:
+        text = body.decode()
+        json.loads(text, parse_int=len, parse_float=len)  # numbers of any length are fine
+    except (ValueError, RecursionError):
+        return None
+    return (match[0] for match in _JSON_TOKEN.finditer(text))
+
+
+def _indented(tokens: Iterable[str]) -> tuple[str, bool]:
+    """JSON in lines, a value each, with every token as it was; and True if there was more than may be shown."""
+    parts: list[str] = []
+    depth = length = 0
+    before = ""
+    for token in tokens:
+        closes = token in ("]", "}")
+        depth -= closes
+        is_empty = closes and before in ("[", "{")
+        begins_line = closes or before in ("[", "{", ",")
+        indent = "\n" + "  " * min(depth, JSON_INDENT_MAX) if begins_line and not is_empty else ""
+        part = indent + visible(token) + (" " if token == ":" else "")
+        depth += token in ("[", "{")
+        parts.append(part)
+        length += len(part)
+        if length > BODY_SHOWN_MAX_BYTES:
+            return "".join(parts)[:BODY_SHOWN_MAX_BYTES], True
+        before = token
+    return "".join(parts), False

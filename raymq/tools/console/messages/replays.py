@@ -1,0 +1,121 @@
+"""Replays of dead letters that the console carries out: each in a thread of its own, with progress for its page.
+
+A group has one replay at a time. A replay that the console's death ends is not gone on with: letters that were brought
+back are marked in the cluster, and the others are still there to be chosen again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
+from raymq.tools.console.backend.messages import LetterReplayed
+
+REPLAYS_AT_ONCE_MAX: Final = 4
+REPLAYS_KEPT_MAX: Final = 100
+"""The last replays are kept, one per group, to be looked at when they are over."""
+REPLAY_RESULTS_SHOWN: Final = 200
+REPLAY_RATE_MAX: Final = 1000.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Replay:
+    """A replay of a group's dead letters. `wanted`: how many were chosen, None for all. `results`: the last ones,
+    newest first. `error`: what ended it early."""
+
+    group: str
+    by: str
+    wanted: int | None
+    rate: float | None
+    started_s: float
+    done: int = 0
+    failed: int = 0
+    results: deque[LetterReplayed] = field(default_factory=lambda: deque(maxlen=REPLAY_RESULTS_SHOWN))
+    error: str = ""
+    stopping: bool = False
+    ended_s: float | None = None
+
+    @property
+    def running(self) -> bool:
+        """True until its end."""
+        return self.ended_s is None
+
+    @property
+    def outcome(self) -> str:
+        """How it ended, or how far it is, in words."""
+        text = f"{self.done} brought back, {self.failed} failed"
+        return f"{text}; {self.error}" if self.error else text
+
+
+class Replays:
+    """The console's replays, by group."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._replays: OrderedDict[str, Replay] = OrderedDict()
+
+    def of(self, group: str) -> Replay | None:
+        """The group's last replay, None if there was none."""
+        with self._lock:
+            return self._replays.get(group)
+
+    def start(
+        self,
+        replay: Replay,
+        bring_back: Callable[[], Iterator[LetterReplayed]],
+        ended: Callable[[Replay], None] = lambda replay: None,
+    ) -> None:
+        """Carry out a replay in a new thread, which calls `ended` last. InvalidArgumentError if one of this group is
+        under way, ServiceNotAvailableError if REPLAYS_AT_ONCE_MAX are."""
+        with self._lock:
+            before = self._replays.get(replay.group)
+            if before is not None and before.running:
+                raise InvalidArgumentError(f"a replay of group {replay.group!r} is under way; stop it, or wait for it")
+            if sum(other.running for other in self._replays.values()) >= REPLAYS_AT_ONCE_MAX:
+                raise ServiceNotAvailableError(f"{REPLAYS_AT_ONCE_MAX} replays are under way; wait for one to end")
+            self._replays[replay.group] = replay
+            self._replays.move_to_end(replay.group)
+            self._drop_old()
+        name = f"console-replay-{replay.group}"
+        threading.Thread(target=self._run, args=(replay, bring_back, ended), name=name, daemon=True).start()
+
+    def _drop_old(self) -> None:
+        over = [group for group, replay in self._replays.items() if not replay.running]
+        for group in over[: max(0, len(self._replays) - REPLAYS_KEPT_MAX)]:
+            del self._replays[group]
+
+    def _run(
+        self, replay: Replay, bring_back: Callable[[], Iterator[LetterReplayed]], ended: Callable[[Replay], None]
+    ) -> None:
+        try:
+            for result in bring_back():
+                replay.results.appendleft(result)
+                if result.error:
+                    replay.failed += 1
+                else:
+                    replay.done += 1
+                if replay.stopping:
+                    replay.error = "stopped"
+                    break
+        except RaymqError as error:
+            replay.error = str(error)
+        except Exception:
+            logger.exception("the replay of the dead letters of group %s", replay.group)
+            replay.error = "it failed; see the console's log"
+        replay.ended_s = self._clock()
+        ended(replay)
+
+    def close(self) -> None:
+        """Have all replays end with the letter that they are at."""
+        with self._lock:
+            for replay in self._replays.values():
+                replay.stopping = True

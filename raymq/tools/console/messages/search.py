@@ -1,0 +1,103 @@
+"""The search form of a topic's messages: its fields as text, and the query that they mean.
+
+Times are UTC unless they say otherwise, like everywhere in raymq, or a distance such as -2h. Whatever a field holds,
+the form can be shown again, with the error beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+from urllib.parse import urlencode
+
+from raymq.common.delay import parse_time
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageQueue
+from raymq.tools.console.backend.messages import BrowseQuery
+
+SEARCH_STARTS: Final = {
+    "latest": "newest",
+    "earliest": "oldest",
+    "offset": "from an offset",
+    "time": "in a time range",
+}
+"""The ways to begin, with their labels."""
+SEARCH_LIMITS: Final = ("50", "100", "200")
+OFFSET_MAX: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SearchForm:
+    """The fields, as they were filled in. `start` is one of SEARCH_STARTS; `queue` is BROKER:QUEUE or empty; `text`
+    is one within the body."""
+
+    start: str = "latest"
+    queue: str = ""
+    offset: str = ""
+    begin: str = ""
+    end: str = ""
+    tags: str = ""
+    text: str = ""
+    limit: str = SEARCH_LIMITS[0]
+    cursor: str = ""
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, str]) -> SearchForm:
+        """The form that the parameters of an address fill in; unknown ones are left aside."""
+        return cls(**{name: parameters[name].strip() for name in cls.__slots__ if name in parameters})
+
+    def query(self, topic: str, now_ms: int) -> BrowseQuery:
+        """The query that the fields mean. InvalidArgumentError if a field makes no sense."""
+        if self.start not in SEARCH_STARTS:
+            raise InvalidArgumentError(f"{self.start!r} is no way to begin; choose {', '.join(SEARCH_STARTS)}")
+        if self.limit not in SEARCH_LIMITS:
+            raise InvalidArgumentError(f"{self.limit!r} messages cannot be shown; choose {', '.join(SEARCH_LIMITS)}")
+        queue = parse_queue(topic, self.queue) if self.queue else None
+        query = BrowseQuery(
+            topic,
+            queue,
+            newest_first=self.start == "latest",
+            tags=self.tags or "*",
+            contains=self.text,
+            limit=int(self.limit),
+            cursor=self.cursor or None,
+        )
+        if self.start == "offset":
+            if queue is None:
+                raise InvalidArgumentError("an offset counts in one queue: choose the queue, too")
+            return replace(query, begin_offset=parse_offset(self.offset))
+        if self.start == "time":
+            begin_ms, end_ms = (parse_time(text, now_ms) if text else None for text in (self.begin, self.end))
+            if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
+                raise InvalidArgumentError("the time range is empty: its end must be after its beginning")
+            return replace(query, begin_ms=begin_ms or 0, end_ms=end_ms)
+        return replace(query, begin_ms=0) if self.start == "earliest" else query
+
+    def address(self, **changes: str) -> str:
+        """The form as the query of an address, without the fields that are as at first."""
+        first, fields = asdict(SearchForm()), asdict(replace(self, **changes))
+        return urlencode({name: text for name, text in fields.items() if text != first[name]})
+
+
+def parse_queue(topic: str, text: str) -> MessageQueue:
+    """The queue of `topic` that BROKER:QUEUE names. InvalidArgumentError."""
+    broker_name, _, queue_id = text.rpartition(":")
+    if not broker_name or not (queue_id.isascii() and queue_id.isdecimal()) or len(queue_id) > 9:
+        raise InvalidArgumentError(f"{text!r} is not a queue: write BROKER:QUEUE, for example broker-a:3")
+    return MessageQueue(topic, broker_name, int(queue_id))
+
+
+def parse_offset(text: str) -> int:
+    """An offset of a queue. InvalidArgumentError."""
+    if not (text.isascii() and text.isdecimal()) or len(text) > 19 or int(text) > OFFSET_MAX:
+        raise InvalidArgumentError(f"{text!r} is not an offset: write a whole number, such as 1700")
+    return int(text)
+
+
+def parse_place(topic: str, text: str) -> tuple[MessageQueue, int]:
+    """The queue and the offset of BROKER:QUEUE:OFFSET. InvalidArgumentError."""
+    queue, _, offset = text.rpartition(":")
+    if not queue:
+        raise InvalidArgumentError(f"{text!r} is not a place: write BROKER:QUEUE:OFFSET, for example broker-a:3:1700")
+    return parse_queue(topic, queue), parse_offset(offset)

@@ -1,0 +1,171 @@
+"""Live tails: what arrives in a topic, for people who watch it.
+
+All viewers of a topic share one reader, which reads without a group, beginning at the queues' ends. It takes at most
+`rate` messages a second, and counts the others, so a topic of millions costs what a quiet one does. A
+viewer who is slow loses the oldest of what waits for it, and is told how many. The reader ends with its last viewer.
+
+Everything here runs on one event loop; the only thing that blocks is `read`, which its caller runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from raymq.common.errors import RaymqError
+from raymq.common.message import MessageExt, MessageQueue
+from raymq.tools.console.backend.messages import TailBatch
+
+TAIL_WAITING_MAX: Final = 500
+"""The most messages that wait for one viewer."""
+TAIL_ROUND_S: Final = 1.0
+"""A reader reads once in this time."""
+TAIL_ERROR_PAUSE_S: Final = 3.0
+HEARTBEAT_S: Final = 15.0
+"""A viewer gets a sign of life after so long without messages: proxies close connections that are silent."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TailEvent:
+    """News for a viewer: new messages, oldest first; how many it did not get; and an error that lasts, or ""."""
+
+    messages: Sequence[MessageExt]
+    skipped: int
+    error: str
+
+
+Positions = Mapping[MessageQueue, int]
+Wants = Callable[[MessageExt], bool]
+Read = Callable[[str, Positions | None, int], Awaitable[TailBatch]]
+"""Reads a topic: from the positions, or with None only finds the ends; at most so many messages. RaymqError."""
+
+
+class TooManyViewersError(RaymqError):
+    """As many people watch as console.max_viewers admits."""
+
+
+class Viewer:
+    """One who watches a topic, and sees the messages that `wants` admits. Iterate over `events`."""
+
+    def __init__(self, wants: Wants) -> None:
+        self._wants = wants
+        self._waiting: deque[MessageExt] = deque()
+        self._skipped, self._error, self._begun, self._closed = 0, "", False, False
+        self._changed = asyncio.Event()
+
+    def offer(self, batch: TailBatch) -> None:
+        """Have the viewer get what was read."""
+        self._waiting += [message for message in batch.messages if self._wants(message)]
+        self._skipped += batch.skipped
+        while len(self._waiting) > TAIL_WAITING_MAX:
+            self._waiting.popleft()
+            self._skipped += 1
+        if batch.messages or batch.skipped or self._error or not self._begun:
+            self._error, self._begun = "", True
+            self._changed.set()
+
+    def fail(self, error: str) -> None:
+        """Have the viewer know that nothing can be read at present."""
+        if error != self._error:
+            self._error = error
+            self._changed.set()
+
+    def close(self) -> None:
+        """End the viewer's events."""
+        self._closed = True
+        self._changed.set()
+
+    async def events(self) -> AsyncIterator[TailEvent | None]:
+        """The news, until `close`; None after HEARTBEAT_S without anything. The first event, which may be empty, says
+        that messages that arrive from now on are shown."""
+        while not self._closed:
+            try:
+                await asyncio.wait_for(self._changed.wait(), HEARTBEAT_S)
+            except TimeoutError:
+                yield None
+                continue
+            self._changed.clear()
+            if not self._closed:
+                event = TailEvent(tuple(self._waiting), self._skipped, self._error)
+                self._waiting.clear()
+                self._skipped = 0
+                yield event
+
+
+class _Reader:
+    """The reader of one topic, and its viewers."""
+
+    def __init__(self, topic: str, read: Read, rate: int, round_s: float) -> None:
+        self._topic, self._read, self._rate, self._round_s = topic, read, rate, round_s
+        self.viewers: set[Viewer] = set()
+        self.task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        positions: Positions | None = None
+        while True:
+            pause_s = self._round_s
+            try:
+                batch = await self._read(self._topic, positions, self._rate)
+            except RaymqError as error:
+                pause_s = max(TAIL_ERROR_PAUSE_S, pause_s)
+                for viewer in self.viewers:
+                    viewer.fail(str(error))
+            except Exception:
+                logger.exception("the tail of topic %s cannot be read", self._topic)
+                pause_s = max(TAIL_ERROR_PAUSE_S, pause_s)
+                for viewer in self.viewers:
+                    viewer.fail("the topic cannot be read; see the console's log")
+            else:
+                positions = batch.positions
+                for viewer in self.viewers:
+                    viewer.offer(batch)
+            await asyncio.sleep(pause_s)
+
+
+class Tails:
+    """All tails of a console."""
+
+    def __init__(self, read: Read, *, rate: int, max_viewers: int, round_s: float = TAIL_ROUND_S) -> None:
+        """`rate`: messages per second and topic. `max_viewers`: of all topics together."""
+        self._read, self._rate, self._max_viewers, self._round_s = read, rate, max_viewers, round_s
+        self._readers: dict[str, _Reader] = {}
+        self._closed = False
+
+    @property
+    def viewers(self) -> int:
+        """How many people watch."""
+        return sum(len(reader.viewers) for reader in self._readers.values())
+
+    def open(self, topic: str, wants: Wants) -> Viewer:
+        """A viewer of a topic, to be given back by `leave`. TooManyViewersError."""
+        if self._closed or self.viewers >= self._max_viewers:
+            raise TooManyViewersError(
+                f"{self.viewers} tails are open, and console.max_viewers is {self._max_viewers}: close one"
+            )
+        if topic not in self._readers:
+            self._readers[topic] = _Reader(topic, self._read, max(1, round(self._rate * self._round_s)), self._round_s)
+        viewer = Viewer(wants)
+        self._readers[topic].viewers.add(viewer)
+        return viewer
+
+    def leave(self, topic: str, viewer: Viewer) -> None:
+        """The viewer is gone; may be said twice. The last one of a topic ends its reader."""
+        viewer.close()
+        reader = self._readers.get(topic)
+        if reader is not None and viewer in reader.viewers:
+            reader.viewers.remove(viewer)
+            if not reader.viewers:
+                self._readers.pop(topic).task.cancel()
+
+    def close(self) -> None:
+        """End all tails, so that a server that stops need not wait for them; nobody can open one after that."""
+        self._closed = True
+        for topic, reader in list(self._readers.items()):
+            for viewer in list(reader.viewers):
+                self.leave(topic, viewer)

@@ -1,0 +1,110 @@
+"""`/cluster`: who leads, what is in sync, stores and other servers; balance, drain, clean, write permission."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.tools.console.messages.export import exact
+from raymq.tools.console.web.answers import page, refused
+from raymq.tools.console.web.changes import change
+from raymq.tools.console.web.console import console_of
+from raymq.tools.console.web.forms import form_of
+
+CLUSTER_ADDRESS: Final = "/cluster"
+
+
+async def cluster_page(request: Request) -> Response:
+    """The servers."""
+    return page(request, "cluster.html", {"cluster": await console_of(request).cluster()})
+
+
+async def status_json(request: Request) -> Response:
+    """The same as `raymq status --json`."""
+    snapshot = await console_of(request).cluster()
+    if snapshot.value is None:
+        raise ServiceNotAvailableError(snapshot.error)
+    return JSONResponse(exact(dict(snapshot.value.report)))
+
+
+async def balance(request: Request) -> Response:
+    """Spread the leads over the nodes."""
+    return await change(
+        request,
+        "balance",
+        {},
+        lambda backend: backend.balance(),
+        then=CLUSTER_ADDRESS,
+        done="The leads are being spread over the nodes.",
+    )
+
+
+async def drain(request: Request) -> Response:
+    """Move all replicas off a node, once that was confirmed; or let replicas be there again."""
+    form = await form_of(request)
+    drained = form.text("undo") != "on"
+    try:
+        node = form.needed("node", "The node")
+        if drained and form.text("confirm") != "on":
+            raise InvalidArgumentError(f"confirm that all replicas shall leave node {node}")
+    except InvalidArgumentError as error:
+        return refused(request, error, CLUSTER_ADDRESS)
+    return await change(
+        request,
+        "drain" if drained else "drain --undo",
+        {"node": node},
+        lambda backend: backend.drain(node, drained=drained),
+        then=CLUSTER_ADDRESS,
+        done=f"Replicas leave node {node}." if drained else f"Replicas may be on node {node} again.",
+    )
+
+
+async def clean(request: Request) -> Response:
+    """Have a store delete expired messages now."""
+    form = await form_of(request)
+    try:
+        broker_name = form.needed("broker", "The broker group")
+    except InvalidArgumentError as error:
+        return refused(request, error, CLUSTER_ADDRESS)
+    return await change(
+        request,
+        "store clean",
+        {"broker": broker_name},
+        lambda backend: backend.clean_store(broker_name),
+        then=CLUSTER_ADDRESS,
+        done=f"{broker_name} deletes expired messages now.",
+    )
+
+
+async def set_write_permission(request: Request) -> Response:
+    """Take writes off a broker group, or give them back."""
+    form = await form_of(request)
+    try:
+        broker_name, write = form.needed("broker", "The broker group"), form.needed("write", "On or off")
+        if write not in ("on", "off"):
+            raise InvalidArgumentError(f"write is on or off, not {write!r}")
+    except InvalidArgumentError as error:
+        return refused(request, error, CLUSTER_ADDRESS)
+    writable = write == "on"
+    return await change(
+        request,
+        "write permission",
+        {"broker": broker_name, "writable": writable},
+        lambda backend: backend.set_write_permission(broker_name, writable=writable),
+        then=CLUSTER_ADDRESS,
+        done=f"{broker_name} {'takes writes again' if writable else 'takes no more writes'}; clients see it soon.",
+    )
+
+
+CLUSTER_ROUTES: Final = [
+    Route(CLUSTER_ADDRESS, cluster_page),
+    Route("/cluster/balance", balance, methods=["POST"]),
+    Route("/cluster/drain", drain, methods=["POST"]),
+    Route("/cluster/clean", clean, methods=["POST"]),
+    Route("/cluster/write-permission", set_write_permission, methods=["POST"]),
+    Route("/api/v1/status", status_json),
+]

@@ -1,0 +1,178 @@
+"""`/groups/G/dead-letters`: what a group could not consume; replays of all or of chosen ones, with their progress."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistError
+from raymq.tools.console.backend.messages import DeadLetterPage, DeadLetterView, LetterPlace, LetterReplayed
+from raymq.tools.console.backend.protocol import Backend
+from raymq.tools.console.messages.fields import MESSAGE_COLUMNS, file_rows, row_of
+from raymq.tools.console.messages.replays import REPLAY_RATE_MAX, Replay
+from raymq.tools.console.messages.rights import bodies_shown
+from raymq.tools.console.messages.search import parse_place
+from raymq.tools.console.pages.files import rows_as_file
+from raymq.tools.console.web.answers import page, redirect
+from raymq.tools.console.web.changes import write_audit
+from raymq.tools.console.web.console import console_of, notify, user_of
+from raymq.tools.console.web.forms import FORM_FIELDS_MAX
+from raymq.tools.console.web.texts import segment
+
+LETTERS_SHOWN: Final = 50
+LETTERS_EXPORTED: Final = 1_000
+LETTER_COLUMNS: Final = ("died_ms", "attempts", "replayed", *MESSAGE_COLUMNS)
+
+
+async def show(request: Request) -> Response:
+    """The letters, oldest first, with a box each; an error is a line above them."""
+    group, replayed = request.path_params["group"], "replayed" in request.query_params
+    found, error = DeadLetterPage(()), ""
+    try:
+        found = await _letters(request, LETTERS_SHOWN)
+    except TopicNotExistError:
+        pass  # no message of this group has died yet
+    except RaymqError as problem:
+        error = str(problem)
+    with_body = _with_body(request)
+    values = {
+        "group": group,
+        "replayed": replayed,
+        "rows": [(letter, row_of(letter.message, with_body=with_body)) for letter in found.letters],
+        "cursor": found.cursor,
+        "error": error,
+        "replay": console_of(request).replays.of(group),
+    }
+    return page(request, "dead_letters.html", values)
+
+
+async def export(request: Request) -> Response:
+    """The letters as a file, at most LETTERS_EXPORTED from where the page begins."""
+    found, with_body = await _letters(request, LETTERS_EXPORTED), _with_body(request)
+    rows = _file_rows(found.letters, with_body=with_body)
+    return rows_as_file(request, f"dead-letters-{request.path_params['group']}", LETTER_COLUMNS, rows)
+
+
+async def as_json(request: Request) -> Response:
+    """The letters, for scripts."""
+    found, with_body = await _letters(request, LETTERS_SHOWN), _with_body(request)
+    letters = _file_rows(found.letters, with_body=with_body)
+    return JSONResponse({"dead_letters": letters, "cursor": found.cursor})
+
+
+async def start(request: Request) -> Response:
+    """Begin a replay of all letters, or of those whose boxes are ticked; then show its progress."""
+    group = request.path_params["group"]
+    back, progress = (f"/groups/{segment(group)}/dead-letters{more}" for more in ("", "/replay"))
+    arguments: dict[str, Any] = {"group": group}
+    try:
+        places, rate = await _choice(request, group)
+        arguments |= {"letters": "all" if places is None else len(places), "rate": rate}
+        replay = Replay(group, user_of(request).name, None if places is None else len(places), rate, time.monotonic())
+        console = console_of(request)
+        console.replays.start(
+            replay,
+            partial(_bring_back, console.calls.backend, group, places, rate),
+            partial(_audit_from_thread, asyncio.get_running_loop(), request, arguments),
+        )
+    except RaymqError as error:
+        notify(request, "failed", str(error))
+        return redirect(request, back)
+    return redirect(request, progress)
+
+
+async def progress(request: Request) -> Response:
+    """The group's last replay: how far it is, and the result of each letter."""
+    group = request.path_params["group"]
+    replay = console_of(request).replays.of(group)
+    results = list(replay.results) if replay else []
+    return page(request, "replay.html", {"group": group, "replay": replay, "results": results})
+
+
+async def stop(request: Request) -> Response:
+    """Have the replay end with the letter that it is at."""
+    group = request.path_params["group"]
+    replay = console_of(request).replays.of(group)
+    if replay is not None and replay.running:
+        replay.stopping = True
+        await write_audit(request, "dead letters stop", {"group": group}, "done")
+    return redirect(request, f"/groups/{segment(group)}/dead-letters/replay")
+
+
+def _bring_back(
+    backend: Backend, group: str, places: list[LetterPlace] | None, rate: float | None
+) -> Iterator[LetterReplayed]:
+    return backend.replay_dead_letters(group, places, rate=rate)
+
+
+def _audit_from_thread(
+    loop: asyncio.AbstractEventLoop, request: Request, arguments: dict[str, Any], replay: Replay
+) -> None:
+    """Write the replay's outcome into the audit, from the replay's own thread."""
+    if not loop.is_closed():
+        asyncio.run_coroutine_threadsafe(write_audit(request, "dead letters replay", arguments, replay.outcome), loop)
+
+
+async def _choice(request: Request, group: str) -> tuple[list[LetterPlace] | None, float | None]:
+    """The letters that a form chooses, None for all, and the rate. InvalidArgumentError."""
+    async with request.form(max_files=0, max_fields=FORM_FIELDS_MAX) as fields:
+        which, texts = fields.get("which"), [text for text in fields.getlist("letter") if isinstance(text, str)]
+        rate = _rate(str(fields.get("rate", "")).strip())
+    if which == "all":
+        return None, rate
+    if not texts:
+        raise InvalidArgumentError("no dead letter is chosen: tick some, or replay all")
+    places = [parse_place(group, text) for text in texts]
+    return [LetterPlace(queue.broker_name, queue.queue_id, offset) for queue, offset in places], rate
+
+
+def _rate(text: str) -> float | None:
+    """A rate per second, None for an empty text. InvalidArgumentError."""
+    if not text:
+        return None
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate <= REPLAY_RATE_MAX:
+        raise InvalidArgumentError(f"the rate must be a number per second up to {REPLAY_RATE_MAX:.0f}, not {text!r}")
+    return rate
+
+
+async def _letters(request: Request, limit: int) -> DeadLetterPage:
+    group, query = request.path_params["group"], request.query_params
+    replayed, cursor = "replayed" in query, query.get("cursor") or None
+    return await console_of(request).ask(
+        lambda backend: backend.dead_letters(group, replayed=replayed, limit=limit, cursor=cursor)
+    )
+
+
+def _file_rows(letters: Sequence[DeadLetterView], *, with_body: bool) -> list[dict[str, Any]]:
+    rows = file_rows([letter.message for letter in letters], with_body=with_body)
+    return [_of_letter(letter) | row | {"topic": letter.topic} for letter, row in zip(letters, rows, strict=True)]
+
+
+def _of_letter(letter: DeadLetterView) -> dict[str, Any]:
+    values = (letter.message.store_timestamp_ms, letter.message.reconsume_times, letter.replayed)
+    return dict(zip(LETTER_COLUMNS[: len(values)], values, strict=True))
+
+
+def _with_body(request: Request) -> bool:
+    return bodies_shown(user_of(request), console_of(request).settings)
+
+
+DEAD_LETTERS_ROUTES: Final = [
+    Route("/groups/{group}/dead-letters", show),
+    Route("/groups/{group}/dead-letters/export", export),
+    Route("/groups/{group}/dead-letters/replay", progress),
+    Route("/groups/{group}/dead-letters/replay", start, methods=["POST"]),
+    Route("/groups/{group}/dead-letters/stop", stop, methods=["POST"]),
+    Route("/api/v1/groups/{group}/dead-letters", as_json),
+]

@@ -1,0 +1,171 @@
+"""`/groups`, `/groups/G`: consumer groups, their members and lag; consume on and off, retries, delete."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.tools.console.backend.groups import GroupView
+from raymq.tools.console.messages.export import exact
+from raymq.tools.console.pages.files import rows_as_file
+from raymq.tools.console.web.answers import page, refused
+from raymq.tools.console.web.changes import change
+from raymq.tools.console.web.console import console_of
+from raymq.tools.console.web.forms import form_of
+from raymq.tools.console.web.texts import segment
+
+GROUP_COLUMNS: Final = (
+    "group",
+    "consume_type",
+    "message_model",
+    "members",
+    "lag",
+    "lag_ms",
+    "retries",
+    "dead_letters",
+    "consume_enable",
+)
+"""The columns of the list as a file."""
+
+
+async def group_list(request: Request) -> Response:
+    """All groups."""
+    return page(request, "groups.html", {"groups": await console_of(request).groups()})
+
+
+async def group_page(request: Request) -> Response:
+    """One group, with the topics that its offsets can be moved in."""
+    view = await group_view(request)
+    topics = sorted({one.queue.topic for one in view.queues})
+    return page(request, "group.html", {"group": view.group, "view": view, "topics": topics})
+
+
+async def groups_json(request: Request) -> Response:
+    """The same as `raymq group list --json`."""
+    snapshot = await console_of(request).groups()
+    if snapshot.value is None:
+        raise ServiceNotAvailableError(snapshot.error)
+    return JSONResponse({"groups": [row.group for row in snapshot.value.rows]})
+
+
+async def export(request: Request) -> Response:
+    """The table as a file, CSV or JSON."""
+    snapshot = await console_of(request).groups()
+    if snapshot.value is None:
+        raise ServiceNotAvailableError(snapshot.error)
+    return rows_as_file(request, "groups", GROUP_COLUMNS, [asdict(row) for row in snapshot.value.rows])
+
+
+async def group_json(request: Request) -> Response:
+    """The same as `raymq group describe G --json`."""
+    view = await group_view(request)
+    queues = [
+        {
+            "topic": one.queue.topic,
+            "broker": one.queue.broker_name,
+            "queue": one.queue.queue_id,
+            "committed": one.committed,
+            "max_offset": one.max_offset,
+            "lag": one.lag,
+            "in_flight": one.in_flight,
+            "lag_ms": one.lag_ms,
+        }
+        for one in view.queues
+    ]
+    sums = {"lag": view.lag, "lag_ms": view.lag_ms, "retry_lag": view.retries, "dead_letters": view.dead_letters}
+    return JSONResponse(exact({"queues": queues, **sums}))
+
+
+async def lag_json(request: Request) -> Response:
+    """Columns for the chart of the last hour: times in seconds since 1970, and the lag in messages, from when the
+    group was first seen on. Empty for a group beyond the first ones (raymq.tools.console.web.history)."""
+    samples = console_of(request).history.groups.values(request.path_params["group"])
+    values = [(at_ms, lag) for at_ms, lag in samples if lag is not None]
+    return JSONResponse({"at_s": [at_ms / 1000 for at_ms, _ in values], "lag": [lag for _, lag in values]})
+
+
+async def members_json(request: Request) -> Response:
+    """The same as `raymq group members G --json`."""
+    view = await group_view(request)
+    members = [
+        {
+            "client": one.client_id,
+            "host": one.host,
+            "pid": one.pid,
+            "type": one.consume_type,
+            "model": one.message_model,
+            "silent_s": round(one.silent_s, 1),
+        }
+        for one in view.members
+    ]
+    return JSONResponse({"members": members})
+
+
+async def update(request: Request) -> Response:
+    """Have a group consume or not, or change how often it tries a message again."""
+    group, form = request.path_params["group"], await form_of(request)
+    try:
+        consume = form.text("consume")
+        if consume not in ("", "on", "off"):
+            raise InvalidArgumentError(f"consume is on or off, not {consume!r}")
+        consume_enable = None if not consume else consume == "on"
+        retries = form.number("retry_max_times", "Retries")
+        if consume_enable is None and retries is None:
+            raise InvalidArgumentError("nothing to change: all fields were empty")
+    except InvalidArgumentError as error:
+        return refused(request, error, group_address(group))
+    return await change(
+        request,
+        "group update",
+        {"group": group, "consume_enable": consume_enable, "retry_max_times": retries},
+        lambda backend: backend.update_group(group, consume_enable=consume_enable, retry_max_times=retries),
+        then=group_address(group),
+        done=f"Group {group} is changed.",
+    )
+
+
+async def delete(request: Request) -> Response:
+    """Forget a group whose name was typed, its offsets and its retries."""
+    group, form = request.path_params["group"], await form_of(request)
+    if form.text("confirm") != group:
+        error = InvalidArgumentError(f"type the group's name, {group}, to delete it")
+        return refused(request, error, group_address(group))
+    letters = form.text("dead_letters") == "on"
+    return await change(
+        request,
+        "group delete",
+        {"group": group, "dead_letters": letters},
+        lambda backend: backend.delete_group(group, dead_letters=letters),
+        then="/groups",
+        done=f"Group {group} is deleted.",
+        after_failure=group_address(group),
+    )
+
+
+async def group_view(request: Request) -> GroupView:
+    """The group that the address names. GroupNotExistError."""
+    group = request.path_params["group"]
+    return await console_of(request).ask(lambda backend: backend.group(group))
+
+
+def group_address(group: str) -> str:
+    """The address of a group's page."""
+    return f"/groups/{segment(group)}"
+
+
+GROUPS_ROUTES: Final = [
+    Route("/groups", group_list),
+    Route("/groups/{group}", group_page),
+    Route("/groups/{group}/update", update, methods=["POST"]),
+    Route("/groups/{group}/delete", delete, methods=["POST"]),
+    Route("/export/groups", export),
+    Route("/api/v1/groups", groups_json),
+    Route("/api/v1/groups/{group}", group_json),
+    Route("/api/v1/groups/{group}/lag", lag_json),
+    Route("/api/v1/groups/{group}/members", members_json),
+]

@@ -1,0 +1,169 @@
+"""`/messages`: messages by key, id or place; and the page of one message, with all that is known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from raymq.common.errors import InvalidArgumentError, NoPermissionError, RaymqError
+from raymq.common.message import MessageExt
+from raymq.tools.console.backend.messages import MessageTrack
+from raymq.tools.console.messages.body import BODY_SHOWN_MAX_BYTES, BodyForm, is_text, view_body, visible
+from raymq.tools.console.messages.commands import query_command, send_command
+from raymq.tools.console.messages.fields import file_rows, row_of, visible_map
+from raymq.tools.console.messages.rights import bodies_shown
+from raymq.tools.console.messages.search import parse_place
+from raymq.tools.console.pages.files import saved
+from raymq.tools.console.pages.sending import message_again, send_and_go_back
+from raymq.tools.console.web.answers import page, redirect
+from raymq.tools.console.web.changes import change
+from raymq.tools.console.web.console import console_of, notify, user_of
+from raymq.tools.console.web.forms import Form, form_of, query_of
+
+KEY_HITS_MAX: Final = 64
+
+
+async def find(request: Request) -> Response:
+    """The search form; and below it the messages found, or the one message itself."""
+    form, error = query_of(request), ""
+    messages: Sequence[MessageExt] = ()
+    try:
+        messages = await _found(request, form)
+    except RaymqError as problem:
+        error = str(problem)
+    if len(messages) == 1:
+        return _show(request, messages[0])
+    with_body = _with_body(request)
+    rows = [row_of(message, with_body=with_body) for message in messages]
+    asked = bool(form.text("topic")) and not error
+    return page(request, "find.html", {"form": form, "rows": rows, "error": error, "asked": asked})
+
+
+async def as_json(request: Request) -> Response:
+    """The messages found, for scripts."""
+    with_body = _with_body(request)
+    found = await _found(request, query_of(request))
+    return JSONResponse({"messages": file_rows(found, with_body=with_body)})
+
+
+async def track(request: Request) -> Response:
+    """How far each group is with the message: a part of its page, since stores and brokers have to be asked."""
+    tracks: Sequence[MessageTrack] = ()
+    error = ""
+    try:
+        message = await _message(request, query_of(request))
+        tracks = await console_of(request).ask(lambda backend: backend.message_track(message))
+    except RaymqError as problem:
+        error = str(problem)
+    return page(request, "track.html", {"tracks": tracks, "error": error})
+
+
+async def download(request: Request) -> Response:
+    """The whole body, as bytes that no browser shows."""
+    if not _with_body(request):
+        raise NoPermissionError("bodies are hidden from viewers (console.show_bodies)")
+    message = await _message(request, query_of(request))
+    return saved(message.body, f"{message.topic}-{message.message_id}.bin")
+
+
+async def send_again(request: Request) -> Response:
+    """Send the message once more: as it is or edited, to this or another topic, at once or later."""
+    form, back = await form_of(request), _own_page(request)
+    try:
+        message = await _message(request, query_of(request))
+        again = message_again(form, message)
+    except RaymqError as error:
+        notify(request, "failed", str(error))
+        return redirect(request, back)
+    return await send_and_go_back(request, "send again", again, back)
+
+
+async def deliver(request: Request) -> Response:
+    """Have one group get the message again."""
+    form, query, back = await form_of(request), query_of(request), _own_page(request)
+    try:
+        message, group = await _message(request, query), form.needed("group", "the group")
+    except RaymqError as error:
+        notify(request, "failed", str(error))
+        return redirect(request, back)
+    return await change(
+        request,
+        "deliver again",
+        {"topic": message.topic, "message_id": message.message_id, "group": group},
+        lambda backend: backend.deliver_to_group(message.topic, message.message_id, group),
+        then=back,
+        done=f"Group {group} gets message {message.message_id} again.",
+    )
+
+
+def _show(request: Request, message: MessageExt) -> Response:
+    """The page of one message."""
+    with_body = _with_body(request)
+    wanted = request.query_params.get("as", "")
+    error = message.body_error if with_body else None
+    body = message.body if with_body and error is None else None
+    view = None if body is None else view_body(body, BodyForm(wanted) if wanted in set(BodyForm) else None)
+    editable = body is not None and len(body) <= BODY_SHOWN_MAX_BYTES and is_text(body)
+    values: dict[str, Any] = {
+        "message": message,
+        "row": row_of(message, with_body=False),
+        "view": view,
+        "error": None if error is None else visible(str(error)),
+        "forms": list(BodyForm),
+        "properties": visible_map(message.properties),
+        "system": visible_map(message.system_properties),
+        "body_text": body.decode() if editable and body is not None else None,
+        "query_command": query_command(message),
+        "send_command": None if body is None else send_command(message),
+    }
+    return page(request, "message.html", values)
+
+
+async def _found(request: Request, form: Form) -> Sequence[MessageExt]:
+    """The messages that the fields topic and key, id or offset name; none if they are empty. RaymqError."""
+    topic, key, message_id, place = (form.text(name) for name in ("topic", "key", "id", "offset"))
+    if not topic and not (key or message_id or place):
+        return ()
+    if not topic or sum(map(bool, (key, message_id, place))) != 1:
+        raise InvalidArgumentError("give a topic, and one of key, id and place")
+    console = console_of(request)
+    if key:
+        return await console.ask(lambda backend: backend.query_by_key(topic, key, max_messages=KEY_HITS_MAX))
+    if message_id:
+        return await console.ask(lambda backend: backend.query_by_id(topic, message_id))
+    queue, offset = parse_place(topic, place)
+    message = await console.ask(lambda backend: backend.message_at(queue, offset))
+    return () if message is None else (message,)
+
+
+async def _message(request: Request, form: Form) -> MessageExt:
+    """The message at the place in the address. InvalidArgumentError if there is none."""
+    queue, offset = parse_place(form.needed("topic", "the topic"), form.needed("offset", "the place"))
+    message = await console_of(request).ask(lambda backend: backend.message_at(queue, offset))
+    if message is None:
+        raise InvalidArgumentError(f"no message is at {queue.broker_name}:{queue.queue_id}:{offset} of {queue.topic!r}")
+    return message
+
+
+def _own_page(request: Request) -> str:
+    """The page of the message that a form of it was sent from."""
+    return f"/messages?{urlencode({name: request.query_params.get(name, '') for name in ('topic', 'offset')})}"
+
+
+def _with_body(request: Request) -> bool:
+    return bodies_shown(user_of(request), console_of(request).settings)
+
+
+MESSAGE_ROUTES: Final = [
+    Route("/messages", find),
+    Route("/messages/track", track),
+    Route("/messages/body", download),
+    Route("/messages/send", send_again, methods=["POST"]),
+    Route("/messages/deliver", deliver, methods=["POST"]),
+    Route("/api/v1/messages", as_json),
+]

@@ -1,0 +1,119 @@
+"""`/topics/T/messages`: the messages of a topic, searched within bounds; and a new one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistError
+from raymq.tools.console.backend.messages import MessagePage
+from raymq.tools.console.messages.fields import MESSAGE_COLUMNS, file_rows, row_of
+from raymq.tools.console.messages.rights import bodies_shown, check_text_search
+from raymq.tools.console.messages.search import SEARCH_LIMITS, SEARCH_STARTS, SearchForm
+from raymq.tools.console.pages.files import rows_as_file
+from raymq.tools.console.pages.sending import new_message, send_and_go_back
+from raymq.tools.console.web.answers import page, redirect
+from raymq.tools.console.web.calls import LIST_TIMEOUT_S
+from raymq.tools.console.web.console import console_of, notify, user_of
+from raymq.tools.console.web.forms import form_of
+from raymq.tools.console.web.texts import segment
+
+
+async def browse(request: Request) -> Response:
+    """The form and what it finds; an error is a line between them."""
+    topic, form = request.path_params["topic"], SearchForm.of(request.query_params)
+    (found, error), queues = await asyncio.gather(_try_to_search(request, topic, form), _queues(request, topic))
+    with_body = _with_body(request)
+    values = {
+        "topic": topic,
+        "form": form,
+        "starts": SEARCH_STARTS,
+        "limit_choices": [(limit, limit) for limit in SEARCH_LIMITS],
+        "queue_choices": [("", "all"), *((queue, queue) for queue in _with_chosen(queues, form.queue))],
+        "found": found,
+        "rows": [row_of(message, with_body=with_body) for message in found.messages] if found else [],
+        "error": error,
+        "with_body": with_body,
+    }
+    return page(request, "messages.html", values)
+
+
+async def export(request: Request) -> Response:
+    """The messages that the page shows, as a file."""
+    topic, form = request.path_params["topic"], SearchForm.of(request.query_params)
+    found, with_body = await _search(request, topic, form), _with_body(request)
+    rows = file_rows(found.messages, with_body=with_body)
+    return rows_as_file(request, f"messages-{topic}", MESSAGE_COLUMNS, rows)
+
+
+async def as_json(request: Request) -> Response:
+    """The messages that the page shows, for scripts."""
+    topic, form = request.path_params["topic"], SearchForm.of(request.query_params)
+    found, with_body = await _search(request, topic, form), _with_body(request)
+    return JSONResponse(
+        {
+            "messages": file_rows(found.messages, with_body=with_body),
+            "scanned": found.scanned,
+            "truncated": found.truncated,
+            "cursor": found.cursor,
+        }
+    )
+
+
+async def send(request: Request) -> Response:
+    """Send the message of the form."""
+    topic = request.path_params["topic"]
+    back = f"/topics/{segment(topic)}/messages"
+    try:
+        message = new_message(topic, await form_of(request))
+    except InvalidArgumentError as error:
+        notify(request, "failed", str(error))
+        return redirect(request, back)
+    return await send_and_go_back(request, "send", message, back)
+
+
+def _with_body(request: Request) -> bool:
+    return bodies_shown(user_of(request), console_of(request).settings)
+
+
+async def _search(request: Request, topic: str, form: SearchForm) -> MessagePage:
+    query = form.query(topic, time.time_ns() // 1_000_000)
+    check_text_search(query.contains, with_body=_with_body(request))
+    return await console_of(request).ask(lambda backend: backend.browse(query))
+
+
+async def _try_to_search(request: Request, topic: str, form: SearchForm) -> tuple[MessagePage | None, str]:
+    """The messages found, or the error in words. TopicNotExistError, since there is no page then."""
+    try:
+        return await _search(request, topic, form), ""
+    except TopicNotExistError:
+        raise
+    except RaymqError as error:
+        return None, str(error)
+
+
+def _with_chosen(queues: list[str], chosen: str) -> list[str]:
+    """The queues to choose from, with the one that is in the address already."""
+    return [*queues, chosen] if chosen and chosen not in queues else queues
+
+
+async def _queues(request: Request, topic: str) -> list[str]:
+    """The topic's queues as BROKER:QUEUE, to choose from; none where they cannot be told now."""
+    try:
+        view = await console_of(request).ask(lambda backend: backend.topic(topic), LIST_TIMEOUT_S)
+    except RaymqError:
+        return []
+    return [f"{one.queue.broker_name}:{one.queue.queue_id}" for one in view.queues]
+
+
+MESSAGES_ROUTES: Final = [
+    Route("/topics/{topic}/messages", browse),
+    Route("/topics/{topic}/messages", send, methods=["POST"]),
+    Route("/topics/{topic}/messages/export", export),
+    Route("/api/v1/topics/{topic}/messages", as_json),
+]

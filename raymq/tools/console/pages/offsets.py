@@ -1,0 +1,155 @@
+"""`/groups/G/reset`, `/groups/G/copy`: move a group's offsets in a topic, after a look at old and new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageQueue
+from raymq.tools.console.backend.groups import OffsetMove
+from raymq.tools.console.backend.protocol import Backend
+from raymq.tools.console.pages.groups import group_address
+from raymq.tools.console.web.answers import page, refused
+from raymq.tools.console.web.changes import change
+from raymq.tools.console.web.console import console_of
+from raymq.tools.console.web.forms import Form, form_of, query_of
+from raymq.tools.console.web.texts import plural, time_of
+
+
+@dataclass(frozen=True, slots=True)
+class MoveForm:
+    """A wish to move a group's offsets: `fields` as the form had them, in words, and the arguments of the call."""
+
+    fields: dict[str, str]
+    words: str
+    arguments: dict[str, Any]
+
+    @staticmethod
+    def of_reset(group: str, form: Form) -> MoveForm:
+        """The reset that a form asks for. InvalidArgumentError."""
+        topic, to = form.needed("topic", "The topic"), form.needed("to", "The target")
+        arguments: dict[str, Any] = {"group": group, "topic": topic}
+        words = to
+        if to in ("earliest", "latest"):
+            arguments["to"] = to
+        elif to == "time":
+            arguments["timestamp_ms"] = at_ms = form.time_ms("time", "The time")
+            words = f"{time_of(at_ms)} UTC"
+        elif to == "offset":
+            arguments["offset"] = form.number("offset", "The offset")
+            words = f"offset {arguments['offset']}"
+        else:
+            raise InvalidArgumentError(f"the target is earliest, latest, time or offset, not {to!r}")
+        if None in arguments.values():
+            raise InvalidArgumentError(f"the {to} is missing")
+        if text := form.text("queue"):
+            arguments["queue"] = parse_queue(topic, text)
+            words += f", queue {text} only"
+        fields = {name: form.text(name) for name in ("topic", "to", "time", "offset", "queue")}
+        return MoveForm(fields, f"to {words}", arguments)
+
+    @staticmethod
+    def of_copy(group: str, form: Form) -> MoveForm:
+        """The copy that a form asks for. InvalidArgumentError."""
+        topic, source = form.needed("topic", "The topic"), form.needed("source", "The other group")
+        if source == group:
+            raise InvalidArgumentError("a group has its own offsets already: name another one")
+        arguments = {"source": source, "target": group, "topic": topic}
+        return MoveForm({"topic": topic, "source": source}, f"to the offsets of group {source}", arguments)
+
+
+async def preview_reset(request: Request) -> Response:
+    """Old and new offsets of a reset, which changes nothing yet."""
+    return await _preview(request, "reset")
+
+
+async def reset(request: Request) -> Response:
+    """Move the offsets."""
+    return await _move(request, "reset")
+
+
+async def preview_copy(request: Request) -> Response:
+    """Old and new offsets, taken from another group; nothing is changed yet."""
+    return await _preview(request, "copy")
+
+
+async def copy(request: Request) -> Response:
+    """Have the group go on from the offsets of another one."""
+    return await _move(request, "copy")
+
+
+async def _preview(request: Request, kind: str) -> Response:
+    group = request.path_params["group"]
+    try:
+        wanted = _wanted(kind, group, query_of(request))
+    except InvalidArgumentError as error:
+        return refused(request, error, group_address(group))
+    moves = await console_of(request).ask(lambda backend: _call(backend, kind, wanted, dry_run=True))
+    return page(
+        request,
+        "offsets.html",
+        {
+            "group": group,
+            "kind": kind,
+            "wanted": wanted,
+            "moves": moves,
+            "summary": moved_messages(moves),
+        },
+    )
+
+
+async def _move(request: Request, kind: str) -> Response:
+    group = request.path_params["group"]
+    try:
+        wanted = _wanted(kind, group, await form_of(request))
+    except InvalidArgumentError as error:
+        return refused(request, error, group_address(group))
+    topic = wanted.fields["topic"]
+    return await change(
+        request,
+        "group reset-offset" if kind == "reset" else "group copy-offsets",
+        wanted.arguments,
+        lambda backend: _call(backend, kind, wanted, dry_run=False),
+        then=group_address(group),
+        done=f"Group {group} goes on in topic {topic} {wanted.words}.",
+    )
+
+
+def _wanted(kind: str, group: str, form: Form) -> MoveForm:
+    return MoveForm.of_reset(group, form) if kind == "reset" else MoveForm.of_copy(group, form)
+
+
+def _call(backend: Backend, kind: str, wanted: MoveForm, *, dry_run: bool) -> Sequence[OffsetMove]:
+    call = backend.reset_offsets if kind == "reset" else backend.clone_offsets
+    return call(**wanted.arguments, dry_run=dry_run)
+
+
+def parse_queue(topic: str, text: str) -> MessageQueue:
+    """The queue that BROKER:QUEUE names. InvalidArgumentError."""
+    broker_name, separator, queue_id = text.rpartition(":")
+    if not separator or not (queue_id.isascii() and queue_id.isdigit()):
+        raise InvalidArgumentError(f"{text!r} is not a queue; write BROKER:QUEUE, for example broker-a:3")
+    return MessageQueue(topic, broker_name, int(queue_id))
+
+
+def moved_messages(moves: Sequence[OffsetMove]) -> str:
+    """The messages that come again or are left out, in words."""
+    back = sum(max((move.old or 0) - move.new, 0) for move in moves if move.old is not None)
+    ahead = sum(max(move.new - (move.old or 0), 0) for move in moves if move.old is not None)
+    parts = [f"{plural(back, 'message')} consumed again"] if back else []
+    parts += [f"{plural(ahead, 'message')} left out"] if ahead else []
+    return ", ".join(parts) or "no message is consumed again or left out"
+
+
+OFFSETS_ROUTES: Final = [
+    Route("/groups/{group}/reset", preview_reset),
+    Route("/groups/{group}/reset", reset, methods=["POST"]),
+    Route("/groups/{group}/copy", preview_copy),
+    Route("/groups/{group}/copy", copy, methods=["POST"]),
+]

@@ -1,0 +1,99 @@
+"""Forms that send a message: their fields as a message, which goes out once, and the page that says where it is.
+
+A browser sends every end of a line in a text field as CR LF; here it is LF again, so that a body that was shown and
+sent again unedited is the same. A body that must stay as it is to the byte is not taken from a field at all.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from raymq.common.delay import parse_delay_levels
+from raymq.common.errors import InvalidArgumentError, RaymqError
+from raymq.common.message import MessageExt
+from raymq.tools.console.backend.messages import NewMessage, SentMessage
+from raymq.tools.console.web.answers import redirect, wants_json
+from raymq.tools.console.web.changes import audited
+from raymq.tools.console.web.console import notify
+from raymq.tools.console.web.forms import Form
+
+SEND_DELAY_MAX_MS: Final = 40 * 86_400_000
+
+
+def new_message(topic: str, form: Form) -> NewMessage:
+    """The message of a form for `topic`, with the fields body, tags, keys (between spaces), properties (a line
+    NAME=VALUE each) and delay. InvalidArgumentError."""
+    return NewMessage(
+        topic,
+        _body(form),
+        form.text("tags") or None,
+        tuple(form.text("keys").split()),
+        parse_properties(form.raw("properties")),
+        parse_delay_ms(form.text("delay")),
+    )
+
+
+def message_again(form: Form, message: MessageExt) -> NewMessage:
+    """`message` again, by a form with the fields topic, delay, and body where `edited` is set. InvalidArgumentError."""
+    return NewMessage(
+        form.needed("topic", "the topic"),
+        _body(form) if form.text("edited") else message.body,
+        message.tags,
+        tuple(message.keys),
+        dict(message.properties),
+        parse_delay_ms(form.text("delay")),
+    )
+
+
+async def send_and_go_back(request: Request, action: str, message: NewMessage, back: str) -> Response:
+    """Send a message, with an entry in the audit, which has its size and not its body; then show the page `back`."""
+    arguments = {"topic": message.topic, "bytes": len(message.body), "delay_ms": message.delay_ms or None}
+    try:
+        sent: SentMessage = await audited(request, action, arguments, lambda backend: backend.send(message))
+    except RaymqError as error:
+        if wants_json(request):
+            return JSONResponse({"outcome": str(error)}, 409)
+        notify(request, "failed", f"The message was not sent: {error}")
+        return redirect(request, back)
+    if wants_json(request):
+        place = f"{sent.queue.broker_name}:{sent.queue.queue_id}:{sent.queue_offset}"
+        return JSONResponse({"outcome": "done", "message_id": sent.message_id, "place": place})
+    when = (
+        f"waits for {message.delay_ms // 1000} s"
+        if message.delay_ms
+        else f"is at {sent.queue.broker_name}:{sent.queue.queue_id}:{sent.queue_offset}"
+    )
+    notify(request, "done", f"Sent: message {sent.message_id} of topic {message.topic} {when}.")
+    return redirect(request, back)
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """Properties by name, of lines NAME=VALUE. InvalidArgumentError."""
+    properties: dict[str, str] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        name, separator, value = line.partition("=")
+        if not separator or not name.strip():
+            raise InvalidArgumentError(f"property {line!r} must be NAME=VALUE, one in a line")
+        properties[name.strip()] = value.strip()
+    return properties
+
+
+def parse_delay_ms(text: str) -> int:
+    """A delay such as 30s, 5m, 2h or 1d, in ms; 0 for none. InvalidArgumentError."""
+    text = text.strip().removeprefix("+")
+    if not text or text == "0":
+        return 0
+    [delay_ms, *more] = parse_delay_levels(text)
+    if more or delay_ms > SEND_DELAY_MAX_MS:
+        raise InvalidArgumentError(f"{text!r} is not a delay of at most 40 days: write 30s, 5m, 2h or 1d")
+    return delay_ms
+
+
+def _body(form: Form) -> bytes:
+    body = form.raw("body").replace("\r\n", "\n")
+    if not body:
+        raise InvalidArgumentError("the body is empty; a message needs one byte at least")
+    return body.encode(errors="surrogatepass")

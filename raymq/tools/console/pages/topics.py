@@ -1,0 +1,190 @@
+"""`/topics`, `/topics/T`: topics, their queues, groups and routes; create, change and delete them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from raymq.common.delay import parse_delay_levels
+from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.tools.console.backend.topics import TopicView
+from raymq.tools.console.messages.export import exact
+from raymq.tools.console.pages.files import rows_as_file
+from raymq.tools.console.web.answers import page, refused
+from raymq.tools.console.web.changes import change
+from raymq.tools.console.web.console import console_of
+from raymq.tools.console.web.forms import Form, form_of
+from raymq.tools.console.web.texts import plural, segment
+
+PERMISSION_BITS: Final = {"R": 4, "W": 2, "RW": 6}
+MESSAGE_TYPES: Final = (
+    ("", "any"),
+    ("normal", "normal"),
+    ("fifo", "FIFO"),
+    ("delay", "delay"),
+    ("transaction", "transaction"),
+)
+TOPIC_COLUMNS: Final = ("topic", "queues", "messages", "rate", "groups", "perm", "attributes")
+"""The columns of the list as a file."""
+
+
+async def topic_list(request: Request) -> Response:
+    """All topics, and a form for a new one."""
+    console = console_of(request)
+    values = {"topics": await console.topics(), "types": MESSAGE_TYPES, "sparkline": console.sparkline}
+    return page(request, "topics.html", values)
+
+
+async def topic_page(request: Request) -> Response:
+    """One topic."""
+    view = await _view(request)
+    return page(request, "topic.html", {"topic": view.topic, "view": view, "types": MESSAGE_TYPES})
+
+
+async def topics_json(request: Request) -> Response:
+    """The same as `raymq topic list --json`."""
+    snapshot = await console_of(request).topics()
+    if snapshot.value is None:
+        raise ServiceNotAvailableError(snapshot.error)
+    rows = snapshot.value.rows
+    attributes = {row.topic: dict(row.attributes) for row in rows if row.attributes}
+    return JSONResponse({"topics": [row.topic for row in rows], "attributes": attributes})
+
+
+async def export(request: Request) -> Response:
+    """The table as a file, CSV or JSON."""
+    snapshot = await console_of(request).topics()
+    if snapshot.value is None:
+        raise ServiceNotAvailableError(snapshot.error)
+    return rows_as_file(request, "topics", TOPIC_COLUMNS, [asdict(row) for row in snapshot.value.rows])
+
+
+async def topic_json(request: Request) -> Response:
+    """The same as `raymq topic describe T --json`."""
+    view = await _view(request)
+    queues = [
+        {
+            "broker": one.queue.broker_name,
+            "queue": one.queue.queue_id,
+            "min_offset": one.min_offset,
+            "max_offset": one.max_offset,
+            "messages": one.messages,
+        }
+        for one in view.queues
+    ]
+    return JSONResponse(exact({"queues": queues, "attributes": dict(view.attributes)}))
+
+
+async def create(request: Request) -> Response:
+    """Create a topic."""
+    form = await form_of(request)
+    try:
+        topic = form.needed("topic", "The name")
+        queues = form.number("queues", "Queues", least=1) or 4
+        arguments: dict[str, Any] = {
+            "message_type": form.text("message_type") or None,
+            "reserve_time_s": _retention_s(form),
+            "cleanup_policy": form.text("cleanup_policy") or None,
+        }
+    except InvalidArgumentError as error:
+        return refused(request, error, "/topics")
+    return await change(
+        request,
+        "topic create",
+        {"topic": topic, "queues": queues, **arguments},
+        lambda backend: backend.create_topic(topic, queues, **arguments),
+        then=_address(topic),
+        done=f"Topic {topic} has {plural(queues, 'queue')}.",
+        after_failure="/topics",
+    )
+
+
+async def update(request: Request) -> Response:
+    """Give a topic more queues, another permission, another type or retention; fields left empty stay."""
+    topic, form = request.path_params["topic"], await form_of(request)
+    try:
+        perm = form.text("perm")
+        if perm and perm not in PERMISSION_BITS:
+            raise InvalidArgumentError(f"a permission is R, W or RW, not {perm!r}")
+        wanted: dict[str, Any] = {
+            "queues": form.number("queues", "Queues", least=1),
+            "perm": PERMISSION_BITS.get(perm),
+            "message_type": form.text("message_type") or None,
+            "reserve_time_s": _retention_s(form),
+        }
+        changes = {name: value for name, value in wanted.items() if value is not None}
+        if not changes:
+            raise InvalidArgumentError("nothing to change: all fields were empty")
+    except InvalidArgumentError as error:
+        return refused(request, error, _address(topic))
+    return await change(
+        request,
+        "topic update",
+        {"topic": topic, **changes},
+        lambda backend: backend.update_topic(topic, **changes),
+        then=_address(topic),
+        done=f"Topic {topic} is changed; clients see it within half a minute.",
+    )
+
+
+async def set_order(request: Request) -> Response:
+    """Set the queues of an order topic, or make it an ordinary one."""
+    topic, form = request.path_params["topic"], await form_of(request)
+    config = form.text("config") or None
+    return await change(
+        request,
+        "topic order",
+        {"topic": topic, "config": config or ""},
+        lambda backend: backend.set_order_config(topic, config),
+        then=_address(topic),
+        done=f"Topic {topic} is written to {config} only." if config else f"Topic {topic} is no order topic.",
+    )
+
+
+async def delete(request: Request) -> Response:
+    """Delete a topic whose name was typed."""
+    topic, form = request.path_params["topic"], await form_of(request)
+    if form.text("confirm") != topic:
+        error = InvalidArgumentError(f"type the topic's name, {topic}, to delete it")
+        return refused(request, error, _address(topic))
+    return await change(
+        request,
+        "topic delete",
+        {"topic": topic},
+        lambda backend: backend.delete_topic(topic),
+        then="/topics",
+        done=f"Topic {topic} is deleted.",
+        after_failure=_address(topic),
+    )
+
+
+async def _view(request: Request) -> TopicView:
+    topic = request.path_params["topic"]
+    return await console_of(request).ask(lambda backend: backend.topic(topic))
+
+
+def _address(topic: str) -> str:
+    return f"/topics/{segment(topic)}"
+
+
+def _retention_s(form: Form) -> float | None:
+    """The field `retention`, such as 12h or 7d, in seconds; 0 for the store's own; None if it is empty."""
+    text = form.text("retention")
+    return None if not text else 0.0 if text == "0" else parse_delay_levels(text)[0] / 1000
+
+
+TOPICS_ROUTES: Final = [
+    Route("/topics", topic_list),
+    Route("/topics", create, methods=["POST"]),
+    Route("/topics/{topic}", topic_page),
+    Route("/topics/{topic}/update", update, methods=["POST"]),
+    Route("/topics/{topic}/order", set_order, methods=["POST"]),
+    Route("/topics/{topic}/delete", delete, methods=["POST"]),
+    Route("/export/topics", export),
+    Route("/api/v1/topics", topics_json),
+    Route("/api/v1/topics/{topic}", topic_json),
+]

@@ -1,0 +1,164 @@
+"""The gate: ASGI middleware in front of all routes, which knows the user, and lets changes through or not.
+
+    no user      pages lead to the login, /api/ and scripts get 401 or 403; only the login, its files and /healthz open
+    a change     every method but GET and HEAD: by an admin, from a page of this origin, and not while `read_only`
+
+A browser says where a request comes from in Sec-Fetch-Site, and older ones in Origin; a page of another site cannot
+forge either. A script that sends a token with each request sends neither, and no cookie that could be borrowed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from raymq.common.errors import SystemBusyError
+from raymq.tools.console.security.sessions import Sessions
+from raymq.tools.console.security.tokens import role_of_token
+from raymq.tools.console.security.users import Role, User
+from raymq.tools.console.settings import ConsoleSettings
+
+SESSION_COOKIE: Final = "raymq_session"
+OPEN_PATHS: Final = ("/login", "/healthz", "/favicon.ico")
+OWN_SESSION_PATHS: Final = ("/login", "/logout")
+"""Changes of one's own session, which viewers may make, too."""
+LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
+_READS: Final = ("GET", "HEAD")
+
+
+class Gate:
+    """The middleware. Puts the User of a request into its scope as `user`, None at the login."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        settings: ConsoleSettings,
+        sessions: Sessions,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self._sessions = sessions
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            raise RuntimeError("the console has no web sockets")
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refuse_host(scope) or self._admit(scope)
+        await (refusal or self._app)(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> Response | None:
+        """Put the user into the scope; the answer for those who may not go on."""
+        connection = HTTPConnection(scope)
+        path = scope["path"].removeprefix(self._settings.base_path) or "/"
+        is_open = path in OPEN_PATHS or path.startswith("/static/")
+        is_change = scope["method"] not in _READS
+        if is_change and not from_own_page(connection.headers, scope["scheme"]):
+            return _refused("Changes come from the console's own pages only; this one came from another site.", 403)
+        user, refusal = self._user(connection)
+        scope["user"] = user
+        if refusal is not None and not is_open:
+            return refusal
+        if user is None and not is_open:
+            return self._to_login(scope, path, connection.headers)
+        if is_change and path not in OWN_SESSION_PATHS:
+            return self._refuse_change(user)
+        return None
+
+    def _refuse_host(self, scope: Scope) -> Response | None:
+        """Without tokens only this machine's own names count: else a page elsewhere could give its name this
+        machine's address, and be let in."""
+        if not self._settings.open_to_all:
+            return None
+        parts = _parts_of(f"//{Headers(scope=scope).get('host', '')}")
+        if parts is None or parts.hostname not in LOOPBACK_HOSTS:
+            return _refused("A console without login answers to localhost only.", 403)
+        return None
+
+    def _refuse_change(self, user: User | None) -> Response | None:
+        if user is None or not user.is_admin:
+            return _refused("Viewers change nothing; log in as an admin.", 403)
+        if self._settings.read_only:
+            return _refused("This console is read-only (console.read_only).", 403)
+        return None
+
+    def _user(self, connection: HTTPConnection) -> tuple[User | None, Response | None]:
+        """The user of a request, and the answer for one that brings a wrong token."""
+        address, now_s = address_of(connection), self._clock()
+        kind, _, token = connection.headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            settings = self._settings
+            try:
+                role = role_of_token(token.strip(), settings.is_admin, settings.viewer_token, settings.guarded)
+            except SystemBusyError as error:
+                return None, _refused(str(error), 429)
+            if role is None:
+                return None, _refused("This token is wrong.", 403)
+            return User("script", role, address), None
+        session = self._sessions.find(connection.cookies.get(SESSION_COOKIE, ""), now_s)
+        if session is not None:
+            return session.user, None
+        return (User("everybody", Role.ADMIN, address) if self._settings.open_to_all else None), None
+
+    def _to_login(self, scope: Scope, path: str, headers: Headers) -> Response:
+        login = f"{self._settings.base_path}/login"
+        if path.startswith("/api/"):
+            return JSONResponse(
+                {"error": "log in, or send Authorization: Bearer TOKEN"}, 401, {"WWW-Authenticate": "Bearer"}
+            )
+        if headers.get("hx-request"):  # a part of a page that is open: the whole page goes to the login, and comes back
+            page = _parts_of(headers.get("hx-current-url", ""))
+            login += (
+                ""
+                if page is None
+                else self._next(unquote(page.path).removeprefix(self._settings.base_path), page.query)
+            )
+            return PlainTextResponse("Log in again.", 401, {"HX-Redirect": login})
+        if scope["method"] not in _READS:
+            return RedirectResponse(login, 303)
+        return RedirectResponse(login + self._next(path, scope["query_string"].decode("latin-1")), 303)
+
+    def _next(self, path: str, query: str) -> str:
+        """The query of the login by which it leads back to a page; none for the first page."""
+        page = f"{path}?{query}" if query else path
+        return "" if page in ("", "/") else f"?next={quote(page, safe='')}"
+
+
+def from_own_page(headers: Headers, scheme: str) -> bool:
+    """True if a change may come from where the request says that it comes from."""
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin"
+    origin = headers.get("origin")
+    if origin is None:
+        return headers.get("cookie") is None  # no browser: it has no session that another site could use
+    parts = _parts_of(origin)
+    return parts is not None and parts.scheme in (scheme, "https") and parts.netloc == headers.get("host")
+
+
+def _parts_of(address: str) -> SplitResult | None:
+    """The parts of an address that a client sent; None if it is none."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return None
+
+
+def address_of(connection: HTTPConnection) -> str:
+    """The client's address, "" if the server does not know it."""
+    return connection.client.host if connection.client is not None else ""
+
+
+def _refused(text: str, status: int) -> Response:
+    return PlainTextResponse(f"{text}\n", status)

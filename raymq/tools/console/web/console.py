@@ -1,0 +1,121 @@
+"""Console: the state of the application that its pages share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from raymq.common.errors import RaymqError
+from raymq.tools.console.backend.cluster import ClusterView, Listing
+from raymq.tools.console.backend.groups import GroupRow
+from raymq.tools.console.backend.messages import TailBatch
+from raymq.tools.console.backend.protocol import Backend
+from raymq.tools.console.backend.topics import TopicRow
+from raymq.tools.console.messages.replays import Replays
+from raymq.tools.console.messages.tail import Positions, Tails
+from raymq.tools.console.security.sessions import NOTICES_MAX, Notice, Session, Sessions
+from raymq.tools.console.security.users import User
+from raymq.tools.console.settings import ConsoleSettings
+from raymq.tools.console.web.calls import LIST_TIMEOUT_S, PAGE_QUERY_TIMEOUT_S, BackendCalls
+from raymq.tools.console.web.history import SAMPLE_INTERVAL_S, RateHistory
+from raymq.tools.console.web.render import Renderer
+from raymq.tools.console.web.snapshots import SNAPSHOT_KEPT_S, Snapshot, Snapshots
+from raymq.tools.console.web.sparkline import spark_points
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Console:
+    """The backend and its calls, the lists that are kept, the rates, the sessions, the live tails, the replays. One per
+    application."""
+
+    def __init__(self, backend: Backend, settings: ConsoleSettings) -> None:
+        self.settings = settings
+        self.renderer = Renderer(settings)
+        self.calls = BackendCalls(backend)
+        self.snapshots = Snapshots(kept_s=min(settings.refresh_s, SNAPSHOT_KEPT_S))
+        self.history = RateHistory()
+        self._sparklines: dict[str, str] = {}
+        """Those that were drawn since the last sample, by topic."""
+        self.sessions = Sessions()
+        self.tails = Tails(self._read_tail, rate=settings.tail_rate, max_viewers=settings.max_viewers)
+        self.replays = Replays()
+
+    async def ask(self, call: Callable[[Backend], T], timeout_s: float = PAGE_QUERY_TIMEOUT_S) -> T:
+        """The result of a call of the backend. RaymqError, of which RequestTimeoutError is one."""
+        return await self.calls.call(call, timeout_s)
+
+    async def cluster(self) -> Snapshot[ClusterView]:
+        """The cluster, at most a few seconds old."""
+        return await self.snapshots.get("cluster", lambda: self.ask(lambda backend: backend.cluster(), LIST_TIMEOUT_S))
+
+    async def topics(self) -> Snapshot[Listing[TopicRow]]:
+        """The list of topics, at most a few seconds old."""
+        return await self.snapshots.get("topics", lambda: self.ask(lambda backend: backend.topics(), LIST_TIMEOUT_S))
+
+    async def groups(self) -> Snapshot[Listing[GroupRow]]:
+        """The list of groups, at most a few seconds old."""
+        return await self.snapshots.get("groups", lambda: self.ask(lambda backend: backend.groups(), LIST_TIMEOUT_S))
+
+    async def sample_figures(self) -> None:
+        """Keep a sample of the cluster's counters every SAMPLE_INTERVAL_S, until cancelled."""
+        while True:
+            try:
+                self.history.add(await self.ask(lambda backend: backend.figures(), LIST_TIMEOUT_S))
+                self._sparklines.clear()
+            except RaymqError as error:
+                logger.info("no sample of the cluster's figures: %s", error)
+            except Exception:  # the charts go on after it
+                logger.exception("no sample of the cluster's figures")
+            await asyncio.sleep(SAMPLE_INTERVAL_S)
+
+    def sparkline(self, topic: str) -> str:
+        """The points of the messages that were put into a topic per second, over the last hour; "" if not known."""
+        if topic not in self._sparklines:
+            self._sparklines[topic] = spark_points(self.history.topics.growth(topic))
+        return self._sparklines[topic]
+
+    async def _read_tail(self, topic: str, positions: Positions | None, most: int) -> TailBatch:
+        return await self.ask(lambda backend: backend.tail(topic, positions, max_messages=most))
+
+    def close_streams(self) -> None:
+        """End all live tails: a server that stops would wait for their connections."""
+        self.tails.close()
+
+    def close(self) -> None:
+        """Take no more calls; replays end with the letter that they are at."""
+        self.close_streams()
+        self.replays.close()
+        self.calls.close()
+
+
+def console_of(request: Request) -> Console:
+    """The console that a request came to."""
+    console: Console = request.app.state.console
+    return console
+
+
+def user_of(request: Request) -> User:
+    """The user of a request behind the gate, which lets nobody else through."""
+    user: User = request.scope["user"]
+    return user
+
+
+def session_of(request: Request) -> Session | None:
+    """The user's session; None for scripts, and where nobody has to log in."""
+    user: User | None = request.scope.get("user")
+    return request.app.state.console.sessions.find(user.session, time.monotonic()) if user and user.session else None
+
+
+def notify(request: Request, kind: str, text: str) -> None:
+    """Have the user's next page show a sentence; `kind` is "done" or "failed"."""
+    session = session_of(request)
+    if session is not None:
+        session.notices = [*session.notices, Notice(kind, text)][-NOTICES_MAX:]

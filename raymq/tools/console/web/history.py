@@ -1,0 +1,110 @@
+"""The last hour: rings of samples of the cluster's counters, of each topic and of each group. Pure: samples carry their
+time.
+
+A ring of names holds at most HISTORIES_MAX of them, 8 bytes for each sample: 1.5 MB for all topics, and for groups.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+from raymq.tools.console.backend.cluster import Figures
+
+SAMPLE_INTERVAL_S: Final = 10.0
+HISTORY_S: Final = 3600.0
+SAMPLES_MAX: Final = int(HISTORY_S / SAMPLE_INTERVAL_S) + 1
+HISTORIES_MAX: Final = 500
+"""The most topics, and the most groups, that have a history."""
+_NOT_KNOWN: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RatePoint:
+    """Rates per second between two samples, the later one at `at_ms`. None where a server that counts has restarted."""
+
+    at_ms: int
+    messages_in: float | None
+    messages_out: float | None
+    bytes_in: float | None
+
+
+class NamedHistory:
+    """The last hour of one figure of each name. The names that came first stay until they are gone from a sample; of
+    those that come together the largest do, up to HISTORIES_MAX."""
+
+    def __init__(self) -> None:
+        self._times: deque[int] = deque(maxlen=SAMPLES_MAX)
+        self._values: dict[str, array[int]] = {}
+        """By name, a value for each time."""
+
+    def add(self, at_ms: int, values: Mapping[str, int]) -> None:
+        """Keep a sample."""
+        self._times.append(at_ms)
+        self._values = {name: series for name, series in self._values.items() if name in values}
+        new = sorted(values.keys() - self._values.keys(), key=lambda name: (-values[name], name))
+        for name in new[: HISTORIES_MAX - len(self._values)]:
+            self._values[name] = array("q", [_NOT_KNOWN]) * (len(self._times) - 1)
+        for name, series in self._values.items():
+            series.append(values[name])
+            del series[: -len(self._times)]
+
+    def values(self, name: str) -> list[tuple[int, int | None]]:
+        """The samples of a name, oldest first, with their times in ms since 1970; None where it was not there yet.
+        Empty for a name that has no history."""
+        series = self._values.get(name, ())
+        return [(at, None if value == _NOT_KNOWN else value) for at, value in zip(self._times, series, strict=False)]
+
+    def growth(self, name: str) -> list[float | None]:
+        """The growth per second between samples that follow each other; None where it is not known, or where the
+        figure went back, as after a restart of the server that counts it."""
+        return [
+            None
+            if old is None or new is None or new < old or after == before
+            else (new - old) * 1000 / (after - before)
+            for (before, old), (after, new) in pairwise(self.values(name))
+        ]
+
+
+class RateHistory:
+    """The samples of the last hour, oldest first. `topics`: messages put into each topic. `groups`: the lag of each
+    group."""
+
+    def __init__(self) -> None:
+        self._samples: deque[Figures] = deque(maxlen=SAMPLES_MAX)
+        self.topics = NamedHistory()
+        self.groups = NamedHistory()
+
+    def add(self, sample: Figures) -> None:
+        """Keep a sample; one that is not later than the last one is left out."""
+        if not self._samples or sample.at_ms > self._samples[-1].at_ms:
+            self.topics.add(sample.at_ms, sample.topic_messages)
+            self.groups.add(sample.at_ms, sample.group_lags)
+            self._samples.append(replace(sample, topic_messages={}, group_lags={}))
+
+    @property
+    def newest(self) -> Figures | None:
+        """The last sample, without topics and groups."""
+        return self._samples[-1] if self._samples else None
+
+    def points(self) -> Sequence[RatePoint]:
+        """The rates between samples that follow each other."""
+        return [_rates(before, after) for before, after in pairwise(self._samples)]
+
+
+def _rates(before: Figures, after: Figures) -> RatePoint:
+    seconds = (after.at_ms - before.at_ms) / 1000
+
+    def rate(old: int, new: int) -> float | None:
+        return (new - old) / seconds if new >= old else None
+
+    return RatePoint(
+        after.at_ms,
+        rate(before.messages_in, after.messages_in),
+        rate(before.messages_out, after.messages_out),
+        rate(before.bytes_in, after.bytes_in),
+    )

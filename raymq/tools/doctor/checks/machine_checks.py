@@ -1,0 +1,251 @@
+"""Checks of a machine: the one that the command runs on, and every node of the Ray cluster by the same rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from raymq.tools.doctor.facts import DirectoryFacts, MachineFacts, Snapshot
+from raymq.tools.doctor.findings import HERE, Check, Finding, State, fail, finding, ok, warn
+
+SOCKET_PATH_MAX: Final = 107
+"""The most bytes of a Unix socket's path."""
+FILES_FEW: Final = 8192
+FILES_TOO_FEW: Final = 1024
+SHM_SMALL_BYTES: Final = 512 << 20
+FLUSH_SLOW_MS: Final = 20.0
+TOKEN_DO: Final = "`raymq doctor --fix`, or chmod 600 it: who reads it can run code in the cluster"
+
+_VANISHING: Final = frozenset(("tmpfs", "ramfs", "devtmpfs"))
+_NETWORK: Final = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "gluster", "lustre", "afs", "virtiofs")
+
+MachineJudge = Callable[[MachineFacts, str], Iterable[Finding]]
+DirectoryJudge = Callable[[DirectoryFacts, str], Finding]
+
+
+def _everywhere(judge: MachineJudge) -> Callable[[Snapshot], list[Finding]]:
+    """The judgement of this machine, and of each node that answered."""
+
+    def judge_all(snapshot: Snapshot) -> list[Finding]:
+        machines = [(snapshot.machine, HERE), *((node.machine, node.ip) for node in snapshot.nodes if node.machine)]
+        return [result for machine, where in machines for result in judge(machine, where)]
+
+    return judge_all
+
+
+def _each_directory(judge: DirectoryJudge) -> Callable[[Snapshot], list[Finding]]:
+    """The judgement of every directory of stores; of one that could not be looked at, the first check says so."""
+
+    def judge_all(machine: MachineFacts, where: str) -> Iterable[Finding]:
+        return [judge(directory, where) for directory in machine.directories if not directory.error]
+
+    return _everywhere(judge_all)
+
+
+def versions(machine: MachineFacts, where: str) -> Iterable[Finding]:
+    """Python, Ray and raymq are there, and are told."""
+    seen = f"Python {machine.python}, Ray {machine.ray}, raymq {machine.raymq}"
+    if not machine.python.startswith("3.11."):
+        yield fail(seen, "install raymq for Python 3.11, the version that it needs", where)
+    elif machine.raymq == "not installed":
+        yield warn(seen, "pip install raymq: a folder on the import path is not found by other programs", where)
+    else:
+        yield ok(seen, where)
+
+
+def import_path(machine: MachineFacts, where: str) -> Iterable[Finding]:
+    """One raymq is on the import path, with its server packages."""
+    several = {name: folders for name, folders in machine.copies.items() if len(folders) > 1}
+    if machine.floors_missing:
+        yield fail(f"raymq lacks {', '.join(machine.floors_missing)}", "install raymq again: this one is broken", where)
+    elif several:
+        seen = "; ".join(f"{name} is in {' and in '.join(folders)}" for name, folders in several.items())
+        yield warn(seen, "remove one: the first one wins, which depends on the current directory", where)
+    else:
+        yield ok("one raymq, with its server packages", where)
+
+
+def token(machine: MachineFacts, where: str) -> Iterable[Finding]:
+    """Ray's token is for its user only."""
+    if machine.token_mode is None:
+        if machine.token_digest:
+            yield ok("the token is in RAY_AUTH_TOKEN", where)
+        elif machine.auth_mode == "token":
+            yield fail(f"RAY_AUTH_MODE is token, and {machine.token_path} is not there", "copy the cluster's", where)
+        else:
+            yield warn(
+                f"no token in {machine.token_path}: Ray asks nobody for one",
+                "`raymq up` makes one; without it everybody who reaches Ray's ports runs code in the cluster",
+                where,
+            )
+    elif machine.token_mode & 0o077:
+        yield fail(f"{machine.token_path} has mode {machine.token_mode:04o}", TOKEN_DO, where)
+    else:
+        yield ok(f"{machine.token_path}, mode {machine.token_mode:04o}", where)
+
+
+def free_port(machine: MachineFacts, where: str) -> Iterable[Finding]:
+    """A port can be opened: Ray takes free ones, and so do lanes."""
+    if machine.port_error:
+        yield fail(machine.port_error, "look for programs that hold many ports (ss -s), and for limits", where)
+    else:
+        yield ok("a port can be opened", where)
+
+
+def open_files(machine: MachineFacts, where: str) -> Iterable[Finding]:
+    """There are file descriptors enough for logs, queues and connections."""
+    seen = f"{machine.files_soft:,} open files, at most {machine.files_hard:,}"
+    do = f"ulimit -n {max(65_536, FILES_FEW):d} before `raymq up`, or LimitNOFILE= in the service"
+    if machine.files_soft < FILES_TOO_FEW:
+        yield fail(seen, do, where)
+    elif machine.files_soft < FILES_FEW:
+        yield warn(seen, do, where)
+    else:
+        yield ok(seen, where)
+
+
+def shared_memory(machine: MachineFacts, where: str) -> Iterable[Finding]:
+    """Ray's object store has room in /dev/shm."""
+    if machine.shm_bytes is None:
+        yield warn("no /dev/shm", "mount a tmpfs there: Ray's object store is slow without it", where)
+    elif machine.shm_bytes < SHM_SMALL_BYTES:
+        yield warn(
+            f"/dev/shm has {machine.shm_bytes >> 20} MiB",
+            "docker run --shm-size=2g, or a larger emptyDir: Ray's object store falls back to the disk",
+            where,
+        )
+    else:
+        yield ok(f"/dev/shm has {machine.shm_bytes >> 20:,} MiB", where)
+
+
+def path_lengths(machine: MachineFacts, where: str) -> Iterable[Finding]:
+    """The paths of Ray's sockets fit into what the kernel takes."""
+    seen = f"sockets have paths of {machine.socket_path_bytes} of {SOCKET_PATH_MAX} bytes"
+    if machine.socket_path_bytes > SOCKET_PATH_MAX:
+        yield fail(f"{seen}: {machine.socket_path}", "RAY_TMPDIR=/tmp, or another short path, before `raymq up`", where)
+    else:
+        yield ok(seen, where)
+
+
+def directories_seen(machine: MachineFacts, where: str) -> Iterable[Finding]:
+    """The directories of stores can be looked at and written to."""
+    for one in machine.directories:
+        if one.error:
+            yield fail(f"{one.path}: {one.error}", "see that the user of Ray's processes may use it", where)
+        elif one.exists and one.uid not in (one.owner_uid, 0):
+            yield fail(f"{one.path} is of user {one.owner_uid}, this is {one.uid}", "chown it, or use that user", where)
+        elif not one.writable:
+            yield fail(f"{one.looked_at} may not be written to", "chown or chmod it, or another data_dir", where)
+        elif not one.exists:
+            yield ok(f"{one.path} is not there yet; it can be made", where)
+        else:
+            yield ok(one.path, where)
+
+
+def file_system(one: DirectoryFacts, where: str) -> Finding:
+    """Stores are on a disk of this machine."""
+    seen = f"{one.path} is on {one.file_system or 'an unknown file system'}"
+    if one.file_system in _VANISHING:
+        return warn(seen, "use a disk: this is memory, and its messages are gone at the next start", where)
+    if one.file_system == "overlay":
+        return warn(seen, "mount a volume: this is the container's layer, and goes with the container", where)
+    if one.file_system.startswith(_NETWORK):
+        return warn(seen, "use a disk of the machine: locks and flushes over a network are slow or missing", where)
+    return ok(seen, where)
+
+
+def free_space(one: DirectoryFacts, where: str) -> Finding:
+    """The disk is not so full that messages go early or are refused."""
+    seen = f"{one.path}: {one.used_ratio:.0%} used, {one.free_bytes >> 20:,} MiB free"
+    if one.used_ratio > one.refuse_ratio:
+        return fail(f"{seen}; over {one.refuse_ratio:.0%} the store refuses messages", "make room, now", where)
+    if one.used_ratio > one.max_used_ratio:
+        limit = f"over {one.max_used_ratio:.0%} (disk_max_used_space_ratio) old messages go at any hour"
+        return warn(f"{seen}; {limit}", "make room, a larger disk, or a shorter file_reserved_time_hours", where)
+    return ok(seen, where)
+
+
+def private_files(one: DirectoryFacts, where: str) -> Finding:
+    """Nobody else reads the messages."""
+    if not one.exists:
+        return ok(f"{one.path} is not there yet", where)
+    if one.readable_count:
+        first = ", ".join(one.readable)
+        return fail(
+            f"other users may use {one.readable_count:,} files and directories: {first}",
+            "`raymq doctor --fix`, or chmod -R go= it: they hold the messages",
+            where,
+        )
+    return ok(f"only user {one.owner_uid} may read {one.path}", where)
+
+
+def fiemap(one: DirectoryFacts, where: str) -> Finding:
+    """The file system tells which blocks were written, so a recovery need not read all of a file."""
+    if one.fiemap is None:
+        return finding(State.SKIP, f"{one.looked_at} may not be tried out", where=where)
+    if not one.fiemap:
+        seen = f"{one.file_system} under {one.path} does not tell which blocks were written (FIEMAP)"
+        return warn(seen, "ext4 or XFS: after a kill, a store reads more of its log before it opens", where)
+    return ok("written blocks are told (FIEMAP)", where)
+
+
+def flush_time(one: DirectoryFacts, where: str) -> Finding:
+    """A small flush is quick: with SYNC_FLUSH each acknowledgement waits for one."""
+    if not one.fdatasync_ms:
+        return finding(State.SKIP, f"{one.looked_at} may not be tried out", where=where)
+    times = one.fdatasync_ms
+    p50, p99 = times[len(times) // 2], times[min(len(times) - 1, len(times) * 99 // 100)]
+    seen = f"{len(times)} flushes of 4 KiB: p50 {p50:.1f} ms, p99 {p99:.1f} ms"
+    if p99 > FLUSH_SLOW_MS:
+        return warn(f"{one.path}: {seen}", "a disk for the log alone, or flush_disk_type: ASYNC_FLUSH", where)
+    return ok(seen, where)
+
+
+def locks(snapshot: Snapshot) -> list[Finding]:
+    """No store is held by a process that is not of this cluster."""
+    stores = snapshot.cluster.status.get("stores", []) if snapshot.cluster else []
+    known = {store["pid"] for store in stores if not store["error"]}
+    found = []
+    for directory in snapshot.machine.directories:
+        strangers = {name: pid for name, pid in directory.locks.items() if pid not in known}
+        if strangers and not snapshot.cluster:
+            named = ", ".join(f"{name} (pid {pid})" for name, pid in sorted(strangers.items()))
+            found.append(
+                warn(
+                    f"{directory.path}: held by a process though no raymq is found: {named}",
+                    "another Ray cluster has it (--address), or a process was left: `raymq up` will be refused",
+                    HERE,
+                )
+            )
+        else:
+            found.append(ok(f"{directory.path}: {len(directory.locks)} stores are open", HERE))
+    return found
+
+
+def ray_cluster(snapshot: Snapshot) -> list[Finding]:
+    """The Ray cluster that was named is there; without a name, there need be none."""
+    if not snapshot.ray_error:
+        return [ok(f"{len(snapshot.nodes)} nodes" if snapshot.nodes else "reached", HERE)]
+    seen, _, advice = snapshot.ray_error.partition(": ")
+    if snapshot.named:
+        return [fail(seen, advice or "check the address, and Ray's token", HERE)]
+    return [ok(f"{seen}; no address names one", HERE)]
+
+
+MACHINE_CHECKS: Final = (
+    Check("versions", "machine", _everywhere(versions)),
+    Check("import path", "machine", _everywhere(import_path)),
+    Check("token", "machine", _everywhere(token)),
+    Check("ports", "machine", _everywhere(free_port)),
+    Check("open files", "machine", _everywhere(open_files)),
+    Check("shared memory", "machine", _everywhere(shared_memory)),
+    Check("socket paths", "machine", _everywhere(path_lengths)),
+    Check("data directory", "machine", _everywhere(directories_seen)),
+    Check("file system", "machine", _each_directory(file_system)),
+    Check("disk space", "machine", _each_directory(free_space)),
+    Check("private files", "machine", _each_directory(private_files)),
+    Check("written blocks", "machine", _each_directory(fiemap)),
+    Check("flush time", "machine", _each_directory(flush_time)),
+    Check("locks", "machine", locks),
+    Check("Ray cluster", "machine", ray_cluster),
+)

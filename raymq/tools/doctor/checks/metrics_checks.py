@@ -1,0 +1,76 @@
+"""Checks of what can be seen from outside: metrics ports, gauges, the board, the alert rules."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from raymq.tools.doctor.facts import Snapshot
+from raymq.tools.doctor.findings import Check, Finding, ok, warn
+
+REPORTING_PREFIXES: Final = ("broker-", "storage-")
+"""The actors that report `raymq_up` at all times."""
+
+
+def ports(snapshot: Snapshot) -> list[Finding]:
+    """Each node's metrics port answers."""
+    return [
+        warn(f"port {port.port}: {port.error}", "open it for Prometheus, or start the node's Ray again", port.ip)
+        if port.error
+        else ok(f"port {port.port} answers", port.ip)
+        for port in snapshot.ports
+    ]
+
+
+def gauges(snapshot: Snapshot) -> list[Finding]:
+    """Every broker and store has set its gauges in the last 20 s."""
+    if not snapshot.metrics_enable:
+        return [ok("switched off in the settings (`metrics`)")]
+    wanted = {
+        name
+        for name in (snapshot.cluster.status.get("actors", []) if snapshot.cluster else [])
+        if name.startswith(REPORTING_PREFIXES)
+    }
+    seen = frozenset[str]().union(*(port.servers for port in snapshot.ports))
+    silent = sorted(wanted - seen)
+    if silent:
+        do = "`metrics: {enable: true}` and a running node agent; a silent server is busy or dead"
+        return [warn(f"no fresh raymq_up of {', '.join(silent)}", do)]
+    return [ok(f"{len(wanted)} servers report")]
+
+
+def board(snapshot: Snapshot) -> list[Finding]:
+    """Grafana has raymq's board in this Ray session."""
+    looked = [node for node in snapshot.nodes if node.board is not None]
+    if not looked:
+        return [warn("the head does not tell", "`raymq metrics install`")]
+    return [
+        ok("installed for this session", node.ip)
+        if node.board
+        else warn("not installed for this session", "`raymq metrics install`: Ray empties the folder at start", node.ip)
+        for node in looked
+    ]
+
+
+def rules(snapshot: Snapshot) -> list[Finding]:
+    """The named Prometheus has raymq's alert rules."""
+    prometheus = snapshot.prometheus
+    assert prometheus is not None, "the runner skips this check without a Prometheus"
+    if prometheus.error:
+        return [warn(f"{prometheus.url}: {prometheus.error}", "start it, or name another one: --prometheus URL")]
+    ours = sorted(name for name in prometheus.rules if name.lower().startswith("raymq"))
+    if not ours:
+        return [
+            warn(
+                f"{prometheus.url} has no rule of raymq",
+                "`raymq metrics export DIR`, and name alerts.yml in rule_files",
+            )
+        ]
+    return [ok(f"{len(ours)} alert rules")]
+
+
+METRICS_CHECKS: Final = (
+    Check("metrics ports", "nodes", ports),
+    Check("gauges", "cluster", gauges),
+    Check("Grafana board", "cluster", board),
+    Check("alert rules", "prometheus", rules),
+)

@@ -1,0 +1,119 @@
+"""Checks that compare the nodes of a Ray cluster with each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from raymq.tools.doctor.facts import NodeFacts, Snapshot
+from raymq.tools.doctor.findings import Check, Finding, fail, ok, warn
+
+SKEW_WARN_MS: Final = 500.0
+SKEW_FAIL_MS: Final = 10_000.0
+
+
+def answers(snapshot: Snapshot) -> list[Finding]:
+    """Each node carries out a task."""
+    return [
+        fail(node.error, "see the node's raylet.log; `ray status` tells if it is overloaded", node.ip)
+        if node.machine is None
+        else ok(f"{node.machine.host} answers", node.ip)
+        for node in snapshot.nodes
+    ]
+
+
+def _head(snapshot: Snapshot) -> NodeFacts:
+    return next((node for node in snapshot.nodes if node.is_head and node.machine), snapshot.nodes[0])
+
+
+def same_versions(snapshot: Snapshot) -> list[Finding]:
+    """Python, Ray and raymq are the same on all nodes, and here."""
+    head = _head(snapshot).machine or snapshot.machine
+    wanted = (head.python, head.ray, head.raymq)
+    machines = [(snapshot.machine, "here"), *((node.machine, node.ip) for node in snapshot.nodes if node.machine)]
+    found = []
+    for machine, where in machines:
+        has = (machine.python, machine.ray, machine.raymq)
+        if has == wanted:
+            found.append(ok(f"as on the head: raymq {machine.raymq}", where))
+            continue
+        differs = [
+            f"{name} {mine}, on the head {theirs}"
+            for name, mine, theirs in zip(("Python", "Ray", "raymq"), has, wanted, strict=True)
+            if mine != theirs
+        ]
+        found.append(fail("; ".join(differs), "install the same there, and restart the node's Ray", where))
+    return found
+
+
+def same_token(snapshot: Snapshot) -> list[Finding]:
+    """All nodes have one token."""
+    digests = [(node.ip, node.machine.token_digest) for node in snapshot.nodes if node.machine]
+    here = snapshot.machine.token_digest
+    most = Counter(digest for _, digest in digests).most_common(1)[0][0] if digests else here
+    found = [
+        ok("the same token" if most else "no token anywhere", ip)
+        if digest == most
+        else fail(
+            "another token than most nodes" if digest else "no token",
+            "copy ~/.ray/auth_token from the head: at its next start the node is refused",
+            ip,
+        )
+        for ip, digest in digests
+    ]
+    if here and most and here != most:
+        found.append(warn("this machine's token is another one", "copy the cluster's into ~/.ray/auth_token", "here"))
+    return found
+
+
+def clocks(snapshot: Snapshot) -> list[Finding]:
+    """The nodes' clocks go with the head's: times of messages, delays and retention are by them."""
+    found = []
+    for node in snapshot.nodes:
+        if node.skew_ms is None:
+            continue
+        seen = f"{node.skew_ms:+,.0f} ms against the head, ± {node.skew_error_ms:,.0f} ms"
+        surely_ms = max(abs(node.skew_ms) - node.skew_error_ms, 0.0)
+        do = "start an NTP client there (chrony): delays, retention and times in messages are by the clock"
+        if surely_ms > SKEW_FAIL_MS:
+            found.append(fail(seen, do, node.ip))
+        elif surely_ms > SKEW_WARN_MS:
+            found.append(warn(seen, do, node.ip))
+        else:
+            found.append(ok(seen, node.ip))
+    return found
+
+
+def lanes(snapshot: Snapshot) -> list[Finding]:
+    """From each node every server is reached by a lane: so both ways between nodes that have servers."""
+    found = []
+    for node in snapshot.nodes:
+        if not node.lanes:
+            continue
+        closed = [lane for lane in node.lanes if lane.error]
+        none = sorted(lane.server for lane in closed if not lane.has_tcp)
+        broken = [lane for lane in closed if lane.has_tcp]
+        if broken:
+            named = "; ".join(f"{lane.server} on {lane.server_node}: {lane.error}" for lane in broken[:3])
+            do = "open the nodes' ports to each other (Ray uses any above 1023): calls are slower without lanes"
+            found.append(warn(f"{len(broken)} of {len(node.lanes)} lanes do not open: {named}", do, node.ip))
+        elif none:
+            found.append(
+                warn(
+                    f"no lane for other nodes: {', '.join(none)}",
+                    "have Ray listen on the node's address, not on loopback only, when it is started",
+                    node.ip,
+                )
+            )
+        else:
+            found.append(ok(f"{len(node.lanes)} lanes open", node.ip))
+    return found
+
+
+NODE_CHECKS: Final = (
+    Check("nodes answer", "nodes", answers),
+    Check("same versions", "nodes", same_versions),
+    Check("same token", "nodes", same_token),
+    Check("clocks", "nodes", clocks),
+    Check("lanes", "nodes", lanes),
+)

@@ -1,0 +1,125 @@
+"""The doctor's examination: a snapshot of everything within reach, judged by all checks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from raymq.client.cluster.attach import attach_ray
+from raymq.client.cluster.launcher import ProgressCallback, launch
+from raymq.common.config.cluster import ClusterSettings, data_dir_here
+from raymq.common.errors import ClusterNotFoundError, RaymqError
+from raymq.tools.doctor.checks.cluster_checks import CLUSTER_CHECKS
+from raymq.tools.doctor.checks.machine_checks import MACHINE_CHECKS
+from raymq.tools.doctor.checks.metrics_checks import METRICS_CHECKS
+from raymq.tools.doctor.checks.node_checks import NODE_CHECKS
+from raymq.tools.doctor.collect.cluster import look_at_cluster
+from raymq.tools.doctor.collect.machine import look_at_machine
+from raymq.tools.doctor.collect.metrics import look_at_ports, look_at_prometheus
+from raymq.tools.doctor.collect.nodes import NodeTask, look_at_nodes, servers_with_lanes
+from raymq.tools.doctor.facts import ClusterFacts, MachineFacts, Snapshot
+from raymq.tools.doctor.findings import Finding, run_checks
+
+CHECKS = (*MACHINE_CHECKS, *NODE_CHECKS, *CLUSTER_CHECKS, *METRICS_CHECKS)
+
+
+def examine(snapshot: Snapshot) -> list[Finding]:
+    """The findings of all checks."""
+    return run_checks(CHECKS, snapshot)
+
+
+def take_snapshot(
+    settings: ClusterSettings, address: str | None, prometheus: str | None, progress: ProgressCallback
+) -> Snapshot:
+    """Look at this machine, and at the Ray cluster and the raymq that `raymq status` would ask, where there are any.
+
+    `settings` name the directories where no raymq runs, and the ratios of the disk. Nothing that is missing or does not
+    answer raises: the snapshot says so.
+    """
+    named = None if prometheus is None else look_at_prometheus(prometheus)
+    try:
+        attached = attach_ray(address)
+    except ClusterNotFoundError as error:
+        progress("looking at this machine")
+        machine, reason = _machine(settings, {}), str(error)
+        expected = bool(address or os.environ.get("RAY_ADDRESS"))
+        return Snapshot(machine, ray_error=reason, named=expected, cluster_error=reason, prometheus=named)
+    try:
+        return _with_ray(settings, named, progress)
+    finally:
+        if attached:
+            ray.shutdown()
+
+
+def _with_ray(settings: ClusterSettings, prometheus: Any, progress: ProgressCallback) -> Snapshot:
+    progress("asking the servers")
+    status = _status(ray.get_runtime_context().gcs_address)
+    progress("looking at this machine")
+    machine = _machine(settings, status)
+    progress("looking at the nodes")
+    nodes = tuple(look_at_nodes(_node_task(settings, status)))
+    ports = tuple(look_at_ports(ray.nodes()))
+    progress("looking at the consumer groups")
+    cluster = _cluster(settings, status)
+    missing = "" if cluster else "this Ray cluster runs no raymq"
+    return Snapshot(
+        machine,
+        nodes,
+        cluster=cluster,
+        cluster_error=missing,
+        ports=ports,
+        prometheus=prometheus,
+        metrics_enable=settings.metrics.enable,
+    )
+
+
+def _status(gcs_address: str) -> dict[str, Any]:
+    try:
+        report: dict[str, Any] = launch("status", gcs_address)
+        return report
+    except RaymqError as error:
+        return {"actors": [], "brokers": [{"actor": "raymq status", "error": str(error)}]}
+
+
+def _cluster(settings: ClusterSettings, status: Mapping[str, Any]) -> ClusterFacts | None:
+    from raymq.client.client import connect
+
+    if not status["actors"]:
+        return ClusterFacts(status) if status["brokers"] else None
+    try:
+        with connect() as client:
+            return look_at_cluster(client, status, settings.store.file_reserved_time_hours * 3_600_000)
+    except RaymqError as error:
+        return ClusterFacts(status, groups_error=str(error))
+
+
+def _store_directories(status: Mapping[str, Any]) -> list[Path]:
+    """The directories that the running stores are in, on any node."""
+    roots = {str(Path(store["root"]).parent) for store in status.get("stores", []) if not store["error"]}
+    return [Path(root) for root in sorted(roots)]
+
+
+def _machine(settings: ClusterSettings, status: Mapping[str, Any]) -> MachineFacts:
+    directories = [path for path in _store_directories(status) if path.is_dir()]
+    if not directories:
+        directories = [data_dir_here(settings.data_dir), *settings.store.store_path_commit_log]
+    return look_at_machine(directories, *_ratios(settings))
+
+
+def _node_task(settings: ClusterSettings, status: Mapping[str, Any]) -> NodeTask:
+    return NodeTask(
+        tuple(map(str, _store_directories(status))),
+        str(settings.data_dir),
+        *_ratios(settings),
+        tuple(servers_with_lanes(status["actors"])),
+        {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()},
+    )
+
+
+def _ratios(settings: ClusterSettings) -> tuple[float, float]:
+    store = settings.store
+    return store.disk_max_used_space_ratio / 100, store.disk_space_warning_level_ratio / 100

@@ -1,0 +1,65 @@
+"""The shape of a raymq in Kubernetes: what its user chooses, and the settings that follow from it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from raymq.common.errors import InvalidArgumentError
+
+VOLUMES_MAX: Final = 26
+"""As many as there are broker groups at most."""
+REPLICAS_MAX: Final = 3
+STORE_LABEL: Final = "raymq-store"
+"""The label of a Ray node with a volume for stores; its value is the store's number."""
+DATA_MOUNT: Final = PurePosixPath("/var/lib/raymq")
+SETTINGS_MOUNT: Final = PurePosixPath("/etc/raymq")
+
+_SIZE = re.compile(r"[1-9][0-9]*(Gi|Ti)")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterShape:
+    """A cluster's name and image, the number of its stores and the size of each volume, such as "200Gi".
+
+    `storage_class` None means the Kubernetes cluster's default. `zones`: store N is in zone N modulo their number;
+    empty leaves zones alone. InvalidArgumentError for what cannot be.
+    """
+
+    name: str = "raymq"
+    image: str = "raymq:0.1.0"
+    stores: int = 3
+    size: str = "200Gi"
+    storage_class: str | None = None
+    zones: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.stores <= VOLUMES_MAX:
+            raise InvalidArgumentError(f"there are 1 to {VOLUMES_MAX} stores, not {self.stores}")
+        if not _SIZE.fullmatch(self.size):
+            raise InvalidArgumentError(
+                f"the size of a volume is a number of Gi or Ti, such as 200Gi, not {self.size!r}"
+            )
+        if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", self.name):
+            raise InvalidArgumentError(
+                f"{self.name!r} is no name of a RayCluster: up to 40 small letters, digits and -, a letter first"
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of raymq (raymq.yaml): a broker group per store, up to three copies of each, a majority of which
+        has a message that is acknowledged."""
+        replicas = min(self.stores, REPLICAS_MAX)
+        majority = replicas // 2 + 1
+        return {
+            "data_dir": str(DATA_MOUNT),
+            "broker_groups": self.stores,
+            "replication": {
+                "replicas": replicas,
+                "in_sync_replicas": majority,
+                "min_in_sync_replicas": majority,
+            },
+            "placement": {"node_label": STORE_LABEL},
+            "console": {"enable": True, "host": "0.0.0.0"},  # in its pod; network.yaml says who reaches it
+        }

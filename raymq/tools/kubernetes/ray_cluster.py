@@ -1,0 +1,175 @@
+"""The RayCluster: a head, a worker group for each store, and one for computing that has no volume.
+
+The pod of store 0 runs `raymq up`, again each time it is made: with several replicas the Controller starts what is
+missing, but a cluster with one store has none. A Ray cluster whose head was lost is another one, whose worker
+containers all start again, so that this covers it, too.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from raymq.tools.kubernetes.cluster_shape import DATA_MOUNT, SETTINGS_MOUNT, STORE_LABEL, ClusterShape
+from raymq.tools.observability.kubernetes_objects import METRICS_PORT, METRICS_PORT_NAME
+
+RAY_VERSION: Final = "2.60.0"
+GCS_PORT: Final = 6379
+DASHBOARD_PORT: Final = 8265
+CONSOLE_PORT: Final = 8270
+
+GRACE_PERIOD_S: Final = 60
+"""Time for the stores of a pod to close."""
+COMPUTE_NODES_MAX: Final = 10
+USERS_GROUP: Final = 100
+"""The group of the user `ray` in Ray's images, who must be able to write to the volumes."""
+RESOURCES: Final = {"cpu": "2", "memory": "8Gi"}
+
+HEALTH_CHECKS: Final = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
+"""A node that answers none for 2 s or so is dead: its broker groups get new masters."""
+
+
+def ray_cluster(shape: ClusterShape) -> dict[str, Any]:
+    """The RayCluster. The volumes that it names are no part of it: deleting it keeps them."""
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayCluster",
+        "metadata": {"name": shape.name, "labels": {"app.kubernetes.io/name": "raymq"}},
+        "spec": {
+            "rayVersion": RAY_VERSION,
+            "authOptions": {"mode": "token"},
+            "headGroupSpec": _head(shape),
+            "workerGroupSpecs": [*(_store(shape, number) for number in range(shape.stores)), _compute(shape)],
+        },
+    }
+
+
+def claim_name(shape: ClusterShape, owner: str) -> str:
+    """The name of the volume claim of the head ("head") or of a store ("store-0")."""
+    return f"{shape.name}-{owner}"
+
+
+def _head(shape: ClusterShape) -> dict[str, Any]:
+    container = _container(shape, "ray-head") | {
+        "ports": [
+            {"name": "gcs-server", "containerPort": GCS_PORT},
+            {"name": "dashboard", "containerPort": DASHBOARD_PORT},
+            {"name": "console", "containerPort": CONSOLE_PORT},
+            {"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT},
+        ],
+    }
+    return {
+        "serviceType": "ClusterIP",
+        "resources": {"CPU": "0"},  # user's tasks stay away from the Controller and the NameServer
+        "rayStartParams": {
+            "dashboard-host": "0.0.0.0",
+            "system-config": f"'{json.dumps(HEALTH_CHECKS)}'",  # KubeRay puts it into a shell command
+        },
+        "template": _pod(container, "head", volume=claim_name(shape, "head")),
+    }
+
+
+def _store(shape: ClusterShape, number: int) -> dict[str, Any]:
+    lifecycle: dict[str, Any] = {"preStop": _shell(f"raymq store close --address {_ADDRESS}")}
+    if number == 0:
+        # KubeRay starts Ray after this hook, which Kubernetes waits for; what it says is in the pod's log.
+        up = f"raymq up --config {SETTINGS_MOUNT}/raymq.yaml --address {_ADDRESS} --wait-nodes {shape.stores}"
+        lifecycle["postStart"] = _shell(f"(until {up}; do sleep 5; done) > /proc/1/fd/1 2>&1 &")
+    container = _container(shape, "ray-worker") | {
+        "ports": [{"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT}],
+        "lifecycle": lifecycle,
+    }
+    labels = {STORE_LABEL: str(number)}
+    pod = _pod(container, "store", volume=claim_name(shape, f"store-{number}"))
+    pod["spec"]["affinity"] = _one_per_machine(shape)
+    if shape.zones:
+        zone = shape.zones[number % len(shape.zones)]
+        labels["ray.io/availability-zone"] = zone
+        pod["spec"]["nodeSelector"] = {"topology.kubernetes.io/zone": zone}
+    return {
+        "groupName": f"store-{number}",
+        "replicas": 1,
+        "minReplicas": 1,
+        "maxReplicas": 1,
+        "labels": labels,
+        "rayStartParams": {},
+        "template": pod,
+    }
+
+
+def _compute(shape: ClusterShape) -> dict[str, Any]:
+    container = _container(shape, "ray-worker") | {
+        "ports": [{"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT}],
+    }
+    container["volumeMounts"] = []
+    del container["env"]
+    return {
+        "groupName": "compute",
+        "replicas": 0,
+        "minReplicas": 0,
+        "maxReplicas": COMPUTE_NODES_MAX,
+        "rayStartParams": {},
+        "template": _pod(container, "compute", volume=None),
+    }
+
+
+_ADDRESS: Final = '"$RAY_ADDRESS"'
+"""Of the Ray cluster; KubeRay sets it in every container."""
+
+
+def _shell(command: str) -> dict[str, Any]:
+    return {"exec": {"command": ["/bin/bash", "-c", command]}}
+
+
+def _container(shape: ClusterShape, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "image": shape.image,
+        "env": [{"name": "RAYMQ_DATA_DIR", "value": str(DATA_MOUNT)}],
+        "resources": {"requests": RESOURCES.copy(), "limits": RESOURCES.copy()},
+        "volumeMounts": [_mount("data", DATA_MOUNT), _mount("settings", SETTINGS_MOUNT, read_only=True)],
+    }
+
+
+def _mount(name: str, path: PurePosixPath, *, read_only: bool = False) -> dict[str, Any]:
+    return {"name": name, "mountPath": str(path)} | ({"readOnly": True} if read_only else {})
+
+
+def _pod(container: dict[str, Any], component: str, volume: str | None) -> dict[str, Any]:
+    volumes: list[dict[str, Any]] = []
+    if volume is not None:
+        volumes = [
+            {"name": "data", "persistentVolumeClaim": {"claimName": volume}},
+            {"name": "settings", "configMap": {"name": "raymq-settings"}},
+        ]
+    return {
+        "metadata": {"labels": {"app.kubernetes.io/name": "raymq", "app.kubernetes.io/component": component}},
+        "spec": {
+            "terminationGracePeriodSeconds": GRACE_PERIOD_S,
+            "securityContext": {"fsGroup": USERS_GROUP, "fsGroupChangePolicy": "OnRootMismatch"},
+            "containers": [container],
+            "volumes": volumes,
+        },
+    }
+
+
+def _one_per_machine(shape: ClusterShape) -> dict[str, Any]:
+    """No two stores of this cluster on one machine, whose loss would be the loss of two copies."""
+    return {
+        "podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [
+                {
+                    "topologyKey": "kubernetes.io/hostname",
+                    "labelSelector": {
+                        "matchLabels": {"ray.io/cluster": shape.name, "app.kubernetes.io/component": "store"}
+                    },
+                }
+            ]
+        }
+    }

@@ -1,0 +1,27 @@
+"""A streaming query goes on from a checkpoint that a raymq from before the wings of raymq/ wrote."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from tests.component.spark.stream.test_stream_queries import A0, A1, B0, Batches, run_available, stream
+from tests.support.spark.fake_topics import FakeTopics
+
+CHECKPOINT = Path(__file__).resolve().parents[3] / "fixtures/raymq-before-wings/stream-checkpoint"
+
+
+def test_a_query_goes_on_where_the_checkpoint_of_an_earlier_raymq_ends(spark: SparkSession, tmp_path: Path) -> None:
+    """The checkpoint has batches 0 to 2: all messages of the topics as they are made here."""
+    shutil.copytree(CHECKPOINT, tmp_path / "checkpoint")
+    topics, batches = FakeTopics({A0: (3, 250), A1: (0, 40), B0: (0, 0)}), Batches()
+    before = topics.messages
+    run_available(stream(spark, topics, max_offsets=100), batches, tmp_path / "checkpoint")
+    assert batches.rows == {}
+    topics.append(A0, 7)
+    topics.append(B0, 30)
+    run_available(stream(spark, topics, max_offsets=100), batches, tmp_path / "checkpoint")
+    assert sorted(batches.rows) == [3]
+    assert sorted(batches.all_rows) == sorted(topics.messages - before)

@@ -1,0 +1,94 @@
+"""What a raymq from before the wings of raymq/ wrote, stored or pickled: tests/fixtures/raymq-before-wings."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raymq
+from raymq.common.config.cluster import ClusterSettings
+from raymq.common.config.store import StoreOptions
+from raymq.common.protocol.route import TopicRoute
+from tests.support.stores.stores import bodies_of, make_batch, open_store
+
+FIXTURE = Path(__file__).resolve().parents[1] / "fixtures/raymq-before-wings"
+PICKLES: dict[str, str] = json.loads((FIXTURE / "pickles.json").read_text())
+QUEUE = raymq.MessageQueue("orders", "broker-a", 1)
+VALUES: dict[str, Any] = {
+    "a message": raymq.Message("orders", b"body", tags="paid", keys=["o-17"], properties={"colour": "red"}),
+    "a queue": QUEUE,
+    "a send result": raymq.SendResult(raymq.SendStatus.SEND_OK, "m" * 32, "o" * 32, QUEUE, 12),
+    "a filter": raymq.sql("colour = 'red'"),
+    "credentials": raymq.Credentials("me", "a long secret"),
+}
+NOT_PUBLIC = {"settings of a cluster": ClusterSettings, "options of a store": StoreOptions, "a route": TopicRoute}
+"""Arguments of actors' constructors, and answers. Their classes get fields with time, so only the class is compared."""
+NAME_SERVER = "the class of a NameServer"
+START_AGAIN = """
+import base64, pickle, sys
+kind = pickle.loads(base64.b64decode(sys.argv[1]))
+kind.__new__(kind)
+print(kind.__name__, sys.path[0])
+"""
+
+
+def unpickled(name: str) -> Any:
+    """The value that an earlier raymq pickled under this name."""
+    return pickle.loads(base64.b64decode(PICKLES[name]))
+
+
+@pytest.mark.parametrize("name", sorted(set(PICKLES) - set(VALUES) - set(NOT_PUBLIC) - {NAME_SERVER}))
+def test_a_public_name_that_was_pickled_is_the_public_name(name: str) -> None:
+    public, found = getattr(raymq, name), unpickled(name)
+    if isinstance(public, type) and issubclass(public, raymq.RaymqError):
+        assert type(found) is public
+        assert str(found)
+        assert found.code == public.code
+    else:
+        assert found == public  # and not `is`: a few names are types such as Callable[[...], None]
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_that_was_pickled_is_the_same_value(name: str) -> None:
+    found = unpickled(name)
+    assert type(found) is type(VALUES[name])
+    assert found == VALUES[name]
+
+
+@pytest.mark.parametrize("name", NOT_PUBLIC)
+def test_a_value_of_a_server_that_was_pickled_has_the_present_class(name: str) -> None:
+    assert type(unpickled(name)) is NOT_PUBLIC[name]
+
+
+def test_the_class_of_an_actor_that_ray_kept_starts_the_actor_again() -> None:
+    """Ray makes the object of a detached actor by `__new__`, which puts the packages of the servers first."""
+    command = [sys.executable, "-c", START_AGAIN, PICKLES[NAME_SERVER]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    name, _, folder = done.stdout.strip().partition(" ")
+    assert (name, done.stderr) == ("NameServer", "")
+    assert (Path(folder) / "actors/nameserver.py").is_file()
+
+
+def test_a_store_opens_with_its_messages_and_knows_what_it_was_sent_before(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(FIXTURE / "store", root)
+    store = open_store(root)
+    try:
+        numbered, repeated = [b"message %d" % n for n in range(40)], [b"again %d" % n for n in range(10)]
+        assert bodies_of(store) == numbered
+        assert bodies_of(store, queue_id=1) == repeated
+        assert bodies_of(store, "bills") == [b"x" * 3000]
+        store.append([make_batch(repeated, queue_id=1, producer=("spark/0", 3, 20))])
+        assert bodies_of(store, queue_id=1) == repeated
+        store.append([make_batch([b"new"])])
+        assert bodies_of(store) == [*numbered, b"new"]
+    finally:
+        store.close()

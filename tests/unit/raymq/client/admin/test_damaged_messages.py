@@ -1,0 +1,173 @@
+"""Administration reads a topic in which each second message is unreadable: no intact one is missing, nothing raises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from actors.core.broker.send_back import read_replayed
+from raymq.client.admin import browse as browse_module, dead_letters
+from raymq.common.errors import BodyUnreadableError
+from raymq.common.message import MessageExt, MessageQueue
+from raymq.tools.cli.terminal.output import message_dict, message_line
+from tests.support.stores.damaged_topic import TOPIC, DamagedTopic, damaged_topic
+from tests.support.stores.stores import read_queue
+
+QUEUE = MessageQueue(TOPIC, "broker-a", 0)
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory) -> Iterator[DamagedTopic]:
+    with damaged_topic(tmp_path_factory.mktemp("damaged") / "store") as topic:
+        yield topic
+
+
+def read(message: MessageExt) -> bytes | None:
+    """The body of a message; None if its error names the message's own place, and reading the body raises it."""
+    error = message.body_error
+    if error is None:
+        return message.body
+    assert error.queue == str(QUEUE)
+    assert error.queue_offset == message.queue_offset
+    assert error.reason
+    with pytest.raises(BodyUnreadableError):
+        message.body  # noqa: B018
+    return None
+
+
+def check(damaged: DamagedTopic, messages: list[MessageExt]) -> None:
+    """All messages are there, in order, each as it is."""
+    assert [message.queue_offset for message in messages] == list(range(len(damaged.bodies)))
+    for message, body in zip(messages, damaged.bodies, strict=True):
+        kind = damaged.kinds.get(message.queue_offset)
+        found = read(message)
+        assert found == body, kind
+
+
+@pytest.mark.parametrize("step", [1, 2, 7, 1000])
+def test_pull_hands_over_damaged_messages_in_their_places(damaged, step):
+    messages, offset = [], 0
+    while offset < len(damaged.bodies):
+        result = damaged.admin.pull(QUEUE, offset, max_messages=step, tags="paid")
+        assert result.next_offset > offset
+        messages, offset = [*messages, *result.messages], result.next_offset
+    check(damaged, messages)
+
+
+def test_a_message_whose_size_alone_was_flipped_is_whole(tmp_path):
+    with damaged_topic(tmp_path / "store", lying=False, flipped=("size",)) as topic:
+        bodies = [message.body for message in topic.admin.pull(QUEUE, 0).messages]
+        assert [bodies[0], bodies[2]] == topic.readable
+        assert [body[:10] for body in bodies] == [b"intact %03d" % offset for offset in range(3)]
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize("limit", [1, 5, 1000])
+def test_browse_goes_on_behind_damaged_messages(damaged, limit, newest_first):
+    messages, cursor = [], None
+    while True:
+        page = damaged.admin.browse(TOPIC, newest_first=newest_first, limit=limit, cursor=cursor, tags="paid")
+        messages += page.messages
+        cursor = page.cursor
+        if cursor is None:
+            break
+    check(damaged, messages[::-1] if newest_first else messages)
+
+
+def test_browse_for_a_text_shows_what_cannot_be_searched(damaged):
+    page = damaged.admin.browse(TOPIC, contains="intact 000", limit=1000)
+    assert {message.queue_offset for message in page.messages} == {0, *damaged.kinds}
+
+
+def test_a_page_ends_when_its_bodies_are_too_many(damaged, monkeypatch):
+    monkeypatch.setattr(browse_module, "BROWSE_PAGE_BYTES", 1000)
+    page = damaged.admin.browse(TOPIC, limit=1000, newest_first=False)
+    assert page.truncated
+    assert 1 < len(page.messages) < 10
+    following = damaged.admin.browse(TOPIC, limit=1000, cursor=page.cursor)
+    assert following.messages[0].queue_offset == len(page.messages)
+
+
+def test_a_tail_goes_on_behind_damaged_messages(damaged):
+    arrived = damaged.admin.tail(TOPIC, {QUEUE: 0}, max_messages=1000)
+    check(damaged, list(arrived.messages))
+    assert arrived.positions == {QUEUE: len(damaged.bodies)}
+
+
+def test_a_query_by_key_finds_intact_messages_and_reports_the_damaged_ones(damaged):
+    found = damaged.admin.query_by_key(TOPIC, "intact", max_messages=64)
+    assert [message.body for message in found] == damaged.readable
+    flipped = damaged.admin.query_by_key(TOPIC, "flipped", max_messages=64)
+    reported = [message for message in flipped if message.body_error is not None]
+    assert len(reported) == len(flipped) == 8
+    assert all(message.body_error.physical_offset == message.physical_offset for message in reported)
+    every = damaged.admin.query_by_key(TOPIC, "all", max_messages=64)
+    assert [message.physical_offset for message in every] == sorted(message.physical_offset for message in every)
+
+
+def test_a_query_by_id_reports_a_damaged_message(damaged):
+    for offset, kind in damaged.kinds.items():
+        if not kind.startswith("flipped"):
+            continue
+        [message] = damaged.admin.query_by_id(TOPIC, f"ID{offset}")
+        assert message.body_error is not None, kind
+        offset_id = damaged.admin.pull(QUEUE, 0, max_messages=1).messages[0].offset_message_id
+        [named] = damaged.admin.query_by_id(TOPIC, f"{offset_id[:16]}{message.physical_offset:016X}")
+        assert named.body_error is not None, kind
+    assert damaged.admin.query_by_id(TOPIC, "nothing") == []
+
+
+def test_a_replay_sends_what_can_be_read_and_counts_the_rest(damaged):
+    done = damaged.admin.replay(TOPIC, begin_ms=0, to_topic="copies")
+    assert (done.chosen, done.sent, done.unreadable) == (
+        len(damaged.bodies),
+        len(damaged.readable),
+        len(damaged.kinds),
+    )
+    assert [message.body for message in read_queue(damaged.store, "copies")] == damaged.readable
+    again = damaged.admin.replay(TOPIC, begin_ms=0, to_topic="copies")
+    assert (again.sent, again.sent_before) == (0, len(damaged.readable))
+    by_key = damaged.admin.replay(TOPIC, key="flipped", to_topic="copies", dry_run=True)
+    assert (by_key.chosen, by_key.unreadable) == (8, 8)
+
+
+def test_commands_print_the_place_and_the_reason(damaged):
+    messages = damaged.admin.browse(TOPIC, limit=1000, newest_first=False).messages
+    for message, body in zip(messages, damaged.bodies, strict=True):
+        fields, line = message_dict(message), message_line(message, as_json=False)
+        assert line.startswith(f"broker-a:0:{message.queue_offset}  ")
+        if body is not None:
+            assert (fields["body"], "error" in fields) == (body.decode(), False)
+        else:
+            assert fields["body"] is None
+            assert fields["error"] in line
+
+
+def test_a_replay_of_dead_letters_goes_on_behind_a_damaged_one(damaged, monkeypatch):
+    """The topic stands for the group's dead letters; the broker refuses what is damaged, as a real one does."""
+    brought: list[bytes] = []
+    committed: list[int] = []
+
+    def replay(method: str, group: str, record: bytes, timeout_s: float) -> None:
+        read_replayed(record)
+        brought.append(record)
+
+    monkeypatch.setattr(dead_letters, "dlq_topic", lambda group: TOPIC)
+    monkeypatch.setattr(dead_letters, "retry_topic", lambda group: "nowhere")
+    monkeypatch.setattr(dead_letters, "ActorRef", lambda name: SimpleNamespace(call=replay))
+    letters = dead_letters.DeadLetters("g", damaged.routes, damaged.storages)
+    monkeypatch.setattr(letters, "_offsets", SimpleNamespace(committed_offset=lambda queue: None))
+    monkeypatch.setattr(letters, "_commit_replayed", lambda queue, offset: committed.append(offset))
+    check(damaged, [letter.message for letter in letters.letters(max_messages=1000)])
+    results = list(letters.replay())
+    assert len(results) == len(damaged.bodies)
+    failed = [result.letter.message.queue_offset for result in results if result.error]
+    # A body that does not decompress is moved as it is; what fails its CRC or its fields is refused.
+    assert failed == [
+        offset for offset, kind in damaged.kinds.items() if kind.startswith("flipped") and offset in failed
+    ]
+    assert len(failed) >= 4
+    assert len(brought) == len(results) - len(failed)
+    assert committed[-1] == len(damaged.bodies)

@@ -1,0 +1,67 @@
+"""Topics, groups and offsets as a document: what is written is read again, and what cannot be is refused by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from raymq.client.admin.upkeep.metadata import GroupMetadata, Metadata, TopicMetadata
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.protocol.group import GroupConfig
+
+WHOLE = Metadata(
+    {
+        "orders": TopicMetadata({"broker-a": 2, "broker-b": 1}, 4, "broker-a:2", {"message.type": "FIFO"}),
+        "bills": TopicMetadata({"broker-b": 4}),
+    },
+    {"billing": GroupMetadata(GroupConfig("billing", retry_max_times=3, consume_enable=False), ("bills",))},
+    {"billing": {"orders": {"broker-a": {0: 17, 1: 0}, "broker-b": {0: 5}}}},
+)
+
+
+def test_what_is_written_is_read_again():
+    text = WHOLE.to_json()
+    assert Metadata.from_json(text) == WHOLE
+    assert Metadata.from_json(text).to_json() == text
+    assert json.loads(text)["groups"]["billing"] == {
+        "consume_enable": False,
+        "consume_broadcast_enable": True,
+        "retry_queue_nums": 1,
+        "retry_max_times": 3,
+        "forbidden": ["bills"],
+    }
+    assert Metadata.from_json(Metadata().to_json()) == Metadata()
+
+
+def test_what_is_left_out_of_a_file_is_as_by_default():
+    text = '{"version": 1, "topics": {"t": {"queues": {"a": 1}}}, "groups": {"g": {}}}'
+    assert Metadata.from_json(text) == Metadata({"t": TopicMetadata({"a": 1})}, {"g": GroupMetadata(GroupConfig("g"))})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "no JSON"),
+        ("[]", "no file of `raymq export`"),
+        ('{"version": 2}', "no file of `raymq export`"),
+        ('{"version": 1, "users": {}}', "not 'users'"),
+        ('{"version": 1, "topics": []}', "topics is a table"),
+        ('{"version": 1, "topics": {"t": {"queue": 1}}}', "topic 't' has"),
+        ('{"version": 1, "topics": {"t": {}}}', "queues of topic 't'"),
+        ('{"version": 1, "topics": {"t": {"queues": {"a": 0}}}}', "queues of topic 't'"),
+        ('{"version": 1, "topics": {"t": {"queues": {"a": true}}}}', "queues of topic 't'"),
+        ('{"version": 1, "topics": {"%RETRY%g": {"queues": {"a": 1}}}}', "the server's own"),
+        ('{"version": 1, "topics": {"t": {"queues": {"a": 1}, "attributes": {"message.type": "X"}}}}', "message.type"),
+        ('{"version": 1, "topics": {"t": {"queues": {"a": 1}, "order_config": "a"}}}', "order configuration"),
+        ('{"version": 1, "groups": {"g": {"retries": 1}}}', "group 'g' has"),
+        ('{"version": 1, "groups": {"g": {"forbidden": "t"}}}', "forbidden topics of group 'g'"),
+        ('{"version": 1, "offsets": {"g": {"t": {"a": {"x": 1}}}}}', "offsets are numbers"),
+        ('{"version": 1, "offsets": {"g": {"t": 5}}}', "offsets are numbers"),
+        ('{"version": 1, "offsets": {"g": {"t": {"a": {"0": -1}}}}}', "numbers from 0 on"),
+        ('{"version": 1, "offsets": {"g": {"t": {"a": {"0": "1"}}}}}', "numbers from 0 on"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_with_the_part_that_is_wrong(text, says):
+    with pytest.raises(InvalidArgumentError, match=says):
+        Metadata.from_json(text)

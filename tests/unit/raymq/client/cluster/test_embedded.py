@@ -1,0 +1,110 @@
+"""The terminal's foreground group, which Ray takes the program out of (raymq.client.cluster.embedded). Ray itself is
+not started."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from raymq.client.cluster import embedded
+
+
+def in_a_terminal(program: Callable[[], object]) -> object:
+    """The output of `program` in a process of a terminal's foreground group that is led by another, as under `make`."""
+    read, write = os.pipe()
+    shell, terminal = pty.fork()
+    if shell == 0:
+        worker = os.fork()
+        if worker == 0:
+            signal.alarm(10)
+            sys.stdin = open(0)  # noqa: SIM115 (this process ends without closing anything)
+            try:
+                answer: object = program()
+            except BaseException as error:  # it must not go on in pytest's copy
+                answer = repr(error)
+            os.write(write, json.dumps(answer).encode())
+            os._exit(0)
+        os.waitpid(worker, os.WUNTRACED)
+        os._exit(0)
+    os.close(write)
+    try:
+        with os.fdopen(read) as answers:
+            text = answers.read()
+    finally:
+        os.waitpid(shell, 0)
+        os.close(terminal)
+    assert text, "the process in the terminal was stopped or killed"
+    return json.loads(text)
+
+
+def test_a_program_that_ray_moved_to_a_group_of_its_own_stays_in_the_foreground_and_goes_back():
+    def program():
+        before = os.getpgrp()
+        group = embedded._foreground_group()
+        os.setpgid(0, 0)  # what Ray does
+        moved = (os.getpgrp() != before, os.tcgetpgrp(0) == before)
+        embedded._take_terminal(group)
+        taken = os.tcgetpgrp(0) == os.getpgrp() == os.getpid()
+        embedded._give_terminal_back(group)
+        back = os.tcgetpgrp(0) == os.getpgrp() == before
+        return [group == before, moved, taken, back]
+
+    assert in_a_terminal(program) == [True, [True, True], True, True]
+
+
+def test_a_program_that_stayed_in_its_group_changes_nothing():
+    def program():
+        group = embedded._foreground_group()
+        embedded._take_terminal(group)
+        embedded._give_terminal_back(group)
+        return os.tcgetpgrp(0) == os.getpgrp() == group
+
+    assert in_a_terminal(program) is True
+
+
+def test_a_program_in_the_background_does_not_take_the_terminal():
+    def program():
+        before = os.tcgetpgrp(0)
+        os.setpgid(0, 0)
+        group = embedded._foreground_group()
+        embedded._take_terminal(group)
+        embedded._give_terminal_back(group)
+        return [group, os.tcgetpgrp(0) == before]
+
+    assert in_a_terminal(program) == [None, True]
+
+
+def test_the_signal_mask_is_as_before():
+    def program():
+        group = embedded._foreground_group()
+        os.setpgid(0, 0)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        embedded._take_terminal(group)
+        return before == signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+    assert in_a_terminal(program) is True
+
+
+@pytest.mark.parametrize("stdin", [None, "a pipe", "closed"])
+def test_without_a_terminal_there_is_no_group(monkeypatch, stdin):
+    read, write = os.pipe()
+    file = None if stdin is None else os.fdopen(read)
+    if stdin == "closed":
+        file.close()
+    monkeypatch.setattr(sys, "stdin", file)
+    try:
+        assert embedded._foreground_group() is None
+        embedded._take_terminal(None)
+        embedded._give_terminal_back(None)
+    finally:
+        os.close(write)
+        if file is None:
+            os.close(read)
+        else:
+            file.close()

@@ -1,0 +1,27 @@
+"""`raymq up --wait-nodes`: its progress while it waits, and its error when nodes stay away."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.client.cluster import node_wait
+from raymq.client.cluster.node_wait import await_nodes
+from raymq.common.errors import ServiceNotAvailableError
+
+
+def test_it_waits_until_enough_nodes_joined_and_tells_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_wait, "POLL_INTERVAL_S", 0)
+    joined = iter([["10.0.0.1"], ["10.0.0.1", "10.0.0.2"], ["10.0.0.1", "10.0.0.2", "10.0.0.3"]])
+    said: list[str] = []
+    await_nodes(3, 60, said.append, lambda: next(joined))
+    assert said == ["waiting for nodes: 1 of 3 joined", "waiting for nodes: 2 of 3 joined"]
+
+
+def test_more_nodes_than_asked_for_are_enough() -> None:
+    await_nodes(1, 0, pytest.fail, lambda: ["10.0.0.1", "10.0.0.2"])
+
+
+def test_when_nodes_stay_away_it_names_those_that_are_there() -> None:
+    with pytest.raises(ServiceNotAvailableError, match=r"1 of 3 nodes joined .*\(10\.0\.0\.1\), and no server") as said:
+        await_nodes(3, 0, pytest.fail, lambda: ["10.0.0.1"])
+    assert "run `raymq up` again" in str(said.value)

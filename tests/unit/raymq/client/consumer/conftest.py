@@ -1,0 +1,15 @@
+"""Threads that tests of consumers share."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.client.consumer.assignment.offset_committer import CommitThreads
+
+
+@pytest.fixture
+def commits():
+    """The threads that call brokers about offsets."""
+    threads = CommitThreads()
+    yield threads
+    threads.close()

@@ -1,0 +1,76 @@
+"""Waiting for another thread and for descriptors at the same time."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from raymq.client.consumer.pull.wakeup import Wakeup
+from tests.support.clients.fakes import WAIT_S
+
+
+@pytest.fixture
+def pipe():
+    reading, writing = os.pipe()
+    yield reading, writing
+    os.close(reading)
+    os.close(writing)
+
+
+def waits(wakeup: Wakeup, *descriptors: int) -> threading.Thread:
+    thread = threading.Thread(target=lambda: wakeup.wait(descriptors, 3600.0))
+    thread.start()
+    return thread
+
+
+def test_a_wait_ends_when_it_is_set_by_another_thread(pipe):
+    wakeup = Wakeup()
+    thread = waits(wakeup, pipe[0])
+    wakeup.set()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def test_a_wait_ends_when_a_descriptor_is_readable(pipe):
+    thread = waits(Wakeup(), pipe[0])
+    os.write(pipe[1], b"!")
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def test_what_was_set_before_ends_the_next_wait_and_after_clear_no_more():
+    wakeup = Wakeup()
+    wakeup.set()
+    wakeup.set()
+    wakeup.wait((), 3600.0)
+    wakeup.wait((), 3600.0)
+    wakeup.clear()
+    thread = waits(wakeup)
+    thread.join(0.05)
+    assert thread.is_alive()
+    wakeup.set()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def test_no_call_is_lost_between_clearing_and_waiting():
+    """One thread sets as often as it likes; the other must see the last of it."""
+    wakeup, count, seen = Wakeup(), 2000, 0
+    told = [0]
+
+    def tell() -> None:
+        for number in range(1, count + 1):
+            told[0] = number
+            wakeup.set()
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    while seen < count:
+        wakeup.clear()
+        seen = told[0]
+        if seen < count:
+            wakeup.wait((), WAIT_S)
+    thread.join(WAIT_S)
+    assert seen == count

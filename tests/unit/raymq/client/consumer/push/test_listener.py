@@ -1,0 +1,188 @@
+"""Shipping listeners by value, and running them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+from dataclasses import replace
+
+import cloudpickle
+import pytest
+
+from raymq.client.consumer.push.listener import Listener, ship, ship_hook
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.errors import ListenerError
+from raymq.common.protocol.listener_tasks import HandOver
+from tests.support.clients.fakes import WAIT_S
+from tests.support.clients.tasks import task_of
+from tests.support.history.waiting import eventually
+
+MODULE = """
+    import functools
+
+    FACTOR = 3
+
+    def helper(value):
+        return value * FACTOR
+
+    def handle(message):
+        return helper(message)
+
+    def handle_with(factor, message):
+        return factor * message
+
+    class Handler:
+        def __init__(self, factor):
+            self.factor = factor
+
+        def __call__(self, message):
+            return helper(message) * self.factor
+
+        def method(self, message):
+            return helper(message) + self.factor
+
+    def decorated(function):
+        @functools.wraps(function)
+        def inner(message):
+            return function(message) + 1
+        return inner
+
+    @decorated
+    def wrapped(message):
+        return helper(message)
+"""
+
+ELSEWHERE = """
+import sys, pickle
+for line in sys.stdin.buffer.read().split(b"\\n--\\n"):
+    print(pickle.loads(line)(2))
+print("users_listeners" in sys.modules)
+"""
+
+
+@pytest.fixture
+def users(tmp_path, monkeypatch):
+    """A module of the user's, importable here and nowhere else."""
+    (tmp_path / "users_listeners.py").write_text(textwrap.dedent(MODULE))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import users_listeners
+
+    yield users_listeners
+    del sys.modules["users_listeners"]
+
+
+def run_elsewhere(payloads: list[bytes]) -> list[str]:
+    """The results of the shipped functions for 2 in a process that cannot import the user's module."""
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE], input=b"\n--\n".join(payloads), capture_output=True, cwd="/", check=False
+    )
+    return done.stdout.decode().split() or [done.stderr.decode()]
+
+
+def test_a_users_listener_of_any_kind_goes_by_value(users):
+    handlers = [
+        users.handle,
+        users.Handler(5),
+        users.Handler(5).method,
+        functools.partial(users.handle_with, 7),
+        functools.partial(functools.partial(users.handle_with), 8),
+        users.wrapped,
+        lambda message: message + 100,
+    ]
+    payloads = [ship(handler, takes_batch=False).payload for handler in handlers]
+    assert run_elsewhere(payloads) == ["6", "30", "11", "14", "16", "7", "102", "False"]
+
+
+def test_what_is_installed_goes_by_reference(users):
+    payload = ship(json.dumps, takes_batch=False).payload
+    assert len(payload) < 100
+    assert pickle.loads(payload) is json.dumps
+    assert pickle.loads(ship(pytest.approx, takes_batch=False).payload) is pytest.approx
+    assert pickle.loads(ship(print, takes_batch=False).payload) is print
+
+
+def test_shipping_leaves_no_trace_in_the_users_process(users):
+    ship(users.handle, takes_batch=False)
+    assert cloudpickle.list_registry_pickle_by_value() == set()
+    cloudpickle.register_pickle_by_value(users)
+    try:
+        ship(users.handle, takes_batch=False)
+        assert cloudpickle.list_registry_pickle_by_value() == {"users_listeners"}
+    finally:
+        cloudpickle.unregister_pickle_by_value(users)
+
+
+def test_what_is_not_callable_is_refused():
+    for thing in (None, 5, "handle", object()):
+        with pytest.raises(ListenerError, match="must be callable"):
+            ship(thing, takes_batch=False)
+
+
+def test_a_listener_that_holds_what_cannot_travel_is_refused_with_advice(users):
+    lock = threading.Lock()
+    with pytest.raises(ListenerError, match=r"cannot be shipped to its actor: .*lock.* It must not hold locks"):
+        ship(lambda message: lock, takes_batch=False)
+    users.handle.lock = lock
+    with pytest.raises(ListenerError):
+        ship(users.handle, takes_batch=False)
+    assert cloudpickle.list_registry_pickle_by_value() == set()
+
+
+def test_the_name_is_the_users(users):
+    assert ship(users.Handler(1), takes_batch=False).name == "Handler"
+    assert ship(users.handle, takes_batch=True).name == "handle"
+    assert ship(users.handle, takes_batch=True).takes_batch
+
+
+# Running
+
+
+def listener(handler, hooks=()) -> Listener:
+    settings = PushSettings("billing", (Subscription.parse("orders"),))
+    return Listener(ship(handler, takes_batch=False), settings, hooks)
+
+
+def test_a_listener_that_cannot_be_loaded_says_why(users):
+    broken = replace(ship(users.handle, takes_batch=False), payload=pickle.dumps(print)[:-5])
+    made = Listener(broken, PushSettings("billing", (Subscription.parse("orders"),)))
+    assert "Traceback" in made.ready()
+    assert listener(print).ready() == ""
+
+
+def test_what_the_pull_actor_wants_kept_is_kept():
+    made = listener(print)
+    assert made.kept() is None
+    made.keep((True, frozenset()))
+    assert made.kept() == (True, frozenset())
+
+
+class StampingHook:
+    def before(self, context):
+        context.properties["begun"] = True
+
+    def after(self, context):
+        assert context.properties["begun"]
+        print("after", context.group, context.success)
+
+
+def test_hooks_travel_with_the_listener_and_what_is_none_is_refused(capsys):
+    made = listener(print, (ship_hook(StampingHook()),))
+    assert made.ready() == ""
+    made._tasks.begin(HandOver(1, 1, (task_of(b"a"),)))
+    out = ""
+
+    def has_come() -> bool:
+        nonlocal out
+        out += capsys.readouterr().out
+        return "after billing True" in out
+
+    eventually(has_come, "the hook's call", WAIT_S)
+    for thing in (print, None, object()):
+        with pytest.raises(ListenerError, match="must have the methods before"):
+            ship_hook(thing)

@@ -1,0 +1,62 @@
+"""A push consumer's settings: RocketMQ's bounds, each with an error that names it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from raymq.client.consumer.push.settings import PushSettings
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageModel
+from raymq.common.protocol.consume_result import ConsumeLater
+
+SETTINGS = PushSettings("billing", (Subscription.parse("orders", "paid"),))
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("threads", (1, 1000), (0, 1001, True, 1.5)),
+        ("consume_message_batch_max_size", (1, 1024), (0, 1025)),
+        ("pull_batch_size", (1, 1024), (0, 1025)),
+        ("pull_interval_ms", (0, 65535), (-1, 65536)),
+        ("pull_threshold_for_queue", (1, 65535), (0, 65536)),
+        ("pull_threshold_for_topic", (-1, 1, 6_553_500), (0, -2, 6_553_501)),
+        ("pull_threshold_size_for_queue_mib", (1, 1024), (0, 1025)),
+        ("pull_threshold_size_for_topic_mib", (-1, 1, 102_400), (0, 102_401)),
+        ("consume_concurrently_max_span", (1, 65535), (0, 65536)),
+        ("consume_timeout_s", (0.1, 900, 86400.0), (0, "15", -1)),
+        ("max_reconsume_times", (-1, 0, 16), (-2, 2**31)),
+        ("suspend_current_queue_time_ms", (-1, 5, 10**6), ("1 s", 1.5)),
+        ("message_model", (MessageModel.BROADCASTING,), ("BROADCASTING",)),
+    ],
+)
+def test_each_setting_is_checked_and_the_error_names_it(name, good, bad):
+    for value in good:
+        assert getattr(replace(SETTINGS, **{name: value}), name) == value
+    for value in bad:
+        with pytest.raises(InvalidArgumentError, match=rf"^{name} must be .*{value!r}"):
+            replace(SETTINGS, **{name: value})
+
+
+def test_rocketmqs_default_group_is_refused():
+    with pytest.raises(InvalidArgumentError, match="DEFAULT_CONSUMER"):
+        PushSettings("DEFAULT_CONSUMER", ())
+
+
+def test_in_clustering_the_retry_topic_is_read_too_with_every_tag():
+    assert SETTINGS.topics == {"orders", "%RETRY%billing"}
+    assert SETTINGS.subscription("orders").tags == {"paid"}
+    assert SETTINGS.subscription("%RETRY%billing").tag_codes is None
+
+
+def test_in_broadcasting_there_is_no_retry_topic():
+    assert replace(SETTINGS, message_model=MessageModel.BROADCASTING).topics == {"orders"}
+
+
+@pytest.mark.parametrize(("name", "value"), [("delay_level", -2), ("delay_level", 19), ("first", -1)])
+def test_an_answer_out_of_bounds_is_refused(name, value):
+    with pytest.raises(InvalidArgumentError):
+        ConsumeLater(**{name: value})

@@ -1,0 +1,102 @@
+"""A running instance's calls find its Pull actor, wherever it is hosted, and its end ends its Listener."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from raymq.client.consumer.push import subscription as module
+from raymq.client.consumer.push.hosting import Instance
+from raymq.client.consumer.push.subscription import RunningInstance
+from raymq.common.errors import RequestTimeoutError, ServiceNotAvailableError
+from raymq.remoting import actor_ref
+
+
+class Cluster:
+    """A Listener, which says where it is hosted, and Pull actors that answer or fail."""
+
+    def __init__(self) -> None:
+        self.places = ["pull-1"]
+        self.calls: list[tuple] = []
+        self.failures: dict[str, Exception] = {}
+        self.answers: list[object] = []
+        self.killed = 0
+        self.instance = RunningInstance(
+            Instance("pull-g-0", "key", ("broker-a",)),
+            SimpleNamespace(hosted_by=SimpleNamespace(remote=lambda wait_s: self.place())),
+        )
+
+    def place(self) -> str:
+        self.calls.append(("hosted_by",))
+        return self.places.pop(0) if len(self.places) > 1 else self.places[0]
+
+    def ref(self, name: str):
+        return SimpleNamespace(name=name, call=lambda method, *args, timeout_s: self.call(name, method, *args))
+
+    def call(self, name: str, method: str, *args):
+        self.calls.append((name, method, *args))
+        if name in self.failures:
+            raise self.failures[name]
+        return self.answers.pop(0) if self.answers else True
+
+    def kill(self, listener, *, no_restart: bool) -> None:
+        assert no_restart
+        self.killed += 1
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    cluster = Cluster()
+    monkeypatch.setattr(module, "ActorRef", cluster.ref)
+    monkeypatch.setattr(actor_ref, "resolve", lambda answer, what, timeout_s: answer)
+    monkeypatch.setattr(module.ray, "kill", cluster.kill)
+    return cluster
+
+
+def test_its_pull_actor_is_asked_for_once(cluster):
+    cluster.instance.wait_running(1.0)
+    cluster.instance.call("suspend")
+    cluster.instance.call("resume")
+    assert cluster.calls == [("hosted_by",), ("pull-1", "suspend", "pull-g-0"), ("pull-1", "resume", "pull-g-0")]
+
+
+def test_a_call_finds_the_pull_actor_that_hosts_it_now(cluster):
+    cluster.instance.wait_running(1.0)
+    cluster.failures["pull-1"] = ServiceNotAvailableError("its node is gone")
+    cluster.places = ["", "pull-2"]
+    cluster.instance.call("suspend")
+    assert cluster.calls[-1] == ("pull-2", "suspend", "pull-g-0")
+
+
+def test_a_call_that_nobody_takes_fails_in_the_end(cluster):
+    cluster.places = [""]
+    with pytest.raises(ServiceNotAvailableError, match="no Pull actor hosts pull-g-0"):
+        cluster.instance.call("suspend", timeout_s=0.05)
+
+
+def test_an_instance_that_nobody_hosts_in_time_does_not_run(cluster):
+    cluster.places = [""]
+    with pytest.raises(RequestTimeoutError, match="pull-g-0"):
+        cluster.instance.wait_running(0.02)
+
+
+def test_it_is_stopped_in_calls_that_are_repeated_until_it_has_finished(cluster):
+    cluster.instance.wait_running(1.0)
+    cluster.answers = [False, False, True]
+    assert cluster.instance.stop(60.0) == ""
+    assert [call[1] for call in cluster.calls[1:]] == ["stop"] * 3
+    assert cluster.killed == 1
+
+
+def test_one_that_does_not_finish_is_ended_all_the_same_and_says_so(cluster):
+    cluster.instance.wait_running(1.0)
+    cluster.answers = [False]
+    assert "did not finish within -1 s" in cluster.instance.stop(-1.0)
+    assert cluster.killed == 1
+
+
+def test_one_that_never_began_is_hosted_by_nobody_for_its_end(cluster):
+    assert cluster.instance.stop(60.0) == ""
+    assert cluster.calls == []
+    assert cluster.killed == 1

@@ -1,0 +1,78 @@
+"""Messages that a simple consumer cannot read: they are tried as often as others, and end as dead letters."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from raymq.client.consumer.simple import engine as engine_module
+from raymq.client.consumer.simple.engine import SimpleEngine
+from raymq.client.consumer.simple.lease_reader import LeasedMessages, UnreadableMessage
+from raymq.client.consumer.simple.settings import SimpleSettings
+from raymq.common.message import MessageExt, MessageQueue
+from raymq.common.protocol.pop import LeasedRange
+from raymq.records.format.places import RecordPlaces
+from raymq.records.kernels.messages import find_unreadable, read_messages
+from tests.unit.raymq.records.kernels.test_unreadable import ZSTD, changed as changed_record, flip, stored
+
+QUEUE = MessageQueue("orders", "broker-a", 5)
+
+
+class Calls:
+    """The calls of an engine to its broker."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        monkeypatch.setattr(engine_module, "ActorRef", lambda name: SimpleNamespace(call=self.call))
+        monkeypatch.setattr(SimpleEngine, "_call", lambda _, name, method, *args: self.call(method, *args))
+
+    def call(self, method: str, *args: Any, **how: Any) -> int:
+        self.made.append((method, args, how))
+        return 0
+
+
+def leased(attempts: int) -> tuple[LeasedRange, LeasedMessages]:
+    """A lease of four messages, of which the second has a body that lies and the third a damaged record."""
+    located = changed_record(stored([b"one", b"two", b"three", b"four"], {1: ZSTD}), 2, flip(5))
+    messages = read_messages(
+        located.data, located.starts, broker_name="broker-a", places=RecordPlaces.of(QUEUE, located)
+    )
+    found = LeasedMessages([messages[0], messages[3]], [(located, [0, 3])], 44)
+    for index, error in find_unreadable(messages).items():
+        found.unreadable[40 + index] = UnreadableMessage(
+            messages[index], error, located.part(index, index + 1).joined()
+        )
+    return LeasedRange("orders", 5, 40, 4, 1, 60_000, attempts), found
+
+
+def take(monkeypatch: pytest.MonkeyPatch, attempts: int, retry_max_times: int) -> tuple[list[MessageExt], Calls]:
+    calls = Calls(monkeypatch)
+    simple = SimpleEngine(
+        SimpleSettings("billing"),
+        routes=None,  # type: ignore[arg-type]  # not asked
+        storages=None,  # type: ignore[arg-type]
+        announce=lambda engine, data: None,
+        on_close=lambda engine: None,
+    )
+    given, found = leased(attempts)
+    return list(simple._take("broker-a", given, found, retry_max_times)), calls
+
+
+def test_the_neighbours_are_delivered_and_the_unreadable_one_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages, calls = take(monkeypatch, attempts=1, retry_max_times=2)
+    assert [message.body for message in messages] == [b"one", b"four"]
+    [(method, (_, [part]), _)] = calls.made
+    assert method == "ack_messages", "of the damaged record, which nobody can deliver or copy"
+    assert int(part.offsets, 16) == 0b0100
+
+
+def test_after_its_last_attempt_it_is_a_dead_letter_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages, calls = take(monkeypatch, attempts=3, retry_max_times=2)
+    assert [message.body for message in messages] == [b"one", b"four"]
+    (sent, (group, record), how), (method, (_, [part]), _) = calls.made
+    assert (sent, group, how["delay_level"]) == ("send_back", "billing", -1)
+    assert b"two" in record
+    assert "compressed body" in how["reason"]
+    assert (method, int(part.offsets, 16)) == ("ack_messages", 0b0110)

@@ -1,0 +1,54 @@
+"""The retry policy for each error of an attempt."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.client.producer.retry_policy import another_broker_helps, given_up, may_be_stored
+from raymq.common.errors import (
+    AccessDeniedError,
+    AuthenticationError,
+    ClientStateError,
+    DataLossError,
+    MessageIllegalError,
+    NotMasterError,
+    QuotaExceededError,
+    RequestTimeoutError,
+    ServiceNotAvailableError,
+    StoreError,
+    StoreFailedError,
+    StoreLockedError,
+    StoreNotWritableError,
+    SystemBusyError,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "stored", "another_broker"),
+    [
+        (MessageIllegalError("too long"), False, False),
+        (ClientStateError("fenced"), False, False),
+        (SystemBusyError("full"), False, True),
+        (QuotaExceededError("alice", "bytes", 250), False, True),
+        (AccessDeniedError("alice", "Pub on Topic:orders", "no entry"), False, False),
+        (AuthenticationError("no user"), False, False),
+        (NotMasterError("a", 3), False, True),
+        (StoreNotWritableError("disk full"), False, True),
+        (StoreLockedError("/x", "1"), False, True),
+        (StoreFailedError("disk failed"), True, True),
+        (ServiceNotAvailableError("dead"), True, True),
+        (RequestTimeoutError("append", 1.0), True, True),
+        (StoreError("something"), True, True),
+        (DataLossError("gone"), True, False),
+    ],
+)
+def test_an_error_says_if_the_batch_may_be_stored_and_if_another_broker_helps(error, stored, another_broker):
+    assert may_be_stored(error) is stored
+    assert another_broker_helps(error) is another_broker
+
+
+def test_the_error_after_the_timeout_says_that_nothing_was_stored():
+    busy = given_up(SystemBusyError("full"), 3.0)
+    assert type(busy) is SystemBusyError
+    assert "nothing of this one was stored" in str(busy)
+    assert type(given_up(RequestTimeoutError("describe", 1.0), 3.0)) is ServiceNotAvailableError

@@ -1,0 +1,274 @@
+"""The decisions of a sender, without threads, clocks or calls: every row of TRANSITIONS, and what it brings about."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+
+from raymq.client.producer.completion import Completion
+from raymq.client.producer.send_batch import Flight, SendBatch, Stage
+from raymq.client.producer.send_state import TRANSITIONS, Attempt, Event, SendState, Verdict
+from raymq.common.errors import (
+    ClientStateError,
+    MessageIllegalError,
+    RaymqError,
+    SendUnknownError,
+    ServiceNotAvailableError,
+    StoreNotWritableError,
+    SystemBusyError,
+)
+from raymq.common.message import Message, MessageQueue, SendStatus
+from raymq.common.protocol.store import AppendResult
+from raymq.records.format.encode import EncodedBatch
+from raymq.records.format.message_id import IdRange
+
+QUEUE, OTHER = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
+GONE = ServiceNotAvailableError("the actor is restarting")
+BUSY = SystemBusyError("the lock is held; nothing was stored")
+FULL = StoreNotWritableError("the disk is full")
+FENCED = ClientStateError("another producer has the name")
+DEADLINE_S = 100.0
+
+
+def batch_in(state: SendState, count: int = 1, queue: MessageQueue = QUEUE, *, movable: bool = True) -> SendBatch:
+    messages = [Message("orders", b"%d" % number) for number in range(count)]
+    sends = state.sends(queue)
+    return SendBatch("orders", queue, sends, messages, Completion(), movable, True, 30.0, DEADLINE_S, 300 * count, 0)
+
+
+def put(state: SendState, *batches: SendBatch) -> None:
+    for batch in batches:
+        state.put(batch)
+
+
+def encoded(batches: list[SendBatch]) -> EncodedBatch:
+    count = sum(len(batch.messages) for batch in batches)
+    columns = np.full(count, 10, np.int32), np.zeros(count, np.int64)
+    return EncodedBatch("orders", 0, b"", *columns, None, IdRange("A" * 28, 0, count))
+
+
+def depart(state: SendState, now_s: float = 0.0) -> Attempt:
+    """The next request, encoded and on its way."""
+    taken, verdict = state.take(now_s)
+    assert verdict == Verdict() or not verdict.ended
+    return Attempt([Flight.of(sends, batches, encoded(batches)) for sends, batches in taken])
+
+
+def answer(attempt: Attempt, status: SendStatus = SendStatus.SEND_OK) -> list[AppendResult]:
+    return [AppendResult(status, 7, 700, 1) for _ in attempt.flights]
+
+
+def state_of(*, settle_status: bool = True) -> SendState:
+    return SendState("a", settle_status=settle_status)
+
+
+def at(stage: Stage) -> tuple[SendState, SendBatch, Attempt | None]:
+    """A state with one batch at a stage, and the attempt that it is part of."""
+    state = state_of()
+    batch = batch_in(state)
+    put(state, batch)
+    if stage is Stage.QUEUED:
+        return state, batch, None
+    attempt = depart(state)
+    if stage is Stage.UNKNOWN:
+        state.failed(attempt, GONE, 0.0)
+        assert state.next_attempt() is attempt
+    elif stage is Stage.STORED:
+        state.answered(attempt, answer(attempt, SendStatus.FLUSH_DISK_TIMEOUT), 0.0)
+        attempt = state.next_attempt()
+    assert batch.stage is stage
+    return state, batch, attempt
+
+
+def happen(state: SendState, attempt: Attempt | None, event: Event, stage: Stage) -> Verdict:
+    """Let an event happen to the messages of an attempt, or to those that wait."""
+    if attempt is None:
+        if event is Event.TAKEN:
+            return state.take(0.0)[1]
+        if event is Event.TIME_UP:
+            return state.take(DEADLINE_S)[1]
+        error: RaymqError = BUSY if event is Event.REFUSED else FULL
+        verdict = state.away(error, 0.0)
+        verdict.ended += state.stay(verdict.leaving, error).ended
+        return verdict
+    if event in (Event.ANSWERED, Event.NOT_SAFE):
+        status = SendStatus.SEND_OK if event is Event.ANSWERED else SendStatus.FLUSH_DISK_TIMEOUT
+        return state.answered(attempt, answer(attempt, status), 0.0)
+    if event is Event.TIME_UP:
+        return state.settle_expired(attempt, DEADLINE_S)
+    verdict = state.failed(attempt, {Event.NO_ANSWER: GONE, Event.REFUSED: BUSY}.get(event, FENCED), 0.0)
+    verdict.ended += state.stay(verdict.leaving, BUSY).ended
+    return verdict
+
+
+@pytest.mark.parametrize(("stage", "event"), TRANSITIONS, ids=lambda value: value.name)
+def test_each_row_of_the_table_is_what_happens(stage, event):
+    state, batch, attempt = at(stage)
+    verdict = happen(state, attempt, event, stage)
+    after = TRANSITIONS[stage, event]
+    acknowledged = [batch for flight, result in verdict.acknowledged for batch, _ in flight.acknowledge(result)]
+    ended = [ending for ending, _ in verdict.ended] + acknowledged
+    assert ended == ([batch] if after is Stage.ENDED else [])
+    assert state.empty is (after is Stage.ENDED)
+    if after is not Stage.ENDED:
+        assert batch.stage is after
+    if after is Stage.QUEUED:
+        assert state.oldest() is batch
+    if after in (Stage.UNKNOWN, Stage.STORED):
+        repeated = state.next_attempt()
+        assert [flight.batches for flight in repeated.flights] == [[batch]]
+        assert repeated.again
+
+
+def test_the_table_names_every_event_that_can_come_at_a_stage():
+    on_the_way = set(Event) - {Event.TAKEN}
+    assert {event for stage, event in TRANSITIONS if stage is Stage.UNKNOWN} == on_the_way
+    assert {event for stage, event in TRANSITIONS if stage is Stage.STORED} == on_the_way
+    assert {event for stage, event in TRANSITIONS if stage is Stage.IN_FLIGHT} == on_the_way - {Event.TIME_UP}
+    assert not [event for stage, event in TRANSITIONS if stage is Stage.ENDED]
+
+
+@pytest.mark.parametrize("event", [Event.TIME_UP, Event.REFUSED_FOR_GOOD])
+def test_messages_that_may_be_stored_end_as_unknown_and_those_that_surely_are_not_with_the_error(event):
+    state, _, attempt = at(Stage.UNKNOWN)
+    [(_, error)] = happen(state, attempt, event, Stage.UNKNOWN).ended
+    assert isinstance(error, SendUnknownError)
+    state, _, attempt = at(Stage.QUEUED)
+    [(_, error)] = happen(state, attempt, event, Stage.QUEUED).ended
+    assert not isinstance(error, SendUnknownError)
+
+
+def test_a_queue_has_one_flight_at_a_time_and_its_batches_keep_their_order():
+    state = state_of()
+    first, second, elsewhere = batch_in(state), batch_in(state), batch_in(state, queue=OTHER)
+    put(state, first)
+    attempt = depart(state)
+    put(state, second, elsewhere)
+    assert [batches for _, batches in state.take(0.0)[0]] == [[elsewhere]]
+    assert not state.has_work
+    state.answered(attempt, answer(attempt), 0.0)
+    assert [batches for _, batches in state.take(0.0)[0]] == [[second]]
+
+
+def test_the_batches_of_a_queue_go_together_and_are_sealed():
+    state = state_of()
+    batches = [batch_in(state, 2) for _ in range(3)]
+    for batch in batches:
+        batch.limit_bytes = 1000
+    put(state, *batches)
+    assert [batch.limit_bytes >= 0 for batch in batches] == [False, False, True]
+    attempt = depart(state)
+    assert [flight.batches for flight in attempt.flights] == [batches]
+    assert batches[2].limit_bytes < 0
+    verdict = state.answered(attempt, answer(attempt), 0.0)
+    [(flight, result)] = verdict.acknowledged
+    offsets = [list(acknowledged.queue_offsets) for _, acknowledged in flight.acknowledge(result)]
+    assert offsets == [[7, 8], [9, 10], [11, 12]]
+
+
+def test_a_message_that_is_refused_is_found_by_halves_and_ends_alone():
+    state = state_of()
+    batch = batch_in(state, 8)
+    put(state, batch)
+    refused, sent = [], []
+    while state.has_work:
+        attempt = depart(state)
+        [flight] = attempt.flights
+        messages = [message for part in flight.batches for message in part.messages]
+        if any(message.body == b"5" for message in messages):
+            verdict = state.failed(attempt, MessageIllegalError("cursed"), 0.0)
+        else:
+            verdict = state.answered(attempt, answer(attempt), 0.0)
+            sent += [message.body for message in messages]
+        refused += [message.body for part, _ in verdict.ended for message in part.messages]
+    assert refused == [b"5"]
+    assert sent == [b"%d" % number for number in range(8) if number != 5]
+    assert state.empty
+
+
+def test_a_failing_broker_gives_away_what_asked_for_no_order_and_keeps_the_rest_in_front():
+    state = state_of()
+    pinned, free, keyed = batch_in(state), batch_in(state, queue=OTHER), batch_in(state, queue=OTHER, movable=False)
+    put(state, pinned)
+    attempt = depart(state)
+    put(state, free, keyed)
+    verdict = state.failed(attempt, GONE, 0.0)
+    assert (verdict.leaving, verdict.broker_failed, verdict.pause) == ([free], True, True)
+    assert state.next_attempt() is attempt
+    assert [batches for _, batches in state.take(0.0)[0]] == [[keyed]]
+
+
+def test_several_queues_that_the_store_refuses_for_good_are_sent_one_by_one():
+    state = state_of()
+    batches = [batch_in(state), batch_in(state, queue=OTHER)]
+    put(state, *batches)
+    attempt = depart(state)
+    assert state.failed(attempt, FENCED, 0.0).ended == []
+    alone = [state.next_attempt(), state.next_attempt()]
+    assert [[flight.batches for flight in attempt.flights] for attempt in alone] == [[[batches[0]]], [[batches[1]]]]
+    assert not alone[0].again
+    assert [batch for batch, _ in state.failed(alone[0], FENCED, 0.0).ended] == [batches[0]]
+    assert state.answered(alone[1], answer(alone[1]), 0.0).acknowledged
+
+
+def test_giving_up_every_deadline_has_passed():
+    state, batch, attempt = at(Stage.UNKNOWN)
+    waiting = batch_in(state)
+    put(state, waiting)
+    verdict = state.failed(attempt, GONE, math.inf)
+    assert [batch for batch, _ in verdict.ended] == [batch]
+    assert [batch for batch, _ in state.take(math.inf)[1].ended] == [waiting]
+    assert state.empty
+
+
+def test_a_message_may_go_before_none_of_its_queue():
+    state = state_of()
+    sends = state.sends(QUEUE)
+    assert state.quiet
+    assert state.may_overtake(sends)
+    put(state, batch_in(state))
+    assert not state.may_overtake(sends)
+    assert state.may_overtake(state.sends(OTHER))
+    attempt = depart(state)
+    assert not state.may_overtake(sends)
+    assert not state.quiet
+    state.failed(attempt, GONE, 0.0)
+    assert not state.may_overtake(state.sends(OTHER))
+
+
+def test_a_bug_ends_what_was_being_sent_and_the_queue_goes_on():
+    state, batch, attempt = at(Stage.IN_FLIGHT)
+    behind = batch_in(state)
+    put(state, behind)
+    bug = ValueError("a bug")
+    assert state.abandon(attempt.flights[0].batches, bug).ended == [(batch, bug)]
+    assert state.oldest() is behind
+
+
+@pytest.mark.parametrize(
+    ("now_s", "text"),
+    [
+        (70.07, "not acknowledged within 0.07 s, "),
+        (99.5, "not acknowledged within 29.5 s, "),
+    ],
+)
+def test_a_send_that_a_failure_ends_before_its_time_says_how_long_it_took(now_s: float, text: str) -> None:
+    state, batch, attempt = at(Stage.UNKNOWN)  # sent at 70 s, for 30 s
+    assert attempt is not None
+    [(ended, error)] = state.failed(attempt, FENCED, now_s).ended
+    assert ended is batch
+    assert isinstance(error, SendUnknownError)
+    assert text in str(error)
+    assert "send_timeout_s" not in str(error)
+    assert pickle.loads(pickle.dumps(error)).is_over is False
+
+
+def test_a_send_whose_time_is_up_says_that_more_time_may_help() -> None:
+    state, _, attempt = at(Stage.UNKNOWN)
+    assert attempt is not None
+    [(_, error)] = state.failed(attempt, GONE, DEADLINE_S).ended
+    assert "not acknowledged within 30 s, " in str(error)
+    assert "raise send_timeout_s" in str(error)

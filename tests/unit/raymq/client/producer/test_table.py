@@ -1,0 +1,263 @@
+"""Arrow tables as messages: all rows or a clear error before the first; ranges of offsets, not a result per row."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+
+from raymq.client.producer import table as table_send
+from raymq.client.producer.table import QueueRange
+from raymq.common.errors import InvalidArgumentError, MessageIllegalError, SendUnknownError, ServiceNotAvailableError
+from raymq.common.message import Message, MessageQueue, SendStatus
+from raymq.records.format.decode import decode_records
+from raymq.records.format.hashing import java_hash
+from tests.support.clients.fakes import WAIT_S, FakeStore, topic_route
+from tests.support.clients.producers import Gate
+from tests.support.history.waiting import eventually
+
+TEXT_MAP = pa.map_(pa.string(), pa.string())
+
+
+def stored(store: FakeStore) -> dict[int, list]:
+    """The messages a store got, per queue id."""
+    queues: dict[int, list] = {}
+    for batches in store.attempts:
+        for batch in batches:
+            queues.setdefault(batch.queue_id, []).extend(decode_records(batch.records, broker_name="a"))
+    return queues
+
+
+def test_every_column_arrives(make):
+    table = pa.table(
+        {
+            "body": pa.array([b"1", b"2", b"3"]),
+            "tags": pa.array(["paid", None, "open"]),
+            "keys": pa.array([["k1", "k2"], [], None], pa.list_(pa.string())),
+            "properties": pa.array([[("shop", "Zürich")], [], None], TEXT_MAP),
+        }
+    )
+    result = make(store := FakeStore()).send_table("orders", table)
+    assert result.ranges == (QueueRange(MessageQueue("orders", "a", 0), 0, 3),)
+    assert (result.count, result.statuses) == (3, {SendStatus.SEND_OK: 3})
+    [messages] = stored(store).values()
+    assert [message.body for message in messages] == [b"1", b"2", b"3"]
+    assert [message.tags for message in messages] == ["paid", None, "open"]
+    assert [message.keys for message in messages] == [("k1", "k2"), (), ()]
+    assert [dict(message.properties) for message in messages] == [{"shop": "Zürich"}, {}, {}]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view(), pa.string(), pa.large_string()])
+def test_bodies_may_be_bytes_or_text(make, kind):
+    values = ["é", "z"] if "string" in str(kind) else ["é".encode(), b"z"]
+    make(store := FakeStore()).send_table("orders", pa.record_batch({"body": pa.array(values, kind)}))
+    assert store.everything() == ["é".encode(), b"z"]
+
+
+def test_rows_of_one_key_go_to_one_queue_in_their_order(make, monkeypatch):
+    monkeypatch.setattr(table_send, "TABLE_SLICE_ROWS", 7)
+    keys = [f"user-{n % 5}" if n % 3 else None for n in range(100)]
+    table = pa.table({"body": [b"%d" % n for n in range(100)], "sharding_key": keys})
+    result = make(store := FakeStore(), route=topic_route(a=4)).send_table("orders", table)
+    assert sum(piece.count for piece in result.ranges) == 100
+    stored_at = {message.body: (queue, at) for queue, them in stored(store).items() for at, message in enumerate(them)}
+    for key in set(keys) - {None}:
+        positions = [stored_at[b"%d" % n] for n in range(100) if keys[n] == key]
+        assert positions == sorted(positions)
+        assert {queue for queue, _ in positions} == {abs(java_hash(key)) % 4}
+
+
+def test_numbers_are_keys_too(make):
+    table = pa.table({"body": [b"x"] * 3, "sharding_key": pa.array([1001, -1, 2], pa.int64())})
+    result = make(FakeStore(), route=topic_route(a=4)).send_table("orders", table)
+    assert {(piece.queue.queue_id, piece.count) for piece in result.ranges} == {(1, 2), (2, 1)}
+
+
+def test_rows_without_a_key_are_spread_and_go_to_another_broker_when_refused(make):
+    a, b = FakeStore("storage-a-0"), FakeStore("storage-b-0")
+    a.connects = [ServiceNotAvailableError("away")] * 1000
+    result = make(a, b, route=topic_route(a=1, b=1)).send_table("orders", pa.table({"body": [b"x"] * 3000}))
+    assert {piece.queue.broker_name for piece in result.ranges} == {"b"}
+    assert len(b.everything()) == 3000
+
+
+def test_more_rows_than_the_buffer_holds_pass_through_it(make):
+    producer = make(store := FakeStore(), max_buffered_messages=300, when_full="raise")
+    table = pa.table({"body": [b"%d" % n for n in range(5000)]})
+    assert producer.send_table("orders", table).count == 5000
+    assert sorted(store.everything(), key=int) == [b"%d" % n for n in range(5000)]
+
+
+def test_an_empty_table_is_sent(make):
+    assert make(FakeStore()).send_table("orders", pa.table({"body": pa.array([], pa.binary())})).count == 0
+
+
+@pytest.mark.parametrize(
+    ("table", "what"),
+    [
+        ({"tags": ["x"]}, "column 'body' is missing"),
+        ({"body": [1]}, "column 'body' is int64, not binary or string"),
+        ({"body": [b"x"], "colour": ["red"]}, "column 'colour' is unknown"),
+        ({"body": [b"x"], "tags": [b"x"], "keys": [1]}, "'tags' is binary, not string; column 'keys' is int64"),
+        ({"body": [b"x"], "properties": [{"a": "b"}]}, "not map of string to string"),
+        ({"body": [b"x"], "sharding_key": [1.5]}, "not string or signed integer"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_by_name(make, table, what):
+    with pytest.raises(InvalidArgumentError, match=what):
+        make(store := FakeStore()).send_table("orders", pa.table(table))
+    assert store.attempts == []
+
+
+def test_an_argument_that_is_no_table_is_refused(make):
+    with pytest.raises(InvalidArgumentError, match="not list"):
+        make(FakeStore()).send_table("orders", [b"x"])
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "what"),
+    [
+        ("body", None, "row 4000: the body is null"),
+        ("body", b"", "row 4000: a message body must not be empty"),
+        ("tags", "a || b", "row 4000: tag 'a || b'"),
+        ("keys", "two words", "row 4000: key 'two words' contains a space"),
+        ("properties", [("TAGS", "x")], "row 4000: property 'TAGS' is reserved"),
+        ("properties", [("a", "x"), ("a", "y")], "row 4000: a property is there twice"),
+        ("properties", [("a", "x" * 33000)], "row 4000: a message's properties"),
+    ],
+)
+def test_a_bad_row_is_named_and_no_row_is_sent(make, column, value, what):
+    columns = {"body": [b"x"] * 5000, "tags": ["t"] * 5000, "keys": ["k"] * 5000, "properties": [[("p", "v")]] * 5000}
+    columns[column][4000] = value
+    table = pa.table({**columns, "properties": pa.array(columns["properties"], TEXT_MAP)})
+    with pytest.raises(MessageIllegalError, match=what.replace("|", r"\|")) as raised:
+        make(store := FakeStore()).send_table("orders", table)
+    assert "no row was sent" in str(raised.value)
+    assert store.attempts == []
+
+
+def test_a_failure_says_how_many_rows_are_stored(make, clock):
+    producer = make(store := FakeStore())
+    store.script = [None, *[clock.passes(ServiceNotAvailableError("away"))] * 1000]
+    with pytest.raises((SendUnknownError, ServiceNotAvailableError)) as raised:
+        producer.send_table("orders", pa.table({"body": [b"x" * 5000] * 20_000}))
+    acknowledged = len(store.everything())
+    assert acknowledged
+    assert raised.value.__notes__ == [f"{acknowledged} of the table's 20000 rows were acknowledged"]
+
+
+def rich_table(rows: range) -> pa.Table:
+    """Rows with every property, all different."""
+    return pa.table(
+        {
+            "body": [b"%d" % n for n in rows],
+            "tags": [f"tag{n}" for n in rows],
+            "keys": [[f"k{n}", "all"] for n in rows],
+            "properties": pa.array([[("n", str(n))] for n in rows], TEXT_MAP),
+        }
+    )
+
+
+def assert_is_row(message, n: int) -> None:
+    assert (message.body, message.tags, message.keys) == (b"%d" % n, f"tag{n}", (f"k{n}", "all"))
+    assert dict(message.properties) == {"n": str(n)}
+
+
+def test_rows_and_messages_that_gather_go_together_as_they_are(make):
+    producer = make(store := FakeStore(script=[gate := Gate()]))
+    producer.send_async(Message("orders", b"first"))
+    assert gate.entered.wait(WAIT_S)
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(producer.send_table, "orders", rich_table(range(20)))
+        assert eventually(lambda: producer.buffer._count >= 21, "the rows wait")
+        later = producer.send_async(Message("orders", b"later", "tag", ("key",)))
+        gate.opened.set()
+        assert sent.result(WAIT_S).count == 20
+    later.result(WAIT_S)
+    assert [len(batches) for batches in store.attempts] == [1, 1]
+    [messages] = stored(store).values()
+    for n, message in enumerate(messages[1:21]):
+        assert_is_row(message, n)
+    assert (messages[0].body, messages[0].tags) == (b"first", None)
+    assert (messages[21].body, messages[21].tags, messages[21].keys) == (b"later", "tag", ("key",))
+
+
+def test_several_parts_of_a_table_are_encoded_as_one_batch(make, monkeypatch):
+    monkeypatch.setattr(table_send, "TABLE_SLICE_ROWS", 7)
+    producer = make(store := FakeStore(script=[gate := Gate()]))
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(producer.send_table, "orders", rich_table(range(100)))
+        assert eventually(lambda: producer.buffer._count == 100, "the rows wait")
+        gate.opened.set()
+        assert sent.result(WAIT_S).count == 100
+    assert max(len(batch) for batches in store.attempts for batch in batches) > 7
+    [messages] = stored(store).values()
+    for n, message in enumerate(messages):
+        assert_is_row(message, n)
+
+
+def test_rows_that_a_store_refuses_are_told_apart_from_the_others(make):
+    def refuse(batches):
+        bodies = [m.body for batch in batches for m in decode_records(batch.records, broker_name="a")]
+        return MessageIllegalError("the store does not like 13") if b"13" in bodies else None
+
+    producer = make(store := FakeStore(script=[refuse] * 1000))
+    with pytest.raises(MessageIllegalError, match="does not like 13") as raised:
+        producer.send_table("orders", rich_table(range(40)))
+    assert raised.value.__notes__ == ["39 of the table's 40 rows were acknowledged"]
+    assert sorted(map(int, store.everything())) == [n for n in range(40) if n != 13]
+    for messages in stored(store).values():
+        for message in messages:
+            assert_is_row(message, int(message.body))
+
+
+def test_a_body_that_the_store_finds_too_long_is_refused(make):
+    producer = make(store := FakeStore())
+    store.max_message_size_bytes = 1000
+    compressible = b"x" * 100_000
+    assert producer.send_table("orders", pa.table({"body": [compressible, b"y"]})).count == 2
+    with pytest.raises(MessageIllegalError, match="exceeds the store's limit of 1000"):
+        producer.send_table("orders", pa.table({"body": [b"z", random.Random(1).randbytes(5000)]}))
+    assert sorted(store.everything()) == [compressible, b"y", b"z"]
+
+
+def test_a_body_longer_than_the_producer_allows_is_refused(make):
+    producer = make(store := FakeStore(), max_message_size_bytes=10)
+    with pytest.raises(MessageIllegalError, match="row 1: a body of 11 bytes exceeds this producer's max_message_size"):
+        producer.send_table("orders", pa.table({"body": [b"x" * 10, b"y" * 11]}))
+    assert store.attempts == []
+
+
+def test_hooks_see_each_row_as_a_message(make):
+    seen = []
+
+    class Watch:
+        def before_send(self, context):
+            seen.append(("before", context.message))
+
+        def after_send(self, context):
+            seen.append(("after", context.result.queue_offset))
+
+    make(FakeStore(), hooks=(Watch(),)).send_table("orders", rich_table(range(3)))
+    for n in range(3):
+        assert_is_row(seen[n][1], n)
+    assert seen[3:] == [("after", 0), ("after", 1), ("after", 2)]
+
+
+def test_large_tables_are_handed_over_in_parts_of_bounded_size(make, monkeypatch):
+    monkeypatch.setattr(table_send, "PART_MAX_BYTES", 1000)
+    producer = make(store := FakeStore(), route=topic_route(a=2))
+    bodies = [bytes([n]) * size for n, size in enumerate([10, 990, 1, 5000, 999, 1, 1])]
+    assert producer.send_table("orders", pa.table({"body": bodies})).count == 7
+    assert sorted(store.everything()) == bodies
+
+
+@pytest.mark.parametrize("table", [pa.table({"body": pa.nulls(2)}), pa.table({"body": ["x", None]})])
+def test_null_bodies_are_refused_whatever_else_the_table_holds(make, table):
+    with pytest.raises(MessageIllegalError, match="the body is null"):
+        make(store := FakeStore()).send_table("orders", table)
+    with pytest.raises(MessageIllegalError, match="the body is null"):
+        make(store).send_table("orders", pa.Table.from_pandas(table.to_pandas(), preserve_index=False))
+    assert store.attempts == []

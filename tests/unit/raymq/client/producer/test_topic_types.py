@@ -1,0 +1,180 @@
+"""Topic types: each kind of message in a topic of each type, by every way of sending, and nothing of a refused call is
+stored (golden facts: RocketMQ's TopicMessageType.parseFromMessageProperty and DefaultTopicMessageTypeValidator)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from raymq.client.transactions.half_message import half_message
+from raymq.common.errors import MessageIllegalError
+from raymq.common.message import Message, MessageQueue
+from raymq.common.names import HALF_TOPIC
+from raymq.common.protocol.attributes import QUEUE_TYPE, CleanupPolicy, TopicAttributes, TopicMessageType
+from tests.support.clients.dedup_store import DedupStore, Writers
+from tests.support.clients.fakes import WAIT_S, FakeStore, topic_route
+
+TYPES = list(TopicMessageType)
+EVERYTHING = {TopicMessageType.UNSPECIFIED, TopicMessageType.MIXED}
+
+SENDS = {
+    "plain": ({}, {}, {TopicMessageType.NORMAL}),
+    "sharding key": ({}, {"sharding_key": "user-9"}, {TopicMessageType.FIFO}),
+    "queue": ({}, {"queue": MessageQueue("orders", "a", 0)}, {TopicMessageType.NORMAL, TopicMessageType.FIFO}),
+    "selector": (
+        {},
+        {"selector": lambda queues, message, argument: queues[0]},
+        {TopicMessageType.NORMAL, TopicMessageType.FIFO},
+    ),
+    "delay level": ({"delay_level": 2}, {}, {TopicMessageType.DELAY}),
+    "deliver time": ({"deliver_at_ms": 1}, {}, {TopicMessageType.DELAY}),
+    "delay and sharding key": ({"delay_level": 2}, {"sharding_key": 7}, {TopicMessageType.DELAY}),
+}
+
+
+def route(kind: TopicMessageType, *, compacted: bool = False):
+    policy = CleanupPolicy.COMPACTION if compacted else CleanupPolicy.DELETE
+    return replace(topic_route(a=2), attributes=TopicAttributes(kind, policy))
+
+
+def producer_of(make, kind: TopicMessageType, *, compacted: bool = False):
+    store = FakeStore()
+    return make(store, route=route(kind, compacted=compacted)), store
+
+
+@pytest.mark.parametrize("name", SENDS)
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_topic_takes_its_own_messages_and_no_others(make, kind, name):
+    more, where, takers = SENDS[name]
+    producer, store = producer_of(make, kind)
+    message = Message("orders", b"x", **more)
+    if kind in takers | EVERYTHING:
+        producer.send(message, timeout_s=WAIT_S, **where)
+        producer.send_async(message, **where).result(WAIT_S)
+        assert len(store.everything()) == 2
+    else:
+        for send in (producer.send, producer.send_async, producer.send_oneway):
+            with pytest.raises(MessageIllegalError, match=f"topic 'orders' takes {kind} messages, and this one is"):
+                send(message, **where)
+        assert store.everything() == []
+        producer.flush(WAIT_S)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_half_message_is_a_transaction_whatever_else_it_has(make, kind):
+    producer, store = producer_of(make, kind)
+    half = half_message(Message("orders", b"x", keys=["k"]), "payments", None)
+    if kind in EVERYTHING | {TopicMessageType.TRANSACTION}:
+        producer.send(half, sharding_key="k", timeout_s=WAIT_S)
+        assert store.bodies(MessageQueue(HALF_TOPIC, "a", 0)) == [b"x"]
+    else:
+        with pytest.raises(MessageIllegalError, match="this one is TRANSACTION"):
+            producer.send(half, sharding_key="k")
+
+
+def test_nothing_of_a_batch_is_sent_when_one_message_is_of_another_type(make):
+    producer, store = producer_of(make, TopicMessageType.DELAY)
+    with pytest.raises(MessageIllegalError):
+        producer.send_batch([Message("orders", b"1", delay_level=1), Message("orders", b"2")])
+    assert store.everything() == []
+
+
+def test_the_many_ways_of_a_message_all_look_at_a_type_that_came_later(make):
+    """A lone message, and one that joins an open batch, do not look at the route each time."""
+    producer = make(FakeStore(), route=route(TopicMessageType.UNSPECIFIED))
+    producer.send(Message("orders", b"1"))
+    producer.send(Message("orders", b"2"))
+    producer.test_routes.routes["orders"] = route(TopicMessageType.FIFO)
+    producer._lone_turns["orders"].until_s = 0.0  # its turn is over
+    producer._open.clear()
+    with pytest.raises(MessageIllegalError):
+        producer.send(Message("orders", b"3"))
+
+
+TABLES = {
+    "plain": (pa.table({"body": [b"1", b"2"]}), {TopicMessageType.NORMAL}),
+    "keyed": (pa.table({"body": [b"1", b"2"], "sharding_key": ["a", "b"]}), {TopicMessageType.FIFO}),
+    "some keyed": (pa.table({"body": [b"1", b"2"], "sharding_key": ["a", None]}), set()),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_table_is_taken_or_refused_as_a_whole(make, kind, name):
+    table, takers = TABLES[name]
+    producer, store = producer_of(make, kind)
+    if kind in takers | EVERYTHING:
+        assert producer.send_table("orders", table).count == 2
+    else:
+        with pytest.raises(MessageIllegalError):
+            producer.send_table("orders", table)
+        assert store.everything() == []
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_repeatable_write_is_taken_or_refused_as_a_whole(kind, name):
+    table, takers = TABLES[name]
+    store = DedupStore()
+    writers = Writers(route(kind), store)
+    try:
+        writer = writers.make()
+        if kind in takers | EVERYTHING:
+            writer.write(table)
+            assert writer.finish().count == 2
+        else:
+            with pytest.raises(MessageIllegalError):
+                writer.write(table)
+            assert store.bodies("orders") == {}
+    finally:
+        writers.close()
+
+
+def test_a_compaction_topic_takes_messages_with_keys_only(make):
+    producer, store = producer_of(make, TopicMessageType.UNSPECIFIED, compacted=True)
+    keyed, keyless = Message("orders", b"1", keys=["k"]), Message("orders", b"2")
+    futures = [producer.send_async(keyed) for _ in range(5)]
+    for send in (producer.send, producer.send_async):
+        with pytest.raises(MessageIllegalError, match="keys="):
+            send(keyless)
+    with pytest.raises(MessageIllegalError):
+        producer.send_batch([keyed, keyless])
+    for future in futures:
+        future.result(WAIT_S)
+    producer.send_batch([keyed, Message("orders", b"3", properties={"shop": "1"}, keys=["k"])])
+    assert len(store.everything()) == 7
+
+
+@pytest.mark.parametrize(
+    ("keys", "taken"),
+    [
+        (["a", "b"], True),
+        (["a", None], False),
+        ([["a"], ["b", "c"]], True),
+        ([["a"], []], False),
+        ([["a"], None], False),
+        (None, False),
+    ],
+)
+def test_a_table_for_a_compaction_topic_has_a_key_in_each_row(make, keys, taken):
+    producer, store = producer_of(make, TopicMessageType.UNSPECIFIED, compacted=True)
+    columns = {"body": [b"1", b"2"]} | ({} if keys is None else {"keys": keys})
+    if taken:
+        assert producer.send_table("orders", pa.table(columns)).count == 2
+    else:
+        with pytest.raises(MessageIllegalError):
+            producer.send_table("orders", pa.table(columns))
+        assert store.everything() == []
+
+
+@pytest.mark.parametrize(
+    "message", [Message("orders", b"x", delay_level=1), half_message(Message("orders", b"x"), "payments")]
+)
+def test_a_topic_of_inner_batches_takes_nothing_that_waits_elsewhere(make, message):
+    store = FakeStore()
+    producer = make(store, route=replace(topic_route(a=2), attributes=TopicAttributes.parse({QUEUE_TYPE: "BatchCQ"})))
+    with pytest.raises(MessageIllegalError, match="inner batches"):
+        producer.send(message)
+    assert store.everything() == []

@@ -1,0 +1,70 @@
+"""Every error has a code, says something, and survives pickling."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import cloudpickle
+import pytest
+
+from raymq.common import errors
+from raymq.common.errors import RaymqError
+
+CLASSES = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, RaymqError)]
+VALUES = {"int": 7, "float": 1.5, "float | None": 2.5, "str": "some text", "bytes": b"some bytes", "bool": True}
+
+
+def example(kind: type[RaymqError]) -> RaymqError:
+    """An error of this class with a value for each of its fields."""
+    if "__init__" not in vars(kind):
+        parent = next(base for base in kind.__mro__ if "__init__" in vars(base))
+        if not issubclass(parent, RaymqError):
+            return kind("what happened; what to do")
+        kind_of_fields = parent
+    else:
+        kind_of_fields = kind
+    fields = list(inspect.signature(kind_of_fields.__init__).parameters.values())[1:]
+    return kind(*[VALUES[field.annotation] for field in fields])
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("pickler", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
+def test_an_error_survives_pickling_with_its_text_and_its_fields(kind, pickler):
+    error = example(kind)
+    copy = pickle.loads(pickler.dumps(error))
+    assert type(copy) is kind
+    assert str(copy) == str(error) != ""
+    assert copy.args == error.args
+    assert vars(copy) == vars(error)
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_an_error_has_a_response_code_and_says_whether_to_retry(kind):
+    assert isinstance(kind.code, int)
+    assert kind.code > 0
+    assert isinstance(kind.retryable, bool)
+
+
+def test_the_tree_at_the_top_of_the_module_is_the_tree():
+    drawn = {}
+    for line in (errors.__doc__ or "").splitlines():
+        words = line.replace("│", " ").replace("├──", " ").replace("└──", " ").split()
+        if words and words[0].endswith("Error") and len(words) > 1 and words[1].isdigit():
+            drawn[words[0]] = (int(words[1]), "retryable:" in words)
+    actual = {kind.__name__: (kind.code, kind.retryable) for kind in CLASSES if kind is not RaymqError}
+    # A class inherits its parent's flag; the drawing says it once, at the parent.
+    assert {name: code for name, (code, _) in drawn.items()} == {name: code for name, (code, _) in actual.items()}
+    assert {name for name, (_, retryable) in drawn.items() if retryable} <= {
+        name for name, (_, retryable) in actual.items() if retryable
+    }
+
+
+def test_a_timeout_is_also_pythons_timeout_and_bad_arguments_are_value_errors():
+    assert issubclass(errors.RequestTimeoutError, TimeoutError)
+    for kind in (errors.InvalidArgumentError, errors.MessageIllegalError, errors.ConfigError):
+        assert issubclass(kind, ValueError)
+
+
+def test_a_send_whose_outcome_is_unknown_is_not_retryable_because_a_new_send_is_a_new_message():
+    assert not errors.SendUnknownError.retryable

@@ -1,0 +1,249 @@
+"""The group, topic and dead-letter commands: their calls to the admin, a stand-in here, and their output."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from raymq.client.admin.dead_letters import DeadLetter, Replayed
+from raymq.client.admin.groups import NewOffsets
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageExt, MessageQueue
+from raymq.common.protocol.group import GroupConfig, GroupQueueProgress, GroupSummary
+from raymq.tools import cli
+from raymq.tools.cli import dead_letters, groups, topics
+from raymq.tools.cli.terminal.output import duration
+
+QUEUE = MessageQueue("orders", "broker-a", 3)
+
+
+class Admin:
+    """An admin that notes its calls."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.letters: list[DeadLetter] = []
+        self.failing: set[str] = set()
+
+    def group_summary(self, group: str) -> GroupSummary:
+        progress = GroupQueueProgress(group, QUEUE, 17, 0, 20, 65_000)
+        return GroupSummary(group, (progress,), 3, 65_000, 2, 1)
+
+    def reset_offsets(self, group: str, topic: str, **where: Any) -> NewOffsets:
+        self.asked.append((group, topic, where))
+        return NewOffsets({QUEUE: 5}, {QUEUE: None})
+
+    def clone_offsets(self, source: str, target: str, topic: str, **how: Any) -> NewOffsets:
+        self.asked.append((source, target, topic, how))
+        return NewOffsets({QUEUE: 5}, {QUEUE: 2})
+
+    def delete_offsets(self, group: str, topic: str, **how: Any) -> dict[MessageQueue, int]:
+        self.asked.append((group, topic, how))
+        return {QUEUE: 17}
+
+    def forbid(self, group: str, topic: str) -> None:
+        self.asked.append(("forbid", group, topic))
+
+    def allow(self, group: str, topic: str) -> None:
+        self.asked.append(("allow", group, topic))
+
+    def forbidden_topics(self, group: str) -> list[str]:
+        return ["orders"] if self.asked and self.asked[-1][0] == "forbid" else []
+
+    def update_group(self, group: str, **changes: Any) -> GroupConfig:
+        self.asked.append((group, changes))
+        return GroupConfig(group, **changes)
+
+    def group_config(self, group: str) -> GroupConfig:
+        return GroupConfig(group)
+
+    def update_topic(self, topic: str, **changes: Any) -> None:
+        self.asked.append((topic, changes))
+
+    def dead_letters(self, group: str) -> Admin:
+        return self
+
+    def replay(self, **how: Any) -> Any:
+        self.asked.append(("replay", how))
+        for letter in self.letters:
+            failed = letter.message.message_id in self.failing
+            yield Replayed(letter, "the store is full" if failed else "")
+            if failed:
+                return
+
+
+@pytest.fixture
+def admin() -> Admin:
+    return Admin()
+
+
+@pytest.fixture
+def run(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> Any:
+    @contextmanager
+    def client(address: str | None) -> Any:
+        yield SimpleNamespace(admin=admin)
+
+    for module in (groups, topics, dead_letters):
+        monkeypatch.setattr(module, "client_of", client)
+
+    def invoke(*arguments: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(cli.cli, list(arguments))
+        assert result.exit_code == code, result.output
+        return result
+
+    return invoke
+
+
+def letter(message_id: str) -> DeadLetter:
+    message = MessageExt(
+        topic="%DLQ%billing",
+        body=b"{}",
+        broker_name="broker-a",
+        queue_id=0,
+        queue_offset=1,
+        physical_offset=100,
+        message_id=message_id,
+        offset_message_id="0" * 32,
+        born_timestamp_ms=0,
+        store_timestamp_ms=0,
+        born_host=("127.0.0.1", 1),
+        store_host=("127.0.0.1", 2),
+        reconsume_times=17,
+        sys_flag=0,
+        tags=None,
+        keys=(),
+        properties={},
+        flag=0,
+        system_properties={"RETRY_TOPIC": "orders"},
+    )
+    return DeadLetter(message, "orders", False)
+
+
+def test_a_group_is_described_with_its_lag_in_messages_and_in_time(run: Any) -> None:
+    text = run("group", "describe", "billing").output
+    assert "1 m 5 s" in text
+    assert "2 wait to be tried again, 1 dead letters" in text
+    value = json.loads(run("group", "describe", "billing", "--json").output)
+    assert (value["lag"], value["lag_ms"], value["retry_lag"], value["dead_letters"]) == (3, 65_000, 2, 1)
+    assert value["queues"][0]["lag_ms"] == 65_000
+
+
+@pytest.mark.parametrize(
+    ("to", "expected"),
+    [("earliest", {"to": "earliest"}), ("latest", {"to": "latest"}), ("120", {"offset": 120})],
+)
+def test_an_offset_is_reset_to_an_end_or_a_number(run: Any, admin: Admin, to: str, expected: dict[str, Any]) -> None:
+    run("group", "reset-offset", "billing", "orders", "--to", to)
+    assert admin.asked == [("billing", "orders", {"queue": None, "dry_run": False, **expected})]
+
+
+def test_an_offset_is_reset_to_a_time_in_one_queue(run: Any, admin: Admin) -> None:
+    run("group", "reset-offset", "billing", "orders", "--to", "2026-03-01T12:00:00+00:00", "--queue", "broker-a:3")
+    assert admin.asked == [("billing", "orders", {"queue": QUEUE, "dry_run": False, "timestamp_ms": 1_772_366_400_000})]
+
+
+@pytest.mark.parametrize("arguments", [("--to", "someday"), ("--to", "latest", "--queue", "broker-a")])
+def test_a_bad_time_or_queue_is_refused(run: Any, arguments: tuple[str, ...]) -> None:
+    result = run("group", "reset-offset", "billing", "orders", *arguments, code=1)
+    assert isinstance(result.exception, InvalidArgumentError)
+
+
+def test_a_group_is_changed_only_if_an_option_is_given(run: Any, admin: Admin) -> None:
+    run("group", "update", "billing")
+    assert admin.asked == []
+    run("group", "update", "billing", "--retry-max-times", "5", "--no-consume")
+    run("group", "update", "billing", "--no-broadcast")
+    assert admin.asked == [
+        ("billing", {"retry_max_times": 5, "consume_enable": False}),
+        ("billing", {"consume_broadcast_enable": False}),
+    ]
+
+
+def test_offsets_of_another_group_are_looked_at_and_taken(run: Any, admin: Admin) -> None:
+    result = run("group", "clone-offsets", "billing", "copy", "orders", "--dry-run", "--json")
+    assert json.loads(result.output)["queues"] == [{"broker": "broker-a", "queue": 3, "old": 2, "offset": 5}]
+    run("group", "clone-offsets", "billing", "copy", "orders")
+    assert admin.asked == [("billing", "copy", "orders", {"dry_run": dry}) for dry in (True, False)]
+
+
+def test_offsets_in_a_topic_are_looked_at_and_dropped(run: Any, admin: Admin) -> None:
+    result = run("group", "delete-offsets", "billing", "orders", "--dry-run", "--json")
+    assert json.loads(result.output)["queues"] == [{"broker": "broker-a", "queue": 3, "dropped": 17}]
+    run("group", "delete-offsets", "billing", "orders")
+    assert admin.asked == [("billing", "orders", {"dry_run": dry}) for dry in (True, False)]
+
+
+def test_a_group_is_forbidden_a_topic_and_allowed_again(run: Any, admin: Admin) -> None:
+    assert "may read every topic" in run("group", "forbid", "billing").output
+    assert admin.asked == []
+    assert "billing may not read orders" in run("group", "forbid", "billing", "orders").output
+    result = run("group", "allow", "billing", "orders", "--json")
+    assert json.loads(result.output) == {"group": "billing", "forbidden": []}
+    assert admin.asked == [("forbid", "billing", "orders"), ("allow", "billing", "orders")]
+
+
+def test_a_topic_gets_queues_and_a_permission(run: Any, admin: Admin) -> None:
+    run("topic", "update", "orders", "--queues", "16", "--perm", "R")
+    assert admin.asked == [("orders", {"queues": 16, "perm": 4})]
+    run("topic", "update", "orders", code=2)
+    run("topic", "update", "orders", "--type", "fifo")
+    run("topic", "update", "orders", "--retention", "12h")
+    run("topic", "update", "orders", "--retention", "0")
+    assert admin.asked[1:] == [
+        ("orders", {"message_type": "fifo"}),
+        ("orders", {"reserve_time_s": 43_200.0}),
+        ("orders", {"reserve_time_s": 0.0}),
+    ]
+
+
+def test_dead_letters_are_replayed_at_a_rate_with_a_line_each(run: Any, admin: Admin) -> None:
+    admin.letters = [letter("A"), letter("B")]
+    lines = run("dlq", "replay", "billing", "--rate", "50/s").output.splitlines()
+    assert admin.asked == [("replay", {"rate": 50.0, "max_messages": None, "letters": None})]
+    assert lines == ["replayed  orders  A", "replayed  orders  B", "2 replayed, 0 failed"]
+
+
+def test_a_letter_that_cannot_be_replayed_ends_it_with_exit_code_1(run: Any, admin: Admin) -> None:
+    admin.letters, admin.failing = [letter("A"), letter("B"), letter("C")], {"B"}
+    lines = [json.loads(line) for line in run("dlq", "replay", "billing", "--json", code=1).output.splitlines()]
+    assert [line.get("state") for line in lines] == ["replayed", "failed", None]
+    assert lines[1]["error"] == "the store is full"
+    assert lines[2] == {"replayed": 1, "failed": 1}
+
+
+def test_chosen_letters_are_replayed_by_their_places(run: Any, admin: Admin) -> None:
+    run("dlq", "replay", "billing", "--letter", "broker-a:0:17", "--letter", "broker-b:0:3")
+    [(_, how)] = admin.asked
+    assert how["letters"] == [("broker-a", 0, 17), ("broker-b", 0, 3)]
+    run("dlq", "replay", "billing", "--letter", "broker-a:17", code=2)
+
+
+def test_a_dry_run_of_a_reset_shows_both_offsets(run: Any, admin: Admin) -> None:
+    output = run("group", "reset-offset", "billing", "orders", "--to", "latest", "--dry-run", "--json").output
+    [row] = json.loads(output)["queues"]
+    assert "old" in row
+    assert admin.asked == [("billing", "orders", {"queue": None, "dry_run": True, "to": "latest"})]
+
+
+def test_a_bad_rate_is_wrong_usage(run: Any) -> None:
+    run("dlq", "replay", "billing", "--rate", "fast", code=2)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [
+        (0, "0 s"),
+        (850, "850 ms"),
+        (12_400, "12 s"),
+        (185_000, "3 m 5 s"),
+        (7_800_000, "2 h 10 m"),
+        (356_400_000, "4 d 3 h"),
+    ],
+)
+def test_lengths_of_time_are_said_as_people_say_them(milliseconds: int, text: str) -> None:
+    assert duration(milliseconds) == text

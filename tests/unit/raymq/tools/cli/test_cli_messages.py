@@ -1,0 +1,55 @@
+"""`raymq consume --timeout`: the moment at which it takes a topic to be quiet. The consumer is a stand-in."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from raymq.common.message import MessageQueue
+from raymq.tools import cli
+from raymq.tools.cli import messages
+
+QUEUE = MessageQueue("orders", "broker-a", 0)
+
+
+class Consumer:
+    """Holds a queue from the end of its second poll on; `lines` come with the third, or never."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+        self.polls = 0
+
+    def subscribe(self, topic: str, tags: str) -> None:
+        pass
+
+    def assignment(self) -> list[MessageQueue]:
+        return [QUEUE] if self.polls >= 2 else []
+
+    def poll(self, max_messages: int, timeout_s: float) -> list[str]:
+        self.polls += 1
+        return self.lines if self.polls == 3 else []
+
+    def commit(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("lines", "polls"), [(["one", "two"], 4), ([], 3)])
+def test_a_queue_that_comes_during_a_poll_has_not_been_quiet_for_that_long(
+    monkeypatch: pytest.MonkeyPatch, lines: list[str], polls: int
+) -> None:
+    consumer = Consumer(lines)
+
+    @contextmanager
+    def client(address: str | None) -> Any:
+        yield SimpleNamespace(pull_consumer=lambda group, **options: nullcontext(consumer))
+
+    monkeypatch.setattr(messages, "client_of", client)
+    monkeypatch.setattr(messages, "message_line", lambda message, as_json: message)
+    done = CliRunner().invoke(cli.cli, ["consume", "g", "orders", "--timeout", "1"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines() == lines
+    assert consumer.polls == polls

@@ -1,0 +1,85 @@
+"""`raymq receive`: messages are acknowledged after they were printed, and only then. The consumer is a stand-in."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from raymq.tools import cli
+from raymq.tools.cli import receives
+
+
+class Consumer:
+    """Receives two messages, and notes what is called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+
+    def subscribe(self, topic: str, expression: object) -> None:
+        self.calls.append(("subscribe", topic, str(expression)))
+
+    def receive(self, max_messages: int, invisible_s: float, *, wait_s: float) -> list[object]:
+        self.calls.append(("receive", max_messages, invisible_s, wait_s))
+        return [message(offset) for offset in (7, 8)]
+
+    def ack(self, messages: list[Any]) -> int:
+        self.calls.append(("ack", [message.queue_offset for message in messages]))
+        return len(messages)
+
+    def ack_handles(self, topic: str, handles: tuple[str, ...]) -> int:
+        self.calls.append(("ack_handles", topic, *handles))
+        return 1
+
+
+def message(offset: int) -> object:
+    return SimpleNamespace(
+        topic="frames", broker_name="broker-a", queue_id=0, queue_offset=offset, tags=None, keys=(), properties={},
+        message_id="", offset_message_id="", born_timestamp_ms=0, store_timestamp_ms=0, body=b"frame", body_error=None,
+        attempt=2, handle=f"handle-{offset}",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def consumer(monkeypatch: pytest.MonkeyPatch) -> Consumer:
+    made = Consumer()
+
+    @contextmanager
+    def client(address: str | None) -> Any:
+        yield SimpleNamespace(simple_consumer=lambda group, **options: nullcontext(made))
+
+    monkeypatch.setattr(receives, "client_of", client)
+    return made
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli.cli, ["receive", "g", "frames", *words])
+
+
+def test_it_acknowledges_what_it_has_printed(consumer: Consumer) -> None:
+    done = run("--max", "5", "--invisible", "30", "--wait", "1")
+    assert done.exit_code == 0, done.output
+    assert "broker-a:0" in done.stdout
+    assert "handle-7" not in done.stdout
+    assert consumer.calls == [("subscribe", "frames", "*"), ("receive", 5, 30.0, 1.0), ("ack", [7, 8])]
+
+
+def test_what_it_keeps_has_handles_and_is_not_acknowledged(consumer: Consumer) -> None:
+    done = run("--keep")
+    assert "handle-7" in done.stdout
+    assert [call[0] for call in consumer.calls] == ["subscribe", "receive"]
+
+
+def test_it_acknowledges_by_handles_without_a_receive(consumer: Consumer) -> None:
+    done = run("--ack", "handle-7", "--ack", "handle-8")
+    assert "acknowledged 1 of 2" in done.output
+    assert consumer.calls == [("ack_handles", "frames", "handle-7", "handle-8")]
+
+
+@pytest.mark.parametrize("words", [("--tags", "a", "--sql", "a = 1"), ("--keep", "--ack", "h")])
+def test_options_that_exclude_each_other_are_refused(consumer: Consumer, words: tuple[str, ...]) -> None:
+    assert run(*words).exit_code == 2
+    assert consumer.calls == []

@@ -1,0 +1,70 @@
+"""The search form: each way to begin is a query, and nonsense is refused in words."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from urllib.parse import parse_qsl
+
+import pytest
+from hypothesis import given, strategies as st
+
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageQueue
+from raymq.tools.console.backend.messages import BrowseQuery
+from raymq.tools.console.messages.search import SearchForm, parse_place
+
+NOW_MS = 1_800_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("fields", "query"),
+    [
+        ({}, BrowseQuery("t")),
+        ({"start": "earliest", "tags": " a || b "}, BrowseQuery("t", begin_ms=0, newest_first=False, tags="a || b")),
+        (
+            {"start": "offset", "queue": "broker-a:3", "offset": "1700", "limit": "100"},
+            BrowseQuery("t", MessageQueue("t", "broker-a", 3), begin_offset=1700, newest_first=False, limit=100),
+        ),
+        (
+            {"start": "time", "begin": "-1h", "end": "2027-01-15T08:00:00Z", "text": "x"},
+            BrowseQuery("t", begin_ms=NOW_MS - 3_600_000, end_ms=NOW_MS, newest_first=False, contains="x"),
+        ),
+        ({"start": "time", "end": "-1h"}, BrowseQuery("t", begin_ms=0, end_ms=NOW_MS - 3_600_000, newest_first=False)),
+        ({"cursor": "c", "unknown": "x"}, BrowseQuery("t", cursor="c")),
+    ],
+)
+def test_fields_mean_a_query(fields: dict[str, str], query: BrowseQuery) -> None:
+    assert SearchForm.of(fields).query("t", NOW_MS) == query
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"start": "sometimes"}, "no way to begin"),
+        ({"limit": "1000000"}, "cannot be shown"),
+        ({"start": "offset", "offset": "1"}, "choose the queue"),
+        ({"start": "offset", "queue": "broker-a:1", "offset": "-1"}, "not an offset"),
+        ({"start": "offset", "queue": "broker-a:1", "offset": "9" * 30}, "not an offset"),
+        ({"queue": "broker-a"}, "not a queue"),
+        ({"start": "time", "begin": "yesterday"}, "not a time"),
+        ({"start": "time", "begin": "-1h", "end": "-2h"}, "empty"),
+    ],
+)
+def test_nonsense_is_refused(fields: dict[str, str], error: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=error):
+        SearchForm.of(fields).query("t", NOW_MS)
+
+
+@given(st.fixed_dictionaries({}, optional={name: st.text(max_size=20) for name in SearchForm.__slots__}))
+def test_any_form_can_be_shown_again_and_is_a_query_or_an_error(fields: dict[str, str]) -> None:
+    form = SearchForm.of(fields)
+    assert SearchForm.of(dict(parse_qsl(form.address(), keep_blank_values=True))) == form
+    with suppress(InvalidArgumentError):
+        form.query("t", NOW_MS)
+
+
+def test_a_place_is_a_queue_and_an_offset() -> None:
+    assert parse_place("t", "a:b:3:17") == (MessageQueue("t", "a:b", 3), 17)
+    for text in ("", "17", "b:17", "b:x:17", "b:1:x"):
+        with pytest.raises(InvalidArgumentError):
+            parse_place("t", text)

@@ -1,0 +1,178 @@
+"""The collectors against real directories, processes and servers of this machine; no Ray."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.attributes import CleanupPolicy, TopicAttributes
+from raymq.common.protocol.group import GroupQueueProgress, GroupSummary
+from raymq.tools.doctor.collect.cluster import group_facts, health_checks
+from raymq.tools.doctor.collect.disk import look_at_directory, readable_by_others
+from raymq.tools.doctor.collect.machine import look_at_machine
+from raymq.tools.doctor.collect.metrics import look_at_port, look_at_prometheus
+from raymq.tools.doctor.fixes import fix
+
+
+def test_a_directory_is_looked_at_and_left_as_it_was(tmp_path: Path):
+    tmp_path.chmod(0o700)
+    facts = look_at_directory(tmp_path, 0.75, 0.9)
+    assert (facts.exists, facts.writable, facts.error) == (True, True, "")
+    assert facts.file_system
+    assert 0 <= facts.used_ratio <= 1
+    assert len(facts.fdatasync_ms) in range(1, 51)
+    assert list(facts.fdatasync_ms) == sorted(facts.fdatasync_ms)
+    assert (facts.readable_count, facts.locks) == (0, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_is_not_there_is_judged_by_the_one_above(tmp_path: Path):
+    facts = look_at_directory(tmp_path / "a/b", 0.75, 0.9)
+    assert (facts.exists, facts.looked_at) == (False, str(tmp_path))
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_holder_of_a_stores_lock_is_found_without_taking_the_lock(tmp_path: Path):
+    (tmp_path / "broker-a-0").mkdir()
+    with (tmp_path / "broker-a-0/lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert look_at_directory(tmp_path, 0.75, 0.9).locks == {"broker-a-0": os.getpid()}
+    assert look_at_directory(tmp_path, 0.75, 0.9).locks == {}
+
+
+def test_what_others_may_read_is_repaired_and_a_missing_directory_made(tmp_path: Path, monkeypatch):
+    data, token, missing = tmp_path / "data", tmp_path / "token", tmp_path / "not/there"
+    (data / "broker-a-0").mkdir(parents=True)
+    (data / "broker-a-0/log").write_text("messages")
+    (data / "link").symlink_to(token)
+    for path, mode in ((data, 0o755), (data / "broker-a-0", 0o755), (data / "broker-a-0/log", 0o644)):
+        path.chmod(mode)
+    token.write_text("secret")
+    token.chmod(0o644)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+
+    lines = fix(look_at_machine([data, missing], 0.75, 0.9))
+    assert lines == [
+        f"{token}: mode 0644 is 0600 now",
+        f"{data}: other users may no longer use 3 files and directories",
+        f"made {missing}, mode 0700",
+    ]
+    assert list(readable_by_others(data)) == []
+    assert missing.stat().st_mode & 0o777 == 0o700
+    assert (data / "broker-a-0/log").read_text() == "messages"
+    assert fix(look_at_machine([data, missing], 0.75, 0.9)) == []
+
+
+def test_tokens_are_told_apart_and_not_given_away(tmp_path: Path, monkeypatch):
+    token = tmp_path / "token"
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    assert look_at_machine([], 0.75, 0.9).token_digest == ""
+    token.write_text("secret\n")
+    digest = look_at_machine([], 0.75, 0.9).token_digest
+    assert len(digest) == 12
+    assert "secret" not in repr(look_at_machine([], 0.75, 0.9))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    assert look_at_machine([], 0.75, 0.9).token_digest == digest
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "another")
+    assert look_at_machine([], 0.75, 0.9).token_digest != digest
+
+
+def test_a_second_raymq_on_the_import_path_is_seen(tmp_path: Path, monkeypatch):
+    assert len(look_at_machine([], 0.75, 0.9).copies["raymq"]) == 1
+    (tmp_path / "raymq").mkdir()
+    (tmp_path / "raymq/__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    copies = look_at_machine([], 0.75, 0.9).copies["raymq"]
+    assert copies[0] == str(tmp_path.resolve())
+    assert len(copies) == 2
+
+
+def test_this_ray_tells_its_health_checks():
+    """Ray's class is private: where it has moved, the check says that Ray does not tell."""
+    assert health_checks() is not None
+
+
+def progress(topic: str, committed: int | None, least: int, lag_ms: int) -> GroupQueueProgress:
+    return GroupQueueProgress("g", MessageQueue(topic, "broker-a", 0), committed, least, 100, lag_ms)
+
+
+def test_a_groups_slowest_topic_is_the_one_nearest_to_its_retention():
+    queues = (progress("short", 50, 0, 1000), progress("long", 50, 0, 9000), progress("kept", 5, 40, 10**12))
+    attributes = {
+        "short": TopicAttributes(reserve_time_ms=2000),
+        "kept": TopicAttributes(cleanup_policy=CleanupPolicy.COMPACTION),
+    }
+    facts = group_facts(GroupSummary("g", queues, 195, 10**12, 0, 3), attributes, 2, 100_000)
+    assert (facts.slowest_topic, facts.lag_ms, facts.retention_ms) == ("short", 1000, 2000)
+    assert (facts.lost, facts.dead_letters, facts.members, facts.lag) == (0, 3, 2, 195)
+
+
+def test_messages_that_were_deleted_before_a_group_read_them_are_counted():
+    queues = (progress("t", 30, 40, 0), progress("t", None, 40, 0), progress("t", 60, 40, 0))
+    assert group_facts(GroupSummary("g", queues, 0, 0, 0, 0), {}, 0, 1000).lost == 10
+
+
+def test_a_group_that_has_committed_nothing_has_no_slowest_topic():
+    facts = group_facts(GroupSummary("g", (), 0, 0, 0, 0), {}, 0, 1000)
+    assert (facts.slowest_topic, facts.retention_ms) == ("", None)
+
+
+@contextmanager
+def serving(body: bytes) -> Iterator[int]:
+    """An HTTP server on a free port that answers everything with `body`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+METRICS = b"""# TYPE ray_raymq_up gauge
+ray_raymq_up{Component="core_worker",name="broker-a",role="broker"} 1.0
+ray_raymq_up{role="storage",name="storage-broker-a-0"} 1.0
+ray_raymq_up_other{name="not-this"} 1.0
+"""
+
+
+def test_servers_with_fresh_gauges_are_read_from_a_port():
+    with serving(METRICS) as port:
+        assert look_at_port("127.0.0.1", port).servers == {"broker-a", "storage-broker-a-0"}
+    assert look_at_port("127.0.0.1", port).error
+
+
+RULES = {"data": {"groups": [{"rules": [{"name": "RaymqNoMaster"}, {"name": "Other"}]}]}}
+
+
+def test_rules_are_read_from_prometheus():
+    with serving(json.dumps(RULES).encode()) as port:
+        assert look_at_prometheus(f"http://127.0.0.1:{port}/").rules == {"RaymqNoMaster", "Other"}
+    with serving(b"<html>") as port:
+        assert look_at_prometheus(f"http://127.0.0.1:{port}").error
+
+
+@pytest.mark.parametrize("url", ["localhost:9090", "file:///etc/passwd"])
+def test_a_url_that_is_none_is_an_error_and_not_read(url):
+    assert "does not begin with http" in look_at_prometheus(url).error

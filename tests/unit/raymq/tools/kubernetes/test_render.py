@@ -1,0 +1,265 @@
+"""The files for Kubernetes: those in k8s/ are what `raymq k8s render` writes, each object is well-formed, and all
+names, ports, paths and settings agree with each other and with the code."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import ray
+import yaml
+from click.testing import CliRunner
+
+from raymq.common.config.cluster import DATA_DIR_VARIABLE, ClusterSettings
+from raymq.common.errors import InvalidArgumentError
+from raymq.tools.cli import cli
+from raymq.tools.kubernetes.cluster_shape import DATA_MOUNT, STORE_LABEL, ClusterShape
+from raymq.tools.kubernetes.ray_cluster import HEALTH_CHECKS, RAY_VERSION
+from raymq.tools.kubernetes.render import rendered_files
+from tests.unit.raymq.tools.kubernetes.strict_schema import SCHEMAS
+
+ROOT = Path(__file__).parents[5]
+SHAPES = {"k8s": ClusterShape(), "k8s/one-store": ClusterShape(stores=1)}
+OTHERS = [
+    ClusterShape(stores=5, zones=("a", "b"), storage_class="fast", name="other", image="registry/raymq:2", size="1Ti")
+]
+
+each_shape = pytest.mark.parametrize("shape", [*SHAPES.values(), *OTHERS], ids=lambda shape: f"{shape.stores} stores")
+
+
+def objects(shape: ClusterShape) -> list[dict[str, Any]]:
+    texts = [text for name, text in rendered_files(shape).items() if name.endswith(".yaml")]
+    return [one for text in texts for one in yaml.safe_load_all(text)]
+
+
+def of_kind(shape: ClusterShape, kind: str) -> list[dict[str, Any]]:
+    return [one for one in objects(shape) if one["kind"] == kind]
+
+
+def groups(shape: ClusterShape) -> list[dict[str, Any]]:
+    """All groups of pods: the head's, the stores', the one for computing."""
+    [cluster] = of_kind(shape, "RayCluster")
+    return [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
+
+
+def stores(shape: ClusterShape) -> list[dict[str, Any]]:
+    return [group for group in groups(shape) if group.get("groupName", "").startswith("store-")]
+
+
+def container(group: dict[str, Any]) -> dict[str, Any]:
+    [only] = group["template"]["spec"]["containers"]
+    return dict(only)
+
+
+@pytest.mark.parametrize("folder", SHAPES)
+def test_the_repositorys_files_are_what_the_command_writes(folder: str) -> None:
+    written = {path.name: path.read_text() for path in (ROOT / folder).iterdir() if path.is_file()}
+    assert written == rendered_files(SHAPES[folder])
+
+
+@pytest.mark.parametrize("folder", SHAPES)
+def test_the_command_in_the_files_writes_them_again(folder: str, tmp_path: Path) -> None:
+    [command] = {text.splitlines()[0] for text in (p.read_text() for p in (ROOT / folder).glob("*.yaml"))}
+    words = shlex.split(command.removeprefix("# Made by: raymq "))
+    result = CliRunner().invoke(cli, [*words, "--output", str(tmp_path), "--json"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert {path.name for path in tmp_path.iterdir()} == set(rendered_files(SHAPES[folder]))
+    for path in tmp_path.iterdir():
+        assert path.read_text() == (ROOT / folder / path.name).read_text()
+
+
+@each_shape
+def test_every_object_is_well_formed(shape: ClusterShape) -> None:
+    for one in objects(shape):
+        jsonschema.validate(one, SCHEMAS[one["kind"]])
+
+
+@pytest.mark.parametrize(
+    "misspell",
+    [
+        lambda cluster: cluster["spec"].update(workerGroupSpec=[]),
+        lambda cluster: cluster["spec"]["workerGroupSpecs"][0].update(minReplica=1),
+        lambda cluster: cluster["spec"]["workerGroupSpecs"][0].update(replicas="1"),
+        lambda cluster: cluster["spec"]["headGroupSpec"]["template"]["spec"].update(volume=[]),
+        lambda cluster: cluster["spec"]["headGroupSpec"]["template"]["spec"]["volumes"].append(
+            {"name": "data", "emptyDir": {}}
+        ),
+    ],
+)
+def test_a_mistake_is_found(misspell: Any) -> None:
+    [cluster] = copy.deepcopy(of_kind(ClusterShape(), "RayCluster"))
+    misspell(cluster)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(cluster, SCHEMAS["RayCluster"])
+
+
+@each_shape
+def test_each_store_has_one_pod_and_a_claim_of_its_own(shape: ClusterShape) -> None:
+    claims = {one["metadata"]["name"]: one["spec"] for one in of_kind(shape, "PersistentVolumeClaim")}
+    used = []
+    for group in groups(shape):
+        used += [
+            v["persistentVolumeClaim"]["claimName"]
+            for v in group["template"]["spec"]["volumes"]
+            if "persistentVolumeClaim" in v
+        ]
+    assert sorted(used) == sorted(claims)
+    assert len(stores(shape)) == shape.stores == len(claims) - 1
+    for number, group in enumerate(stores(shape)):
+        assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (1, 1, 1)
+        assert group["labels"][STORE_LABEL] == str(number)
+        assert claims[f"{shape.name}-store-{number}"]["resources"]["requests"]["storage"] == shape.size
+        assert claims[f"{shape.name}-store-{number}"].get("storageClassName") == shape.storage_class
+
+
+@each_shape
+def test_data_is_on_the_claim_and_nowhere_else(shape: ClusterShape) -> None:
+    [settings] = of_kind(shape, "ConfigMap")
+    data_dir = yaml.safe_load(settings["data"]["raymq.yaml"])["data_dir"]
+    assert data_dir == str(DATA_MOUNT)
+    for group in groups(shape):
+        if group.get("groupName") == "compute":
+            continue
+        mounts = {mount["mountPath"]: mount["name"] for mount in container(group)["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in group["template"]["spec"]["volumes"]}
+        assert "persistentVolumeClaim" in volumes[mounts[data_dir]]
+        assert container(group)["env"] == [{"name": DATA_DIR_VARIABLE, "value": data_dir}]
+    text = "".join(rendered_files(shape).values())
+    assert "emptyDir" not in text
+    assert "ephemeral" not in text
+
+
+@each_shape
+def test_stores_are_placed_only_where_a_volume_is(shape: ClusterShape) -> None:
+    [settings] = of_kind(shape, "ConfigMap")
+    read = ClusterSettings.model_validate(yaml.safe_load(settings["data"]["raymq.yaml"]))
+    label = read.placement.node_label
+    carrying = [group for group in groups(shape) if label in group.get("labels", {})]
+    assert carrying == stores(shape)
+    assert read.replication.replicas <= shape.stores
+    assert read.broker_groups == shape.stores
+
+
+@each_shape
+def test_one_pod_starts_raymq_when_all_stores_are_there(shape: ClusterShape, tmp_path: Path) -> None:
+    hooks = [container(group).get("lifecycle", {}).get("postStart") for group in groups(shape)]
+    [hook] = [hook for hook in hooks if hook]
+    [_, _, script] = hook["exec"]["command"]
+    assert script.endswith("&"), "Kubernetes waits for the hook, and KubeRay starts Ray behind it"
+    words = shlex.split(re.search(r"until (raymq .*?); do", script)[1])
+    command = cli.commands["up"]
+    parsed = command.make_context("up", words[2:]).params
+    assert parsed["wait_nodes"] == shape.stores
+    mounts = {mount["mountPath"]: mount["name"] for mount in container(stores(shape)[0])["volumeMounts"]}
+    assert mounts[str(parsed["config"].parent)] == "settings"
+    assert parsed["config"].name in of_kind(shape, "ConfigMap")[0]["data"]
+    assert subprocess.run(["bash", "-n", "-c", script], check=False).returncode == 0
+
+
+@each_shape
+def test_stores_close_before_their_pod_ends(shape: ClusterShape) -> None:
+    for group in stores(shape):
+        words = shlex.split(container(group)["lifecycle"]["preStop"]["exec"]["command"][2])
+        close = cli.commands["store"].commands["close"]
+        assert words[:3] == ["raymq", "store", "close"]
+        close.make_context("close", words[3:])
+        assert group["template"]["spec"]["terminationGracePeriodSeconds"] > 30
+
+
+@each_shape
+def test_no_two_stores_are_on_one_machine(shape: ClusterShape) -> None:
+    for group in stores(shape):
+        [rule] = group["template"]["spec"]["affinity"]["podAntiAffinity"][
+            "requiredDuringSchedulingIgnoredDuringExecution"
+        ]
+        wanted = rule["labelSelector"]["matchLabels"]
+        given = group["template"]["metadata"]["labels"] | {"ray.io/cluster": shape.name}  # KubeRay's own label
+        assert wanted.items() <= given.items()
+
+
+def test_zones_are_on_the_pods_and_on_the_ray_nodes() -> None:
+    [shape] = OTHERS
+    zones = [group["labels"]["ray.io/availability-zone"] for group in stores(shape)]
+    assert zones == ["a", "b", "a", "b", "a"]
+    selected = [group["template"]["spec"]["nodeSelector"]["topology.kubernetes.io/zone"] for group in stores(shape)]
+    assert selected == zones
+
+
+@each_shape
+def test_the_console_is_where_its_service_leads(shape: ClusterShape) -> None:
+    [settings] = of_kind(shape, "ConfigMap")
+    console = ClusterSettings.model_validate(yaml.safe_load(settings["data"]["raymq.yaml"])).console
+    assert console.enable
+    assert not console.is_loopback
+    [service] = of_kind(shape, "Service")
+    assert [port["targetPort"] for port in service["spec"]["ports"]] == [console.port]
+
+
+@each_shape
+def test_ports_have_one_meaning(shape: ClusterShape) -> None:
+    """A Service, the PodMonitor and the NetworkPolicy name ports that containers open."""
+    [head, *others] = groups(shape)
+    opened = {port["name"]: port["containerPort"] for port in container(head)["ports"]}
+    [service] = of_kind(shape, "Service")
+    assert service["spec"]["ports"][0]["targetPort"] == opened["console"]
+    [monitor] = of_kind(shape, "PodMonitor")
+    name = monitor["spec"]["podMetricsEndpoints"][0]["port"]
+    for group in others:
+        assert {"name": name, "containerPort": opened[name]} in container(group)["ports"]
+    [policy] = of_kind(shape, "NetworkPolicy")
+    allowed = {port["port"] for rule in policy["spec"]["ingress"] for port in rule.get("ports", ())}
+    assert {opened["console"], opened[name], opened["dashboard"]} <= allowed
+
+
+@each_shape
+def test_versions_are_those_of_the_lock_and_of_raymq(shape: ClusterShape) -> None:
+    assert ray.__version__ == RAY_VERSION
+    dockerfile = rendered_files(shape)["Dockerfile"]
+    assert f"FROM rayproject/ray:{RAY_VERSION}-py311\n" in dockerfile
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert ClusterShape().image == f"raymq:{version}"
+    assert ClusterShape().image in dockerfile
+    assert {container(group)["image"] for group in groups(shape)} == {shape.image}
+
+
+def test_health_checks_are_those_of_cluster_yaml() -> None:
+    [config] = re.findall(r"--system-config='(\{.*?\})'", (ROOT / "cluster.yaml").read_text(), re.DOTALL)
+    assert yaml.safe_load(config) == HEALTH_CHECKS
+    [head, *_] = groups(ClusterShape())
+    [word] = shlex.split(head["rayStartParams"]["system-config"])
+    assert yaml.safe_load(word) == HEALTH_CHECKS
+
+
+@pytest.mark.parametrize("folder", SHAPES)
+def test_kustomize_builds_it(folder: str) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    done = subprocess.run(
+        [kubectl, "kustomize", str(ROOT / folder)], capture_output=True, text=True, timeout=60, check=True
+    )
+    kinds = [one["kind"] for one in yaml.safe_load_all(done.stdout)]
+    assert sorted(set(kinds)) == ["ConfigMap", "NetworkPolicy", "PersistentVolumeClaim", "RayCluster", "Service"]
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        ({"stores": 0}, "1 to 26 stores"),
+        ({"stores": 27}, "1 to 26 stores"),
+        ({"size": "200"}, "200Gi"),
+        ({"size": "0Gi"}, "200Gi"),
+        ({"name": "Raymq"}, "no name of a RayCluster"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=refusal):
+        ClusterShape(**options)

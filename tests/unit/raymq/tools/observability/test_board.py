@@ -1,0 +1,75 @@
+"""The board in Grafana's model: one identity, panels that do not overlap, variables, and nothing that changes from one
+making to the next."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from raymq.tools.observability.board import BOARD_UID, board_json, expressions, make_board
+
+
+def panels():
+    return [one for panel in make_board()["panels"] for one in (panel, *panel.get("panels", ()))]
+
+
+def test_the_file_is_the_board_and_always_the_same():
+    assert json.loads(board_json()) == make_board()
+    assert board_json() == board_json()
+    assert make_board()["uid"] == BOARD_UID == "raymq"
+
+
+def test_rows_are_those_of_an_operator():
+    assert [panel["title"] for panel in panels() if panel["type"] == "row"] == [
+        "Overview",
+        "Produce",
+        "Consume and lag",
+        "Dead letters",
+        "Delayed messages",
+        "Transactions and receives",
+        "Storage",
+        "Replication",
+        "Clients",
+        "Ray processes of raymq",
+    ]
+
+
+def test_panels_have_ids_of_their_own_and_do_not_overlap():
+    ids = [panel["id"] for panel in panels()]
+    assert len(set(ids)) == len(ids)
+    shown = [panel["gridPos"] for panel in make_board()["panels"]]
+    cells = [
+        (x, y)
+        for place in shown
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+
+
+def test_every_chart_says_what_it_shows_in_which_unit():
+    charts = [panel for panel in panels() if panel["type"] != "row"]
+    assert len(charts) > 40
+    for chart in charts:
+        assert chart["type"] == "timeseries"
+        assert chart["description"].endswith(".")
+        assert chart["fieldConfig"]["defaults"]["unit"]
+        assert chart["targets"]
+        assert len({target["refId"] for target in chart["targets"]}) == len(chart["targets"])
+
+
+def test_legends_name_labels_that_the_expression_keeps():
+    for chart in panels():
+        for target in chart.get("targets", ()):
+            for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
+                kept = re.match(r"(?:histogram_quantile\([\d.]+, )?\w+ by \(([^)]*)\)", target["expr"])
+                assert kept, target
+                assert label in kept[1].split(", "), target
+
+
+def test_variables_are_those_that_expressions_use():
+    names = {variable["name"] for variable in make_board()["templating"]["list"]}
+    assert names == {"datasource", "SessionName", "Cluster", "broker", "topic", "consumer_group"}
+    used = set(re.findall(r"\$(\w+)", " ".join(expressions(make_board())))) - {"__rate_interval", "1"}
+    assert used == names - {"datasource"}
