@@ -102,7 +102,9 @@ def _no_member_is_whole(world: World) -> bool:
 
 
 def _every_copy_is_lost(world: World) -> bool:
-    """True if the disks of all members of the sync state set were replaced, so that nobody may lead."""
-    record = world.controller.control.record
+    """True if the disks of all members of the sync state set that may lead were replaced, so that nobody leads. With
+    fixed roles only the fixed master may."""
+    record, fixed = world.controller.control.record, world.rules.fixed_master
     stores = record.sync_state_set.stores if record is not None else {}
-    return bool(stores) and all(world.nodes[name].disk.store_id != store_id for name, store_id in stores.items())
+    replaced = [world.nodes[name].disk.store_id != stores[name] for name in stores if fixed in (None, name)]
+    return bool(replaced) and all(replaced)
