@@ -6,7 +6,7 @@ master is due at all is decided in placement.election.
 The sync-state set names the replicas that had every acknowledged message. A disk can lose some since then: a damaged
 record at the log's end is cut like a torn one, and a damaged record in its middle leaves a hole. So a member is
 
-    incomplete   if its log ends before the highest confirm offset that it remembers, or has holes
+    incomplete   if its log ends before the highest confirm offset that any answering member remembers, or has holes
     proven       if it is complete, and its process has had everything confirmed: a running process loses nothing
     complete     otherwise: its log may have lost what was confirmed after the offset on its disk was written
 
@@ -19,7 +19,7 @@ the priority.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actors.core.replica.orders import ReplicaState
 
@@ -68,9 +68,12 @@ class Electorate:
             return Choice(None, _waiting(absent, members))
         able = [state for state in able if state.replica in self.fresh]
         members = [state for state in members if state.replica in self.fresh]
+        # Everything before a confirm offset that one member remembers was acknowledged, whoever else has forgotten it.
+        floor = max((state.confirm_floor for state in members), default=0)
+        members = [_with_floor(state, floor) for state in members]
         complete = [state for state in members if state.complete]
         if complete:
-            return Choice(self._best(complete))
+            return Choice(self.accounts[self._best(complete).replica])
         unknown = self.stores.keys() - {state.replica for state in members}
         if unknown and not self.unclean:
             return Choice(None, _undecided(members, unknown))
@@ -80,7 +83,7 @@ class Electorate:
         if not able:
             return Choice(None, self._nobody_answers())
         best = self._best(able)
-        return Choice(best, loss=describe_lack(best))
+        return Choice(best, loss=describe_lack(_with_floor(best, floor)))
 
     def _best(self, states: Iterable[ReplicaState]) -> ReplicaState:
         return min(states, key=self._order)
@@ -95,6 +98,11 @@ class Electorate:
             f"{names(self.accounts) or 'nobody'} answers: bring one of the former back, or allow losing messages with "
             "enable_elect_unclean_master"
         )
+
+
+def _with_floor(state: ReplicaState, floor: int) -> ReplicaState:
+    """The account of a replica that also knows that everything before the offset `floor` was confirmed."""
+    return replace(state, confirm_floor=max(state.confirm_floor, floor))
 
 
 def against_fixed_master(state: ReplicaState, absent: frozenset[int], *, graced: bool) -> str:

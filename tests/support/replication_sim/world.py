@@ -260,7 +260,7 @@ def _rot(world: World, rng: random.Random, node: Node, *, everybody: bool) -> No
     """
     if rng.random() < 0.5:
         node = next((one for one in world.nodes.values() if one.leads()), node)
-    if node.disk.last_intact < 1 or _is_somebody_short(world):
+    if node.disk.last_intact < 1:
         return
     offset = rng.randrange(node.disk.last_intact)
     record = node.disk.log[offset]
@@ -283,8 +283,6 @@ def _rot(world: World, rng: random.Random, node: Node, *, everybody: bool) -> No
 def _rot_each(world: World, rng: random.Random) -> None:
     """End all processes, and have each disk damage a record that another disk has intact: nobody is whole, and each can
     mend the others. It is not the last record of its log."""
-    if _is_somebody_short(world):
-        return
     for node in world.nodes.values():
         here = {record for record in node.disk.intact() if record[0] < node.disk.last_intact}
         offsets = sorted(offset for offset, _, _ in here & _intact(world, node))
@@ -292,19 +290,6 @@ def _rot_each(world: World, rng: random.Random) -> None:
         world.at(rng.uniform(0.3, 4.0), node.start)
         if offsets:
             node.rot(rng.choice(offsets))
-
-
-def _is_somebody_short(world: World) -> bool:
-    """True if the log of a member lacks the end of what was acknowledged or seen. Its replica may not know that, and
-    counts as whole if all others have damage."""
-    stores = world.controller.records[-1].sync_state_set.stores if world.controller.records else {}
-    wanted, seen = set(world.checks.acknowledged), len(world.checks.seen)
-    return any(
-        world.nodes[name].disk.store_id == store_id
-        and (disk.flushed < seen or not wanted <= {message for _, message in disk.log[: disk.flushed]})
-        for name, store_id in stores.items()
-        for disk in (world.nodes[name].disk,)
-    )
 
 
 def _intact(world: World, besides: Node | None = None) -> set[tuple[int, int, int]]:

@@ -551,6 +551,17 @@ def test_among_equal_logs_with_holes_the_one_with_the_least_damage_leads():
     assert world.control.record.master == 2
 
 
+def test_a_log_that_ends_before_the_confirm_offset_of_another_member_is_not_complete():
+    """Its own confirm offset was written before it lost the end of its log, so it does not know of the loss."""
+    world = World(RESTARTED)
+    world._change(0, end_offset=80, confirm_floor=70)
+    for replica in (1, 2):
+        world._change(replica, end_offset=100, confirm_floor=90, hole_bytes=10)
+    elected_after(world, 1.0)
+    assert world.control.record.master == 1
+    assert "10 damaged bytes" in world.control.record.loss
+
+
 def test_after_a_restart_of_the_whole_set_all_are_waited_for_and_the_longest_log_leads():
     """What was confirmed in the last moments may be in none of the floors."""
     world = World(RESTARTED)
