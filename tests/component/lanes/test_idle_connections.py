@@ -93,7 +93,7 @@ def test_connections_that_never_say_who_they_are_disturb_nobody(actor, use):
         for stream in streams:
             stream.setblocking(False)
         assert not any(map(has_ended, streams)), "they still stand there"
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads  # threads of an earlier test may end now
     assert bodies_of(actor.store) == [b"before", b"meanwhile"]
 
 
@@ -122,7 +122,7 @@ def test_open_lanes_that_stand_still_disturb_nobody(actor, use):
         eventually(lambda: actor.lanes.server.connections >= IDLE + mine, "all are open")
         for number in range(1, 9):
             sends_and_reads(client, fake, b"%d" % number, 0)
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads  # threads of an earlier test may end now
         assert actor.lanes.server.connections == IDLE + mine
     assert bodies_of(actor.store) == [b"%d" % number for number in range(9)]
 
