@@ -27,12 +27,12 @@ def list_files(directories: Sequence[Path], size: int, *, remedy: str, repair: b
     Sub-directories are skipped. An empty last file is deleted: a crash left it. StoreCorruptError for any other wrong
     size, for a name that is not an offset or comes twice, and for a gap between two files; its text ends with `remedy`.
     With `repair` (what the files hold can be made again) the files from a wrong size or a gap on are deleted instead: a
-    power cut can leave that, as it may keep a later file and lose an earlier one.
+    power cut can leave that, as it may keep a later file and lose an earlier one. On return all deletions are on disk.
     """
     found = [path for directory in directories if directory.is_dir() for path in directory.iterdir()]
     paths = sorted([path for path in found if not path.is_dir()], key=lambda path: path.name)
     if paths and paths[-1].stat().st_size == 0:
-        disk.unlink(paths.pop())
+        _delete([paths.pop()])
     files: dict[int, Path] = {}
     expected = -1
     for path in paths:
@@ -50,9 +50,16 @@ def list_files(directories: Sequence[Path], size: int, *, remedy: str, repair: b
             raise StoreCorruptError(f"{misfit}; {remedy}")
         if misfit:
             logger.warning("%s; deleting %s and the files behind it, to make them again", misfit, path)
-            for misplaced in paths[len(files) :]:
-                disk.unlink(misplaced)
+            _delete(paths[len(files) :])
             break
         files[start] = path
         expected = start + size
     return files
+
+
+def _delete(paths: Sequence[Path]) -> None:
+    """Delete files for good. If a power cut after a clean stop brought some back, they would not be repaired."""
+    for path in paths:
+        disk.unlink(path)
+    for directory in {path.parent for path in paths}:
+        disk.sync_directory(directory)

@@ -1,0 +1,38 @@
+"""A directory of files of one size, as a power cut leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from storage.files.file_names import list_starts
+from tests.support.stores.power import LossyDisk
+
+SIZE = 400
+
+
+@pytest.mark.parametrize(
+    ("sizes", "left"),
+    [((SIZE, 0, SIZE), [0]), ((SIZE, SIZE, 0), [0, SIZE]), ((SIZE, 7, 0), [0])],
+    ids=["an empty file in the middle", "an empty last file", "both wrong"],
+)
+def test_a_deleted_file_does_not_come_back_with_the_next_power_cut(tmp_path, sizes: Sequence[int], left: list[int]):
+    """The second start follows a clean stop, after which nothing is repaired."""
+    queue = tmp_path / "0" / "queue"
+    queue.mkdir(parents=True)
+    for number, size in enumerate(sizes):
+        (queue / f"{number * SIZE:020d}").write_bytes(bytes(size))
+    for seed in range(20):
+        lossy = LossyDisk(queue.parent, Random(seed), lose_at=-1, on_loss=lambda: None)
+        with lossy.installed():
+            found = list_starts(queue, SIZE, remedy="", repair=True)
+            lossy.lose_now()
+        after = tmp_path / f"after-{seed}"
+        after.mkdir()
+        lossy.write_image(after)
+        assert found == left
+        assert list_starts(after / "queue", SIZE, remedy="") == left
+        for number, size in enumerate(sizes):
+            (queue / f"{number * SIZE:020d}").write_bytes(bytes(size))
