@@ -230,10 +230,8 @@ class ListenerFeed:
         """The tasks in flight, by number: at the listener, or on their way."""
         self._reported_s: dict[int, float] = {}
         """When each of them was reported last, or was handed over."""
-        self._in_place: set[int] = set()
-        """The numbers of tasks that were handed over as places in the store's log, and were not reported as unread."""
         self._unread: set[int] = set()
-        """The numbers of tasks that were: their records go in bytes, however long that takes."""
+        """The numbers of tasks that the Listener could not read in place: their records go in bytes."""
         self._ready: deque[Task] = deque()
         """Those that no hand-over has taken yet."""
         self._numbers = 0
@@ -335,8 +333,7 @@ class ListenerFeed:
                     continue
                 if not report.unread:
                     self._take_report(task, report)
-                elif number in self._in_place:  # else the report is a repeat, and the task is on its way in bytes
-                    self._in_place.remove(number)
+                elif number not in self._unread:  # else the report is a repeat, and the task goes in bytes already
                     self._unread.add(number)
                     self._reported_s.pop(number, None)
                     self._bytes_until_s = time.monotonic() + BYTES_FOR_S
@@ -433,8 +430,6 @@ class ListenerFeed:
             for one in shipped:
                 self._ready.popleft()
                 self._reported_s[one.number] = now_s
-                if one.places:
-                    self._in_place.add(one.number)
             self._numbers, self._question, self._handed = self._numbers + 1, None, payload
             question.handed(size_bytes, messages)
             question.answer(payload)
@@ -452,7 +447,6 @@ class ListenerFeed:
         if report.ended:
             del self._tasks[task.number]
             self._reported_s.pop(task.number, None)
-            self._in_place.discard(task.number)
             self._unread.discard(task.number)
         else:
             self._reported_s[task.number] = now_s
@@ -528,7 +522,6 @@ class ListenerFeed:
         tasks, self._tasks, self._handed = self._tasks, {}, None
         self._ready.clear()
         self._reported_s.clear()
-        self._in_place.clear()
         self._unread.clear()
         self._answer_empty()
         for task in tasks.values():
