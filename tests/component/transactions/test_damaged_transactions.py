@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,8 +12,8 @@ from raymq.common.names import CHECK_MAX_TIME_TOPIC
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually
 from tests.support.stores.damage import flip
-from tests.support.stores.stores import intact_bodies, killed_copy, make_batch, open_store
-from tests.support.stores.transactions import GROUP, Clock, Transaction, begin
+from tests.support.stores.stores import intact_bodies, killed_copy, make_batch
+from tests.support.stores.transactions import GROUP, Transaction, begin
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
@@ -22,24 +21,6 @@ FIELDS = ("size", "magic", "physical offset", "body size", "body", "topic size")
 RESERVED_MS = 72 * 3_600_000
 TIME_OUT_MS = 6000
 Open = Callable[..., MessageStore]
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def opened(tmp_path: Path, clock: Clock) -> Iterator[Open]:
-    stores = []
-
-    def open_one(root: Path = tmp_path / "store", **changes: Any) -> MessageStore:
-        stores.append(open_store(root, clock_ms=clock, **changes))
-        return stores[-1]
-
-    yield open_one
-    for store in stores:
-        store.close()
 
 
 def bodies(store: MessageStore) -> list[bytes | None]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,24 +33,6 @@ pytestmark = pytest.mark.usefixtures("no_flushes")
 
 Open = Callable[..., MessageStore]
 TIME_OUT_MS = 6000
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def opened(tmp_path: Path, clock: Clock) -> Iterator[Open]:
-    stores = []
-
-    def open_one(root: Path = tmp_path / "store", **changes: Any) -> MessageStore:
-        stores.append(open_store(root, clock_ms=clock, **changes))
-        return stores[-1]
-
-    yield open_one
-    for store in stores:
-        store.close()
 
 
 def table(store: MessageStore) -> dict[str, Any]:
