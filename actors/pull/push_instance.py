@@ -135,7 +135,10 @@ class PushInstance:
     # Questions of administrators
 
     def running_info(self, client_id: str, host: str, *, stacks: bool) -> RunningInfo:
-        """See raymq.common.members.questions.Answers. The stacks are those of the listener's process."""
+        """Answer an administrator's question (raymq.common.members.questions.Answers).
+
+        `stacks`: include the stacks of the threads in the listener's process.
+        """
         info = running_info(self.status(), self._settings, client_id, host)
         if not stacks:
             return info

@@ -846,8 +846,9 @@ class Replica:
     def note_lacking(self, epoch: int, replica: int, physical_offset: int) -> None:
         """Note that another replica has no intact bytes for the hole at an offset.
 
-        A slave is then as good as its master, if that is the replica. A master that hears it from all others gives the
-        damaged bytes to slaves that need them. NotMasterError unless this log is that of the epoch's master.
+        If the other replica is its master, a slave notes that both lack these bytes. A master gives its damaged bytes
+        to slaves once every replica in sync has reported the hole. NotMasterError unless this log is that of the
+        epoch's master.
         """
         with self._order_lock, self._changed:
             self._check_same_log(epoch)

@@ -144,8 +144,8 @@ def connect(
     consumers written to RMQ_SYS_TRACE_TOPIC (`Admin.trace` reads them); a str names another topic for them, which must
     exist: TopicNotExistError.
 
-    `namespace`: topics and groups of this client are those of a namespace (raymq.common.namespaces), by default that of
-    the environment's RAYMQ_NAMESPACE, if any. IllegalNameError.
+    `namespace`: the namespace of this client's topics and groups (raymq.common.namespaces). The default is the
+    environment variable RAYMQ_NAMESPACE, or else no namespace. Raises IllegalNameError.
     """
     _refuse_inherited_ray()
     if broker_groups is not None:

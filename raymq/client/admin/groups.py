@@ -107,10 +107,13 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return found[0]
 
     def update_group(self, group: str, **changes: Unpack[GroupChanges]) -> GroupConfig:
-        """Change fields of a group's configuration (GroupConfig), which is returned. Its consumers stop within seconds
-        of ``consume_enable=False``, and go on within seconds of ``consume_enable=True``, from what they have committed.
-        Meanwhile pull and simple consumers raise NoPermissionError, and the `status()` of push consumers says so.
-        Consumers in BROADCASTING obey ``consume_broadcast_enable``, too. GroupNotExistError, InvalidArgumentError."""
+        """Change fields of a group's configuration, and return the new GroupConfig.
+
+        ``consume_enable=False`` stops the group's consumers within seconds: pull and simple consumers raise
+        NoPermissionError, and the `status()` of a push consumer has the reason. ``consume_enable=True`` lets them go on
+        within seconds, from their committed offsets. ``consume_broadcast_enable`` does the same for consumers in
+        BROADCASTING only. Raises GroupNotExistError, InvalidArgumentError.
+        """
         known = {field.name for field in fields(GroupConfig)} - {"group"}
         if unknown := sorted(changes.keys() - known):
             raise InvalidArgumentError(f"a group has no {', '.join(unknown)}; known are {', '.join(sorted(known))}")

@@ -156,7 +156,7 @@ def _messages_at(record: bytes, broker_name: str) -> list[MessageExt]:
 
 
 def _damaged(queue: MessageQueue, physical_offset: int, reason: str) -> MessageExt:
-    """The message for a damaged record of which only the broker group and the place in the log are known."""
+    """Stand in for a damaged record whose broker group and place in the log are all that is known."""
     name = f"{queue.topic}@{queue.broker_name}"
     return MessageExt.damaged(BodyUnreadableError(name, -1, physical_offset, reason, True), queue)
 

@@ -255,7 +255,7 @@ class _Run:
         )
 
     def _note_unreadable(self, messages: Sequence[MessageExt], count: int) -> None:
-        """Count messages of which `count` cannot be read, and log the first one."""
+        """Add `count` unreadable messages among `messages` to the total, and log the first one's error."""
         if not count:
             return
         self._unreadable += count

@@ -207,7 +207,7 @@ _STORES: Final[tuple[_Row, ...]] = (
         "Storage",
         "Damaged bytes replaced by another replica's good ones.",
     ),
-    (_C, "log_holes_mended", "storage", "ranges", "", "Storage", "Damaged ranges of which every byte was replaced."),
+    (_C, "log_holes_mended", "storage", "ranges", "", "Storage", "Damaged ranges that were replaced in full."),
     (_G, "damaged_files", "storage", "files", "", "Storage", "Files beside the log found damaged at the last opening."),
     (_G, "recovery_cut_bytes", "storage", "bytes", "", "Storage", "What the last recovery cut off the log's end."),
     (_G, "timing_messages", "storage topic", "messages", "=", "Storage", "Delayed messages that wait, by level."),

@@ -82,8 +82,8 @@ class AssignedQueues(ABC, Generic[Q]):
         return bool(self._revoked)
 
     def starting(self, broker_name: str | None = None, *, forbidden: bool = True) -> list[Q]:
-        """The queues whose start offset is to be asked for, of one broker group or of all, with or without those that
-        may not be read at the moment."""
+        """Queues whose start offset is unknown, of one broker group or of all groups. `forbidden`: include queues that
+        this group may not read now."""
         return [
             assigned
             for queue, assigned in self._starting.items()
