@@ -76,15 +76,13 @@ class LogChunks:
         """
         self._require_readable()
         limit = self._parts.visibility.visible_offset if limit is None else limit
-        for hole in self._parts.holes.holes:
-            if hole.offset <= physical_offset < hole.end_offset:
-                raise StoreCorruptError(
-                    f"the {hole.size} bytes at {hole.offset} in the log below {self._parts.reader.root} are damaged: "
-                    f"{hole.reason}; they are not copied as records"
-                )
-            if physical_offset < hole.offset < limit:
-                limit = hole.offset
-                break
+        hole = self.hole_at(physical_offset)
+        if hole is not None:
+            raise StoreCorruptError(
+                f"the {hole.size} bytes at {hole.offset} in the log below {self._parts.reader.root} are damaged: "
+                f"{hole.reason}; they are not copied as records"
+            )
+        limit = min([limit, *(one.offset for one in self._parts.holes.holes if one.offset > physical_offset)])
         return read_chunk(self._parts.reader, self._parts.log.min_offset, physical_offset, limit, max_bytes)
 
     def hole_at(self, physical_offset: int) -> Hole | None:
