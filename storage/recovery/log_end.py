@@ -202,8 +202,7 @@ class LogEnd:
 
 
 def believable_view(damaged: memoryview, physical_offset: int, delay_levels_ms: tuple[int, ...]) -> DispatchView | None:
-    """The view of a damaged record of which only the body is damaged, or the size or the magic; None if its other
-    fields cannot be believed."""
+    """The view of a record whose body, size or magic is damaged; None if another field may be damaged, too."""
     record = bytearray(damaged)
     record[:4] = len(record).to_bytes(4)
     for magic in (bytes(record[4:HEAD_BYTES]), *_MAGICS):

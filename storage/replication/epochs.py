@@ -77,8 +77,8 @@ class EpochHistory:
 class LogChunk:
     """Bytes of a master's log from `physical_offset` on: whole records of one file and of one epoch, `entry`.
 
-    Empty when there was nothing in time. With `hole` they are the damaged bytes of a hole. `confirm_offset` is the
-    master's, `end_offset` the end of what it gives.
+    Empty when there was nothing in time. If `hole` is set, the bytes are damaged and belong to that hole.
+    `confirm_offset` is the master's, `end_offset` the end of what it gives.
     """
 
     # The offset of the first byte.
@@ -90,7 +90,7 @@ class LogChunk:
     # The master's confirm offset, and the end of what it gives to followers.
     confirm_offset: int
     end_offset: int
-    # The bytes are those of a hole, which goes along; None for records.
+    # The hole that the bytes belong to; None for intact records.
     hole: HoleCopy | None = None
 
 

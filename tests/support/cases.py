@@ -11,7 +11,7 @@ Case = TypeVar("Case")
 
 
 def check_all(cases: Iterable[Case], check: Callable[[Case], None]) -> None:
-    """Call `check` with each case, of which there must be one; raises the errors of all cases that fail, together.
+    """Call `check` with each case, and raise the errors of all failed cases together. Without a case it fails.
 
     Each error has its case as a note.
     """

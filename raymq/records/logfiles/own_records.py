@@ -92,8 +92,9 @@ def with_places_of(
     offsets: NDArray[np.int64],
     queue_id: int,
 ) -> tuple[bytes, NDArray[np.int64]]:
-    """Records back to back, of which those that do not agree with their units are changed so that readers find their
-    ends (`with_places`); and the rows of these."""
+    """Correct the records that do not agree with their units, so that readers find their ends (`with_places`).
+
+    Returns all records back to back, and the rows of the corrected ones."""
     ends = np.cumsum(sizes)
     starts = ends - sizes
     wrong = np.flatnonzero(~agree(records, starts, sizes, positions, offsets, queue_id))

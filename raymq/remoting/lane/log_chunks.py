@@ -51,7 +51,7 @@ class ReadLog(NamedTuple):
 class ChunkHead(NamedTuple):
     """The beginning of a chunk. `entry`: the epoch of its records and the offset at which that began, or None.
 
-    `hole`: the bytes are those of a hole in the master's log; None for intact records."""
+    `hole`: the hole of the master's log that the bytes belong to; None for intact records."""
 
     physical_offset: int
     confirm_offset: int

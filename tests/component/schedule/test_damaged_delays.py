@@ -1,5 +1,4 @@
-"""Delayed messages and recalls of which the disk has damaged one: all others are delivered, once, and the damage is
-reported."""
+"""One damaged record among delayed messages and recalls: all others are delivered once, and the damage is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions of which the disk has damaged one record: all others end as they should, and none is delivered twice."""
+"""One damaged record among transactions: all other transactions end as they should, and none is delivered twice."""
 
 from __future__ import annotations
 

@@ -293,12 +293,12 @@ def _rot_each(world: World, rng: random.Random) -> None:
 
 
 def _intact(world: World, besides: Node | None = None) -> set[tuple[int, int, int]]:
-    """The records of which some disk has an intact copy, `besides` one replica's disk: offset, epoch and message."""
+    """Records with an intact copy on any disk except that of `besides`, as offset, epoch and message."""
     return set().union(*(node.disk.intact() for node in world.nodes.values() if node is not besides))
 
 
 def _damaged(world: World) -> set[tuple[int, int, int]]:
-    """The records of which some disk has a damaged copy: offset, epoch and message."""
+    """Records with a damaged copy on any disk, as offset, epoch and message."""
     return {(offset, *node.disk.log[offset]) for node in world.nodes.values() for offset in node.disk.damaged}
 
 

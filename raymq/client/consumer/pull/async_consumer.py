@@ -183,7 +183,7 @@ class AsyncPullConsumer(OfProcess):
         return self._look(turn, decode, max_messages, deadline_s)
 
     def _look(self, turn: PollTurn, decode: Decode[Found], max_messages: int, deadline_s: float) -> _Step[Found]:
-        """Take what can be decoded here, find what is to be decoded in a thread, or how long to wait."""
+        """Decode a small fetch at once, hand a large one to a thread, or find out how long to wait."""
         engine = self._engine
         with self._ended_by_error(turn):
             slices = [] if engine.closed else engine.peek(max_messages)

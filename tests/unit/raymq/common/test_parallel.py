@@ -1,4 +1,4 @@
-"""Calls at the same time, of which each ends."""
+"""Several calls at the same time: each of them ends."""
 
 from __future__ import annotations
 
