@@ -31,6 +31,8 @@ KILLS = int(os.environ.get("RAYMQ_CHAOS_SPARK_KILLS", "10" if os.environ.get("RA
 ROWS_PER_KILL = 2000
 PAUSE_S = 0.1
 """The pause of an executor before each of Spark's Arrow batches, of 100 rows, so that a write takes a while."""
+BODY_BYTES = 1000
+"""The length of an executor's bodies: PySpark's workers hold 64 KiB back, so 100 short rows would not come alone."""
 ROOT = Path(__file__).parents[3]
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
@@ -90,13 +92,16 @@ def test_executors_are_killed_while_they_write(mq: raymq.Client, box: Sandbox, t
                 time.sleep(PAUSE_S)
                 yield batch
 
-        numbers = spark.range(0, count, 1, 2 * (KILLS + 1)).selectExpr("cast(id AS string) AS body")
+        rows_per_partition = ROWS_PER_KILL // 2
+        body = f"lpad(cast(id AS string), {BODY_BYTES}, '0') AS body"
+        numbers = spark.range(0, count, 1, count // rows_per_partition).selectExpr(body)
         rows = numbers.mapInArrow(slowly, "body string")
         summaries: list[WriteSummary] = []
         writing = threading.Thread(target=lambda: summaries.append(write_topic(rows, topic, client=mq)))
         writing.start()
         for kill in range(KILLS):
-            goal = kill * ROWS_PER_KILL + ROWS_PER_KILL // 2
+            # Half a partition further: where one executor writes alone, the kill falls into a task, not between two.
+            goal = kill * ROWS_PER_KILL + rows_per_partition // 2
             eventually(lambda goal=goal: stored(mq, topic) >= goal, f"{goal} rows in the topic", 90)
             victim = sorted(eventually(executor_pids, "an executor with a worker", 90))[0]
             os.kill(victim, signal.SIGKILL)
@@ -105,7 +110,7 @@ def test_executors_are_killed_while_they_write(mq: raymq.Client, box: Sandbox, t
         writing.join(60 + 20 * KILLS)
         assert [summary.rows for summary in summaries] == [count]
     print(summaries)
-    assert summaries[0].stored_before > 0
+    assert summaries[0].stored_before > 0, "no executor was killed in the middle of a task"
     assert all_numbers(mq, topic, group) == Counter(range(count))
 
 
