@@ -1,9 +1,8 @@
 """Fixtures of several kinds of tests.
 
 For those that start Ray: one embedded raymq per test module, in a sandbox checked at the end, with two broker groups
-unless the module's `SETTINGS` say otherwise. The modules of some folders of tests/integration share one, and those of
-tests/integration/spark a Spark session, too; so do modules of tests/chaos with equal settings that leave the cluster
-whole.
+unless the module's `SETTINGS` say otherwise. Modules with equal settings that leave the cluster whole share one, and
+those of tests/integration/spark a Spark session, too.
 """
 
 from __future__ import annotations
@@ -46,15 +45,22 @@ RAY_CHAOS = [
     ("chaos", "transactions"),
 ]
 NICE_MAX = 19
-SHARING = ("clients", "spark")
-"""The folders of tests/integration whose modules share a cluster, which has the folder's name."""
-SHARING_CHAOS = {
+SHARING = {
+    "clients": ("integration/clients/",),
+    "spark": ("integration/spark/",),
+    "default settings": (
+        "integration/servers/test_hostile_producer.py",
+        "integration/servers/test_live_settings.py",
+        "integration/servers/test_members.py",
+    ),
     "three replicas": (
-        *("processes/test_overlapping_faults.py", "failovers/test_replicas.py", "failovers/test_damaged_logs.py"),
-        "spark/test_fail_over_scans.py",
+        "chaos/processes/test_overlapping_faults.py",
+        "chaos/failovers/test_replicas.py",
+        "chaos/failovers/test_damaged_logs.py",
+        "chaos/spark/test_fail_over_scans.py",
     ),
 }
-"""The modules of tests/chaos that share a cluster, whose settings they all have, by its name."""
+"""The files and folders of tests that share a cluster, whose settings all of them have, by the cluster's name."""
 LOCAL_SPARK = "local_spark"
 """The scope of the tests in tests/component/spark, which have one Spark."""
 
@@ -69,11 +75,8 @@ def group_of(path: Path) -> str:
 
 def shared_by(path: Path) -> str:
     """The name of the cluster that the file's tests share with others; empty if they have one of their own, or none."""
-    kind, *folders = path.relative_to(TESTS).parts
-    if kind == "chaos":
-        file = "/".join(folders)
-        return next((name for name, files in SHARING_CHAOS.items() if file in files), "")
-    return folders[0] if kind == "integration" and folders[0] in SHARING else ""
+    file = path.relative_to(TESTS).as_posix()
+    return next((name for name, places in SHARING.items() if file.startswith(places)), "")
 
 
 def has_local_spark(path: Path) -> bool:
@@ -94,7 +97,7 @@ def scope_of(nodeid: str) -> str:
 @cache
 def group_of_scope(scope: str) -> str:
     """The group of a scope's tests, as of a file's."""
-    if scope in SHARING or scope in SHARING_CHAOS:
+    if scope in SHARING:
         return "ray"
     if scope == LOCAL_SPARK:
         return ""

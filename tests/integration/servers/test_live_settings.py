@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 import ray
@@ -12,16 +11,10 @@ from click.testing import CliRunner
 import raymq
 from raymq.common.errors import ConfigError, InvalidArgumentError
 from raymq.common.names import NAMESPACE
+from raymq.remoting import route_cache
 from raymq.tools.cli import cli
-from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded, kill_actors
+from tests.support.clusters.cluster import kill_actors
 from tests.support.history.waiting import eventually
-
-
-@pytest.fixture(scope="module")
-def mq(box: Sandbox) -> Iterator[raymq.Client]:
-    (box.work / "raymq.yaml").write_text(SETTINGS + f"data_dir: {box.data}\n")
-    with embedded(box) as client:
-        yield client
 
 
 def run(*arguments: str) -> str:
@@ -85,7 +78,8 @@ def test_changes_outlive_brokers_and_stores(mq: raymq.Client) -> None:
     mq.admin.unset_config("max_msgs_num_batch")
 
 
-def test_a_broker_group_that_is_not_writable_is_read_only(mq: raymq.Client) -> None:
+def test_a_broker_group_that_is_not_writable_is_read_only(mq: raymq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route_cache, "POLL_NAME_SERVER_INTERVAL_S", 1.0)
     topic = "of-both"
     mq.admin.create_topic(topic, queues=2)
     run("broker", "writable", "off", "broker-a")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner
@@ -12,20 +11,14 @@ from click.testing import CliRunner
 import raymq
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.members.questions import RunningInfo
+from raymq.remoting import heartbeats
 from raymq.tools.cli import cli
-from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded, kill_actors
+from tests.support.clusters.cluster import kill_actors
 from tests.support.clusters.page_example import DOCS, run_program
 from tests.support.history.waiting import eventually
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 PAGE = (DOCS / "members.md").read_text()
-
-
-@pytest.fixture(scope="module")
-def mq(box: Sandbox) -> Iterator[raymq.Client]:
-    (box.work / "raymq.yaml").write_text(SETTINGS + f"data_dir: {box.data}\n")
-    with embedded(box) as client:
-        yield client
 
 
 def run(*words: str) -> dict[str, object]:
@@ -87,7 +80,8 @@ def test_every_kind_of_consumer_answers(mq: raymq.Client) -> None:
         mq.admin.running_info("of-all-kinds", row["member"])
 
 
-def test_members_are_asked_after_brokers_have_ended(mq: raymq.Client) -> None:
+def test_members_are_asked_after_brokers_have_ended(mq: raymq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeats, "CLIENT_HEARTBEAT_INTERVAL_S", 1.0)
     mq.admin.create_topic("asked-again", queues=2)
     with mq.pull_consumer("asked-later") as consumer:
         consumer.subscribe("asked-again")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from tests.conftest import RAY_CHAOS, SHARING, SHARING_CHAOS, TESTS, shared_by
+from tests.conftest import RAY_CHAOS, SHARING, TESTS, group_of, shared_by
 
 
-def test_every_module_that_shares_a_cluster_is_there_and_in_one_list() -> None:
-    for name, files in SHARING_CHAOS.items():
-        for file in files:
-            path = TESTS / "chaos" / file
-            assert path.exists(), file
-            assert shared_by(path) == name
-    assert [folder for folder in SHARING if not (TESTS / "integration" / folder).is_dir()] == []
+def test_everything_that_shares_a_cluster_exists_starts_ray_and_is_in_one_list() -> None:
+    for name, places in SHARING.items():
+        for place in places:
+            path = TESTS / place
+            files = [path] if path.is_file() else sorted(path.rglob("test_*.py"))
+            assert files, place
+            assert {(shared_by(file), group_of(file)) for file in files} == {(name, "ray")}
 
 
 def test_other_modules_have_a_cluster_of_their_own() -> None:
