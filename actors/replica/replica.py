@@ -557,7 +557,7 @@ class Replica:
             data = chunks.read_chunk(physical_offset, max_bytes, limit)
         else:
             self._require_unmendable(damaged)
-            data, hole = chunks.read_hole(physical_offset, limit)
+            data, hole = chunks.read_hole(physical_offset, limit, max_bytes)
         return LogChunk(physical_offset, data, entry, confirm, end, hole)
 
     def _require_unmendable(self, hole: Hole) -> None:
@@ -739,7 +739,7 @@ class Replica:
             if not self._append_chunk(epoch, chunk, wait=wait) and wait:
                 self._store.flush_all()
             self._show_chunk(chunk)
-            return Copied(self._store.end_offset, self._store.stored_offset, len(chunk.data))
+            return self._copied(chunk)
 
     def start_append_log(self, epoch: int, chunk: LogChunk) -> Copied:
         """Do as `append_log` does, and never wait: the chunk is on disk once `copied` has its end.
@@ -755,9 +755,13 @@ class Replica:
             with self._failing_on_disk_errors():
                 self._append_chunk(epoch, chunk, wait=False)
                 self._show_chunk(chunk)
-                return Copied(self._store.end_offset, self._store.stored_offset, len(chunk.data))
+                return self._copied(chunk)
         finally:
             self._order_lock.release()
+
+    def _copied(self, chunk: LogChunk) -> Copied:
+        """The answer to a chunk that was appended."""
+        return Copied(self._store.chunks.append_offset, self._store.stored_offset, len(chunk.data))
 
     def copied(self, epoch: int, end_offset: int) -> int | None:
         """The end of what is on disk, if it has all before `end_offset`, which was appended; else None.
@@ -773,10 +777,9 @@ class Replica:
         """Append a chunk; errors as of `append_log`. True if it is on disk, or empty; without `wait` it is only asked
         for."""
         self._role.check_chunk(epoch)
-        if not self._aligned or chunk.physical_offset != self._store.end_offset:
-            raise InvalidArgumentError(
-                f"a chunk for {chunk.physical_offset} came to a log that ends at {self._store.end_offset}"
-            )
+        end = self._store.end_offset
+        if not self._aligned or (chunk.hole is None and chunk.physical_offset != end):
+            raise InvalidArgumentError(f"a chunk for {chunk.physical_offset} came to a log that ends at {end}")
         if not chunk.data:
             return True
         if chunk.entry is not None and chunk.entry.epoch > self._last_epoch():
@@ -784,8 +787,9 @@ class Replica:
         if chunk.hole is None:
             return self._store.chunks.append_chunk(chunk.physical_offset, chunk.data, wait=wait)
         self._store.chunks.append_hole(chunk.physical_offset, chunk.data, chunk.hole)
-        with self._changed:
-            self._shared_holes |= {chunk.physical_offset}
+        if chunk.hole.left == 0:
+            with self._changed:
+                self._shared_holes |= {end}
         return False
 
     def _show_chunk(self, chunk: LogChunk) -> None:

@@ -19,6 +19,7 @@ How bytes get into a file is the writer's matter (log_writer.py), which director
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Self
@@ -41,6 +42,8 @@ PREPARE_BYTES: Final = 64 << 20
 """The next file is made once so little is left of the current one, or once half of it is written."""
 STATE_ROOM_MAX_BYTES: Final = 32 << 20
 """The end of a file that is for the broker's state alone while there is no next file."""
+
+logger = logging.getLogger(__name__)
 
 
 class CommitLog:
@@ -72,6 +75,8 @@ class CommitLog:
         """The store time of the last record that is on disk; 0: none since the store was opened."""
         self._used_ends: dict[int, tuple[int, int]] = {}
         """The answers of `used_end` before the log is open: by a file's start, the position and the answer."""
+        self._staged_end = 0
+        """The end of the bytes that were staged; not after `end_offset` if nothing is staged."""
         self._easy_end = 0
         """Records that end before this offset, and leave space for a BLANK, need no `reserve`."""
         self._begin(self.starts[-1] + file_size if self.starts else 0)
@@ -91,7 +96,7 @@ class CommitLog:
     def _begin(self, end_offset: int) -> None:
         """All before `end_offset` is in the files, and nothing is behind it."""
         self.end_offset = self.flushed_offset = end_offset
-        self._easy_end = 0
+        self._staged_end = self._easy_end = 0
         self._writer.begin_at(end_offset)
 
     @property
@@ -173,11 +178,12 @@ class CommitLog:
     def reserve(self, new_end: int, *, for_state: bool = False) -> None:
         """Make the files up to the one that holds the byte before `new_end`, so that writing up to there needs no more
         space on the disk. For messages, keep room behind `new_end` for the broker's state, in this file or the next.
-        `for_state`: the append is of nothing but that state.
+        `for_state`: the append is of nothing but that state. Drops what is staged: an append is about to overwrite it.
 
         OSError if that fails; the log is as before then, but for files that are still empty.
         """
         assert self._allocator is not None
+        self.drop_staged()
         last = (new_end - 1) // self.file_size * self.file_size
         while not self.starts or self.starts[-1] < last:
             start = (
@@ -245,6 +251,44 @@ class CommitLog:
         self.end_offset = physical_offset + len(records)
         self._store_timestamp_ms = store_timestamp_ms
 
+    @property
+    def staged_end(self) -> int:
+        """The end of the bytes that are staged; the log's end if nothing is staged."""
+        return max(self._staged_end, self.end_offset)
+
+    def stage(self, physical_offset: int, data: Bytes) -> None:
+        """Write a part of something that is appended in parts to a file that `reserve` made, and flush it.
+
+        The log's end stays: `take_staged` moves it once the last part is there. Recovery cuts off what is staged.
+        OSError: the disk failed.
+        """
+        start = physical_offset - physical_offset % self.file_size
+        self._easy_end = 0  # the next append calls `reserve`, which drops the staged bytes
+        self._staged_end = physical_offset + len(data)
+        self._files[start].write(physical_offset - start, data)
+        self._files[start].flush()
+
+    def staged_bytes(self, physical_offset: int, end_offset: int) -> bytes:
+        """The staged bytes in a range. OSError."""
+        start = physical_offset - physical_offset % self.file_size
+        with self.path(start).open("rb") as file:
+            file.seek(physical_offset - start)
+            return file.read(end_offset - physical_offset)
+
+    def take_staged(self) -> None:
+        """Move the log's end behind the staged bytes. OSError: the disk failed."""
+        self._writer.commit(self.end_offset)
+        # Before the log's end moves: nobody may commit there what the buffers hold from another time.
+        self._writer.skip_to(self._staged_end)
+        self.end_offset = self._staged_end
+
+    def drop_staged(self) -> None:
+        """Zero the bytes that are staged, if any are. OSError: the disk failed."""
+        if self._staged_end > self.end_offset:
+            start = self.end_offset - self.end_offset % self.file_size
+            self._files[start].zero(self.end_offset - start, self._staged_end - start)
+        self._staged_end = 0
+
     def commit(self) -> int:
         """Have all that is written now in the files; returns its end. Any thread may. OSError, from then on for ever,
         when the disk fails."""
@@ -279,7 +323,11 @@ class CommitLog:
         return [self.paths.forget_file(start) for start in forgotten]
 
     def close(self) -> None:
-        """Stop preparing files and close those that are open. Nothing is flushed. Idempotent."""
+        """Drop what is staged, stop preparing files and close those that are open. Nothing is flushed. Idempotent."""
+        try:
+            self.drop_staged()
+        except OSError as error:
+            logger.warning("%s: bytes after the log's end stay until the next start: %s", self.paths, error)
         self._writer.close()
         if self._allocator is not None:
             self._allocator.close()

@@ -146,6 +146,9 @@ class LogWriter:
         """Do as `write` does, and have them in the files on return, with all that was written before."""
         self.write(end_offset, physical_offset, records, stamp, whole=True)
 
+    def skip_to(self, physical_offset: int) -> None:
+        """Take note that everything before an offset is in the files: it was committed, or written there."""
+
     def commit(self, end_offset: int) -> None:
         """Have everything before `end_offset` in the files. OSError, from then on for ever, when the disk fails."""
 

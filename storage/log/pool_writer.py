@@ -59,7 +59,10 @@ class PoolWriter(LogWriter):
         self.commit(end_offset)
         super().write(end_offset, physical_offset, records, stamp, whole=True)
         # Before the log's end moves: nobody may commit there what the buffers hold from another time.
-        self.pool.skip_to(physical_offset + len(records))
+        self.skip_to(physical_offset + len(records))
+
+    def skip_to(self, physical_offset: int) -> None:
+        self.pool.skip_to(physical_offset)
 
     def commit(self, end_offset: int) -> None:
         self.pool.commit(end_offset, self.files)

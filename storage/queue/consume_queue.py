@@ -399,6 +399,11 @@ class ConsumeQueue(BaseConsumeQueue):
                     raise
                 # Retention deleted a file meanwhile.
 
+    def first_placed_at(self, physical_offset: int) -> int:
+        """Do as `first_at_or_after` does, for all units: `next_offset` if none leads there. Called under the append
+        lock."""
+        return self._first_at_or_after(physical_offset, self.min_offset)
+
     def _first_at_or_after(self, physical_offset: int, from_offset: int = 0, end_offset: int | None = None) -> int:
         low = max(self._files.starts[0] // UNIT_BYTES if self._files.starts else 0, from_offset)
         high = found = self.next_offset if end_offset is None else end_offset

@@ -6,25 +6,23 @@ batches into their queues (batch_dispatch.py) and messages into several (multi_d
 chunk's middle. It is also faster for few records. Which way a chunk goes is seen from its records, not from this
 store's settings: the master may have others.
 
-A hole of the master is appended as a hole: the same damaged bytes, the same entry in the file `holes`, the same units.
+A hole of the master is appended by hole_appender.py.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raymq.common.errors import InvalidArgumentError, StoreNotWritableError
-from raymq.common.names import HALF_TOPIC, OP_HALF_TOPIC, STATE_TOPIC
-from raymq.common.protocol.store import Hole, HoleCopy, HoleUnit
+from raymq.common.names import STATE_TOPIC
 from raymq.records.format.check import check_record
 from raymq.records.format.dispatch import DispatchView, dispatch_view
 from raymq.records.format.inner_batch import inner_batch
-from raymq.records.format.layout import BLANK_LENGTH, SYS_FLAG_INNER_BATCH, RecordError
+from raymq.records.format.layout import SYS_FLAG_INNER_BATCH, RecordError
 from raymq.records.kernels.fields import Ints
 from storage.append.appender import Appender
 from storage.dispatch.batch_dispatch import belongs_to_batches, is_good_batch, put_batch
@@ -32,20 +30,18 @@ from storage.dispatch.block_dedup import producers_of, remember_producer
 from storage.dispatch.multi_dispatch import QueueUnit, is_dispatched, put_elsewhere, units_elsewhere
 from storage.dispatch.record_blocks import is_queued, read_block
 from storage.dispatch.record_check import is_implausible
-from storage.files import disk
 from storage.files.disk_usage import is_want_of_space, no_space_text
 from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue
-from storage.recovery.log_end import believable_view
 
 BLOCK_RECORDS_MIN: Final = 32
 """A chunk with fewer records is read record by record."""
 
-logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
-class _Units(NamedTuple):
-    """The units that a chunk adds to one queue, in order; one element of each array per unit."""
+class QueueUnits(NamedTuple):
+    """The units that a chunk, or a hole, adds to one queue, in order; one element of each array per unit."""
 
     # The topic and queue id.
     key: tuple[str, int]
@@ -115,7 +111,7 @@ class ChunkAppender:
 
     def __init__(self, parts: StoreParts, appender: Appender) -> None:
         self._log, self._queues, self._dedup, self._deliveries = parts.log, parts.queues, parts.dedup, parts.deliveries
-        self._halves, self._holes = parts.halves, parts.holes
+        self._halves = parts.halves
         self._visibility, self._appender = parts.visibility, appender
         self._delay_levels_ms = parts.settings.delay_levels_ms
         self._root = parts.settings.store_path_root_dir
@@ -142,55 +138,6 @@ class ChunkAppender:
             self._append_views(physical_offset, chunk, views)
         return self._puts
 
-    def append_hole(self, physical_offset: int, data: bytes | memoryview, hole: HoleCopy) -> None:
-        """Write the damaged bytes of a master's hole at the log's end, which must be `physical_offset`, and note the
-        hole. Called under the append lock. Errors as of `append_chunk`.
-
-        The bytes are on disk before the file `holes` names them, so recovery can rely on it. The master's units keep
-        the places of the damaged records in their queues.
-        """
-        if physical_offset != self._log.end_offset:
-            raise InvalidArgumentError(f"the log ends at {self._log.end_offset}; a hole for {physical_offset} came")
-        damaged, end_offset = memoryview(data), physical_offset + len(data)
-        file_start = physical_offset - physical_offset % self._log.file_size
-        if len(damaged) < BLANK_LENGTH or end_offset > file_start + self._log.file_size:
-            raise InvalidArgumentError(f"a hole of {len(damaged)} bytes at {physical_offset} is not in one file")
-        units = self._units_in(physical_offset, end_offset, hole.units)
-        for one in units:
-            queue = self._queues.get(*one.key)
-            if one.queue_offset == 0 and queue is not None and queue.exists and queue.next_offset > 0:
-                self._queues.delete_topic(one.key[0], end_offset=self._log.end_offset, min_offset=self._log.min_offset)
-                self._dedup.forget_topic(one.key[0])
-            if not self._continues(one):
-                raise InvalidArgumentError(
-                    f"the hole for {physical_offset} does not continue queue {one.key[0]}:{one.key[1]}"
-                )
-        self._write(physical_offset, damaged, None, units)
-        disk.flush_path(self._log.path(file_start))
-        noted = Hole(physical_offset, len(damaged), hole.reason)
-        self._holes.replace([*self._holes.holes, noted], self._log.file_size)
-        view = believable_view(damaged, physical_offset, self._delay_levels_ms)
-        if view is not None and is_queued(view.sys_flag):
-            remember_producer(view, self._dedup, self._deliveries)
-        if view is not None and view.topic not in (HALF_TOPIC, OP_HALF_TOPIC):
-            self._halves.note(view, b"")  # of those two topics the body counts
-        logger.error("%d damaged bytes at %d were copied from the master: %s", noted.size, noted.offset, noted.reason)
-
-    def _units_in(self, physical_offset: int, end_offset: int, units: Sequence[HoleUnit]) -> list[_Units]:
-        """The units of a hole, by queue. InvalidArgumentError unless they lead into it and follow each other."""
-        by_queue: dict[tuple[str, int], list[HoleUnit]] = {}
-        for unit in units:
-            by_queue.setdefault((unit.topic, unit.queue_id), []).append(unit)
-        found = []
-        for key, rows in by_queue.items():
-            first = rows[0].queue_offset
-            in_order = [row.queue_offset for row in rows] == list(range(first, first + len(rows)))
-            if not in_order or not all(physical_offset <= row.physical_offset < end_offset for row in rows):
-                raise InvalidArgumentError(f"the units of {key[0]}:{key[1]} do not lead into {physical_offset}")
-            columns = np.array([row[3:] for row in rows], np.int64)
-            found.append(_Units(key, first, columns[:, 0], columns[:, 1].astype(np.int32), columns[:, 2]))
-        return found
-
     def _append_block(self, physical_offset: int, data: memoryview) -> bool:
         """`append_chunk` for a chunk that is one block. False, and nothing is done, if it has to be looked at
         singly."""
@@ -208,7 +155,7 @@ class ChunkAppender:
             return False
         # The units of each queue. One whose offsets have gaps is left out, so that the count below does not agree.
         units = [
-            _Units(
+            QueueUnits(
                 block.queue_of(rows),
                 int(block.queue_offsets[rows[0]]),
                 block.physical_offsets[rows],
@@ -218,7 +165,7 @@ class ChunkAppender:
             for rows in block.by_queue(counted)
             if (np.diff(block.queue_offsets[rows]) == 1).all()
         ]
-        if sum(len(one.sizes) for one in units) < np.count_nonzero(counted) or not all(map(self._continues, units)):
+        if sum(len(one.sizes) for one in units) < np.count_nonzero(counted) or not all(map(self.continues, units)):
             return False
         self._write(physical_offset, data, _Last(int(block.physical_offsets[-1]), block.last_store_timestamp_ms), units)
         producers.remember_in(self._dedup, self._deliveries)
@@ -231,7 +178,7 @@ class ChunkAppender:
         at_file_end = (physical_offset + len(data)) % self._log.file_size == 0
         return at_file_end and check_record(data, position) == (0, True)
 
-    def _continues(self, units: _Units) -> bool:
+    def continues(self, units: QueueUnits) -> bool:
         """True if these units follow the last one of their queue, or begin a queue. They never follow inner batches."""
         queue = self._queues.get(*units.key)
         if queue is None:
@@ -318,7 +265,7 @@ class ChunkAppender:
         assert queue is not None
         self._visibility.add(self._log.end_offset, queue, queue.next_offset)
 
-    def _units_of(self, physical_offset: int, views: Sequence[DispatchView]) -> list[_Units]:
+    def _units_of(self, physical_offset: int, views: Sequence[DispatchView]) -> list[QueueUnits]:
         """The units of these records, by queue. InvalidArgumentError unless they continue their queues."""
         by_queue: dict[tuple[str, int], list[DispatchView]] = {}
         for view in views:
@@ -327,39 +274,51 @@ class ChunkAppender:
         for key, queued in by_queue.items():
             rows = np.array([(view.physical_offset, view.size, view.tags_code) for view in queued], np.int64)
             first = queued[0].queue_offset
-            units.append(_Units(key, first, rows[:, 0], rows[:, 1].astype(np.int32), rows[:, 2]))
+            units.append(QueueUnits(key, first, rows[:, 0], rows[:, 1].astype(np.int32), rows[:, 2]))
             in_order = [view.queue_offset for view in queued] == list(range(first, first + len(queued)))
-            if not in_order or not self._continues(units[-1]):
+            if not in_order or not self.continues(units[-1]):
                 raise InvalidArgumentError(f"the chunk for {physical_offset} does not continue queue {key[0]}:{key[1]}")
         return units
 
-    def _write(self, physical_offset: int, data: memoryview, last: _Last | None, units: Sequence[_Units]) -> None:
+    def _write(self, physical_offset: int, data: memoryview, last: _Last | None, units: Sequence[QueueUnits]) -> None:
         """Write a chunk that was found good, and its units. `last` is None for a chunk without a record."""
-        queues: list[ConsumeQueue] = []
         for_state = all(one.key[0] == STATE_TOPIC for one in units)
 
-        def make_files() -> None:
-            queues.clear()
+        def make_files() -> list[ConsumeQueue]:
             self._log.reserve(physical_offset + len(data), for_state=for_state)
-            for one in units:
-                queue = self._queues.get_or_create(*one.key)
-                if not queue.exists and one.queue_offset:
-                    queue.start_at(one.queue_offset)
-                queue.reserve(len(one.sizes))
-                queues.append(queue)
+            return self.queues_with_room(units)
 
+        queues = self.make_room(make_files, for_state=for_state)
+        if last is not None:
+            self._appender.appended_elsewhere(last.physical_offset, last.store_timestamp_ms)
+        self._log.write_through(physical_offset, data, self._appender.last_store_timestamp_ms)
+        self.put_units(queues, units)
+
+    def make_room(self, make_files: Callable[[], T], *, for_state: bool = False) -> T:
+        """Call a function that makes files; returns its result. `for_state`: from the room of the broker's state.
+
+        StoreNotWritableError for want of space. OSError: the disk failed.
+        """
         try:
-            if for_state:
-                self._space.write(make_files)
-            else:
-                make_files()
+            return self._space.write(make_files) if for_state else make_files()
         except OSError as error:
             if not is_want_of_space(error):
                 raise
             raise StoreNotWritableError(no_space_text(self._root, self._log.file_size, error)) from error
-        if last is not None:
-            self._appender.appended_elsewhere(last.physical_offset, last.store_timestamp_ms)
-        self._log.write_through(physical_offset, data, self._appender.last_store_timestamp_ms)
+
+    def queues_with_room(self, units: Sequence[QueueUnits]) -> list[ConsumeQueue]:
+        """The queues that units belong to, with files for them. OSError."""
+        queues = []
+        for one in units:
+            queue = self._queues.get_or_create(*one.key)
+            if not queue.exists and one.queue_offset:
+                queue.start_at(one.queue_offset)
+            queue.reserve(len(one.sizes))
+            queues.append(queue)
+        return queues
+
+    def put_units(self, queues: Sequence[ConsumeQueue], units: Sequence[QueueUnits]) -> None:
+        """Put units into their queues. Consumers see them once they see the log up to its end."""
         for queue, one in zip(queues, units, strict=True):
             queue.append_scattered(one.physical_offsets, one.sizes, one.tags_codes)
             self._puts.append((one.key[0], len(one.sizes), int(one.sizes.sum(dtype=np.int64))))

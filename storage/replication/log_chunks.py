@@ -35,14 +35,14 @@ from storage.log.holes import HoleTable
 from storage.log.log_paths import LogPaths
 from storage.log.log_walk import resume_behind
 from storage.parts import StoreParts
+from storage.queue.consume_queue import ConsumeQueue
 from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
 from storage.replication.chunk_appender import ChunkAppender, leading_records
+from storage.replication.hole_appender import HoleAppender
 from storage.running_flags import AGAINST_REPLICATED_STATE, AGAINST_REPLICATION
 from storage.stats import PutKind, StoreStats
 
 CHUNK_MAX_BYTES: Final = 4 << 20
-HOLE_MAX_BYTES: Final = 64 << 20
-"""A larger hole is not copied: it goes in one piece, because nobody knows where records start in it."""
 _UNITS_AT_A_TIME: Final = 1024
 
 Bytes = bytes | memoryview
@@ -66,6 +66,7 @@ class LogChunks:
         self._parts, self._gate, self._stats = parts, gate, stats
         self._require_readable = require_readable
         self._appender = ChunkAppender(parts, appender)
+        self._holes = HoleAppender(parts, self._appender)
 
     def read_chunk(self, physical_offset: int, max_bytes: int, limit: int | None = None) -> bytes:
         """The log's bytes from a record's start on: whole records of one file, about `max_bytes`, at least a record.
@@ -90,40 +91,37 @@ class LogChunks:
         holes = self._parts.holes.holes
         return next((one for one in holes if one.offset <= physical_offset < one.end_offset), None)
 
-    def read_hole(self, physical_offset: int, limit: int) -> tuple[bytes, HoleCopy]:
-        """The damaged bytes from a physical offset on, in a hole, up to its end or to `limit`, and what a replica that
-        appends them has to note.
+    def read_hole(self, physical_offset: int, limit: int, max_bytes: int = CHUNK_MAX_BYTES) -> tuple[bytes, HoleCopy]:
+        """A part of the damaged bytes of a hole, and what a replica that appends the part has to note.
 
-        StoreCorruptError if there are more than HOLE_MAX_BYTES of them, or if a queue's units cannot be read.
-        InvalidArgumentError if the offset lies in no hole; ServiceNotAvailableError as of `read_chunk`.
+        The part begins at a physical offset and has `max_bytes` at most. The hole ends for the replica at `limit`, if
+        it does not end before. StoreCorruptError if a queue's units cannot be read. InvalidArgumentError if the offset
+        lies in no hole; ServiceNotAvailableError as of `read_chunk`.
         """
         self._require_readable()
         hole = self.hole_at(physical_offset)
         if hole is None:
             raise InvalidArgumentError(f"the log has no hole at physical offset {physical_offset}")
-        end = min(hole.end_offset, limit)
-        if end - physical_offset > HOLE_MAX_BYTES:
-            raise StoreCorruptError(
-                f"the {hole.size} bytes at {hole.offset} in the log below {self._parts.reader.root} are damaged: "
-                f"{hole.reason}; they are too many to be copied: bring back a replica that has good ones"
-            )
+        hole_end = min(hole.end_offset, limit)
+        end = min(hole_end, physical_offset + min(max(max_bytes, 1), CHUNK_MAX_BYTES))
         units: list[HoleUnit] = []
-        for queue in self._parts.queues.plain:
-            offset, found = queue.first_at_or_after(physical_offset), True
-            while found and offset < queue.visible_offset:
-                block = queue.units(offset, _UNITS_AT_A_TIME)
-                inside = (block["physical_offset"] >= physical_offset) & (block["physical_offset"] < end)
-                units += [
-                    HoleUnit(queue.topic, queue.queue_id, offset + row, *(int(field) for field in block[row]))
-                    for row in np.flatnonzero(inside).tolist()
-                ]
-                offset, found = offset + len(block), bool(len(block) and inside[-1])
-        return bytes(self._parts.reader.log_bytes(physical_offset, end)), HoleCopy(hole.reason, tuple(units))
+        with self._parts.append_lock:  # what consumers do not see yet goes along
+            for queue in self._parts.queues.plain:
+                units += _units_between(queue, physical_offset, end)
+        data = bytes(self._parts.reader.log_bytes(physical_offset, end))
+        return data, HoleCopy(hole.reason, tuple(units), hole_end - end)
+
+    @property
+    def append_offset(self) -> int:
+        """The offset that the next chunk is for: the log's end, or the end of the parts of a hole that came so far."""
+        return self._parts.log.staged_end
 
     def append_hole(self, physical_offset: int, data: Bytes, hole: HoleCopy) -> None:
-        """Append the damaged bytes of a master's hole at the log's end, and note the hole. Both are on disk on return;
-        that is known once `is_durable` says so. Errors as of `append_chunk`."""
-        self._gate.write(partial(self._appender.append_hole, physical_offset, data, hole), against=AGAINST_REPLICATION)
+        """Append a part of the damaged bytes of a hole (`HoleAppender.append_hole`). On return the part is on disk.
+
+        With the last part the log's end moves, and the hole is noted. Errors as of `WriteGate.write` and
+        `HoleAppender.append_hole`."""
+        self._gate.write(partial(self._holes.append_hole, physical_offset, data, hole), against=AGAINST_REPLICATION)
 
     def read_part(self, physical_offset: int, size: int, max_bytes: int = CHUNK_MAX_BYTES) -> tuple[int, bytes] | None:
         """The first intact records in a range of the log, in one file: their physical offset and their bytes.
@@ -170,13 +168,29 @@ class LogChunks:
 
     def is_durable(self, end_offset: int) -> bool:
         """True if what was appended before `end_offset` is as durable as the settings promise. StoreFailedError: the
-        disk failed."""
-        return self._gate.is_durable(end_offset, late=False)
+        disk failed. The parts of a hole that is not whole yet are on disk."""
+        return self._gate.is_durable(min(end_offset, self._parts.log.end_offset), late=False)
 
     def begin_at(self, physical_offset: int) -> None:
         """Let an empty log begin at an offset, where a file of another replica's begins. InvalidArgumentError."""
         with self._parts.append_lock:
             self._parts.log.begin_at(physical_offset)
+
+
+def _units_between(queue: ConsumeQueue, physical_offset: int, end_offset: int) -> list[HoleUnit]:
+    """The units of a queue that lead into a range of the log, those included that consumers do not see yet. Called
+    under the append lock. StoreCorruptError if the queue lacks one."""
+    units: list[HoleUnit] = []
+    offset, found = queue.first_placed_at(physical_offset), True
+    while found and offset < queue.next_offset:
+        block = queue.units(offset, _UNITS_AT_A_TIME)
+        inside = (block["physical_offset"] >= physical_offset) & (block["physical_offset"] < end_offset)
+        units += [
+            HoleUnit(queue.topic, queue.queue_id, offset + row, *(int(field) for field in block[row]))
+            for row in np.flatnonzero(inside).tolist()
+        ]
+        offset, found = offset + len(block), bool(len(block) and inside[-1])
+    return units
 
 
 def has_state_only(data: memoryview) -> bool:

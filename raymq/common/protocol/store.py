@@ -250,11 +250,15 @@ class HoleUnit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HoleCopy:
-    """The notes that go along with the damaged bytes of a master's hole: the `reason` of the Hole, and the units of
-    queues that lead into it, by queue and queue offset."""
+    """The notes that go along with a part of the damaged bytes of a master's hole.
+
+    `reason`: that of the Hole. `units`: the units of queues that lead into this part, by queue and queue offset.
+    `left`: the number of the hole's bytes that follow this part; 0 for the last part.
+    """
 
     reason: str
     units: tuple[HoleUnit, ...] = ()
+    left: int = 0
 
 
 @dataclass(frozen=True, slots=True)

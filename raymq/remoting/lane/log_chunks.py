@@ -4,8 +4,8 @@ READ_LOG        | follower 4 | learner 1 | length 1 | zero 2 | epoch 8 | next of
                 | max bytes 8 | wait s 8 (double) | id of the follower's store |            56 bytes, then the id
 answer          a chunk: | physical offset 8 | confirm offset 8 | end offset 8 | epoch 8 | start of the epoch 8 |
                 | length of the hole 4 |              epoch 0: the records have none                  44 bytes
-                | the hole, as JSON: {"reason": TEXT, "units": [[topic, queue id, …], …]} |           if its length > 0
-                | the log's bytes: records, or the damaged bytes of the hole |
+                | the hole, as JSON: {"reason": TEXT, "units": [[topic, queue id, …], …], "left": BYTES} | if length > 0
+                | the log's bytes: records, or a part of the hole's bytes, of which `left` more follow |
 APPEND_LOG      | epoch 8 | a chunk |
 answer          | next offset 8 | acked offset 8 | copied bytes 8 |
 ACK_LOG         as READ_LOG; what it asks for is not looked at. A READ_LOG of its follower that waits need not wait
@@ -94,7 +94,7 @@ def decode_read_log(payload: memoryview) -> ReadLog:
 
 def encode_chunk_head(head: ChunkHead) -> bytes:
     """The beginning of a READ_LOG's answer; the log's bytes follow it."""
-    hole = b"" if head.hole is None else json.dumps({"reason": head.hole.reason, "units": head.hole.units}).encode()
+    hole = b"" if head.hole is None else _encode_hole(head.hole)
     offsets = head.physical_offset, head.confirm_offset, head.end_offset
     return _CHUNK.pack(*offsets, *(head.entry or (0, 0)), len(hole)) + hole
 
@@ -110,10 +110,14 @@ def decode_chunk(payload: memoryview) -> tuple[ChunkHead, memoryview]:
     return ChunkHead(physical_offset, confirm, end, (epoch, start) if epoch else None, hole), payload[data_at:]
 
 
+def _encode_hole(hole: HoleCopy) -> bytes:
+    return json.dumps({"reason": hole.reason, "units": hole.units, "left": hole.left}).encode()
+
+
 def _decode_hole(text: memoryview) -> HoleCopy:
     fields = json.loads(bytes(text))
     units = [HoleUnit(str(topic), *map(int, rest)) for topic, *rest in fields["units"]]
-    return HoleCopy(str(fields["reason"]), tuple(units))
+    return HoleCopy(str(fields["reason"]), tuple(units), int(fields["left"]))
 
 
 def encode_append_log(epoch: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from raymq.common.errors import InvalidArgumentError, StoreCorruptError
-from raymq.common.protocol.store import HoleCopy
+from raymq.common.protocol.store import Hole, HoleCopy
 from storage.log.holes import HOLES_FILE
 from storage.message_store import MessageStore
 from storage.replication.log_chunks import truncate_log
@@ -132,6 +133,15 @@ def test_a_new_replica_gets_the_hole_as_a_hole_and_the_group_goes_on(make, numbe
         assert group.master.holes == ()
 
 
+def test_a_new_replica_gets_a_hole_in_parts(make):
+    group = make(3, AT_ONCE, chunk_bytes=100)
+    damage(group, range(20, 24))
+    group.settle()
+    check_equal(group, [None if number in range(20, 24) else body for number, body in enumerate(BODIES)])
+    assert group.control_state.record.sync_state_set.members == group.names
+    settle_append(group, make_batch([b"new"]))
+
+
 def test_a_hole_at_a_files_end_is_copied_and_the_log_goes_on_in_the_next_file(make):
     group = make(3, AT_ONCE)
     for _ in range(3):
@@ -191,8 +201,8 @@ def test_before_a_replica_that_is_away_had_time_to_come_back_the_hole_is_not_cop
     assert group.replicas[NEW].holes == ()
 
 
-def hole_of_two_stores(tmp_path: Path) -> tuple[MessageStore, MessageStore]:
-    """A store with a hole, and another one that has its log up to the hole."""
+def hole_of_two_stores(tmp_path: Path, numbers: range = range(20, 21)) -> tuple[MessageStore, MessageStore]:
+    """A store with a hole, the records of some bodies, and another one that has its log up to the hole."""
     settings = small_settings(tmp_path / "master")
     master = MessageStore.open(settings, broker_name="broker-a")
     for body in BODIES:
@@ -200,7 +210,8 @@ def hole_of_two_stores(tmp_path: Path) -> tuple[MessageStore, MessageStore]:
     master.close()
     path = min((tmp_path / "master" / "commitlog").iterdir())
     data = bytearray(path.read_bytes())
-    data[data.index(BODIES[20])] ^= 1
+    for number in numbers:
+        data[data.index(BODIES[number])] ^= 1
     path.write_bytes(data)
     master = MessageStore.open(settings, broker_name="broker-a")
     [hole] = master.holes
@@ -279,13 +290,117 @@ def test_a_cut_before_a_hole_forgets_it_so_that_new_records_are_none(tmp_path):
     master.close()
 
 
-def test_a_hole_that_is_too_large_is_not_copied(tmp_path, monkeypatch):
+def copy_hole(master: MessageStore, slave: MessageStore, part_bytes: Callable[[], int], parts: int = 1 << 30) -> bool:
+    """Copy the hole at the slave's end, in so many parts at most; true if it is whole then."""
+    end = slave.end_offset
+    for _ in range(parts):
+        at = slave.chunks.append_offset
+        slave.chunks.append_hole(at, *master.chunks.read_hole(at, master.end_offset, part_bytes()))
+        if slave.end_offset > end:
+            return True
+        assert (slave.holes, slave.chunks.append_offset > at) == ((), True)
+    return False
+
+
+@pytest.mark.parametrize("numbers", [range(20, 21), range(20, 24)], ids=["a record", "several records"])
+def test_a_hole_is_copied_in_parts_of_any_size(tmp_path, numbers):
+    seed = random.SystemRandom().randrange(1 << 32)
+    print("seed", seed)
+    draw = random.Random(seed)
+    master, slave = hole_of_two_stores(tmp_path, numbers)
+    assert copy_hole(master, slave, lambda: draw.choice([1, 7, 8, 91, draw.randrange(1, 400)]))
+    [hole] = slave.holes
+    assert slave.holes == master.holes
+    slave.chunks.append_chunk(hole.end_offset, master.chunks.read_chunk(hole.end_offset, 1 << 20))
+    slave.show(slave.end_offset)
+    assert intact_bodies(slave) == intact_bodies(master)
+    assert intact_bodies(slave).count(None) == len(numbers)
+    slave.close()
+    slave = open_slave(tmp_path)
+    assert (slave.holes, intact_bodies(slave)) == (master.holes, intact_bodies(master))
+    slave.close()
+    master.close()
+
+
+@pytest.mark.parametrize("end", ["clean stop", "killed"])
+def test_a_slave_that_stops_between_two_parts_begins_the_hole_again(tmp_path, end):
     master, slave = hole_of_two_stores(tmp_path)
     [hole] = master.holes
-    monkeypatch.setattr("storage.replication.log_chunks.HOLE_MAX_BYTES", hole.size - 1)
-    with pytest.raises(StoreCorruptError, match="too many to be copied"):
-        master.chunks.read_hole(hole.offset, master.end_offset)
+    assert not copy_hole(master, slave, lambda: 50, parts=3)
+    name = "slave"
+    if end == "killed":
+        name = killed_copy(tmp_path / "slave", tmp_path / "killed").name
+    slave.close()
+    assert not any(min((tmp_path / "slave" / "commitlog").iterdir()).read_bytes()[hole.offset :])
+    slave = open_slave(tmp_path, name)
+    assert (slave.holes, slave.end_offset, slave.chunks.append_offset) == ((), hole.offset, hole.offset)
+    assert copy_hole(master, slave, lambda: 50)
+    assert slave.holes == master.holes
+    slave.close()
+    master.close()
+
+
+def test_what_is_appended_after_some_parts_of_a_hole_leaves_nothing_of_them(tmp_path):
+    master, slave = hole_of_two_stores(tmp_path)
+    assert not copy_hole(master, slave, lambda: 50, parts=4)
+    slave.append([make_batch([b"x"])])  # it leads now
+    end = slave.end_offset
+    assert not any(min((tmp_path / "slave" / "commitlog").iterdir()).read_bytes()[end:])
+    assert (slave.holes, slave.chunks.append_offset) == ((), end)
+    slave.show(end)
+    assert intact_bodies(slave) == [*BODIES[:20], b"x"]
+    slave.close()
+    master.close()
+
+
+def test_a_hole_that_is_mended_on_the_master_while_it_is_copied_is_copied_as_records(tmp_path):
+    master, slave = hole_of_two_stores(tmp_path)
+    [hole] = master.holes
+    assert not copy_hole(master, slave, lambda: 50, parts=3)
+    at = slave.chunks.append_offset
+    master.mend(hole.offset, good_record(master, hole))
     with pytest.raises(InvalidArgumentError, match="no hole"):
-        master.chunks.read_hole(0, master.end_offset)
+        master.chunks.read_hole(at, master.end_offset)
+    slave.chunks.append_chunk(hole.offset, master.chunks.read_chunk(hole.offset, 1 << 20))
+    slave.show(slave.end_offset)
+    assert (slave.holes, intact_bodies(slave)) == ((), BODIES)
+    slave.close()
+    master.close()
+
+
+def good_record(master: MessageStore, hole: Hole) -> bytes:
+    """The record that a hole was before the first byte of its body changed."""
+    data = bytearray(master.chunks.read_hole(hole.offset, master.end_offset)[0])
+    data[data.index(bytes([BODIES[20][0] ^ 1]) + BODIES[20][1:])] ^= 1
+    return bytes(data)
+
+
+def test_a_part_may_come_twice_and_another_one_in_its_place_starts_the_hole_again(tmp_path):
+    master, slave = hole_of_two_stores(tmp_path)
+    [hole] = master.holes
+    assert not copy_hole(master, slave, lambda: 50, parts=3)
+    end = slave.chunks.append_offset
+    for at in (hole.offset, hole.offset + 50, hole.offset + 60):
+        slave.chunks.append_hole(at, *master.chunks.read_hole(at, master.end_offset, 50))
+        assert slave.chunks.append_offset == end
+    data, copy = master.chunks.read_hole(hole.offset + 50, master.end_offset, 50)
+    with pytest.raises(InvalidArgumentError, match="changed on the master"):
+        slave.chunks.append_hole(hole.offset + 50, bytes(50), copy)
+    assert slave.chunks.append_offset == hole.offset
+    with pytest.raises(InvalidArgumentError, match=f"the log ends at {hole.offset}"):
+        slave.chunks.append_hole(hole.offset + 50, data, copy)
+    assert copy_hole(master, slave, lambda: 50)
+    assert slave.holes == master.holes
+    slave.close()
+    master.close()
+
+
+def test_a_replica_that_got_a_hole_passes_on_units_that_consumers_do_not_see_yet(tmp_path):
+    master, slave = hole_of_two_stores(tmp_path)
+    [hole] = master.holes
+    assert copy_hole(master, slave, lambda: 1 << 20)
+    passed_on = slave.chunks.read_hole(hole.offset, slave.end_offset)
+    assert passed_on == master.chunks.read_hole(hole.offset, master.end_offset)
+    assert [unit.queue_offset for unit in passed_on[1].units] == [20]
     slave.close()
     master.close()

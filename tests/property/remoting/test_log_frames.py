@@ -37,7 +37,7 @@ READS = st.builds(
     wait_s=st.floats(allow_nan=False),
 )
 UNITS = st.builds(HoleUnit, st.text(max_size=20), LONG, LONG, LONG, LONG, LONG)
-HOLES = st.builds(HoleCopy, st.text(max_size=60), st.lists(UNITS, max_size=3).map(tuple))
+HOLES = st.builds(HoleCopy, st.text(max_size=60), st.lists(UNITS, max_size=3).map(tuple), LONG)
 HEADS = st.builds(
     ChunkHead, LONG, LONG, LONG, st.none() | st.tuples(st.integers(1, 2**63 - 1), LONG), st.none() | HOLES
 )

@@ -58,7 +58,7 @@ class LocalReplicas:
     """Replicas below `root`, with a Controller that is asked by `control` and Replicators that run by `copy`.
 
     `start` runs both in a thread, as their actors do. With `log_disks` each keeps its log on so many disks; with
-    `lanes` chunks go over lanes, else by the calls of the actor methods.
+    `lanes` chunks go over lanes, else by the calls of the actor methods. A chunk has about `chunk_bytes`.
     """
 
     def __init__(
@@ -69,9 +69,11 @@ class LocalReplicas:
         *,
         log_disks: int = 0,
         lanes: bool = False,
+        chunk_bytes: int = 1 << 20,
         **store: Any,
     ) -> None:
         self._root, self._store, self._log_disks, self._lanes = root, store, log_disks, lanes
+        self._chunk_bytes = chunk_bytes
         self._planes: dict[int, DataPlane] = {}
         self.rules = rules or PATIENT
         self.replicas: dict[int, Replica] = {}
@@ -136,10 +138,10 @@ class LocalReplicas:
                     self.replicas[name].obey(order, None)
             orders.clear()
 
-    def copy(self, name: int, chunk_bytes: int = 1 << 20) -> None:
+    def copy(self, name: int, chunk_bytes: int | None = None) -> None:
         """Copy as the Replicator of `name` does, until nothing is left to copy."""
         with self._copying[name]:
-            self._copy(name, chunk_bytes)
+            self._copy(name, chunk_bytes or self._chunk_bytes)
 
     def _copy(self, name: int, chunk_bytes: int) -> None:
         slave = self.replicas[name]
