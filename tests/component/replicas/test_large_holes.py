@@ -1,4 +1,4 @@
-"""A hole that fills most of a log file is copied in parts. Flushes are real: recovery asks what was written to the disk."""
+"""A hole that fills most of a log file is copied in parts. Flushes are real: recovery asks what is on the disk."""
 
 from __future__ import annotations
 
