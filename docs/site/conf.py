@@ -75,6 +75,7 @@ def setup(app: Sphinx) -> None:
 OUTSIDE: Final = {
     "../README.md": "start.md",
     "../CHANGELOG.md": "reference/changelog.md",
+    "../CONTRIBUTING.md": "reference/contributing.md",
     "../examples/README.md": "reference/examples.md",
 }
 

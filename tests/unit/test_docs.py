@@ -25,7 +25,7 @@ from raymq.tools.cli import cli
 from tests.support.cases import check_all
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SECTIONS = {
     "Top level": ClusterSettings,
     "`broker`": BrokerOptions,
