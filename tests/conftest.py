@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -31,6 +32,10 @@ PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", PATIENT, derandomize=True)
 settings.register_profile("here", PATIENT)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+# Pytest rewrites the assertions of all tests, which takes 13 s of processor time in each worker. This process saves the
+# result for the next run, even if PYTHONDONTWRITEBYTECODE is set.
+sys.dont_write_bytecode = False
 
 # A shell's background job ignores ctrl-C, and so would the programs that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
