@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raymq.common.errors import InvalidArgumentError, StoreNotWritableError
 from raymq.common.names import STATE_TOPIC
@@ -23,7 +22,6 @@ from raymq.records.format.check import check_record
 from raymq.records.format.dispatch import DispatchView, dispatch_view
 from raymq.records.format.inner_batch import inner_batch
 from raymq.records.format.layout import SYS_FLAG_INNER_BATCH, RecordError
-from raymq.records.kernels.fields import Ints
 from storage.append.appender import Appender
 from storage.dispatch.batch_dispatch import belongs_to_batches, is_good_batch, put_batch
 from storage.dispatch.block_dedup import producers_of, remember_producer
@@ -33,23 +31,12 @@ from storage.dispatch.record_check import is_implausible
 from storage.files.disk_usage import is_want_of_space, no_space_text
 from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue
+from storage.replication.queue_gaps import PlacedUnit, QueueGaps, QueueUnits
 
 BLOCK_RECORDS_MIN: Final = 32
 """A chunk with fewer records is read record by record."""
 
 T = TypeVar("T")
-
-
-class QueueUnits(NamedTuple):
-    """The units that a chunk, or a hole, adds to one queue, in order; one element of each array per unit."""
-
-    # The topic and queue id.
-    key: tuple[str, int]
-    # The queue offset of the first unit; the others follow it without gaps.
-    queue_offset: int
-    physical_offsets: Ints
-    sizes: NDArray[np.int32]
-    tags_codes: Ints
 
 
 class _Last(NamedTuple):
@@ -111,7 +98,7 @@ class ChunkAppender:
 
     def __init__(self, parts: StoreParts, appender: Appender) -> None:
         self._log, self._queues, self._dedup, self._deliveries = parts.log, parts.queues, parts.dedup, parts.deliveries
-        self._halves = parts.halves
+        self._halves, self._gaps = parts.halves, QueueGaps(parts)
         self._visibility, self._appender = parts.visibility, appender
         self._delay_levels_ms = parts.settings.delay_levels_ms
         self._root = parts.settings.store_path_root_dir
@@ -123,7 +110,8 @@ class ChunkAppender:
         """Write a chunk at the log's end, which must be `physical_offset`. Called under the append lock. Returns the
         units that were put into queues: topic, messages, bytes.
 
-        InvalidArgumentError, and nothing is written, unless the chunk is whole, good, and continues log and queues.
+        InvalidArgumentError, and nothing is written, unless the chunk is whole, good, and continues the log. Its queues
+        may have gaps, as those of the other replica have (QueueGaps).
         StoreNotWritableError, and nothing is written, for want of space. OSError: the disk failed in the middle.
 
         A record with queue offset 0 in a queue that has some begins the queue anew: its topic was deleted on the other
@@ -165,7 +153,7 @@ class ChunkAppender:
             for rows in block.by_queue(counted)
             if (np.diff(block.queue_offsets[rows]) == 1).all()
         ]
-        if sum(len(one.sizes) for one in units) < np.count_nonzero(counted) or not all(map(self.continues, units)):
+        if sum(len(one.sizes) for one in units) < np.count_nonzero(counted) or not all(map(self._continues, units)):
             return False
         self._write(physical_offset, data, _Last(int(block.physical_offsets[-1]), block.last_store_timestamp_ms), units)
         producers.remember_in(self._dedup, self._deliveries)
@@ -178,7 +166,7 @@ class ChunkAppender:
         at_file_end = (physical_offset + len(data)) % self._log.file_size == 0
         return at_file_end and check_record(data, position) == (0, True)
 
-    def continues(self, units: QueueUnits) -> bool:
+    def _continues(self, units: QueueUnits) -> bool:
         """True if these units follow the last one of their queue, or begin a queue. They never follow inner batches."""
         queue = self._queues.get(*units.key)
         if queue is None:
@@ -200,13 +188,13 @@ class ChunkAppender:
             self._append_views(first.physical_offset, data[split:], views[len(before) :])
             return
         singles, batches = self._by_kind(views)
-        units = self._units_of(physical_offset, singles)
+        units = self._units_of(singles)
         if not data:
             return
         last = _Last(views[-1].physical_offset, max(view.store_timestamp_ms for view in views)) if views else None
         self._write(physical_offset, data, last, units)
         for view in batches:
-            self._put_batch(view)
+            self.put_batch(view)
             if belongs_to_batches(self._queues, view):
                 remember_producer(view, self._dedup, self._deliveries)
         for view in views:
@@ -253,7 +241,7 @@ class ChunkAppender:
             (batches if is_batch or of_batches[key] else singles).append(view)
         return singles, batches
 
-    def _put_batch(self, view: DispatchView) -> None:
+    def put_batch(self, view: DispatchView) -> None:
         """Put an inner batch into its queue, if it belongs there."""
         if put_batch(self._queues, view, view.physical_offset, may_fill_gaps=True):
             self._show_end_of((view.topic, view.queue_id))
@@ -265,20 +253,13 @@ class ChunkAppender:
         assert queue is not None
         self._visibility.add(self._log.end_offset, queue, queue.next_offset)
 
-    def _units_of(self, physical_offset: int, views: Sequence[DispatchView]) -> list[QueueUnits]:
-        """The units of these records, by queue. InvalidArgumentError unless they continue their queues."""
-        by_queue: dict[tuple[str, int], list[DispatchView]] = {}
+    def _units_of(self, views: Sequence[DispatchView]) -> list[QueueUnits]:
+        """The units of these records, by queue, with those for what their queues lack before them (QueueGaps)."""
+        by_queue: dict[tuple[str, int], list[PlacedUnit]] = {}
         for view in views:
-            by_queue.setdefault((view.topic, view.queue_id), []).append(view)
-        units = []
-        for key, queued in by_queue.items():
-            rows = np.array([(view.physical_offset, view.size, view.tags_code) for view in queued], np.int64)
-            first = queued[0].queue_offset
-            units.append(QueueUnits(key, first, rows[:, 0], rows[:, 1].astype(np.int32), rows[:, 2]))
-            in_order = [view.queue_offset for view in queued] == list(range(first, first + len(queued)))
-            if not in_order or not self.continues(units[-1]):
-                raise InvalidArgumentError(f"the chunk for {physical_offset} does not continue queue {key[0]}:{key[1]}")
-        return units
+            unit = PlacedUnit(view.queue_offset, view.physical_offset, view.size, view.tags_code)
+            by_queue.setdefault((view.topic, view.queue_id), []).append(unit)
+        return self._gaps.units_of(by_queue)
 
     def _write(self, physical_offset: int, data: memoryview, last: _Last | None, units: Sequence[QueueUnits]) -> None:
         """Write a chunk that was found good, and its units. `last` is None for a chunk without a record."""

@@ -16,19 +16,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.names import HALF_TOPIC, OP_HALF_TOPIC
 from raymq.common.protocol.store import Hole, HoleCopy, HoleUnit
 from raymq.records.format.dispatch import DispatchView
-from raymq.records.format.layout import MIN_RECORD_SIZE
+from raymq.records.format.layout import MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH
 from storage.dispatch.block_dedup import remember_producer
 from storage.dispatch.record_blocks import is_queued
 from storage.files import disk
 from storage.parts import StoreParts
 from storage.recovery.log_end import believable_view
-from storage.replication.chunk_appender import ChunkAppender, QueueUnits
+from storage.replication.chunk_appender import ChunkAppender
+from storage.replication.queue_gaps import PlacedUnit, QueueGaps, QueueUnits
 
 VIEWED_RECORDS_MAX: Final = 10_000
 """The most damaged records of a hole whose headers are read for their producers: each takes some 20 µs."""
@@ -45,18 +44,18 @@ class HoleAppender:
         self._log, self._queues, self._dedup, self._deliveries = parts.log, parts.queues, parts.dedup, parts.deliveries
         self._halves, self._holes, self._reader = parts.halves, parts.holes, parts.reader
         self._delay_levels_ms = parts.settings.delay_levels_ms
-        self._chunks = chunks
+        self._chunks, self._gaps = chunks, QueueGaps(parts)
         self._begin = -1
         """The log's end when the staged parts came."""
-        self._units: list[QueueUnits] = []
-        """The units of the staged parts."""
+        self._units: dict[tuple[str, int], list[PlacedUnit]] = {}
+        """The units of the staged parts, by queue."""
 
     def append_hole(self, physical_offset: int, data: bytes | memoryview, hole: HoleCopy) -> None:
         """Take a part of a master's hole, which begins at the log's end, or where the part before it ended. The bytes
         are on disk on return. With the last part the log's end moves, and the hole is noted.
 
         A part that was staged already changes nothing. InvalidArgumentError, and the parts that were staged may be
-        dropped, unless the part continues the log, the hole and its queues. Other errors as of
+        dropped, unless the part continues the log and the hole. Other errors as of
         `ChunkAppender.append_chunk`.
 
         All bytes and units are on disk before the file `holes` names the hole, so recovery can rely on them. The
@@ -65,7 +64,7 @@ class HoleAppender:
         part, end_offset = memoryview(data), physical_offset + len(data)
         log, begin = self._log, self._log.end_offset
         if self._begin != begin or log.staged_end == begin:
-            self._begin, self._units = begin, []
+            self._begin, self._units = begin, {}
         if not begin <= physical_offset <= log.staged_end:
             raise InvalidArgumentError(f"the log ends at {begin}; a part of a hole for {physical_offset} came")
         file_end = begin - begin % log.file_size + log.file_size
@@ -74,7 +73,6 @@ class HoleAppender:
                 f"a hole from {begin} to {end_offset + hole.left} is not in one file: a part for {physical_offset} "
                 f"has {len(part)} bytes"
             )
-        units = self._units_in(physical_offset, end_offset, hole.units)
         if physical_offset < log.staged_end:
             if hole.left and end_offset <= log.staged_end and log.staged_bytes(physical_offset, end_offset) == part:
                 return
@@ -86,26 +84,22 @@ class HoleAppender:
                 )
         if physical_offset == begin:
             self._chunks.make_room(lambda: log.reserve(end_offset + hole.left))
+        self._add_units(physical_offset, end_offset, hole.units)
         log.stage(physical_offset, part)
-        self._units += units
         if not hole.left:
             self._finish(hole.reason)
 
     def _finish(self, reason: str) -> None:
-        """Append the hole, all of which is staged. InvalidArgumentError, and nothing is appended, unless its units
-        continue their queues."""
+        """Append the hole, all of which is staged. InvalidArgumentError, and nothing is appended, if a queue of its
+        units has inner batches."""
         begin, end_offset = self._begin, self._log.staged_end
+        by_queue, self._units = self._units, {}
+        anew = frozenset(key[0] for key, rows in by_queue.items() if self._begins_anew(key, rows[0]))
         try:
-            units = _joined(self._units)
-            anew = {one.key[0] for one in units if self._begins_anew(one)}
-            for one in units:
-                if one.key[0] not in anew and not self._chunks.continues(one):
-                    raise InvalidArgumentError(f"the hole at {begin} does not continue queue {one.key[0]}:{one.key[1]}")
+            units = self._gaps.units_of(by_queue, anew)
         except InvalidArgumentError:
             self._log.drop_staged()
             raise
-        finally:
-            self._units = []
         for topic in anew:
             self._queues.delete_topic(topic, end_offset=begin, min_offset=self._log.min_offset)
             self._dedup.forget_topic(topic)
@@ -117,61 +111,59 @@ class HoleAppender:
         noted = Hole(begin, end_offset - begin, reason)
         self._holes.replace([*self._holes.holes, noted], self._log.file_size)
         for view in self._views(noted, units):
+            if view.sys_flag & SYS_FLAG_INNER_BATCH:
+                self._chunks.put_batch(view)
             if is_queued(view.sys_flag):
                 remember_producer(view, self._dedup, self._deliveries)
             if view.topic not in (HALF_TOPIC, OP_HALF_TOPIC):
                 self._halves.note(view, b"")  # of those two topics the body counts
         logger.error("%d damaged bytes at %d were copied from the master: %s", noted.size, noted.offset, noted.reason)
 
-    def _begins_anew(self, units: QueueUnits) -> bool:
-        """True if the units begin a queue that has some: the master's topic was deleted, and created again."""
-        queue = self._queues.get(*units.key)
-        return units.queue_offset == 0 and queue is not None and queue.exists and queue.next_offset > 0
+    def _begins_anew(self, key: tuple[str, int], unit: PlacedUnit) -> bool:
+        """True if a unit begins a queue that has some: the master's topic was deleted, and created again."""
+        queue = self._queues.get(*key)
+        return unit.queue_offset == 0 and queue is not None and queue.exists and queue.next_offset > 0
 
     def _views(self, hole: Hole, units: Sequence[QueueUnits]) -> Iterator[DispatchView]:
-        """The views of the damaged records of a hole whose headers can be believed, in the order of the log: of the
-        hole as one record, or of the records to which its units lead."""
+        """The views of the damaged records of a hole whose headers can be believed, in the order of the log."""
         places = {
             (begin, size)
             for one in units
             for begin, size in zip(one.physical_offsets.tolist(), one.sizes.tolist(), strict=True)
-            if MIN_RECORD_SIZE < size <= VIEWED_BYTES_MAX and begin + size <= hole.end_offset
+            if MIN_RECORD_SIZE < size <= VIEWED_BYTES_MAX and begin >= hole.offset and begin + size <= hole.end_offset
         }
-        if len(places) <= 1 and hole.size <= VIEWED_BYTES_MAX:
-            places = {(hole.offset, hole.size)}
-        for begin, size in islice(sorted(places), VIEWED_RECORDS_MAX):
+        for begin, size in islice(sorted(places) if len(places) > 1 else self._by_sizes(hole), VIEWED_RECORDS_MAX):
             view = believable_view(self._reader.log_bytes(begin, begin + size), begin, self._delay_levels_ms)
-            if view is not None:
+            # With units, a record that names another place is damaged just there.
+            if view is not None and (not units or _is_placed(view, units)):
                 yield view
 
-    def _units_in(self, physical_offset: int, end_offset: int, units: Sequence[HoleUnit]) -> list[QueueUnits]:
-        """The units of a part of a hole, by queue. InvalidArgumentError unless they lead into it and follow each
-        other."""
-        by_queue: dict[tuple[str, int], list[HoleUnit]] = {}
+    def _by_sizes(self, hole: Hole) -> list[tuple[int, int]]:
+        """The records of a hole, if their sizes lead from its start to its end; else the hole as one record."""
+        places, at = [], hole.offset
+        while at < hole.end_offset:
+            size = int.from_bytes(self._reader.log_bytes(at, min(at + 4, hole.end_offset)), signed=True)
+            if not MIN_RECORD_SIZE <= size <= hole.end_offset - at:
+                places = [(hole.offset, hole.size)]
+                break
+            places.append((at, size))
+            at += size
+        return [place for place in places if place[1] <= VIEWED_BYTES_MAX]
+
+    def _add_units(self, physical_offset: int, end_offset: int, units: Sequence[HoleUnit]) -> None:
+        """Keep the units of a part of the hole. InvalidArgumentError, and nothing is kept, unless they lead into the
+        part, and their offsets ascend."""
+        last = {key: rows[-1].queue_offset for key, rows in self._units.items()}
         for unit in units:
-            by_queue.setdefault((unit.topic, unit.queue_id), []).append(unit)
-        found = []
-        for key, rows in by_queue.items():
-            first = rows[0].queue_offset
-            in_order = [row.queue_offset for row in rows] == list(range(first, first + len(rows)))
-            if not in_order or not all(physical_offset <= row.physical_offset < end_offset for row in rows):
+            key = unit.topic, unit.queue_id
+            if not physical_offset <= unit.physical_offset < end_offset or unit.queue_offset <= last.get(key, -1):
                 raise InvalidArgumentError(f"the units of {key[0]}:{key[1]} do not lead into {physical_offset}")
-            columns = np.array([row[3:] for row in rows], np.int64)
-            found.append(QueueUnits(key, first, columns[:, 0], columns[:, 1].astype(np.int32), columns[:, 2]))
-        return found
+            last[key] = unit.queue_offset
+        for unit in units:
+            self._units.setdefault((unit.topic, unit.queue_id), []).append(PlacedUnit(*unit[2:]))
 
 
-def _joined(units: Sequence[QueueUnits]) -> list[QueueUnits]:
-    """The units of all parts, one element per queue. InvalidArgumentError if a queue's units have a gap."""
-    by_queue: dict[tuple[str, int], list[QueueUnits]] = {}
-    for one in units:
-        by_queue.setdefault(one.key, []).append(one)
-    joined = []
-    for key, rows in by_queue.items():
-        first = following = rows[0].queue_offset
-        for one in rows:
-            if one.queue_offset != following:
-                raise InvalidArgumentError(f"the units of {key[0]}:{key[1]} in a hole have a gap at {following}")
-            following += len(one.sizes)
-        joined.append(QueueUnits(key, first, *(np.concatenate([one[column] for one in rows]) for column in (2, 3, 4))))
-    return joined
+def _is_placed(view: DispatchView, units: Sequence[QueueUnits]) -> bool:
+    """True if one of the units is at the place that a record names."""
+    key, offset = (view.topic, view.queue_id), view.queue_offset
+    return any(one.key == key and one.queue_offset <= offset < one.queue_offset + len(one.sizes) for one in units)

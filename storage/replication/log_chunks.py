@@ -24,7 +24,7 @@ from raymq.records.format.check import check_record
 from raymq.records.format.dispatch import dispatch_view
 from raymq.records.format.layout import RecordError
 from raymq.records.format.walk import is_blank, walk_records
-from raymq.records.logfiles.log_reader import LogReader
+from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
 from storage.append.appender import Appender
 from storage.append.write_gate import WriteGate
 from storage.files import disk
@@ -184,12 +184,13 @@ def _units_between(queue: ConsumeQueue, physical_offset: int, end_offset: int) -
     offset, found = queue.first_placed_at(physical_offset), True
     while found and offset < queue.next_offset:
         block = queue.units(offset, _UNITS_AT_A_TIME)
-        inside = (block["physical_offset"] >= physical_offset) & (block["physical_offset"] < end_offset)
+        points = block["size"] != PRE_BLANK_SIZE
+        inside = points & (block["physical_offset"] >= physical_offset) & (block["physical_offset"] < end_offset)
         units += [
             HoleUnit(queue.topic, queue.queue_id, offset + row, *(int(field) for field in block[row]))
             for row in np.flatnonzero(inside).tolist()
         ]
-        offset, found = offset + len(block), bool(len(block) and inside[-1])
+        offset, found = offset + len(block), bool(len(block)) and not (points & ~inside).any()
     return units
 
 

@@ -75,3 +75,24 @@ def test_a_damaged_inner_batch_holds_up_no_other(tmp_path: Path, field: str, how
         assert store.offset_by_time(TOPIC, 0, stored_ms[number], Boundary.UPPER) == 3 * number
         assert store.offset_by_time(TOPIC, 0, stored_ms[number]) == 3 * number
     store.close()
+
+
+@pytest.mark.parametrize("field", ["size", "magic", "body"])
+def test_a_slave_that_gets_a_damaged_inner_batch_reports_it_at_the_same_offsets(tmp_path: Path, field: str) -> None:
+    root = tmp_path / "store"
+    store = open_store(root)
+    batches = [inner(*[b"body %d" % (3 * n + m) for m in range(3)], sequence=3 * n) for n in range(5)]
+    places = [store.append([batch])[0].physical_offset for batch in batches]
+    store.close()
+    (root / "dedup").unlink()
+    flip(root, places[2], field)
+    store = open_store(root)
+    [hole] = store.holes
+    slave = open_store(tmp_path / "slave")
+    slave.chunks.append_chunk(0, store.chunks.read_chunk(0, 1 << 20))
+    slave.chunks.append_hole(hole.offset, *store.chunks.read_hole(hole.offset, store.end_offset))
+    slave.chunks.append_chunk(hole.end_offset, store.chunks.read_chunk(hole.end_offset, 1 << 20))
+    slave.show(slave.end_offset)
+    assert slave.holes == store.holes
+    assert found(slave, 100) == found(store, 100)
+    assert None in found(slave, 100).values()

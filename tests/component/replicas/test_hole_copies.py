@@ -244,7 +244,7 @@ def test_a_hole_at_the_end_of_a_copy_survives_a_restart_and_is_no_torn_tail(tmp_
     master.close()
 
 
-def test_a_hole_never_overwrites_anything_and_must_continue_log_and_queues(tmp_path):
+def test_a_hole_never_overwrites_anything_and_must_continue_the_log(tmp_path):
     master, slave = hole_of_two_stores(tmp_path)
     [hole] = master.holes
     data, copy = master.chunks.read_hole(hole.offset, master.end_offset)
@@ -256,8 +256,6 @@ def test_a_hole_never_overwrites_anything_and_must_continue_log_and_queues(tmp_p
         (hole.end_offset, data, copy),
         (hole.offset, b"", copy),
         (hole.offset, data * 1000, copy),
-        (hole.offset, data, HoleCopy("", (unit._replace(queue_offset=19),))),
-        (hole.offset, data, HoleCopy("", (unit._replace(queue_offset=21),))),
         (hole.offset, data, HoleCopy("", (unit._replace(physical_offset=0),))),
         (hole.offset, data, HoleCopy("", (unit, unit))),
     ]
@@ -402,5 +400,20 @@ def test_a_replica_that_got_a_hole_passes_on_units_that_consumers_do_not_see_yet
     passed_on = slave.chunks.read_hole(hole.offset, slave.end_offset)
     assert passed_on == master.chunks.read_hole(hole.offset, master.end_offset)
     assert [unit.queue_offset for unit in passed_on[1].units] == [20]
+    slave.close()
+    master.close()
+
+
+def test_an_offset_without_a_unit_leads_to_the_damaged_record_before_it_until_that_is_mended(tmp_path):
+    """The master's unit may lead elsewhere: it had the place of another record, which was mended first."""
+    master, slave = hole_of_two_stores(tmp_path)
+    [hole] = master.holes
+    data, copy = master.chunks.read_hole(hole.offset, master.end_offset)
+    slave.chunks.append_hole(hole.offset, data, replace(copy, units=()))
+    slave.chunks.append_chunk(hole.end_offset, master.chunks.read_chunk(hole.end_offset, 1 << 20))
+    slave.show(slave.end_offset)
+    assert intact_bodies(slave) == [*BODIES[:20], None, *BODIES[21:]]
+    slave.mend(hole.offset, good_record(master, hole))
+    assert intact_bodies(slave) == BODIES
     slave.close()
     master.close()

@@ -1,0 +1,145 @@
+"""Finds the units that a slave's queue gets for offsets that no record of its master's log has, or that several have.
+
+A log may have such offsets: records were lost before RocketMQ or this store wrote on, or a disk has changed the places
+that records name. The master's recovery took the log as it is (storage/dispatch/redispatch.py), so a slave has to take
+it, too, or it would wait for ever. The same rules give the same units:
+
+- Offsets that are missing before a record lead to the damaged records before it to which no unit leads yet, if there
+  are so many. A reader gets an error for each, and good bytes that come later get their units.
+- Otherwise they lead to nothing, and readers go on after them.
+- A record at an offset that its queue has already gets no unit.
+
+The log is the same, so nothing intact that belongs to the offsets is anywhere in it before that record.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.protocol.store import Hole
+from raymq.records.format.layout import MIN_RECORD_SIZE
+from raymq.records.kernels.fields import Ints
+from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE
+from storage.parts import StoreParts
+from storage.queue.consume_queue import ConsumeQueue
+
+logger = logging.getLogger(__name__)
+
+
+class QueueUnits(NamedTuple):
+    """The units that a chunk, or a hole, adds to one queue, in order; one element of each array per unit."""
+
+    # The topic and queue id.
+    key: tuple[str, int]
+    # The queue offset of the first unit; the others follow it without gaps.
+    queue_offset: int
+    physical_offsets: Ints
+    sizes: NDArray[np.int32]
+    tags_codes: Ints
+
+
+class PlacedUnit(NamedTuple):
+    """One unit and its offset in its queue."""
+
+    queue_offset: int
+    physical_offset: int
+    size: int
+    tags_code: int
+
+
+class QueueGaps:
+    """Brings units in line with the queues of one store. Called under the append lock."""
+
+    def __init__(self, parts: StoreParts) -> None:
+        self._queues, self._holes = parts.queues, parts.holes
+
+    def units_of(
+        self, by_queue: Mapping[tuple[str, int], Sequence[PlacedUnit]], anew: frozenset[str] = frozenset()
+    ) -> list[QueueUnits]:
+        """The units to append to each queue, so that the given ones are at their offsets; nothing is changed.
+
+        `anew`: topics whose queues are deleted before. InvalidArgumentError for a queue of inner batches.
+        """
+        units = []
+        for key, rows in by_queue.items():
+            queue = None if key[0] in anew else self._queues.get(*key)
+            if not (queue is None or isinstance(queue, ConsumeQueue)):
+                raise InvalidArgumentError(f"queue {key[0]}:{key[1]} has inner batches; single messages came for it")
+            found = self._units_in(key, queue if queue is not None and queue.exists else None, rows)
+            if len(found.sizes):
+                units.append(found)
+        return units
+
+    def _units_in(self, key: tuple[str, int], queue: ConsumeQueue | None, rows: Sequence[PlacedUnit]) -> QueueUnits:
+        """The units to append to one queue; None: it begins with them."""
+        first = rows[0].queue_offset if queue is None else queue.next_offset
+        following, reach = first, -1 if queue is None else queue.max_physical_offset
+        placed: list[tuple[int, int, int]] = []
+        pieces: list[Ints] = []
+        for row in rows:
+            if row.queue_offset < following:
+                logger.error("queue %s:%d has offset %d already: %s gets no unit", *key, row.queue_offset, row)
+                continue
+            if row.queue_offset > following:
+                pieces += [_columns(placed), self._fill(key, row.queue_offset - following, reach, row.physical_offset)]
+                placed = []
+            placed.append(row[1:])
+            following, reach = row.queue_offset + 1, row.physical_offset + row.size
+        columns = np.concatenate([*pieces, _columns(placed)])
+        return QueueUnits(key, first, columns[:, 0], columns[:, 1].astype(np.int32), columns[:, 2])
+
+    def _fill(self, key: tuple[str, int], count: int, reach: int, physical_offset: int) -> Ints:
+        """The units for offsets of a queue whose records should lie in a range of the log, as columns."""
+        places = _places_in(self._unplaced(reach, physical_offset), count)
+        logger.error(
+            "%d offsets of queue %s:%d have no intact record before physical offset %d: they lead to %s",
+            *(count, *key, physical_offset, "damaged records" if places else "nothing"),
+        )
+        if places:
+            return _columns([(begin, size, 0) for begin, size in places])
+        return np.tile(np.array([0, PRE_BLANK_SIZE, 0], np.int64), (count, 1))
+
+    def _unplaced(self, start: int, end_offset: int) -> list[Hole]:
+        """The damaged ranges in a range of the log to which no queue leads."""
+        holes = [hole for hole in self._holes.holes if start <= hole.offset < end_offset]
+        return [hole for hole in holes if not any(self._leads_into(queue, hole) for queue in self._queues.plain)]
+
+    def _leads_into(self, queue: ConsumeQueue, hole: Hole) -> bool:
+        """True if a unit of a queue leads into a damaged range."""
+        offset = queue.first_placed_at(hole.offset)
+        if offset >= queue.next_offset:
+            return False
+        [unit] = queue.units(offset, 1)
+        points = unit["size"] != PRE_BLANK_SIZE
+        return bool(points and hole.offset <= unit["physical_offset"] < hole.end_offset)
+
+
+def _columns(rows: Sequence[tuple[int, int, int]]) -> Ints:
+    return np.array(rows, np.int64).reshape(-1, 3)
+
+
+def _places_in(holes: Sequence[Hole], count: int) -> list[tuple[int, int]]:
+    """The physical offsets and sizes of `count` damaged records in holes, in order; empty if there is no room for them.
+
+    Nobody knows how many records a hole had. Each has one; the largest hole has all others.
+    """
+    holes = holes[:count]
+    if not holes:
+        return []
+    room = [1] * len(holes)
+    largest = max(range(len(holes)), key=lambda index: holes[index].size)
+    room[largest] += count - len(holes)
+    if room[largest] > 1 and room[largest] > holes[largest].size // MIN_RECORD_SIZE:
+        return []
+    places = []
+    for hole, records in zip(holes, room, strict=True):
+        step = hole.size // records
+        # So few bytes are never taken for a message, whatever they are.
+        places += [(hole.offset + step * record, min(step, MIN_RECORD_SIZE)) for record in range(records)]
+    return places
