@@ -14,8 +14,9 @@ INSTALLED := $(VENV)/.installed
 demo: $(INSTALLED)
 	$(BIN)/raymq demo
 
+# Property tests have at most 40 examples here, and all in make soak.
 test: compiled
-	$(PYTEST) $(TWO_WORKERS) $(TESTS)
+	RAYMQ_QUICK=1 $(PYTEST) $(TWO_WORKERS) $(TESTS)
 
 # What kills, cuts, simulates or damages for long.
 chaos: compiled
@@ -23,7 +24,7 @@ chaos: compiled
 
 # How long each scope of tests takes, into tests/durations.json, by which make test and make chaos order them.
 durations: compiled
-	$(PYTEST) $(TWO_WORKERS) --record-durations $(TESTS) tests/chaos
+	RAYMQ_QUICK=1 $(PYTEST) $(TWO_WORKERS) --record-durations $(TESTS) tests/chaos
 
 # The same as make chaos with many more rounds and seeds.
 soak: compiled

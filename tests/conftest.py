@@ -24,11 +24,16 @@ from xdist.workermanage import WorkerController
 
 import raymq
 from tests.durations import DurationRecorder, recorded_seconds
+from tests.support.cases import examples
 from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded, sandbox
 
+HYPOTHESIS_EXAMPLES = 100
+"""Hypothesis's own default."""
 # What CI says about a change must not depend on the dice; elsewhere, each run tries other examples. How long an example
 # takes, or is made, says how busy the machine is.
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PATIENT = settings(
+    max_examples=examples(HYPOTHESIS_EXAMPLES), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("ci", PATIENT, derandomize=True)
 settings.register_profile("here", PATIENT)
 settings.load_profile("ci" if os.environ.get("CI") else "here")

@@ -18,6 +18,7 @@ from actors.core.rebalance.allocation import (
 from actors.core.rebalance.consistent_hash import allocate_by_consistent_hash
 from actors.core.rebalance.sticky import allocate_sticky
 from raymq.common.message import MessageQueue
+from tests.support.cases import examples
 
 BROKERS = ["room1@x", "room1@y", "room2@x", "room3@x"]
 BROKER_ROOMS = {name: name.split("@")[0] for name in BROKERS}
@@ -43,7 +44,7 @@ ALL = {
     "STICKY": sticky,
 }
 every_strategy = pytest.mark.parametrize("strategy", ALL, ids=ALL)
-tries = settings(max_examples=150, deadline=None, derandomize=True)
+tries = settings(max_examples=examples(150), deadline=None, derandomize=True)
 
 
 @every_strategy

@@ -19,6 +19,7 @@ from raymq.tools import cli
 from raymq.tools.cli import dead_letters, messages
 from raymq.tools.cli.terminal.output import out, table
 from raymq.tools.cli.terminal.terminal_text import error_text, json_text, printable
+from tests.support.cases import examples
 
 MARKUP = st.sampled_from(
     ["[bold]", "[/bold]", "[/]", "[link=http://evil]", "[red", "]", "\\[", ":smile:", "[@click=x()]", "[[", "\x1b[31m"]
@@ -142,7 +143,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @given(text=STORED)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_command_prints_hostile_messages_as_they_are(
     monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], text: str
 ) -> None:

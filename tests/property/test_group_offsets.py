@@ -10,6 +10,7 @@ from actors.core.broker.snapshot import dump_snapshot, load_snapshot
 from actors.core.broker.state import BrokerState
 from raymq.common.protocol.group import OffsetCommit, QueueOffset
 from storage.files.config_files import parse_fastjson
+from tests.support.cases import examples
 
 OFFSETS = st.integers(0, 50)
 MEMBERS = st.integers(0, 3)
@@ -109,4 +110,4 @@ class CommittedOffsets(RuleBasedStateMachine):
 
 
 TestCommittedOffsets = CommittedOffsets.TestCase
-TestCommittedOffsets.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
+TestCommittedOffsets.settings = settings(max_examples=examples(300), stateful_step_count=30, deadline=None)

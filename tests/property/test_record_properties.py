@@ -28,6 +28,7 @@ from raymq.records.kernels.check import validate_batch
 from raymq.records.kernels.columns import decode_columns
 from raymq.records.kernels.messages import read_messages
 from raymq.records.kernels.stamp import stamp
+from tests.support.cases import examples
 from tests.support.clients.legal_messages import HOSTS, INT32, KEYS, NAMES, TAGS, TEXT, TOPICS
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -217,7 +218,7 @@ def test_any_bytes_are_refused_with_a_record_error(data: bytes, position: int) -
 
 
 @given(stored_batches(), st.integers(0, 2**64))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_damaged_records_are_refused_with_a_record_error_or_read_alike(stored: Stored, seed: int) -> None:
     print("seed", seed)
     chance = random.Random(seed)

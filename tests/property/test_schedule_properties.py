@@ -27,6 +27,7 @@ from raymq.common.names import SCHEDULE_TOPIC
 from storage.dispatch.delivery_progress import DeliveryProgress, Source, SourceProgress, waiting_codes
 from storage.schedule import delay_queues as schedule
 from storage.schedule.delay_queues import Bounds, Due, LevelQueue, TimerQueue
+from tests.support.cases import examples
 
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -221,7 +222,7 @@ LATE_THEN_CRASH = [("time", 1000), ("pass", 1000), ("round", None), ("time", -50
 SET_BACK_THEN_CRASH = [("time", 1000), ("pass", 1000), ("round", None), ("jump", -1000), ("time", 1), ("crash", 0)]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @example(work=LATE_THEN_CRASH, held_max=10, window_ms=1000, chunk=3)
 @example(work=SET_BACK_THEN_CRASH, held_max=10, window_ms=1000, chunk=3)
 @given(

@@ -16,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 from actors.core.rebalance.allocation import allocate_averagely
 from actors.core.rebalance.sticky import allocate_sticky
 from raymq.common.message import MessageQueue
+from tests.support.cases import examples
 
 Queues = dict[str, list[MessageQueue]]
 Subscribers = dict[str, list[str]]
@@ -84,7 +85,7 @@ def judge(after: Owners, subscribers: Subscribers, present: Owners) -> tuple[int
     return squares(Counter(after.values())), moved(after, present)
 
 
-@settings(max_examples=600, deadline=None, derandomize=True)
+@settings(max_examples=examples(600), deadline=None, derandomize=True)
 @given(groups(topics=3, members=4, queues=6))
 def test_no_plan_that_is_as_even_moves_fewer_queues(group):
     queues, subscribers, present = group
@@ -110,7 +111,7 @@ def test_the_count_of_all_plans_is_right_where_each_single_assignment_is_tried()
         assert min(verdicts) == best_of_all_plans(queues, subscribers, present)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(groups(topics=6, members=8, queues=20))
 def test_every_queue_has_one_owner_that_subscribes_and_shares_are_even_in_every_topic(group):
     queues, subscribers, present = group
@@ -124,7 +125,7 @@ def test_every_queue_has_one_owner_that_subscribes_and_shares_are_even_in_every_
         assert uneven(counts, subscribers[name]) <= 1
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(groups(topics=6, members=8, queues=20))
 def test_totals_are_at_least_as_even_as_averagely(group):
     queues, subscribers, present = group
@@ -135,7 +136,7 @@ def test_totals_are_at_least_as_even_as_averagely(group):
     assert squares(after) <= squares(averagely)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(groups(topics=6, members=8, queues=20))
 def test_totals_differ_by_one_at_most_where_all_subscribe_to_the_same(group):
     queues, _, present = group
@@ -144,7 +145,7 @@ def test_totals_differ_by_one_at_most_where_all_subscribe_to_the_same(group):
     assert uneven(after, everyone) <= 1
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(groups(topics=5, members=6, queues=12), st.randoms(use_true_random=False))
 def test_while_a_plan_is_carried_out_the_next_one_is_the_same(group, chance: random.Random):
     """At any point of a hand-over: some queues have arrived, some are with nobody, some are still with their holder."""
@@ -160,7 +161,7 @@ def test_while_a_plan_is_carried_out_the_next_one_is_the_same(group, chance: ran
     assert owners(allocate_sticky(queues, subscribers, now, plan)) == plan
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(groups(topics=5, members=6, queues=12), st.randoms(use_true_random=False))
 def test_the_order_of_topics_queues_and_members_does_not_matter(group, chance: random.Random):
     queues, subscribers, present = group

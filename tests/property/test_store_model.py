@@ -27,6 +27,7 @@ from raymq.records.format.encode import EncodedBatch
 from raymq.records.format.hashing import tags_code
 from storage.replication.log_chunks import truncate_log
 from storage.retention import cleaner
+from tests.support.cases import examples
 from tests.support.stores.damage import flip
 from tests.support.stores.power import LossyDisk
 from tests.support.stores.stores import bodies_of, intact_bodies, killed_copy, make_batch, open_store, small_settings
@@ -352,5 +353,5 @@ TestStoreAgainstModel = StoreAgainstModel.TestCase
 # On a busy machine the examples take several minutes, and a time-out would pass for a failure of the last one.
 TestStoreAgainstModel.pytestmark = [pytest.mark.timeout(1800)]
 TestStoreAgainstModel.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )

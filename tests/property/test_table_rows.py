@@ -21,6 +21,7 @@ from raymq.records.format.hashing import java_hash, tags_code
 from raymq.records.kernels.byte_column import ByteColumn
 from raymq.records.kernels.message_columns import MessageColumns
 from raymq.records.kernels.property_text import java_hashes, long_hashes
+from tests.support.cases import examples
 
 LEGAL = st.text("abcé漢𝄞 ", max_size=6).map(lambda text: f"x{text}x")
 ODD = st.text("ab |\x01\x02\t\x1c\x85\xa0\u2003\u3000é漢", max_size=4)
@@ -79,7 +80,7 @@ def one_by_one(table: pa.Table) -> tuple[list[Message], str]:
     return messages, ""
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(tables())
 @example(pa.table({"body": [b"a", b"b"], "keys": pa.array([None, ""])}))
 def test_rows_by_columns_are_the_rows_one_by_one(table: pa.Table) -> None:

@@ -21,6 +21,7 @@ from raymq.records.format.message_id import IdRange
 from raymq.records.kernels.byte_column import ByteColumn
 from raymq.records.kernels.check import validate_batch
 from raymq.records.kernels.encode import encode_columns
+from tests.support.cases import examples
 from tests.support.clients.legal_messages import HOSTS, INT32, KEYS, NAMES, TAGS, TEXT, TOPICS
 
 SIZES = st.integers(1, 40) | st.sampled_from([127, 128, 1024, 4095, 4096, 64 * 1024])
@@ -104,7 +105,7 @@ def columns_of(made: Rows, kind: pa.DataType | None, expected: EncodedBatch) -> 
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(rows(), st.sampled_from([None, pa.binary(), pa.large_binary(), pa.binary_view()]))
 def test_columns_and_messages_become_the_same_batch(made: Rows, kind: pa.DataType | None) -> None:
     expected = encode_batch(made.messages, made.queue_id, message_ids=made.ids, **made.options)

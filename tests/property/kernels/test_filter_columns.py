@@ -13,6 +13,7 @@ from raymq.records.filters.values import IncomparableError
 from raymq.records.format.encode import encode_batch
 from raymq.records.format.layout import decode_properties, encode_properties
 from raymq.records.kernels.property_columns import find_properties
+from tests.support.cases import examples
 
 NAMES = ["a", "b", "ab", "price", "NOTE"]
 TEXTS = ["x", "axb", "ax", "true", "TRUE", "5", "05", "+5", "-5", "5.0", " 5", "5.", ".5", "-0.0", "0.0", "0", "1e3"]
@@ -106,7 +107,7 @@ def reference(expression: raymq.SqlFilter, properties: dict[str, str]) -> int:
         return RAISES
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(expressions, messages)
 @example("a = -0.0 or a > b", [{"a": "0.0", "b": "-0.0"}, {"a": "-0.0", "b": "0.0"}])
 @example("a > b", [{"a": "NaN", "b": "Infinity"}, {"a": "NaN", "b": "NaN"}, {"a": "-.5", "b": "-5."}])
@@ -127,7 +128,7 @@ def test_both_evaluations_give_the_same_truths(text: str, properties: list[dict[
     assert truths.tolist() == [reference(expression, one) for one in properties]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.lists(
         st.lists(st.sampled_from([b"a", b"ab", b"b", b"5", b"\x01", b"\x02", b"x" * 300]), max_size=14).map(b"".join)
@@ -143,7 +144,7 @@ def test_properties_are_found_as_they_are_decoded(texts: list[bytes], behind: by
         assert found == [decode_properties(one).get(name) for one in texts]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(expressions, messages, st.integers(0, 3))
 def test_records_match_as_their_messages_do(text: str, properties: list[dict[str, str]], damaged: int) -> None:
     expression = compiled(text)

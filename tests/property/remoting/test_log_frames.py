@@ -22,6 +22,7 @@ from raymq.remoting.lane.log_chunks import (
     encode_copied,
     encode_read_log,
 )
+from tests.support.cases import examples
 
 LONG = st.integers(-(2**63), 2**63 - 1)
 READS = st.builds(
@@ -77,7 +78,7 @@ def test_a_number_that_does_not_fit_is_refused_before_anything_is_sent(request_,
 
 
 @given(st.binary(max_size=120))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_any_bytes_are_read_or_refused(data):
     for decode, refusal in DECODERS:
         try:

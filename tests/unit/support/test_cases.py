@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.cases import check_all
+from tests.support.cases import QUICK_EXAMPLES, check_all, examples
 
 
 def test_every_case_is_checked_and_all_failures_are_raised_together() -> None:
@@ -29,3 +29,10 @@ def test_every_case_is_checked_and_all_failures_are_raised_together() -> None:
 def test_no_case_at_all_is_a_failure() -> None:
     with pytest.raises(AssertionError, match="no case"):
         check_all([], lambda case: None)
+
+
+def test_quick_runs_have_fewer_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAYMQ_QUICK", raising=False)
+    assert [examples(number) for number in (30, 300)] == [30, 300]
+    monkeypatch.setenv("RAYMQ_QUICK", "1")
+    assert [examples(number) for number in (30, 300)] == [30, QUICK_EXAMPLES]

@@ -15,6 +15,7 @@ from raymq.remoting.access.policies import Action, Need, Resource, ResourceType,
 from raymq.remoting.access.state import NO_USERS, AuthState
 from raymq.remoting.access.users import User, UserType, derive_key
 from raymq.remoting.access.users_file import read_users_file
+from tests.support.cases import examples
 
 EXAMPLE = """
 globalWhiteRemoteAddresses:
@@ -212,7 +213,7 @@ accounts = st.builds(
 
 
 @given(accounts)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_fuzzed_accounts_may_send_and_consume_what_acl_1_lets_them(account: Account) -> None:
     read = Acl1((account,))
     for kind in ResourceType.TOPIC, ResourceType.GROUP:
