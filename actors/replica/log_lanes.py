@@ -137,7 +137,8 @@ class LogLanes:
             self._try_read(read, last=False)
 
     def _try_read(self, read: _Read, *, last: bool) -> None:
-        """Answer a READ_LOG if the log has more, if this replica leads no more, or if this is the last look."""
+        """Answer a READ_LOG if the log has more, if this replica leads no more, if its disk has failed, or if this is
+        the last look."""
         asked = read.asked
         try:
             beyond = self._replica.log_beyond(asked.epoch, asked.next_offset)
@@ -146,7 +147,15 @@ class LogLanes:
             read.request.fail(error)
             return
         if beyond < read.min_bytes and not last:
-            return
+            failure = self._replica.disk_failure
+            if not failure:
+                return
+            if beyond <= 0:
+                # Another replica leads soon. A follower that goes on waiting here learns that late, and until then the
+                # new master has too few copies to acknowledge anything.
+                self._end(read)
+                read.request.fail(ServiceNotAvailableError(f"the log does not grow any more: {failure}"))
+                return
         self._end(read)
         if beyond <= NEAR_BYTES:
             self._answer_read(read)

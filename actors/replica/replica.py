@@ -194,6 +194,11 @@ class Replica:
         self._store.call_on_failure(callback)
 
     @property
+    def disk_failure(self) -> str:
+        """How the disk failed; empty while it works, and again once the store is opened anew."""
+        return self._store.failure
+
+    @property
     def _may_acknowledge(self) -> bool:
         """True if this replica leads, with a lease, and its disk works. It is false after an account with `failed`."""
         return self._role.leads(self._clock_s()) and not self._store.failure

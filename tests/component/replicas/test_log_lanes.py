@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import select
 import threading
 import time
@@ -14,6 +16,7 @@ import pytest
 from actors.core.replica.orders import Follow
 from actors.replica.data_plane import READ_THREADS
 from actors.replica.log_carrier import LogCarrier
+from actors.replica.log_lanes import READ_LOG_WAIT_MAX_S
 from raymq.common.errors import InvalidArgumentError, NotMasterError, ServiceNotAvailableError
 from raymq.remoting.lane.client import Answer, Lane
 from raymq.remoting.lane.frames import Kind
@@ -105,6 +108,20 @@ def test_a_read_that_waits_is_refused_when_another_replica_leads(group, lanes):
     group.master.obey(Follow("broker-a", MASTER, epoch + 1, SLAVE), None)
     with pytest.raises(NotMasterError):
         answer(lanes[MASTER][0])
+
+
+def test_reads_that_wait_end_when_the_masters_disk_fails_and_later_ones_do_not_wait(group, lanes):
+    first, second = lanes[MASTER][:2]
+    ask(first, position(group, follower=7, learner=True, wait_s=READ_LOG_WAIT_MAX_S))
+    eventually(lambda: group.master.account().lags, "the request")
+    begun_s = time.monotonic()
+    group.master.any_store._gate.fail(OSError(errno.EIO, os.strerror(errno.EIO)))
+    for lane in (first, second):
+        if lane is second:
+            ask(second, position(group, follower=8, learner=True, wait_s=READ_LOG_WAIT_MAX_S))
+        with pytest.raises(ServiceNotAvailableError, match="the log does not grow any more: the disk of"):
+            answer(lane)
+    assert time.monotonic() - begun_s < READ_LOG_WAIT_MAX_S
 
 
 def test_an_acknowledgement_settles_an_append_while_a_read_waits(group, lanes):
