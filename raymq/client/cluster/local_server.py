@@ -26,6 +26,7 @@ from raymq.client.cluster.node_wait import alive_nodes, await_nodes
 from raymq.client.cluster.ray_head import RAY_STOP_TIMEOUT_S, RayHead, read_head, run_directory, write_head
 from raymq.common.config.cluster import load_settings
 from raymq.common.errors import ClusterNotFoundError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.remoting.access.credentials import CREDENTIAL_VARIABLES
 
 RAY_START_TIMEOUT_S: Final = 90.0
 """Bounds the start of Ray on this machine."""
@@ -175,6 +176,8 @@ def _start_ray() -> RayHead:
     directory = run_directory()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     environment = {**os.environ, **java_environment(), "RAY_worker_maximum_startup_concurrency": str(STARTING_MAX)}
+    for name in CREDENTIAL_VARIABLES:  # every worker inherits them, whoever's work it does
+        environment.pop(name, None)
     if "RAY_AUTH_MODE" not in os.environ:
         # Ray's default for a local cluster; `ray start` would leave authentication off where no token exists yet.
         subprocess.run(
