@@ -28,7 +28,11 @@ CONNECT_TIMEOUT_S: Final = 5.0
 # This module of Ray warns, at each connection, that the cluster is protected.
 logging.getLogger(maybe_enable_token_auth_if_token_available.__module__).setLevel(logging.ERROR)
 
-_ADVICE: Final = "start one with `raymq up` or `ray up cluster.yaml`, or use raymq.connect(embedded=True)"
+_START_ONE: Final = (
+    "start one with `raymq up` or `ray up cluster.yaml`, or name one with --address or RAY_ADDRESS; a single program "
+    "can use raymq.connect(embedded=True)"
+)
+_NAME_ANOTHER: Final = "start it, or name another one with --address or RAY_ADDRESS"
 
 
 def attach_ray(address: str | None) -> bool:
@@ -41,11 +45,11 @@ def attach_ray(address: str | None) -> bool:
         return False
     found = address or find_address()
     if found is None:
-        raise ClusterNotFoundError(f"no Ray cluster runs on this machine: {_ADVICE}")
+        raise ClusterNotFoundError(f"no Ray cluster runs on this machine: {_START_ONE}")
     # Ray itself waits a minute for an address where nothing listens, and then ends the whole process.
     reason = _why_silent(found)
     if reason:
-        raise ClusterNotFoundError(f"no Ray cluster runs at {found} ({reason}): {_ADVICE}")
+        raise ClusterNotFoundError(f"no Ray cluster runs at {found} ({reason}): {_NAME_ANOTHER}")
     # With an address, Ray does not look for its token by itself, and has no public way to say that it should.
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     try:
@@ -57,7 +61,7 @@ def attach_ray(address: str | None) -> bool:
         ) from None
     except (ConnectionError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise ClusterNotFoundError(f"cannot connect to Ray at {found} ({reason}): {_ADVICE}") from None
+        raise ClusterNotFoundError(f"cannot connect to Ray at {found} ({reason}): {_NAME_ANOTHER}") from None
     return True
 
 
@@ -91,7 +95,7 @@ def _why_silent(address: str) -> str:
     """The reason why nothing can be reached at host:port; empty if something listens there."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        return "an address is host:port"
+        return "an address is host:port, such as 10.0.0.1:6379"
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:

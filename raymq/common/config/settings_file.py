@@ -30,13 +30,16 @@ def read_settings_file(file: Path) -> dict[Any, Any]:
         with file.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"cannot read settings from {file}: {error.strerror}") from None
+        raise ConfigError(f"cannot read settings from {file}: {error.strerror}; name another file or none") from None
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{file} is larger than {MAX_BYTES >> 10} KiB: it cannot be a file of settings")
     try:
         values = _parse(content.decode())
     except _RefusedError as error:
         raise ConfigError(f"{file}, line {error.line}: {error}") from None
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        raise ConfigError(f"{file}{line} is not YAML: {error.problem}; correct that line or one before it") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # Of these, ValueError and OverflowError are what the values raise: !!int abc, a date in month 13.
         raise ConfigError(f"{file} is not YAML: {error}") from None

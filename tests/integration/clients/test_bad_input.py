@@ -479,7 +479,7 @@ def test_connecting_to_an_address_where_nothing_listens_says_so_at_once(tmp_path
         code, errors = start_elsewhere(tmp_path / "work", repr(address))
     assert code == 1
     assert errors.startswith(f"ClusterNotFoundError: no Ray cluster runs at {address} (Connection refused)")
-    assert "start one with `raymq up`" in errors
+    assert "name another one with --address or RAY_ADDRESS" in errors
 
 
 @pytest.mark.parametrize(
@@ -496,7 +496,7 @@ def test_connecting_to_what_is_no_address_says_so(address: str, problem: str, tm
     assert code == 1
     assert errors.startswith(f"ClusterNotFoundError: no Ray cluster runs at {address}")
     assert problem in errors
-    assert "start one with `raymq up`" in errors
+    assert "name another one with --address or RAY_ADDRESS" in errors
 
 
 def test_a_ray_error_of_another_kind_is_not_hidden(mq: raymq.Client, topic: str) -> None:

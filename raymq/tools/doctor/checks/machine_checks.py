@@ -131,7 +131,8 @@ def directories_seen(machine: MachineFacts, where: str) -> Iterable[Finding]:
     """The directories of stores can be looked at and written to."""
     for one in machine.directories:
         if one.error:
-            yield fail(f"{one.path}: {one.error}", "see that the user of Ray's processes may use it", where)
+            do = "choose another directory (data_dir), or let the user of Ray's processes read and write there"
+            yield fail(f"{one.path}: {one.error}", do, where)
         elif one.exists and one.uid not in (one.owner_uid, 0):
             yield fail(f"{one.path} is of user {one.owner_uid}, this is {one.uid}", "chown it, or use that user", where)
         elif not one.writable:

@@ -56,7 +56,11 @@ def rules(snapshot: Snapshot) -> list[Finding]:
     prometheus = snapshot.prometheus
     assert prometheus is not None, "the runner skips this check without a Prometheus"
     if prometheus.error:
-        return [warn(f"{prometheus.url}: {prometheus.error}", "start it, or name another one: --prometheus URL")]
+        return [
+            warn(
+                f"{prometheus.url}: {prometheus.error}", "start it, or name another one: --prometheus http://HOST:9090"
+            )
+        ]
     ours = sorted(name for name in prometheus.rules if name.lower().startswith("raymq"))
     if not ours:
         return [

@@ -40,7 +40,8 @@ def look_at_directory(path: Path, max_used_ratio: float, refuse_ratio: float) ->
     try:
         return _look(path, looked_at, max_used_ratio, refuse_ratio)
     except OSError as error:
-        return DirectoryFacts(str(path), str(looked_at), exists=path.exists(), error=str(error))
+        reason = f"{looked_at} cannot be used: {error.strerror or error}"
+        return DirectoryFacts(str(path), str(looked_at), exists=path.exists(), error=reason)
 
 
 def _look(path: Path, looked_at: Path, max_used_ratio: float, refuse_ratio: float) -> DirectoryFacts:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
+from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from raymq.tools.doctor.facts import MetricsPort, PrometheusFacts
@@ -44,13 +45,17 @@ def look_at_prometheus(url: str) -> PrometheusFacts:
         answer = json.loads(_read(f"{url.rstrip('/')}/api/v1/rules"))
         groups = answer["data"]["groups"]
         return PrometheusFacts(url, rules=frozenset(rule["name"] for group in groups for rule in group["rules"]))
+    except HTTPError as error:
+        return PrometheusFacts(url, f"the request for its rules failed: {error}")
+    except URLError as error:
+        return PrometheusFacts(url, f"it does not answer: {getattr(error.reason, 'strerror', None) or error.reason}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         return PrometheusFacts(url, str(error))
 
 
 def _read(url: str) -> bytes:
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{url!r} does not begin with http:// or https://")
+        raise ValueError("its URL does not begin with http:// or https://")
     with urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:
         body: bytes = answer.read(METRICS_MAX_BYTES)
         return body

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,11 @@ def test_a_directory_that_is_not_there_is_judged_by_the_one_above(tmp_path: Path
     facts = look_at_directory(tmp_path / "a/b", 0.75, 0.9)
     assert (facts.exists, facts.looked_at) == (False, str(tmp_path))
     assert not (tmp_path / "a").exists()
+
+
+def test_a_directory_in_which_no_file_can_be_made_is_named_with_the_reason():
+    """Root may write everywhere but here."""
+    assert look_at_directory(Path("/proc/a"), 0.75, 0.9).error == "/proc cannot be used: No such file or directory"
 
 
 def test_the_holder_of_a_stores_lock_is_found_without_taking_the_lock(tmp_path: Path):
@@ -171,6 +177,12 @@ def test_rules_are_read_from_prometheus():
         assert look_at_prometheus(f"http://127.0.0.1:{port}/").rules == {"RaymqNoMaster", "Other"}
     with serving(b"<html>") as port:
         assert look_at_prometheus(f"http://127.0.0.1:{port}").error
+
+
+def test_a_prometheus_that_does_not_answer_is_an_error_in_words():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert look_at_prometheus(f"http://127.0.0.1:{port}").error == "it does not answer: Connection refused"
 
 
 @pytest.mark.parametrize("url", ["localhost:9090", "file:///etc/passwd"])
