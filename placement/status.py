@@ -11,10 +11,11 @@ import ray
 
 from placement.inventory import running
 from placement.replica_nodes import STORE_NAME
-from raymq.common.errors import AccessDeniedError, AuthenticationError, RaymqError
+from raymq.common.errors import AccessDeniedError, AuthenticationError, RaymqError, StoreError, StoreLockedError
 from raymq.common.message import MessageQueue
 from raymq.common.names import CONSOLE, CONTROLLER
 from raymq.remoting.actor_ref import ActorRef
+from raymq.tools.doctor.checks.status_checks import problems_of
 
 STATUS_CALL_TIMEOUT_S: Final = 5.0
 
@@ -22,7 +23,9 @@ STATUS_CALL_TIMEOUT_S: Final = 5.0
 def cluster_status() -> dict[str, Any]:
     """Broker groups with their stores and replicas, consumer groups with their members; plain data for tables and JSON.
 
-    An actor that does not answer appears with its error, so the call succeeds also on a cluster with dead actors.
+    An actor that does not answer appears with its error, so the call succeeds also on a cluster with dead actors. A
+    storage actor that answers that it cannot open its store has its error and `closed`. `problems` are the findings
+    about what is broken or damaged (raymq.tools.doctor.checks.status_checks), failures first.
     Actors that refuse the user of this process are in `refused`, and nowhere else. AuthenticationError if this process
     names no user, or a wrong secret, where access is on.
     """
@@ -51,7 +54,7 @@ def cluster_status() -> dict[str, Any]:
     for entries in (brokers, stores, rebalances, pulls, consoles, controller):
         refused += [entry["actor"] for entry in entries if entry.get("refused")]
         entries[:] = [entry for entry in entries if not entry.get("refused")]
-    return {
+    report = {
         "actors": names,
         "brokers": brokers,
         "stores": stores,
@@ -64,6 +67,8 @@ def cluster_status() -> dict[str, Any]:
         "stopped_stores": _stopped_stores(stores),
         "refused": refused,
     }
+    report["problems"] = [{**asdict(one), "state": one.state.value} for one in problems_of(report)]
+    return report
 
 
 def _stopped_stores(stores: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -101,6 +106,8 @@ def _ask(name: str, method: str) -> dict[str, Any]:
         raise
     except AccessDeniedError as error:
         return {"actor": name, "error": str(error), "refused": True}
+    except StoreError as error:
+        return {"actor": name, "error": str(error), "closed": not isinstance(error, StoreLockedError)}
     except RaymqError as error:
         return {"actor": name, "error": str(error)}
     return {"actor": name, "error": "", **_plain(answer)}

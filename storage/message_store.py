@@ -6,6 +6,7 @@ it opens and closes, belongs here. The package's docstring tells what is on disk
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -93,6 +94,16 @@ _MEMORY_BYTES: Final = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 def system_clock_ms() -> int:
     """The wall clock, in ms since 1970."""
     return time.time_ns() // 1_000_000
+
+
+def _open_remedy(error: OSError) -> str:
+    """Advice about an error that keeps a store directory from being opened."""
+    if error.errno in (errno.EIO, errno.EROFS):
+        return "the disk fails: see the kernel's log (dmesg). The store opens by itself once the disk works"
+    return (
+        f"check that it is on a disk with free space and that user {os.getuid()} may write there, or set "
+        "store_path_root_dir"
+    )
 
 
 class MessageStore:
@@ -280,10 +291,7 @@ class MessageStore:
                 store._resources = resources.pop_all()
                 return store
         except OSError as error:
-            raise StoreError(
-                f"cannot open the store directory {root}: {error}; check that it is on a disk with free space and that "
-                f"user {os.getuid()} may write there, or set store_path_root_dir"
-            ) from error
+            raise StoreError(f"cannot open the store directory {root}: {error}; {_open_remedy(error)}") from error
 
     def follow_settings(self) -> None:
         """Take over live settings (StoreSettings.change) that a part does not read each time it needs them."""

@@ -8,6 +8,8 @@ from typing import Any, Final
 from raymq.common.protocol.route import PERM_WRITE, TopicRoute
 from raymq.remoting.storage_client import StorageDescription
 from raymq.tools.console.backend.cluster import BrokerGroupView, ClusterView, ReplicaView, ServerView, StoreView
+from raymq.tools.doctor.checks.status_checks import problems_of
+from raymq.tools.doctor.findings import State
 
 TOPICS_LOOKED_AT: Final = 50
 """The most topics of a broker group whose permission is looked at."""
@@ -35,7 +37,7 @@ def view_of(
         brokers,
         stores,
         tuple(_servers(report)),
-        tuple(problems_of(report)),
+        tuple(_failures(report)),
         dict(nodes),
         dict(settings),
         dict(report),
@@ -73,26 +75,11 @@ def settings_of(report: Report, store: StorageDescription | None) -> dict[str, s
     return {name: str(value) for name, value in known.items()}
 
 
-def problems_of(report: Report) -> Iterable[str]:
-    """The things that are broken, a sentence each: those that make `raymq status` end with 1, brokers that are not
-    ready, and stores that take no appends."""
-    for kind in ("brokers", "stores", "rebalances", "pulls", "replication"):
-        for entry in report[kind]:
-            if entry["error"]:
-                yield f"{entry['actor']} does not answer: {entry['error']}"
-    for entry in report["brokers"]:
-        if not entry["error"] and not entry["ready"]:
-            yield f"{entry['broker']} is not ready: {entry.get('waiting_for', '')}"
-    for entry in report["replication"]:
-        for group in entry["groups"]:
-            if group["reason"]:
-                yield f"{group['broker']}: {group['reason']}"
-    for entry in report["stores"]:
-        if not entry["error"] and not entry["writable"]:
-            yield f"{entry['actor']} takes no messages: {entry['not_writable_reason']}"
-        if entry.get("holes"):
-            damaged = sum(hole["size"] for hole in entry["holes"])
-            yield f"{entry['actor']} has {damaged} damaged bytes in its log; raymq doctor names them"
+def _failures(report: Report) -> Iterable[str]:
+    """The failures that `raymq status` shows, a sentence each: where, what, and what to do."""
+    for one in problems_of(report):
+        if one.state is State.FAIL:
+            yield f"{one.where}: {one.seen}; {one.do}" if one.where else f"{one.seen}; {one.do}"
 
 
 def _broker_name(entry: Report) -> str:

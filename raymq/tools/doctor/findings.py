@@ -13,6 +13,10 @@ HERE: Final = "here"
 """The place of a finding about the machine that the command runs on."""
 
 
+PLACES_SHOWN: Final = 5
+"""The most places that one row names."""
+
+
 class State(Enum):
     """SKIP: the check needs something that does not run. WARN: it works, and is likely to hurt one day. FAIL: something
     does not work, or a message may be lost or read by strangers."""
@@ -84,13 +88,21 @@ def run_checks(checks: Iterable[Check], snapshot: Snapshot) -> list[Finding]:
 
 
 def folded(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings with those of one check that are alike at several places as one; `where` counts the places. Of what
-    is well, the first place is shown."""
+    """The findings, each of several alike ones of a check merged into one. `where` counts the places of what is well,
+    and names up to PLACES_SHOWN places of anything else."""
     rows: dict[tuple[str, State, str, str], list[Finding]] = {}
     for one in findings:
         seen = "" if one.state is State.OK else one.seen
         rows.setdefault((one.check, one.state, seen, one.do), []).append(one)
-    return [alike[0] if len(alike) == 1 else replace(alike[0], where=f"{len(alike)} places") for alike in rows.values()]
+    return [alike[0] if len(alike) == 1 else replace(alike[0], where=_places(alike)) for alike in rows.values()]
+
+
+def _places(alike: Sequence[Finding]) -> str:
+    """The places of findings that are alike otherwise, for one row."""
+    if alike[0].state is State.OK:
+        return f"{len(alike)} places"
+    more = len(alike) - PLACES_SHOWN
+    return ", ".join(one.where for one in alike[:PLACES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def worst(findings: Iterable[Finding]) -> State:

@@ -10,7 +10,7 @@ import pytest
 
 from placement.console import actor
 from placement.console.actor import application_settings
-from placement.console.cluster_view import problems_of, settings_of, topics_to_look_at, view_of, writable_of
+from placement.console.cluster_view import settings_of, topics_to_look_at, view_of, writable_of
 from placement.launch import _stop_rank
 from raymq.common.config.cluster import ClusterSettings, load_settings
 from raymq.common.config.console import ConsoleOptions
@@ -62,7 +62,7 @@ def test_replicas_are_shown_with_their_lag_and_the_reason_of_their_group() -> No
     [broker] = view.brokers
     assert (broker.master, broker.epoch, broker.reason, broker.writable) == (None, 3, "nobody leads", False)
     assert [(one.actor, one.in_sync, one.lag_bytes) for one in broker.replicas] == [("storage-broker-a-1", True, 5)]
-    assert view.problems == ("broker-a: nobody leads",)
+    assert view.problems == ("broker-a: nobody leads; start the nodes with its replicas; `raymq status` shows them",)
 
 
 def test_what_does_not_answer_is_a_problem_and_a_row() -> None:
@@ -70,18 +70,39 @@ def test_what_does_not_answer_is_a_problem_and_a_row() -> None:
         brokers=[{"actor": "broker-a", "error": "no answer in 5 s"}],
         stores=[{"actor": "storage-broker-a-0", "error": "the actor is dead"}],
     )
-    assert list(problems_of(broken)) == [
-        "broker-a does not answer: no answer in 5 s",
-        "storage-broker-a-0 does not answer: the actor is dead",
-    ]
     view = view_of(broken, "raymq", {}, {}, {})
+    assert view.problems == tuple(
+        f"{name}: does not answer: {error}; see the log of {name} in Ray's session; Ray restarts it"
+        for name, error in (("broker-a", "no answer in 5 s"), ("storage-broker-a-0", "the actor is dead"))
+    )
     assert view.brokers[0].reason == "no answer in 5 s"
     assert view.stores[0].problem == "the actor is dead"
 
 
 def test_a_full_disk_is_a_problem() -> None:
     full = report(stores=[store("broker-a", writable=False, not_writable_reason="the disk is full")])
-    assert list(problems_of(full)) == ["storage-broker-a-0 takes no messages: the disk is full"]
+    assert view_of(full, "raymq", {}, {}, {}).problems == (
+        "storage-broker-a-0: takes no messages: the disk is full; make room on the disk, or see the store's log",
+    )
+
+
+def test_a_replica_that_follows_is_no_problem_although_it_takes_no_messages() -> None:
+    slave = store("broker-a", writable=False, not_writable_reason="", role="SLAVE")
+    assert view_of(report(stores=[slave]), "raymq", {}, {}, {}).problems == ()
+
+
+def test_a_closed_store_and_a_damaged_log_say_where_what_and_what_to_do() -> None:
+    closed = {"actor": "storage-broker-a-1", "error": "cannot open /data/broker-a-1: EIO", "closed": True}
+    holed = store("broker-a", holes=[{"offset": 1000, "size": 443, "reason": "the body does not match"}])
+    replicas = [{"replica": index, "role": "", "node": f"10.0.0.{index}", "lag_bytes": 0, "lag_s": 0.0, "error": "",
+                 "note": ""} for index in range(2)]  # fmt: skip
+    group = {"broker": "broker-a", "master": 0, "epoch": 3, "in_sync": [0], "reason": "", "replicas": replicas}
+    controller = {"actor": "controller", "error": "", "groups": [group]}
+    found = view_of(report(stores=[holed, closed], replication=[controller]), "raymq", {}, {}, {}).problems
+    assert [problem.partition(": ")[0] for problem in found] == ["storage-broker-a-1", "storage-broker-a-0"]
+    assert "the store is closed: cannot open /data/broker-a-1: EIO" in found[0]
+    assert "raymq drain 10.0.0.1" in found[0]
+    assert "443 damaged bytes at 1000 of its log: the body does not match; check the disk" in found[1]
 
 
 def test_a_broker_group_is_writable_if_a_topic_of_it_is() -> None:

@@ -98,7 +98,8 @@ def down(address: str | None, as_json: bool) -> None:
 @json_option
 @quiet_option
 def status(address: str | None, as_json: bool) -> None:
-    """Show broker groups, their replicas and stores, and the consumer groups that are connected.
+    """Show what is broken or damaged and what to do about it, then broker groups, their replicas and stores, and the
+    consumer groups that are connected.
 
     Exit code 1 when something that should run does not answer, a broker group has no master, or a store that leads
     takes no messages. Where access is on, an ordinary user sees brokers and services; stores are for super users.
@@ -199,6 +200,11 @@ def _note_names(brokers: Sequence[dict[str, Any]]) -> None:
 def _print_status(report: dict[str, Any]) -> None:
     if report.get("refused"):
         out.print(f"super users see more: {', '.join(report['refused'])} do not show this user how they are")
+    if report.get("problems"):
+        table(
+            ["problem at", "state", "seen", "do"],
+            [[one["where"], one["state"], one["seen"], one["do"]] for one in report["problems"]],
+        )
     table(
         ["broker", "state", "topics", "groups"],
         [
@@ -238,7 +244,6 @@ def _print_status(report: dict[str, Any]) -> None:
             ["store on disk that does not run", "broker", "directory"],
             [[one["store"], one["broker"], one["directory"]] for one in report["stopped_stores"]],
         )
-    _print_damage(report)
     for controller in report["replication"]:
         _print_replication(controller)
     _print_transactions(report)
@@ -275,17 +280,6 @@ def _listed(numbers: Sequence[int]) -> str:
 def _served(report: dict[str, Any], kind: str, service: dict[str, Any]) -> str:
     """The number of groups or instances at an actor."""
     return f"{sum(entry['actor'] == service['actor'] for entry in report[kind])} {kind}"
-
-
-def _print_damage(report: dict[str, Any]) -> None:
-    """Print the damaged ranges of the logs, and the other files that were found damaged."""
-    rows = []
-    for store in report["stores"]:
-        for hole in store.get("holes", ()):
-            rows.append([store["actor"], f"log, {hole['size']} bytes at {hole['offset']}", hole["reason"]])
-        rows += [[store["actor"], "file", text] for text in store.get("damaged_files", ())]
-    if rows:
-        table(["store", "damaged", "finding"], rows)
 
 
 def _print_deletions(report: dict[str, Any]) -> None:

@@ -1,19 +1,15 @@
-"""Checks of a running raymq: its servers, its copies, its consumer groups."""
+"""Checks of a running raymq: the report of its servers (status_checks), Ray's health checks, and consumer groups."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
+from raymq.tools.doctor.checks.status_checks import ADVICE_CHECKS, PROBLEM_CHECKS, Judge
 from raymq.tools.doctor.facts import ClusterFacts, GroupFacts, HealthChecks, Snapshot
-from raymq.tools.doctor.findings import Check, Finding, fail, ok, warn
+from raymq.tools.doctor.findings import Check, Finding, ok, warn
 
-SERVER_KINDS: Final = ("brokers", "stores", "rebalances", "pulls", "replication")
 RAY_DEFAULTS: Final = HealthChecks(3000, 10_000, 5)
 """Ray's own health checks: a node that is gone counts as alive for half a minute and more."""
-DELAY_LATE_MS: Final = 5000
-MAKE_ROOM: Final = "make room on the disk, or see the store's log"
 RETENTION_NEAR: Final = 0.8
 """The part of its time after which an unread message is in danger."""
 
@@ -21,181 +17,6 @@ RETENTION_NEAR: Final = 0.8
 def _cluster(snapshot: Snapshot) -> ClusterFacts:
     assert snapshot.cluster is not None, "the runner skips these checks without a cluster"
     return snapshot.cluster
-
-
-def servers(snapshot: Snapshot) -> list[Finding]:
-    """Every server answers."""
-    entries = [entry for kind in SERVER_KINDS for entry in _cluster(snapshot).status.get(kind, [])]
-    silent = [
-        fail(entry["error"], f"see the log of {entry['actor']} in Ray's session; Ray restarts it", entry["actor"])
-        for entry in entries
-        if entry["error"]
-    ]
-    hidden = _cluster(snapshot).status.get("refused", ())
-    if hidden:
-        silent.append(warn(f"not shown to this user: {', '.join(hidden)}", "run it as a super user (RAYMQ_USER)"))
-    return silent or [ok(f"{len(entries)} servers answer")]
-
-
-def brokers_ready(snapshot: Snapshot) -> list[Finding]:
-    """Every broker has read its state."""
-    entries = [entry for entry in _cluster(snapshot).status.get("brokers", []) if not entry["error"]]
-    waiting = [
-        fail(entry["waiting_for"], "see its store: a broker reads its state from there", entry["actor"])
-        for entry in entries
-        if not entry["ready"]
-    ]
-    return waiting or [ok(f"{len(entries)} brokers are ready")]
-
-
-def stores_on_disk(snapshot: Snapshot) -> list[Finding]:
-    """Every store on the disks of the running stores' nodes runs."""
-    do = "`raymq down` and `raymq up` without broker_groups start it; move its directory away if it is not needed"
-    stopped = [
-        warn(f"{one['directory']} holds a store that does not run", do, one["broker"])
-        for one in _cluster(snapshot).status.get("stopped_stores", ())
-    ]
-    return stopped or [ok("every store on disk runs")]
-
-
-def _groups(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
-    """The broker groups that have several replicas."""
-    for controller in _cluster(snapshot).status.get("replication", []):
-        yield from controller["groups"]
-
-
-def _replicas_ok(snapshot: Snapshot, seen: str) -> list[Finding]:
-    """All is well with the replicas, if there are any."""
-    return [ok(seen if any(True for _ in _groups(snapshot)) else "nothing is replicated")]
-
-
-def masters(snapshot: Snapshot) -> list[Finding]:
-    """Every broker group of several replicas is led."""
-    groups = list(_groups(snapshot))
-    do = "start the nodes with its replicas; `raymq status` shows them"
-    leaderless = [fail(group["reason"], do, group["broker"]) for group in groups if group["reason"]]
-    return leaderless or _replicas_ok(snapshot, f"replicated broker groups that are led: {len(groups)}")
-
-
-def stores_writable(snapshot: Snapshot) -> list[Finding]:
-    """Every store that leads takes messages, and no disk has failed."""
-    stores = [store for store in _cluster(snapshot).status.get("stores", []) if not store["error"]]
-    following = {"SLAVE", "LEARNER"}
-    refusing = [
-        fail(
-            store["not_writable_reason"],
-            "replace the disk: the store is opened again by itself" if store.get("disk_failure") else MAKE_ROOM,
-            store["actor"],
-        )
-        for store in stores
-        if store.get("disk_failure") or (not store["writable"] and store.get("role") not in following)
-    ]
-    return refusing or [ok(f"{len(stores)} stores")]
-
-
-def places(snapshot: Snapshot) -> list[Finding]:
-    """The replicas of a group are on different machines."""
-    found = []
-    for group in _groups(snapshot):
-        nodes = Counter(replica["node"] for replica in group["replicas"] if replica["node"])
-        shared = [node for node, count in nodes.items() if count > 1]
-        if shared:
-            found.append(
-                warn(
-                    f"several replicas are on {', '.join(shared)}",
-                    "add nodes and let `spread` be on: one broken machine takes them all",
-                    group["broker"],
-                )
-            )
-    return found or _replicas_ok(snapshot, "replicas are on machines of their own")
-
-
-def undamaged(snapshot: Snapshot) -> list[Finding]:
-    """No log has damaged records, and no file of a store was found damaged when it was opened."""
-    do = "check the disk; a replica with good bytes mends the log; consumers can skip the damaged offsets"
-    found = []
-    for store in _cluster(snapshot).status.get("stores", []):
-        for hole in store.get("holes", ()):
-            seen = f"{hole['size']} damaged bytes at {hole['offset']} of its log: {hole['reason']}"
-            found.append(fail(seen, do, store["actor"]))
-        for text in store.get("damaged_files", ()):
-            found.append(warn(text, "check the disk: it has changed bytes of a file", store["actor"]))
-    return found or [ok("no damage was found")]
-
-
-def nothing_lost(snapshot: Snapshot) -> list[Finding]:
-    """No master was elected without acknowledged messages, and no recovery has cut bytes off a log."""
-    do_elected = (
-        "messages are gone from the group: docs/cluster.md, 'When a replica has lost messages', says what is left"
-    )
-    found = [
-        fail(f"elected although {one['loss']}", do_elected, one["broker"])
-        for one in _groups(snapshot)
-        if one.get("loss")
-    ]
-    for store in _cluster(snapshot).status.get("stores", []):
-        if store.get("cut_bytes"):
-            seen = f"{store['cut_bytes']:,} bytes were cut off the end of its log when it was opened"
-            do = (
-                "usual after a crash: nobody had an acknowledgement. Else check the disk; lost+cut/ there has the bytes"
-            )
-            found.append(warn(seen, do, store["actor"]))
-    return found or [ok("no message was lost")]
-
-
-def followers(snapshot: Snapshot) -> list[Finding]:
-    """No replica refuses to follow its master."""
-    do = (
-        "only it has these messages: docs/cluster.md, 'Messages that only one replica has', says how to keep them or "
-        "give them up"
-    )
-    refusing = [
-        fail(store["refusal"], do, store["actor"])
-        for store in _cluster(snapshot).status.get("stores", [])
-        if store.get("refusal")
-    ]
-    return refusing or _replicas_ok(snapshot, "no replica refuses to follow")
-
-
-def copies(snapshot: Snapshot) -> list[Finding]:
-    """Messages are on more than one disk."""
-    replicated = {group["broker"] for group in _groups(snapshot) if len(group["replicas"]) > 1}
-    brokers = {entry["actor"] for entry in _cluster(snapshot).status.get("brokers", [])}
-    single = sorted(brokers - replicated)
-    if single:
-        return [
-            warn(
-                f"one copy only: {', '.join(single)}",
-                "`replication: {replicas: 3, min_in_sync_replicas: 2}` on three machines: a lost disk loses messages",
-            )
-        ]
-    return [ok(f"{len(replicated)} broker groups have several copies")]
-
-
-def spare_replicas(snapshot: Snapshot) -> list[Finding]:
-    """A group goes on without one of its replicas."""
-    found = []
-    for group in _groups(snapshot):
-        able = len(group["replicas"]) - len(group.get("learners", ()))
-        if able > 1 and group.get("min_in_sync_replicas", 1) >= able:
-            seen = f"min_in_sync_replicas is {able}, as many as there are"
-            found.append(warn(seen, "one less: now a single replica that is away stops all sends", group["broker"]))
-    return found or _replicas_ok(snapshot, "one replica less stops nothing")
-
-
-def in_sync(snapshot: Snapshot) -> list[Finding]:
-    """Every replica follows its master closely."""
-    found = []
-    for group in _groups(snapshot):
-        able = [one["replica"] for one in group["replicas"] if one["replica"] not in group.get("learners", ())]
-        behind = sorted(set(able) - set(group["in_sync"]))
-        if not behind:
-            continue
-        seen = f"{len(group['in_sync'])} of {len(able)} in sync; behind: {', '.join(map(str, behind))}"
-        do = "see `raymq status`: it fills by itself; a node that is gone is replaced after `replace_after_s`"
-        is_short = len(group["in_sync"]) < group.get("min_in_sync_replicas", 1)
-        found.append((fail if is_short else warn)(seen, do, group["broker"]))
-    return found or _replicas_ok(snapshot, "all replicas are in sync")
 
 
 def health_checks(snapshot: Snapshot) -> list[Finding]:
@@ -219,33 +40,6 @@ def name_servers(snapshot: Snapshot) -> list[Finding]:
     if count < 2 <= cluster.nodes:
         return [warn(f"one NameServer on {cluster.nodes} nodes", "`name_servers: 3`: new clients need one")]
     return [ok(f"NameServers: {count}, nodes: {cluster.nodes}")]
-
-
-def delayed(snapshot: Snapshot) -> list[Finding]:
-    """Delayed messages are delivered in time."""
-    found = []
-    for store in _cluster(snapshot).status.get("stores", []):
-        schedule = store.get("schedule")
-        if schedule and schedule["late_ms"] > DELAY_LATE_MS:
-            seen = f"delivered {schedule['late_ms'] / 1000:,.0f} s late, {sum(schedule['pending'].values()):,} wait"
-            found.append(
-                warn(seen, "the disk or the machine cannot keep up: see its load and flush time", store["actor"])
-            )
-    return found or [ok("delayed messages are delivered in time")]
-
-
-def deleted_unread(snapshot: Snapshot) -> list[Finding]:
-    """No full disk has taken messages before a group read them."""
-    found = [
-        fail(
-            f"{entry['messages']:,} messages of {entry['topic']} were deleted unread",
-            "a larger disk, or `clean_file_forcibly_enable: false`",
-            entry["group"],
-        )
-        for broker in _cluster(snapshot).status.get("brokers", [])
-        for entry in broker.get("deleted_unread", ())
-    ]
-    return found or [ok("nothing was deleted before its time")]
 
 
 def _known_groups(snapshot: Snapshot) -> list[GroupFacts]:
@@ -303,23 +97,15 @@ def retention(snapshot: Snapshot) -> list[Finding]:
     return found or [ok("messages are kept longer than groups need")]
 
 
+def _of_status(name: str, judge: Judge) -> Check:
+    """The check of the cluster that has `judge` judge the report of `raymq status`."""
+    return Check(name, "cluster", lambda snapshot: judge(_cluster(snapshot).status))
+
+
 CLUSTER_CHECKS: Final = (
-    Check("servers answer", "cluster", servers),
-    Check("brokers ready", "cluster", brokers_ready),
-    Check("masters", "cluster", masters),
-    Check("stores take messages", "cluster", stores_writable),
-    Check("stores on disk", "cluster", stores_on_disk),
-    Check("stores undamaged", "cluster", undamaged),
-    Check("nothing lost", "cluster", nothing_lost),
-    Check("replicas follow", "cluster", followers),
-    Check("replicas apart", "cluster", places),
-    Check("copies", "cluster", copies),
-    Check("a replica to spare", "cluster", spare_replicas),
-    Check("in sync", "cluster", in_sync),
+    *(_of_status(name, judge) for name, judge in {**PROBLEM_CHECKS, **ADVICE_CHECKS}.items()),
     Check("health checks", "cluster", health_checks),
     Check("NameServers", "cluster", name_servers),
-    Check("delayed messages", "cluster", delayed),
-    Check("deleted unread", "cluster", deleted_unread),
     Check("groups answer", "cluster", groups_seen),
     Check("groups have members", "cluster", members),
     Check("dead letters", "cluster", dead_letters),

@@ -91,7 +91,8 @@ TAKEN = [{"group": "billing", "topic": "orders", "messages": 5}]
 STOPPED = [{"store": "broker-b-0", "broker": "broker-b", "directory": "/data/broker-b-0"}]
 ILL = [
     ("servers answer", status("stores", 0, error="no answer"), State.FAIL, "no answer"),
-    ("servers answer", status(refused=["storage-broker-a-0"]), State.WARN, "storage-broker-a-0"),
+    ("stores open", status("stores", 0, error="EIO", closed=True), State.FAIL, "the store is closed: EIO"),
+    ("servers shown", status(refused=["storage-broker-a-0"]), State.WARN, "storage-broker-a-0"),
     ("brokers ready", status("brokers", 0, ready=False, waiting_for="its store"), State.FAIL, "its store"),
     ("masters", status(*REPLICATED, reason="none answers"), State.FAIL, "none answers"),
     ("stores take messages", status("stores", 0, writable=False, not_writable_reason="full"), State.FAIL, "full"),

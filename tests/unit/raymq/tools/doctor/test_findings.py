@@ -45,6 +45,13 @@ def test_places_that_are_alike_are_one_row_and_others_are_not():
     assert len(folded([*rows, finding("a", check="other")])) == 4
 
 
+def test_a_row_of_several_failures_names_their_places_and_counts_the_rest():
+    alike = [Finding("stores undamaged", State.FAIL, "443 damaged bytes", "check", f"storage-{n}") for n in range(7)]
+    assert [one.where for one in folded(alike[:2])] == ["storage-0, storage-1"]
+    [row] = folded(alike)
+    assert row.where == "storage-0, storage-1, storage-2, storage-3, storage-4 and 2 more"
+
+
 @pytest.mark.parametrize(
     ("states", "expected"),
     [
