@@ -20,7 +20,7 @@ from raymq.tools import cli
 from raymq.tools.cli import messages
 from raymq.tools.cli.terminal import progress
 
-LINES = 20_000
+LINES = 4_000
 FEW_LINES = 500
 """Enough for a bar, where a line is printed for each."""
 
