@@ -21,12 +21,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import raymq
 from raymq.common.protocol.stats import BrokerReadings, GroupReading, TopicReading
 from raymq.tools import cli
 from raymq.tools.cli.cluster import top
 from raymq.tools.cli.cluster.top_figures import GroupRow, Reading, figures_between, sorted_groups, sorted_topics
 
-ROOT = Path(__file__).parents[5]
+REPOSITORY = Path(raymq.__file__).parents[1]
+"""Not found by this file's own path: `Terminal` runs a copy of this file in a temporary folder."""
 PAIR = ("billing", "orders")
 
 
@@ -134,7 +136,7 @@ class Terminal:
             stdin=self._its,
             stdout=self._its,
             stderr=self._its,
-            env={**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(REPOSITORY)},
             start_new_session=True,
         )
         self.shown = ""
