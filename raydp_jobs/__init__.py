@@ -12,7 +12,9 @@ The names are resolved when they are first used, so that other modules here can 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from raymq.common.numbers import NumberRange
 
 if TYPE_CHECKING:
     from raydp_jobs.session import spark_session
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from raydp_jobs.source.reader import read_topic
     from raydp_jobs.stream.progress import stream_progress
     from raydp_jobs.stream.topic_stream import stream_topic
+
+SPARK_COUNT: Final = NumberRange(1, 100_000)
+"""The numbers of executors, and of cores of each, that a session may have."""
 
 __all__ = ["read_topic", "spark_session", "stream_progress", "stream_topic", "topic_sink", "write_topic"]
 

@@ -39,10 +39,12 @@ from pyspark.sql import SparkSession
 from raydp.spark import ray_cluster
 from raydp.spark.ray_cluster_master import RAYDP_SPARK_MASTER_SUFFIX
 
+from raydp_jobs import SPARK_COUNT
 from raydp_jobs.executor_places import check_fits, executor_size, memory_mib, nodes_of, reserved, storage_nodes
 from raydp_jobs.node_checks import check_nodes
 from raymq.client.cluster.java import java_environment
-from raymq.common.errors import ClientStateError, InvalidArgumentError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.common.errors import ClientStateError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.common.numbers import LONGEST_TIME_S, NumberRange, bounded, checked
 
 START_TIMEOUT_S: Final = 120.0
 
@@ -90,7 +92,9 @@ _JAVA_OPTION_KEYS: Final = (
 )
 
 
+@checked
 @contextmanager
+@bounded(executors=SPARK_COUNT, executor_cores=SPARK_COUNT, start_timeout_s=NumberRange(0.001, LONGEST_TIME_S))
 def spark_session(
     app_name: str,
     *,
@@ -120,10 +124,6 @@ def spark_session(
     processes have ended meanwhile becomes a ClientStateError that says so; the session and its DataFrames raise one
     after the block.
     """
-    if executors < 1 or executor_cores < 1:
-        raise InvalidArgumentError(f"executors={executors} and executor_cores={executor_cores} must be at least 1")
-    if start_timeout_s <= 0:
-        raise InvalidArgumentError(f"start_timeout_s={start_timeout_s} must be more than 0")
     mib = memory_mib(executor_memory)
     _check_process(ray_data)
     size = executor_size(executor_cores, mib, configs or {})

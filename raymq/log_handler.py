@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from raymq.common.errors import InvalidArgumentError, RaymqError
 from raymq.common.message import Message, SendResult
+from raymq.common.numbers import POSITIVE, bounded, checked
 
 if TYPE_CHECKING:
     from raymq.client.client import Client
@@ -54,11 +55,13 @@ class RaymqHandler(logging.Handler):
     `client`: a connection of `raymq.connect`, which stays open when the handler is closed. Without one the handler
     connects by itself, to the Ray cluster at `address` or to the one that is found, and raises ClusterNotFoundError.
     `capacity`: the most records that wait in memory. `flush_timeout_s`: how long `flush` and `close` wait at most.
-    InvalidArgumentError for a capacity or a time that makes no sense.
+    InvalidArgumentError for a capacity, a time or a level that makes no sense.
 
     Neither logging nor closing raises for a cluster that is away: `statistics` tells what became of the records.
     """
 
+    @checked
+    @bounded(capacity=POSITIVE)
     def __init__(
         self,
         topic: str,
@@ -70,9 +73,10 @@ class RaymqHandler(logging.Handler):
         capacity: int = 10_000,
         flush_timeout_s: float = 5.0,
     ) -> None:
-        if capacity < 1 or flush_timeout_s < 0:
-            raise InvalidArgumentError("capacity is at least 1, and flush_timeout_s is not negative")
-        super().__init__(level)
+        try:
+            super().__init__(level)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(f"level must be a level of logging, a number or its name: {error}") from None
         self.topic, self.capacity, self.flush_timeout_s = topic, capacity, flush_timeout_s
         self._changed = threading.Condition()
         """Guards everything below."""

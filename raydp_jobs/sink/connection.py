@@ -11,6 +11,7 @@ from raydp_jobs.sink.partitions import Writers
 from raydp_jobs.worker_client import ClusterAddress, address_of_cluster, worker_client
 from raymq.client.client import Client, connect
 from raymq.client.producer.repeatable.writer import RepeatableWriter
+from raymq.client.producer.settings import ProducerSettings
 from raymq.common.message import MessageQueue
 
 
@@ -29,10 +30,13 @@ class Connection(Protocol):
 @dataclass(frozen=True)
 class ClusterConnection(Connection):
     """The raymq of the Ray cluster that this process is connected to. `client` None: each use connects. `settings` are
-    those of ProducerSettings."""
+    those of ProducerSettings. InvalidArgumentError."""
 
     client: Client | None
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ProducerSettings(**self.settings)  # refuses here, before any job, what the tasks could not use
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         with nullcontext(self.client) if self.client is not None else connect() as client:

@@ -38,6 +38,7 @@ from raymq.client.scan.expression import text_of
 from raymq.client.scan.partitions import plan_partitions
 from raymq.client.scan.queue_bounds import ClusterQueues
 from raymq.client.scan.ranges import NO_CREATIONS, Creations, OffsetRange, ScanOptions, plan_ranges
+from raymq.common.numbers import POSITIVE, bounded, checked
 from raymq.records.filters.sql import SqlFilter
 from raymq.records.kernels.columns import Unreadable, schema_with
 from raymq.remoting.namespaced_routes import NamespacedRoutes
@@ -75,6 +76,8 @@ SMALL_COLUMNS_BYTES: Final = 256
 """The bytes that a message counts for at most in a partition of a read without `body`."""
 
 
+@checked
+@bounded(min_partitions=POSITIVE, partition_bytes=POSITIVE)
 def read_topic(
     spark: SparkSession,
     topic: str | Sequence[str] | None = None,

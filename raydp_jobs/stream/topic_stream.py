@@ -19,6 +19,7 @@ from raymq.client.scan.batches import check_unreadable
 from raymq.client.scan.expression import text_of
 from raymq.client.scan.offsets import OffsetsOption, TimestampOption, TimestampsOption, TimestampStrategy
 from raymq.client.scan.ranges import OffsetRange, check_options
+from raymq.common.numbers import POSITIVE, bounded, checked
 from raymq.records.filters.sql import SqlFilter
 from raymq.records.kernels.columns import Unreadable
 
@@ -35,6 +36,8 @@ class StartingOptions(TypedDict, total=False):
     starting_offsets_by_timestamp_strategy: TimestampStrategy
 
 
+@checked
+@bounded(max_offsets_per_trigger=POSITIVE, min_offsets_per_trigger=POSITIVE, min_partitions=POSITIVE)
 def stream_topic(
     spark: SparkSession,
     topic: str | Sequence[str] | None = None,

@@ -29,8 +29,9 @@ from raymq.common.config.cluster import ClusterSettings, load_settings
 from raymq.common.errors import AuthenticationError, ClientStateError, ClusterNotFoundError, RaymqError
 from raymq.common.identity import Identity
 from raymq.common.message import ConsumeFromWhere, MessageQueue
-from raymq.common.names import TRACE_TOPIC, check_topic, whole_number
+from raymq.common.names import BROKER_GROUPS_MAX, TRACE_TOPIC, check_topic
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
+from raymq.common.numbers import INT32_MAX, NOT_NEGATIVE, NumberRange, bounded, checked
 from raymq.common.parallel import aside
 from raymq.common.protocol.group import StartOffsetQuery
 from raymq.common.retry import persist_until
@@ -91,6 +92,9 @@ logger = logging.getLogger(__name__)
 _inherited_ray: list[object] = []
 """In a forked child, the parent's connection to Ray as it was copied. It serves the parent alone."""
 
+CHECK_THREADS: Final = NumberRange(1, 1000)
+"""The numbers of threads in which a transaction producer may check local transactions."""
+
 
 @in_forked_child
 def _note_inherited_ray() -> None:
@@ -110,6 +114,8 @@ def _refuse_inherited_ray() -> None:
         )
 
 
+@checked
+@bounded(broker_groups=NumberRange(1, BROKER_GROUPS_MAX))
 def connect(
     address: str | None = None,
     *,
@@ -148,8 +154,6 @@ def connect(
     environment variable RAYMQ_NAMESPACE, or else no namespace. Raises IllegalNameError.
     """
     _refuse_inherited_ray()
-    if broker_groups is not None:
-        broker_groups = whole_number("broker_groups", broker_groups, 1)
     names = Namespace(os.environ.get(NAMESPACE_VARIABLE, "") if namespace is None else namespace)
     who = identity.present() if credentials is None else credentials.identity
     if who is None:
@@ -322,6 +326,7 @@ class Client(Closing):
 
         return AsyncProducer(self.producer(group, **settings))
 
+    @bounded(check_threads=CHECK_THREADS)
     def transaction_producer(
         self, group: str, *, check: Check, check_threads: int = 1, **settings: Unpack[ProducerOptions]
     ) -> TransactionProducer:
@@ -353,6 +358,7 @@ class Client(Closing):
         routes.invalidate(topic)  # queues may have been added a moment ago
         return persist_until(time.monotonic() + timeout_s, lambda left_s: routes.get(topic).require_all_queues())
 
+    @bounded(epoch=NOT_NEGATIVE, first_queue=NumberRange(0, INT32_MAX))
     def repeatable_writer(
         self,
         topic: str,

@@ -11,8 +11,8 @@ A signal handler may raise between any two bytecodes of the main thread. So the 
 helper thread when the main thread calls them (raymq.common.parallel.aside), which costs some 15 µs. Methods that are
 `direct` do not: they are too short or too frequent for that, and take care themselves.
 
-A number that a program passes may be anything: a text out of an environment variable, NaN, a number of numpy. So every
-argument whose annotation is int or float is checked before the method itself begins.
+Every argument of a public method whose annotation is int or float is checked before the method itself begins
+(raymq.common.numbers).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import wraps
-from inspect import isasyncgenfunction, iscoroutinefunction, isfunction, isgeneratorfunction, signature
+from inspect import isasyncgenfunction, iscoroutinefunction, isfunction, isgeneratorfunction
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from raymq.common.errors import ClientStateError
-from raymq.common.names import real_number, seconds, whole_number
+from raymq.common.numbers import checked
 from raymq.common.parallel import aside
 
 logger = logging.getLogger(__name__)
@@ -42,14 +42,6 @@ _process_id = os.getpid()
 
 _NOT_CALLS: Final = (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
 """Functions whose call only makes an object, which does the work later."""
-
-_CHECKS: Final[dict[tuple[str, bool], Callable[[str, Any], float]]] = {
-    ("int", False): whole_number,
-    ("int", True): whole_number,
-    ("float", False): real_number,
-    ("float", True): seconds,
-}
-"""The check of an argument by its annotation, and if it is a time in seconds by its name."""
 
 F = TypeVar("F", bound=Callable[[], None])
 M = TypeVar("M", bound=Callable[..., Any])
@@ -77,41 +69,6 @@ def _aside(method: Callable[..., Any]) -> Callable[..., Any]:
     return direct(call)
 
 
-def _checked(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, with a check of each argument that is a number by its annotation: the first thing of a call."""
-    checks = {
-        (number, name): _CHECKS[annotation, name.endswith("_s")]
-        for number, (name, parameter) in enumerate(signature(method).parameters.items())
-        if ((annotation := str(parameter.annotation).removesuffix(" | None")), name.endswith("_s")) in _CHECKS
-    }
-    if not checks:
-        return method
-
-    def check(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
-        for (number, name), number_of in checks.items():
-            if name in keywords:
-                if keywords[name] is not None:
-                    keywords[name] = number_of(name, keywords[name])
-            elif number < len(arguments) and arguments[number] is not None:
-                value = number_of(name, arguments[number])
-                arguments = (*arguments[:number], value, *arguments[number + 1 :])
-        return arguments
-
-    if iscoroutinefunction(method):
-
-        @wraps(method)
-        async def call_async(*arguments: Any, **keywords: Any) -> Any:
-            return await method(*check(arguments, keywords), **keywords)
-
-        return call_async
-
-    @wraps(method)
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        return method(*check(arguments, keywords), **keywords)
-
-    return call
-
-
 class Connection(Protocol):
     """A connection, whose copy a forked child closes. The parent's goes on: the peer sees no end."""
 
@@ -131,9 +88,9 @@ class OfProcess:
             if name.startswith("_") or not isfunction(member) or hasattr(member, "is_unwrapped"):
                 continue
             if not (any(is_of(member) for is_of in _NOT_CALLS) or hasattr(member, "is_direct")):
-                setattr(cls, name, _checked(_aside(member)))
+                setattr(cls, name, checked(_aside(member)))
             else:
-                setattr(cls, name, _checked(member))
+                setattr(cls, name, checked(member))
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         self = super().__new__(cls)

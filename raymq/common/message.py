@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError, dataclass, replace
 from enum import Enum, IntEnum
 from functools import partial
 from inspect import Signature, signature
@@ -22,8 +22,9 @@ from typing import Any, Final, NoReturn, Protocol
 from msgspec import Struct, StructMeta
 from msgspec.structs import force_setattr
 
-from raymq.common.errors import BodyUnreadableError, MessageIllegalError
+from raymq.common.errors import BodyUnreadableError, InvalidArgumentError, MessageIllegalError
 from raymq.common.names import LMQ_PREFIX, check_topic, is_light_queue, light_queue
+from raymq.common.numbers import INT32_MAX, NUMBER_MAX, whole_number
 
 PROPERTY_KEYS: Final = "KEYS"
 PROPERTY_TAGS: Final = "TAGS"
@@ -119,6 +120,14 @@ def _check_text(what: str, text: object) -> None:
         raise MessageIllegalError(f"{what} {text!r} cannot be written as UTF-8") from None
 
 
+def _checked_number(name: str, value: object, low: int = 0, high: int = NUMBER_MAX) -> int:
+    """The field `name` as a whole number from `low` to `high`. MessageIllegalError."""
+    try:
+        return whole_number(name, value, low, high)
+    except InvalidArgumentError as error:
+        raise MessageIllegalError(str(error)) from None
+
+
 class Message(Struct, frozen=True, gc=False):
     """A message to send.
 
@@ -185,8 +194,8 @@ class Message(Struct, frozen=True, gc=False):
         self._check_topic_and_body()
         self._check_tags_and_keys()
         self._check_properties()
-        if not isinstance(self.flag, int) or not -(2**31) <= self.flag < 2**31:
-            raise MessageIllegalError(f"flag {self.flag!r} is not a number of 32 bits")
+        if self.flag.__class__ is not int or not -(2**31) <= self.flag <= INT32_MAX:
+            force_setattr(self, "flag", _checked_number("flag", self.flag, -(2**31), INT32_MAX))
         if not isinstance(self.wait_store_msg_ok, bool):
             raise MessageIllegalError(f"wait_store_msg_ok {self.wait_store_msg_ok!r} is not a bool")
         if self.delay_level or self.deliver_at_ms is not None or self.delay_level.__class__ is not int:
@@ -250,14 +259,14 @@ class Message(Struct, frozen=True, gc=False):
 
     def _check_delay(self) -> None:
         level, deliver_at_ms = self.delay_level, self.deliver_at_ms
-        if not isinstance(level, int) or isinstance(level, bool) or level < 0:
-            raise MessageIllegalError(f"delay_level {level!r} is not a level: 0 is no delay, 1 to 18 are the levels")
+        level = _checked_number("delay_level", level)
+        force_setattr(self, "delay_level", level)
         if deliver_at_ms is None:
             return
         if level:
             raise MessageIllegalError("a message has a delay_level or a deliver_at_ms, not both")
-        if not isinstance(deliver_at_ms, int) or isinstance(deliver_at_ms, bool) or deliver_at_ms < 0:
-            raise MessageIllegalError(f"deliver_at_ms {deliver_at_ms!r} is not a time in ms since 1970")
+        deliver_at_ms = _checked_number("deliver_at_ms", deliver_at_ms)
+        force_setattr(self, "deliver_at_ms", deliver_at_ms)
         ahead_ms = deliver_at_ms - time.time_ns() // 1_000_000
         if ahead_ms > TIMER_DELAY_MAX_MS:
             days = ahead_ms / 86_400_000
@@ -538,6 +547,16 @@ class MessageQueue:
 
     def __str__(self) -> str:
         return f"{self.topic}@{self.broker_name}:{self.queue_id}"
+
+
+def checked_queue(name: str, queue: object) -> MessageQueue:
+    """The argument `name`, if it is a MessageQueue whose id may be a queue's. Ids of numpy become plain ints.
+    InvalidArgumentError."""
+    if not isinstance(queue, MessageQueue):
+        raise InvalidArgumentError(f"{name}: expected a raymq.MessageQueue, not {queue!r}")
+    if type(queue.queue_id) is int and 0 <= queue.queue_id <= INT32_MAX:
+        return queue
+    return replace(queue, queue_id=whole_number(f"{name}: queue_id", queue.queue_id, 0, INT32_MAX))
 
 
 class SendStatus(Enum):

@@ -1,4 +1,4 @@
-"""The rules for names of topics and groups, for numbers that programs pass, and the names of actors.
+"""The rules for names of topics and groups, and the names of actors.
 
 Topic and group rules are RocketMQ's (spec/messaging.md §2.5). An actor's name is an identity that prints and parses
 itself, so no module spells one by hand: `storage-broker-a-0` is `StorageName("broker-a", 0)`.
@@ -8,15 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Final
 
 from raymq.common.errors import IllegalNameError, InvalidArgumentError
-
-NUMBER_MAX: Final = 2**63 - 1
-"""The greatest number that an argument may be; the least is its negative."""
-LONGEST_TIME_S: Final = 1e9
-"""The longest time that an argument may be: 31 years."""
 
 NAMESPACE: Final = "raymq"
 """The Ray namespace of every raymq actor."""
@@ -27,6 +21,8 @@ INSTANCES: Final = "raymq-instances"
 CONTROLLER: Final = "controller"
 """The actor that decides who leads each broker group of several replicas."""
 
+BROKER_GROUPS_MAX: Final = 26
+"""The most broker groups: a letter names each, from broker-a to broker-z."""
 USERS_BROKER: Final = "broker-a"
 """The first broker group, which keeps the changes of users and policies."""
 
@@ -81,35 +77,6 @@ NODE_ID_SHOWN: Final = 16
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _RULE: Final = "use letters, digits and the characters % | - _"
-
-
-def whole_number(name: str, value: object, low: int = -NUMBER_MAX, high: int = NUMBER_MAX) -> int:
-    """The argument `name` as an int, from `low` to `high`. Numbers of numpy are taken, bools are not.
-    InvalidArgumentError."""
-    if type(value) is not int:
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise InvalidArgumentError(f"{name} must be a whole number, not {value!r}")
-        value = int(value)
-    if not low <= value <= high:
-        raise InvalidArgumentError(f"{name} must be {low} to {high}, not {value!r}")
-    return value
-
-
-def real_number(name: str, value: object, low: float = -NUMBER_MAX, high: float = NUMBER_MAX) -> float:
-    """The argument `name` as an int or a float, from `low` to `high`. Numbers of numpy are taken; bools and NaN are
-    not. InvalidArgumentError."""
-    if type(value) is not float and type(value) is not int:
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise InvalidArgumentError(f"{name} must be a number, not {value!r}")
-        value = float(value)
-    if not low <= value <= high:
-        raise InvalidArgumentError(f"{name} must be {low:g} to {high:g}, not {value!r}")
-    return value
-
-
-def seconds(name: str, value: object, low: float = 0.0) -> float:
-    """The argument `name` as a time in seconds, from `low` to LONGEST_TIME_S. InvalidArgumentError."""
-    return real_number(name, value, low, LONGEST_TIME_S)
 
 
 def is_system_topic(topic: str) -> bool:

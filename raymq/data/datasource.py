@@ -22,10 +22,11 @@ from raymq.client.consumer.subscription import ALL, Subscription
 from raymq.client.scan.batches import check_unreadable, open_ranges
 from raymq.client.scan.expression import text_of
 from raymq.client.scan.queue_bounds import ClusterQueues
-from raymq.client.scan.ranges import NO_CREATIONS, Creations, OffsetRange, ScanSource, check_count
+from raymq.client.scan.ranges import NO_CREATIONS, Creations, OffsetRange, ScanSource
 from raymq.common import identity
 from raymq.common.errors import RequestTimeoutError
 from raymq.common.identity import Identity
+from raymq.common.numbers import LONGEST_TIME_S, POSITIVE, NumberRange, bounded, checked
 from raymq.data.columns import SCHEMA, needed_of, schema_of, to_block
 from raymq.data.offsets import EARLIEST, LATEST, Offsets, resolve_ranges
 from raymq.data.shared_client import driver_client, worker_client
@@ -36,6 +37,9 @@ from raymq.records.kernels.columns import Unreadable
 ROW_BYTES: Final = 200
 """About the bytes of a message in memory without its body, for Ray's estimates."""
 _BLOCK_BYTES: Final = 128 * 1024 * 1024
+
+TASK_TIMEOUT_MS: Final = NumberRange(1, int(LONGEST_TIME_S) * 1000)
+"""The times, in ms, within which a read task may have to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +68,6 @@ def read_options(
     """The options of `read_topic`, checked; InvalidArgumentError."""
     wanted = tuple(SCHEMA.names if columns is None else columns)
     schema_of(wanted)
-    check_count("rows_per_block", rows_per_block)
-    check_count("timeout_ms", timeout_ms)
     check_unreadable(unreadable)
     return ReadOptions(
         tags=Subscription.parse("any", tags).tags,
@@ -137,6 +139,8 @@ class TopicDatasource(RangesDatasource):
     """Messages of topics for `ray.data.read_datasource`; `raymq.data.read_topic` has the arguments, which are the same,
     and raises the same. The ranges are fixed here: `ranges`."""
 
+    @checked
+    @bounded(rows_per_block=POSITIVE, timeout_ms=TASK_TIMEOUT_MS)
     def __init__(
         self,
         topics: str | Sequence[str],

@@ -13,13 +13,14 @@ from ray.data import Dataset
 from raymq.client.consumer.group_offsets import GroupOffsets
 from raymq.client.consumer.subscription import ALL
 from raymq.client.scan.queue_bounds import ClusterQueues
-from raymq.client.scan.ranges import OffsetRange, ScanSource, bounded_range, check_count, limit_ranges, select_topics
+from raymq.client.scan.ranges import OffsetRange, ScanSource, bounded_range, limit_ranges, select_topics
 from raymq.common.errors import ClientStateError, InvalidArgumentError, NoPermissionError, TopicNotExistError
 from raymq.common.message import ConsumeFromWhere, MessageQueue
 from raymq.common.names import check_group
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
+from raymq.common.numbers import POSITIVE, bounded, checked
 from raymq.common.protocol.group import OffsetCommit, QueueOffset, StartOffsetQuery
-from raymq.data.datasource import RangesDatasource, ReadOptions, present_creations, read_options
+from raymq.data.datasource import TASK_TIMEOUT_MS, RangesDatasource, ReadOptions, present_creations, read_options
 from raymq.data.reading import number_of_tasks
 from raymq.data.shared_client import driver_client
 from raymq.records.filters.sql import SqlFilter
@@ -33,6 +34,8 @@ _WORDS: Final = {
 }
 
 
+@checked
+@bounded(max_rows=POSITIVE, timeout_ms=TASK_TIMEOUT_MS)
 def iter_topic(
     group: str,
     topics: str | Sequence[str],
@@ -65,11 +68,8 @@ def iter_topic(
     broker is away, the errors of a read or a commit are raised, and the iterator ends.
     """
     check_group(group)
-    check_count("max_rows", max_rows)
     if start_offset not in _WORDS:
         raise InvalidArgumentError(f"start_offset={start_offset!r} must be one of {', '.join(_WORDS)}")
-    if not interval_s >= 0:
-        raise InvalidArgumentError(f"interval_s={interval_s!r} must not be negative")
     options = read_options(tags, expression, columns, fail_on_data_loss, None, timeout_ms, unreadable)
     begin = _WORDS[start_offset]
     return _iterate(group, begin, topics, interval_s, max_rows, address, options, namespace)

@@ -10,15 +10,30 @@ from ray.data import DataContext, Dataset
 
 from raymq.client.consumer.subscription import ALL
 from raymq.common.errors import InvalidArgumentError
-from raymq.data.datasource import RangesDatasource, TopicDatasource
+from raymq.common.numbers import NOT_NEGATIVE, NUMBER_MAX, POSITIVE, NumberRange, bounded, checked
+from raymq.data.datasource import TASK_TIMEOUT_MS, RangesDatasource, TopicDatasource
 from raymq.data.offsets import EARLIEST, LATEST, Offsets
 from raymq.records.filters.sql import SqlFilter
 from raymq.records.kernels.columns import Unreadable
 
 TASK_MIN_BYTES: Final = 16 * 1024 * 1024
 """Less than this is not worth a task of its own."""
+READ_TASKS_MAX: Final = 1_000_000
+_AMOUNT: Final = NumberRange(0.0, NUMBER_MAX)
+"""The amount of a resource of Ray's that a read task may ask for."""
 
 
+@checked
+@bounded(
+    rows_per_block=POSITIVE,
+    timeout_ms=TASK_TIMEOUT_MS,
+    num_cpus=_AMOUNT,
+    num_gpus=_AMOUNT,
+    memory=_AMOUNT,
+    resources=_AMOUNT,
+    override_num_blocks=NumberRange(1, READ_TASKS_MAX),
+    max_calls=NOT_NEGATIVE,
+)
 def read_topic(
     topics: str | Sequence[str],
     *,

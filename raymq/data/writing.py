@@ -6,10 +6,13 @@ from typing import Any
 
 from ray.data import Dataset
 
+from raymq.common.numbers import POSITIVE, bounded, checked
 from raymq.data.datasink import TopicDatasink, WriteSummary
 from raymq.data.messages import Serializer
 
 
+@checked
+@bounded(concurrency=POSITIVE)
 def write_topic(
     dataset: Dataset,
     topic: str,

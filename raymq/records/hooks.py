@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageExt
+from raymq.common.numbers import checked
 from raymq.records.format.check import find_starts
 from raymq.records.format.inner_batch import split_inner_batch
 from raymq.records.format.inner_batch_encode import is_inner_batch
@@ -101,6 +102,7 @@ class PutBatch(HookedBatch):
         self.refusals: dict[int, str] = {}
         """The reason for each message that a hook has refused, by its index."""
 
+    @checked
     def refuse(self, index: int, reason: str) -> None:
         """Have message `index` not stored: whoever sent it gets MessageRefusedError with `reason`, a line of text. The
         other messages are stored: their producer sends them again by itself, and this hook sees them again.

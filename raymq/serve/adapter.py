@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 from ray.serve.schema import TaskProcessorAdapter, TaskProcessorConfig, TaskResult
 
 from raymq.common.errors import ClientStateError, InvalidArgumentError, RaymqError
-from raymq.common.names import seconds, whole_number
+from raymq.common.numbers import TIME_S, NumberRange, bounded, checked, seconds
 from raymq.serve.config import TaskSettings
 from raymq.serve.connection import TaskConnection
 from raymq.serve.decisions import TaskRules
@@ -32,6 +32,7 @@ from raymq.serve.worker import Handler, TaskWorker
 
 CONCURRENCY: Final = 5
 """Ray Serve's default, for programs that do not consume."""
+_CONCURRENCY_RANGE: Final = NumberRange(1, 10_000)
 REPLICA_STOP_TIMEOUT_S: Final = 10.0
 OPTIONS: Final = ("delay_s", "deliver_at_ms", "sharding_key")
 
@@ -58,10 +59,12 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         self._connection: TaskConnection | None = None
         self._worker: TaskWorker | None = None
 
+    @checked
+    @bounded(consumer_concurrency=_CONCURRENCY_RANGE)
     def initialize(self, consumer_concurrency: int = CONCURRENCY) -> None:
         """Connect to raymq, and create the topics and the group that do not exist. `consumer_concurrency`: the most
         tasks that run at the same time here. ClusterNotFoundError without a raymq."""
-        self._concurrency = whole_number("consumer_concurrency", consumer_concurrency, 1)
+        self._concurrency = consumer_concurrency
         with self._lock:
             if self._connection is None:
                 self._connection = connection = _apart(partial(TaskConnection.open, self._settings))
@@ -161,6 +164,8 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
             self._worker.start()
         atexit.register(self.stop_consumer)
 
+    @checked
+    @bounded(timeout=TIME_S)
     def stop_consumer(self, timeout: float = REPLICA_STOP_TIMEOUT_S) -> None:
         """Take no more tasks, wait up to `timeout` s for handlers that run, and leave the group, which takes a few
         seconds at most. The tasks of handlers that still run go to other replicas. Idempotent; does not raise."""

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raymq.common.delay import DELAY_LEVELS_MAX
 from raymq.common.errors import ConfigError
-from raymq.common.names import LONGEST_TIME_S, NUMBER_MAX, check_group, check_user_topic
+from raymq.common.names import check_group, check_user_topic
+from raymq.common.numbers import LONGEST_TIME_S, NUMBER_MAX
 
 TASK_GROUP_PREFIX: Final = "serve-"
 RESULTS_SUFFIX: Final = "-results"
@@ -35,7 +36,7 @@ class RaymqAdapterConfig(BaseModel):
     namespace: str | None = None
     group: str | None = None
     result_topic: str | None = None
-    result_ttl_s: float = Field(default=86_400.0, gt=0, le=LONGEST_TIME_S, strict=True)
+    result_ttl_s: float = Field(default=86_400.0, ge=0.001, le=LONGEST_TIME_S, strict=True)
     queues: int = Field(default=16, ge=1, le=1024, strict=True)
     poll_max: int | None = Field(default=None, ge=1, le=NUMBER_MAX, strict=True)
     first_retry_level: int = Field(default=1, ge=1, le=DELAY_LEVELS_MAX, strict=True)

@@ -33,13 +33,13 @@ class RaymqLagPolicy:
         namespace: str | None = None,
         poll_interval_s: float = 10.0,
     ) -> None:
-        from raymq.common.names import seconds
+        from raymq.common.numbers import seconds
         from raymq.serve.config import TASK_GROUP_PREFIX
 
+        self._poll_interval_s = seconds("poll_interval_s", poll_interval_s)
         self._queue = queue_name
         self._group = group or TASK_GROUP_PREFIX + queue_name
         self._address, self._namespace = address, namespace
-        self._poll_interval_s = seconds("poll_interval_s", poll_interval_s)
         self._lag = 0
         self._client: Any = None
         self._asking: threading.Thread | None = None

@@ -93,7 +93,7 @@ def encode_json(fields: Mapping[str, Any], what: str) -> bytes:
         raise InvalidArgumentError(f"{what} cannot be written as JSON: {error}") from None
     if len(body) > MAX_MESSAGE_SIZE_BYTES:
         raise InvalidArgumentError(
-            f"{what} take {len(body)} bytes as JSON, and a message at most {MAX_MESSAGE_SIZE_BYTES} (4 MiB): pass a "
+            f"{what} take {len(body)} bytes as JSON, and a message at most {MAX_MESSAGE_SIZE_BYTES}: pass a "
             "reference to the data"
         )
     return body

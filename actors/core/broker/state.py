@@ -56,10 +56,12 @@ from raymq.common.names import (
     is_system_group,
     retry_topic,
 )
+from raymq.common.numbers import whole_number
 from raymq.common.protocol.attributes import NO_ATTRIBUTES, TopicAttributes, changed_attributes
-from raymq.common.protocol.group import GroupConfig, OffsetCommit
+from raymq.common.protocol.group import GroupConfig, OffsetCommit, check_group_config
 from raymq.common.protocol.route import (
     PERM_READ,
+    QUEUE_NUMS_MAX,
     DataVersion,
     NewTopic,
     TopicConfig,
@@ -69,8 +71,6 @@ from raymq.common.protocol.route import (
 )
 from raymq.remoting.access.changes import AccessChange, carry_out
 from raymq.remoting.access.state import AuthState
-
-QUEUE_NUMS_MAX: Final = 1024
 
 Change = dict[str, Any]
 
@@ -130,7 +130,7 @@ class BrokerState:
         """
         check_user_topic(topic)
         for nums in (read_queue_nums, write_queue_nums):
-            check_queue_nums(nums)
+            whole_number("queues per broker group", nums, 1, QUEUE_NUMS_MAX)
         wanted = {name: text for name, text in attributes.items() if text}
         TopicAttributes.parse(wanted)
         known = self.topics.get(topic)
@@ -170,7 +170,7 @@ class BrokerState:
                 parse_order_config(order_config)
             config = replace(config, order=bool(order_config), order_config=order_config)
         if queue_nums is not None:
-            check_queue_nums(queue_nums)
+            whole_number("queues per broker group", queue_nums, 1, QUEUE_NUMS_MAX)
             if queue_nums < max(known.read_queue_nums, known.write_queue_nums):
                 raise InvalidArgumentError(
                     f"topic {topic!r} has {known.read_queue_nums} queues on this broker group and cannot have "
@@ -243,7 +243,7 @@ class BrokerState:
         The retry topic keeps the queues it has: a message may wait in each.
         """
         check_group(config.group)
-        _check_group_config(config)
+        check_group_config(config)
         changes: list[Change] = [] if self.groups.get(config.group) == config else [_group_change(config)]
         return changes + self.decide_group_topic(retry_topic(config.group), config.retry_queue_nums)
 
@@ -502,26 +502,6 @@ class BrokerState:
 
     def _apply_mark(self, change: Change, now_ms: int) -> None:
         """Nothing changes."""
-
-
-def check_queue_nums(nums: int) -> None:
-    """InvalidArgumentError unless a topic may have so many queues in one broker group."""
-    if isinstance(nums, bool) or not isinstance(nums, int) or not 1 <= nums <= QUEUE_NUMS_MAX:
-        raise InvalidArgumentError(f"a topic has 1 to {QUEUE_NUMS_MAX} queues per broker group, not {nums}")
-
-
-def _check_group_config(config: GroupConfig) -> None:
-    bounds = {
-        "retry_queue_nums": (1, QUEUE_NUMS_MAX),
-        "retry_max_times": (0, 1000),
-    }
-    for name, (low, high) in bounds.items():
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise InvalidArgumentError(f"{name} of group {config.group!r} must be {low} to {high}, not {value!r}")
-    for name in ("consume_enable", "consume_broadcast_enable"):
-        if not isinstance(getattr(config, name), bool):
-            raise InvalidArgumentError(f"{name} of group {config.group!r} is a bool, not {getattr(config, name)!r}")
 
 
 def _creation(config: TopicConfig) -> Change:

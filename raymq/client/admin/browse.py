@@ -27,9 +27,10 @@ from raymq.client.admin.messages import MessageAdmin
 from raymq.client.consumer.pull_once import FetchedRecord, has_text, is_wanted, read_fetched, stored_times
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import BodyUnreadableError, InvalidArgumentError
-from raymq.common.message import MessageExt, MessageQueue, PullStatus
+from raymq.common.message import MessageExt, MessageQueue, PullStatus, checked_queue
 from raymq.common.names import check_topic
-from raymq.common.protocol.store import FetchRequest, FetchResult, QueueBounds
+from raymq.common.numbers import INT32_MAX, NOT_NEGATIVE, NumberRange, bounded, whole_number
+from raymq.common.protocol.store import BROWSE_MAX_MESSAGES, BROWSE_MAX_SCANNED, FetchRequest, FetchResult, QueueBounds
 from raymq.records.format.layout import SYS_FLAG_COMPRESSED
 from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import call_master
@@ -37,8 +38,6 @@ from raymq.remoting.storage_clients import call_master
 BROWSE_TIMEOUT_S: Final = 20.0
 """Bounds each call of a page, beside the page's own `max_ms`."""
 BROWSE_CALL_TIMEOUT_S: Final = 5.0
-BROWSE_MAX_MESSAGES: Final = 1000
-BROWSE_MAX_SCANNED: Final = 1_000_000
 BROWSE_FETCH_BYTES: Final = 4 * 1024 * 1024
 BROWSE_PAGE_BYTES: Final = 64 * 1024 * 1024
 """The most bytes of bodies, decompressed, on a page; it ends behind the message with which it exceeds them."""
@@ -227,7 +226,14 @@ def read_cursor(topic: str, cursor: str) -> tuple[list[Span], bool]:
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         newest_first, table = json.loads(text)
-        spans = [Span(MessageQueue(topic, str(name), int(id_)), int(a), int(b)) for name, id_, a, b in table]
+        spans = [
+            Span(
+                MessageQueue(topic, str(name), whole_number("queue id", queue_id, 0, INT32_MAX)),
+                whole_number("begin", begin, 0),
+                whole_number("end", end, 0),
+            )
+            for name, queue_id, begin, end in table
+        ]
     except (binascii.Error, ValueError, TypeError) as error:
         raise InvalidArgumentError(f"this is no cursor of a page of messages: {error}") from None
     return spans, bool(newest_first)
@@ -236,6 +242,12 @@ def read_cursor(topic: str, cursor: str) -> tuple[list[Span], bool]:
 class BrowseAdmin(MessageAdmin):
     """The call that reads a topic page by page."""
 
+    @bounded(
+        begin_offset=NOT_NEGATIVE,
+        limit=NumberRange(1, BROWSE_MAX_MESSAGES),
+        max_scanned=NumberRange(1, BROWSE_MAX_SCANNED),
+        max_ms=NumberRange(1, 60_000),
+    )
     def browse(
         self,
         topic: str,
@@ -266,7 +278,6 @@ class BrowseAdmin(MessageAdmin):
         What is stored meanwhile is not in later pages of the same question. TopicNotExistError, InvalidArgumentError;
         RequestTimeoutError or ServiceNotAvailableError while a broker is away.
         """
-        _check_bounds(limit, max_scanned, max_ms)
         deadline_s = time.monotonic() + max_ms / 1000
         subscription, text = Subscription.parse(check_topic(topic), tags), contains.encode()
         if cursor is not None:
@@ -288,11 +299,11 @@ class BrowseAdmin(MessageAdmin):
         self, topic: str, queue: MessageQueue | None, begin_ms: int | None, end_ms: int | None, begin_offset: int | None
     ) -> list[Span]:
         """The offsets that a question is about."""
-        if begin_offset is not None and (queue is None or begin_offset < 0):
-            raise InvalidArgumentError("begin_offset is the offset of one queue: name it, and an offset from 0 on")
+        if begin_offset is not None and queue is None:
+            raise InvalidArgumentError("begin_offset is the offset of one queue: name the queue, too")
         route = self._routes.wait(topic, BROWSE_TIMEOUT_S)
-        queues = list(route.subscribe_queues) if queue is None else [queue]
-        if queue is not None and queue not in route.subscribe_queues:
+        queues = list(route.subscribe_queues) if queue is None else [checked_queue("queue", queue)]
+        if queue is not None and queues[0] not in route.subscribe_queues:
             raise InvalidArgumentError(f"topic {topic!r} has no queue {queue.broker_name}:{queue.queue_id}")
         spans = []
         for one, bounds in self._bounds_of(queues).items():
@@ -339,15 +350,6 @@ def _ask_bounds(queues: Sequence[tuple[str, int]], storage: StorageClient, left_
 
 def _ask_records(requests: Sequence[FetchRequest], storage: StorageClient, left_s: float) -> list[FetchResult]:
     return storage.fetch(requests, BROWSE_FETCH_BYTES, 0.0, min(left_s, BROWSE_CALL_TIMEOUT_S))
-
-
-def _check_bounds(limit: int, max_scanned: int, max_ms: int) -> None:
-    if not 1 <= limit <= BROWSE_MAX_MESSAGES:
-        raise InvalidArgumentError(f"limit must be 1 to {BROWSE_MAX_MESSAGES} messages, not {limit}")
-    if not 1 <= max_scanned <= BROWSE_MAX_SCANNED:
-        raise InvalidArgumentError(f"max_scanned must be 1 to {BROWSE_MAX_SCANNED} records, not {max_scanned}")
-    if not 1 <= max_ms <= 60_000:
-        raise InvalidArgumentError(f"max_ms must be 1 to 60000, not {max_ms}")
 
 
 def _by_broker(queues: Sequence[MessageQueue]) -> Iterator[tuple[str, list[MessageQueue]]]:

@@ -29,6 +29,7 @@ from raymq.common.message import (
     PullStatus,
 )
 from raymq.common.names import check_group, dlq_topic, retry_topic
+from raymq.common.numbers import NOT_NEGATIVE, POSITIVE, RATE, bounded
 from raymq.common.protocol.group import OffsetCommit, StartOffsetQuery
 from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.remoting.actor_ref import ActorRef
@@ -97,13 +98,12 @@ class DeadLetters(OfProcess):
         self._routes, self._storages = routes, storages
         self._offsets = GroupOffsets(group)
 
+    @bounded(max_messages=POSITIVE)
     def letters(self, *, max_messages: int = 100, replayed: bool = False) -> list[DeadLetter]:
         """The oldest dead letters that were not brought back; with `replayed` also those that were.
 
         Empty if there are none; TopicNotExistError if the group never had any.
         """
-        if max_messages < 1:
-            raise InvalidArgumentError(f"max_messages must be at least 1, not {max_messages}")
         return list(islice(self.each(replayed=replayed), max_messages))
 
     def each(self, *, replayed: bool = False) -> Iterator[DeadLetter]:
@@ -122,6 +122,7 @@ class DeadLetters(OfProcess):
                 if replayed or not letter.replayed:
                     yield letter
 
+    @bounded(rate=RATE, max_messages=NOT_NEGATIVE)
     def replay(
         self,
         *,
@@ -136,8 +137,6 @@ class DeadLetters(OfProcess):
         one that cannot be brought back, or was before, has its error, and the others follow. InvalidArgumentError,
         before any is brought back, for a place without a letter.
         """
-        if rate is not None and not rate > 0:
-            raise InvalidArgumentError(f"rate must be more than 0 per second, not {rate}")
         pace = _Pace(rate)
         if letters is not None:
             chosen = [self._at(one.place if isinstance(one, DeadLetter) else one) for one in letters]

@@ -8,10 +8,10 @@ from typing import Final
 
 from raymq.client.admin.base import ADMIN_SHORT_CALL_TIMEOUT_S, AdminBase
 from raymq.client.consumer.pull_once import read_alone
-from raymq.common.errors import InvalidArgumentError
 from raymq.common.java_text import parse_number
 from raymq.common.message import PROPERTY_DELAY, PROPERTY_REAL_TOPIC, MessageExt, MessageQueue
 from raymq.common.names import SCHEDULE_TOPIC
+from raymq.common.numbers import NumberRange, bounded
 from raymq.common.protocol.delayed import DelayedInStore
 from raymq.common.protocol.route import MASTER_ID
 
@@ -50,14 +50,13 @@ class Delayed:
 class DelayedAdmin(AdminBase):
     """The call about delayed messages."""
 
+    @bounded(limit=NumberRange(1, DELAYED_LIST_MAX))
     def delayed(self, begin_ms: int = 0, end_ms: int = END_OF_TIME_MS, *, limit: int = 100) -> Delayed:
         """Delayed messages that wait now: counts of all, and the first `limit` of those due from `begin_ms` on and
         before `end_ms` (ms since 1970).
 
         InvalidArgumentError; ServiceNotAvailableError or RequestTimeoutError while a broker group has no master.
         """
-        if not 1 <= limit <= DELAYED_LIST_MAX:
-            raise InvalidArgumentError(f"limit must be 1 to {DELAYED_LIST_MAX} messages, not {limit}")
         levels: dict[str, int] = {}
         hours = [0] * 24
         late_ms, truncated = 0, False

@@ -17,10 +17,10 @@ from raymq.common.errors import (
     OffsetOutOfRangeError,
     TopicNotExistError,
 )
-from raymq.common.message import MessageQueue
+from raymq.common.message import MessageQueue, checked_queue
 from raymq.common.names import check_group, check_topic, dlq_topic, retry_topic
 from raymq.common.protocol.clients import ConsumerConnection, ProducerConnection
-from raymq.common.protocol.group import GroupChanges, GroupConfig, GroupQueueProgress, GroupSummary
+from raymq.common.protocol.group import GroupChanges, GroupConfig, GroupQueueProgress, GroupSummary, check_group_config
 from raymq.common.protocol.stats import GroupStats, add_up
 
 GROUPS_PER_CALL: Final = 500
@@ -93,6 +93,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         InvalidArgumentError. When this raises, some of them may be changed; to repeat it is safe."""
         for config in configs:
             check_group(config.group)
+            check_group_config(config)
         switched = set[str]()
         for broker_name in self._recent_broker_names():
             for start in range(0, len(configs), GROUPS_PER_CALL):
@@ -173,7 +174,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         if sum(wanted is not None for wanted in (to, timestamp_ms, offset)) != 1 or to not in (None, *_ENDS):
             raise InvalidArgumentError('say one of to="earliest", to="latest", timestamp_ms=… and offset=…')
         route = self._routes.wait(check_topic(topic), ADMIN_TIMEOUT_S)
-        queues = route.subscribe_queues if queue is None else (queue,)
+        queues = route.subscribe_queues if queue is None else (checked_queue("queue", queue),)
         if unknown := [str(one) for one in queues if one not in route.subscribe_queues]:
             raise InvalidArgumentError(f"topic {topic!r} has no queue {', '.join(unknown)}")
         self._call_brokers_that_know(check_group(group), "group_config", group)

@@ -9,11 +9,18 @@ from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 from raymq.client.admin.base import ADMIN_TIMEOUT_S, AdminBase
-from raymq.client.consumer.pull_once import pull_messages, read_fetched, stored_times
+from raymq.client.consumer.pull_once import (
+    PULL_MAX_MESSAGES,
+    PULL_MAX_WAIT_S,
+    pull_messages,
+    read_fetched,
+    stored_times,
+)
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import BodyUnreadableError, DataLossError, InvalidArgumentError
-from raymq.common.message import MessageExt, MessageQueue, PullResult
+from raymq.common.message import MessageExt, MessageQueue, PullResult, checked_queue
 from raymq.common.names import check_topic
+from raymq.common.numbers import POSITIVE, NumberRange, bounded
 from raymq.common.protocol.store import Boundary, QueryResult
 from raymq.common.retry import persist_until
 from raymq.records.format.decode import decode_record
@@ -32,10 +39,12 @@ T = TypeVar("T")
 class MessageAdmin(AdminBase):
     """Calls that read messages. None of them changes anything."""
 
+    @bounded(max_messages=NumberRange(1, PULL_MAX_MESSAGES), wait_s=NumberRange(0.0, PULL_MAX_WAIT_S))
     def pull(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*", wait_s: float = 0.0
     ) -> PullResult:
         """Read a queue from `offset` without a group. OffsetOutOfRangeError, InvalidArgumentError."""
+        queue = checked_queue("queue", queue)
         route = self._routes.wait(check_topic(queue.topic), ADMIN_TIMEOUT_S)
         data = next((data for data in route.queues if data.broker_name == queue.broker_name), None)
         if data is None:
@@ -49,6 +58,7 @@ class MessageAdmin(AdminBase):
             lambda storage, left_s: pull_messages(storage, queue, nums, subscription, offset, max_messages, wait_s),
         )
 
+    @bounded(max_messages=POSITIVE)
     def query_by_key(
         self,
         topic: str,
@@ -81,6 +91,7 @@ class MessageAdmin(AdminBase):
 
     def offset_by_time(self, queue: MessageQueue, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
         """The first offset of `queue` stored at or after a time; with UPPER the last one stored at or before it."""
+        queue = checked_queue("queue", queue)
         check_topic(queue.topic)
         return call_master(
             self._routes,

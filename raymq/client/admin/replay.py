@@ -35,6 +35,7 @@ from raymq.common.message import (
     SystemMessage,
 )
 from raymq.common.names import check_group, check_topic, check_user_topic, retry_topic
+from raymq.common.numbers import POSITIVE, RATE, bounded
 from raymq.records.format.compression import Compression, CompressionType
 from raymq.records.format.encode import EncodedBatch, ProducerSequence, encode_batch
 from raymq.records.format.message_id import parse_offset_message_id
@@ -91,6 +92,7 @@ class Replay:
 class ReplayAdmin(MessageAdmin):
     """The call that sends messages again."""
 
+    @bounded(max_messages=POSITIVE, rate=RATE)
     def replay(
         self,
         topic: str,
@@ -121,8 +123,6 @@ class ReplayAdmin(MessageAdmin):
         NoPermissionError, InvalidArgumentError; RequestTimeoutError or ServiceNotAvailableError while brokers are away.
         """
         choice = ReplayChoice(topic, key, (ids,) if isinstance(ids, str) else tuple(ids), begin_ms, end_ms)
-        if max_messages < 1 or (rate is not None and not rate > 0):
-            raise InvalidArgumentError(f"max_messages must be 1 or more, rate more than 0: {max_messages}, {rate}")
         target, queues = self._target(to_topic, to_group)
         run = _Run(self, choice, target, queues, name, to_group is not None, rate, dry_run, progress)
         return run.send(self._chosen(choice, target), max_messages)

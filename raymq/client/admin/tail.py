@@ -9,9 +9,10 @@ from typing import Final
 
 from raymq.client.admin.base import AdminBase
 from raymq.client.consumer.pull_once import read_fetched, stored_times
-from raymq.common.errors import InvalidArgumentError, RaymqError
+from raymq.common.errors import RaymqError
 from raymq.common.message import MessageExt, MessageQueue
 from raymq.common.names import check_topic
+from raymq.common.numbers import NOT_NEGATIVE, NumberRange, bounded
 from raymq.common.parallel import map_parallel
 from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.remoting.storage_clients import call_master
@@ -37,6 +38,7 @@ class Arrived:
 class TailAdmin(AdminBase):
     """The call of those who watch a topic. It changes nothing."""
 
+    @bounded(positions=NOT_NEGATIVE, max_messages=NumberRange(1, TAIL_MESSAGES_MAX))
     def tail(
         self, topic: str, positions: Mapping[MessageQueue, int] | None = None, *, max_messages: int = 100
     ) -> Arrived:
@@ -46,8 +48,6 @@ class TailAdmin(AdminBase):
         One call for each broker group, all at the same time. One that does not answer keeps its positions; the error is
         raised if none does. TopicNotExistError, InvalidArgumentError.
         """
-        if not 1 <= max_messages <= TAIL_MESSAGES_MAX:
-            raise InvalidArgumentError(f"max_messages must be 1 to {TAIL_MESSAGES_MAX}, not {max_messages}")
         queues: dict[str, list[MessageQueue]] = {}
         for queue in self._routes.get(check_topic(topic)).subscribe_queues:
             queues.setdefault(queue.broker_name, []).append(queue)

@@ -20,8 +20,10 @@ from raymq.common.errors import (
 )
 from raymq.common.message import MessageQueue
 from raymq.common.names import check_topic, check_user_topic, is_internal_topic
+from raymq.common.numbers import bounded, whole_number
 from raymq.common.protocol.attributes import (
     NO_ATTRIBUTES,
+    RESERVE_TIME_RANGE,
     CleanupPolicy,
     QueueType,
     TopicAttributes,
@@ -29,6 +31,7 @@ from raymq.common.protocol.attributes import (
     attribute_changes,
 )
 from raymq.common.protocol.route import (
+    QUEUE_NUMS_MAX,
     NewTopic,
     TopicRoute,
     check_perm,
@@ -73,6 +76,7 @@ class TopicAdmin(AdminBase):
         self._known_brokers: tuple[list[str], float] = ([], 0.0)
         """The names of the broker groups, and the time until which they may be used."""
 
+    @bounded(reserve_time_s=RESERVE_TIME_RANGE)
     def create_topic(
         self,
         topic: str,
@@ -132,8 +136,7 @@ class TopicAdmin(AdminBase):
         by_broker: dict[str, list[NewTopic]] = {}
         for topic, queues in topics.items():
             check_user_topic(topic)
-            if isinstance(queues, bool) or not isinstance(queues, int) or not 1 <= queues <= 1024 * len(brokers):
-                raise InvalidArgumentError(f"queues must be 1 to {1024 * len(brokers)}, not {queues!r}")
+            whole_number("queues", queues, 1, QUEUE_NUMS_MAX * len(brokers))
             counts = spread_queues(queues, brokers)
             for broker_name, count in counts.items():
                 new_topic = NewTopic(topic, count, format_order_config(counts), attributes)
@@ -172,6 +175,7 @@ class TopicAdmin(AdminBase):
                 continue  # an earlier attempt deleted it here
         self._routes.invalidate(topic)
 
+    @bounded(reserve_time_s=RESERVE_TIME_RANGE)
     def update_topic(
         self,
         topic: str,
@@ -196,7 +200,8 @@ class TopicAdmin(AdminBase):
         counts = route.queue_counts()
         grown: dict[str, int] = {}
         if queues is not None:
-            grown = grow_queues({**dict.fromkeys(self._broker_names(), 0), **counts}, queues)
+            known = {**dict.fromkeys(self._broker_names(), 0), **counts}
+            grown = grow_queues(known, whole_number("queues", queues, 1, QUEUE_NUMS_MAX * len(known)))
         if perm is not None:
             check_perm(perm)
         changes = attribute_changes(message_type, None, reserve_time_s)

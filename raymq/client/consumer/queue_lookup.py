@@ -7,8 +7,8 @@ from functools import partial
 from typing import Final, TypeVar
 
 from raymq.common.errors import InvalidArgumentError
-from raymq.common.message import MessageQueue
-from raymq.common.names import check_topic, whole_number
+from raymq.common.message import MessageQueue, checked_queue
+from raymq.common.names import check_topic
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
 from raymq.common.protocol.store import QueueBounds
 from raymq.remoting.route_cache import RouteCache
@@ -40,8 +40,7 @@ class QueueLookup:
     def check(self, queue: MessageQueue) -> MessageQueue:
         """Return the queue, as it is stored, if its topic has it; TopicNotExistError or InvalidArgumentError
         otherwise."""
-        if not isinstance(queue, MessageQueue):
-            raise InvalidArgumentError(f"expected a raymq.MessageQueue, not {queue!r}; see fetch_message_queues(topic)")
+        queue = checked_queue("queue", queue)
         stored = self._names.queue(queue)
         if stored not in self._routes.wait(check_topic(stored.topic), LOOKUP_TIMEOUT_S).subscribe_queues:
             known = self.queues(queue.topic)  # it may be a new one
@@ -68,8 +67,7 @@ class QueueLookup:
 
     def offsets_for_times(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
         """The first offset stored at or after a time in ms since 1970, by queue, within the queue's bounds."""
-        times = {queue: whole_number(f"the time in ms since 1970 of {queue}", at) for queue, at in times_ms.items()}
-        return {queue: self._offset_for(queue, time_ms) for queue, time_ms in times.items()}
+        return {queue: self._offset_for(queue, time_ms) for queue, time_ms in times_ms.items()}
 
     def _offset_for(self, queue: MessageQueue, time_ms: int) -> int:
         return self._persist(

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, get_args
 from raymq.client.predicates.fingerprint import fingerprint
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageExt
+from raymq.common.numbers import NumberRange, bounded, checked
 from raymq.common.shipping import deferred_kind, dumps_by_value
 
 OnError = Literal["raise", "match", "skip"]
@@ -87,6 +88,8 @@ class Predicate:
         return f"<{self.text}>"
 
 
+@checked
+@bounded(timeout_s=NumberRange(0.1, PREDICATE_TIMEOUT_MAX_S))
 def predicate(
     function: Callable[[MessageExt], object],
     *,
@@ -118,9 +121,6 @@ def predicate(
         raise InvalidArgumentError(f"a predicate's name is 1 to {NAME_MAX} printable characters, not {given!r}")
     if on_error not in get_args(OnError):
         raise InvalidArgumentError(f'on_error is "raise", "match" or "skip", not {on_error!r}')
-    number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if not number or not 0.1 <= timeout_s <= PREDICATE_TIMEOUT_MAX_S:
-        raise InvalidArgumentError(f"timeout_s is 0.1 to {PREDICATE_TIMEOUT_MAX_S:g}, not {timeout_s!r}")
     payload = dumps_by_value(
         function,
         lambda error: InvalidArgumentError(

@@ -752,8 +752,8 @@ class Producer(Closing):
     def _open_place(self, message: Message, where: DestinationOptions, now_s: float) -> str | MessageQueue:
         """The key of `_open` under which a message with a destination finds its batch; one that is not there if its
         queue is to be chosen by the route."""
-        queue, key = where.get("queue"), where.get("sharding_key")
-        if len(where) == 1 and queue is not None and queue.topic == message.topic:
+        queue, key = _own_queue(message, where), where.get("sharding_key")
+        if queue is not None:
             return queue
         queues, until_s = self._key_queues.get(message.topic, ((), 0.0))
         if len(where) == 1 and key is not None and now_s < until_s:
@@ -805,8 +805,7 @@ class Producer(Closing):
 
     def _lone_place(self, message: Message, where: DestinationOptions) -> str | MessageQueue:
         """The key of `_lone_turns` of a message with a destination; one that is not there if that is no queue."""
-        queue = where.get("queue")
-        return queue if len(where) == 1 and queue is not None and queue.topic == message.topic else ""
+        return _own_queue(message, where) or ""
 
     def _note_lone_turn_locked(self, batch: SendBatch, sender: Sender) -> None:
         """The next lone messages of the topic go to the same queue, as far as its turn goes; and so do those that name
@@ -882,6 +881,14 @@ class Producer(Closing):
             if completion.done(index):
                 raise
             raise SendUnknownError("its queue", 1, timeout_s, "the sender thread gave no answer") from None
+
+
+def _own_queue(message: Message, where: DestinationOptions) -> MessageQueue | None:
+    """The queue that a destination names, if it is one of the message's topic; Destination checks all others."""
+    queue = where.get("queue")
+    if len(where) != 1 or queue.__class__ is not MessageQueue or queue.queue_id.__class__ is not int:
+        return None
+    return queue if queue.topic == message.topic else None
 
 
 def _waits(messages: list[Message] | MessageColumns) -> bool:

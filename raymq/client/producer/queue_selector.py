@@ -17,7 +17,8 @@ from typing import Any, Final, TypedDict
 
 from raymq.client.producer.latency_fault import BrokerFaults
 from raymq.common.errors import InvalidArgumentError, NoPermissionError, ServiceNotAvailableError
-from raymq.common.message import Message, MessageQueue
+from raymq.common.message import Message, MessageQueue, checked_queue
+from raymq.common.numbers import whole_number
 from raymq.common.protocol.route import PERM_WRITE, TopicRoute
 from raymq.records.format.hashing import java_hash
 
@@ -57,6 +58,10 @@ class Destination:
     argument: Any = None
 
     def __post_init__(self) -> None:
+        if self.queue is not None:
+            object.__setattr__(self, "queue", checked_queue("queue", self.queue))
+        if self.sharding_key is not None and type(self.sharding_key) is not str:
+            object.__setattr__(self, "sharding_key", checked_key(self.sharding_key))
         if sum(value is not None for value in (self.sharding_key, self.queue, self.selector)) > 1:
             raise InvalidArgumentError(
                 "say where a message goes by one of sharding_key, queue and selector, not by two"
@@ -103,11 +108,15 @@ def select_queue_by_random(queues: Sequence[MessageQueue], message: Message, arg
     return secrets.choice(queues)
 
 
+def checked_key(key: object) -> str | int:
+    """The sharding key, if it is a text or a number of 64 bits. InvalidArgumentError."""
+    return key if isinstance(key, str) else whole_number("sharding_key", key, -(2**63), 2**63 - 1)
+
+
 def _java_hash_code(value: str | int) -> int:
     if isinstance(value, str):
         return java_hash(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
-        raise InvalidArgumentError(f"a sharding key is a str or a number of 64 bits, not {value!r}")
+    value = whole_number("sharding_key", value, -(2**63), 2**63 - 1)
     if -(2**31) <= value < 2**31:
         return value
     # Java's Long.hashCode: (int) (value ^ (value >>> 32)).

@@ -9,7 +9,8 @@ from typing import Final, Literal, TypedDict
 from raymq.client.producer.hooks import CheckForbiddenHook, SendMessageHook
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, MESSAGE_SIZE_LIMIT_BYTES
-from raymq.common.names import seconds, whole_number
+from raymq.common.numbers import LONGEST_TIME_S, POSITIVE, NumberRange, check_fields
+from raymq.common.protocol.route import QUEUE_NUMS_MAX
 from raymq.records.format.compression import Compression, CompressionType
 from raymq.remoting.route_cache import DEFAULT_TOPIC_QUEUE_NUMS
 
@@ -24,7 +25,15 @@ SEND_ATTEMPT_TIMEOUT_S: Final = 5.0
 """Bounds one call of `Storage.append`. Another replica leads about three seconds after a storage process began to stand
 still; until an attempt ends, nobody asks who leads. It outlasts the store's own waits for disk (5 s, then the answer is
 unknown too) and copies (3 s)."""
-_COUNTS: Final = ("max_buffered_bytes", "max_buffered_messages", "max_message_size_bytes", "default_topic_queue_nums")
+RANGES: Final = {
+    "send_timeout_s": NumberRange(0.001, LONGEST_TIME_S),
+    "attempt_timeout_s": NumberRange(0.001, LONGEST_TIME_S),
+    "max_buffered_bytes": POSITIVE,
+    "max_buffered_messages": POSITIVE,
+    "max_message_size_bytes": NumberRange(1, MESSAGE_SIZE_LIMIT_BYTES),
+    "default_topic_queue_nums": NumberRange(1, QUEUE_NUMS_MAX),
+}
+"""The values that each setting which is a number may have."""
 WhenFull = Literal["block", "raise"]
 """The answer of a send to a full buffer: wait for space, or raise SystemBusyError at once."""
 
@@ -77,14 +86,6 @@ class ProducerSettings:
     check_forbidden: Sequence[CheckForbiddenHook] = ()
 
     def __post_init__(self) -> None:
-        for name in ("send_timeout_s", "attempt_timeout_s"):
-            if seconds(name, getattr(self, name)) <= 0:
-                raise InvalidArgumentError(f"{name} must be positive, not {getattr(self, name)}")
-        for name in _COUNTS:
-            if (value := whole_number(name, getattr(self, name))) <= 0:
-                raise InvalidArgumentError(f"{name} must be positive, not {value}")
-            if name == "max_message_size_bytes" and value > MESSAGE_SIZE_LIMIT_BYTES:
-                raise InvalidArgumentError(f"{name} must be at most {MESSAGE_SIZE_LIMIT_BYTES}, not {value}")
-            object.__setattr__(self, name, value)  # a plain int, also where it was a number of numpy
+        check_fields(self, RANGES)
         if self.when_full not in ("block", "raise"):
             raise InvalidArgumentError(f"when_full is 'block' or 'raise', not {self.when_full!r}")

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, Protocol
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageQueue
 from raymq.common.names import check_group
+from raymq.common.numbers import shown
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -115,7 +116,7 @@ def timestamp_ms(option: str, value: object) -> int:
         aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
         value = (aware - datetime(1970, 1, 1, tzinfo=UTC)) // _MILLISECOND
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise InvalidArgumentError(f"{option} must be milliseconds since 1970 or a datetime, not {value!r}")
+        raise InvalidArgumentError(f"{option} must be milliseconds since 1970 or a datetime, not {shown(value)}")
     return value
 
 
@@ -151,7 +152,8 @@ def _offsets_edge(option: str, value: Any, topics: Sequence[str], default: int, 
     def check(queue: str, offset: Any) -> int:
         if isinstance(offset, bool) or not isinstance(offset, int) or offset < EARLIEST or offset >= 2**63:
             raise InvalidArgumentError(
-                f"{option}: the offset of {queue} must be a number from 0, -1 (latest) or -2 (earliest), not {offset!r}"
+                f"{option}: the offset of {queue} must be a number from 0, -1 (latest) or -2 (earliest), "
+                f"not {shown(offset)}"
             )
         if offset == refused:
             raise InvalidArgumentError(f"{option} of a batch read cannot be {_WORDS[refused]!r}, as for {queue}")

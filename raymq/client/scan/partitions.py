@@ -55,8 +55,8 @@ def plan_partitions(
     `message_bytes_max`, for a read that moves only small parts of them. There are `min_partitions` at least, as
     far as there are as many offsets. InvalidArgumentError for numbers below 1.
     """
-    check_count("partition_bytes", partition_bytes)
-    check_count("min_partitions", min_partitions)
+    partition_bytes = check_count("partition_bytes", partition_bytes)
+    min_partitions = check_count("min_partitions", min_partitions)
     if not ranges:
         return []
     profiles = [

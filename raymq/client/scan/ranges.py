@@ -27,6 +27,7 @@ from raymq.client.scan.offsets import (
 from raymq.common.errors import DataLossError, InvalidArgumentError, OffsetOutOfRangeError, TopicNotExistError
 from raymq.common.message import MessageQueue
 from raymq.common.names import check_topic
+from raymq.common.numbers import whole_number
 from raymq.common.protocol.store import QueueBounds
 
 logger = logging.getLogger(__name__)
@@ -156,10 +157,9 @@ def check_options(options: Mapping[str, Any]) -> None:
     check_count("max_offsets", options.get("max_offsets"))
 
 
-def check_count(option: str, value: int | None) -> None:
-    """InvalidArgumentError for a number below 1, and for what is no number."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise InvalidArgumentError(f"{option}={value!r} must be at least 1")
+def check_count(option: str, value: int | None) -> int | None:
+    """The value of an option that is a count, from 1 on, or None. InvalidArgumentError."""
+    return None if value is None else whole_number(option, value, 1)
 
 
 def select_topics(source: ScanSource, topic: str | Sequence[str] | None, topic_pattern: str | None = None) -> list[str]:
@@ -217,7 +217,7 @@ def limit_ranges(ranges: Sequence[OffsetRange], max_offsets: int | None) -> list
     least, so that none starves behind larger ones; where that is too many, the largest ranges do. The same arguments
     always give the same ranges.
     """
-    check_count("max_offsets", max_offsets)
+    max_offsets = check_count("max_offsets", max_offsets)
     left = sum(one.size for one in ranges)
     if max_offsets is None or left <= max_offsets:
         return [one for one in ranges if one.size]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec.structs import force_setattr
 
-from raymq.common.errors import InvalidArgumentError, MessageIllegalError
+from raymq.common.errors import MessageIllegalError
 from raymq.common.message import (
     PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
     PROPERTY_PRODUCER_GROUP,
@@ -12,10 +14,15 @@ from raymq.common.message import (
     Message,
 )
 from raymq.common.names import check_user_topic, is_internal_topic
+from raymq.common.numbers import LONGEST_TIME_S, NumberRange, number_in
 
 
 class HalfMessage(Message, frozen=True, gc=False):
     """A message of a transaction, with the properties that say so. Made by `half_message`."""
+
+
+IMMUNITY_S: Final = NumberRange(1, int(LONGEST_TIME_S))
+"""The ages, in whole seconds, before which nobody asks about the outcome of a half message."""
 
 
 def half_message(message: Message, group: str, check_immunity_s: int | None = None) -> HalfMessage:
@@ -31,11 +38,8 @@ def half_message(message: Message, group: str, check_immunity_s: int | None = No
         raise MessageIllegalError(f"a transaction cannot send to {message.topic}, which belongs to a consumer group")
     system = {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: group}
     if check_immunity_s is not None:
-        if type(check_immunity_s) is not int or check_immunity_s < 1:
-            raise InvalidArgumentError(
-                f"check_immunity_s {check_immunity_s!r} is not a whole number of seconds, from 1"
-            )
-        system[PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS] = str(check_immunity_s)
+        age_s = number_in("check_immunity_s", check_immunity_s, IMMUNITY_S)
+        system[PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS] = str(age_s)
     half = HalfMessage(
         message.topic,
         message.body,

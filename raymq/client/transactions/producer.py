@@ -22,10 +22,11 @@ from msgspec import structs
 from raymq.client.producer.producer import Producer
 from raymq.client.producer.queue_selector import DestinationOptions
 from raymq.client.transactions.checks import Check, CheckListener
-from raymq.client.transactions.half_message import half_message
+from raymq.client.transactions.half_message import IMMUNITY_S, half_message
 from raymq.common.closing import Closing
 from raymq.common.errors import InvalidArgumentError, RaymqError, TransactionError
 from raymq.common.message import Message, MessageExt, MessageQueue, SendResult, SendStatus
+from raymq.common.numbers import bounded
 from raymq.common.protocol.transactions import EndResult, EndTransaction, LocalTransactionState
 from raymq.common.retry import persist_until
 from raymq.common.shipping import deferred_kind
@@ -156,6 +157,7 @@ class TransactionProducer(Closing):
             threads=check_threads,
         )
 
+    @bounded(check_immunity_s=IMMUNITY_S)
     def send_in_transaction(
         self,
         message: Message,
@@ -189,6 +191,7 @@ class TransactionProducer(Closing):
                 end_error = f"{type(error).__name__}: {error}"
         return _result(transaction, state, end_error, local_error)
 
+    @bounded(check_immunity_s=IMMUNITY_S)
     def transaction(
         self,
         message: Message,

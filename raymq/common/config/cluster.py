@@ -23,7 +23,7 @@ from raymq.common.config.metrics import MetricsOptions, MetricsSettings
 from raymq.common.config.settings_file import read_settings_file
 from raymq.common.config.store import StoreOptions, absolute_path
 from raymq.common.errors import ConfigError
-from raymq.common.names import REBALANCE_SLOTS, NameServerName
+from raymq.common.names import BROKER_GROUPS_MAX, REBALANCE_SLOTS, NameServerName
 
 DEFAULT_FILE: Final = "raymq.yaml"
 
@@ -218,7 +218,9 @@ class ClusterSettings(BaseModel):
     rebalance_servers: Annotated[
         int, Field(ge=1, le=REBALANCE_SLOTS, description="How many Rebalance actors share the consumer groups.")
     ] = 2
-    broker_groups: Annotated[int, Field(ge=1, le=26, description="How many broker groups share the queues.")] = 1
+    broker_groups: Annotated[
+        int, Field(ge=1, le=BROKER_GROUPS_MAX, description="How many broker groups share the queues.")
+    ] = 1
     leave_out: Annotated[
         tuple[str, ...],
         Field(

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Final, Self, TypeVar
 
 from raymq.common.errors import InvalidArgumentError
+from raymq.common.numbers import NumberRange, number_in
 
 MESSAGE_TYPE: Final = "message.type"
 CLEANUP_POLICY: Final = "cleanup.policy"
@@ -28,6 +29,8 @@ E = TypeVar("E", bound=StrEnum)
 RESERVE_TIME_MIN_S: Final = 60
 """The shortest time that may be asked for: a store learns of a topic's attributes some seconds after they are set."""
 RESERVE_TIME_MAX_MS: Final = 10 * 365 * 86_400_000
+RESERVE_TIME_RANGE: Final = NumberRange(float(RESERVE_TIME_MIN_S), RESERVE_TIME_MAX_MS / 1000, otherwise=0)
+"""The times in seconds that may be asked for; 0 is the store's own time."""
 
 
 class TopicMessageType(StrEnum):
@@ -153,13 +156,7 @@ def attribute_changes(
         member = _member(CleanupPolicy, CLEANUP_POLICY, str(cleanup_policy).upper())
         changes[CLEANUP_POLICY] = "" if member is CleanupPolicy.DELETE else str(member)
     if reserve_time_s is not None:
-        is_number = isinstance(reserve_time_s, (int, float)) and not isinstance(reserve_time_s, bool)
-        longest_s = RESERVE_TIME_MAX_MS // 1000
-        if not is_number or not (reserve_time_s == 0 or RESERVE_TIME_MIN_S <= reserve_time_s <= longest_s):
-            raise InvalidArgumentError(
-                f"reserve_time_s is {RESERVE_TIME_MIN_S} to {longest_s} seconds, or 0 for the store's own time, not "
-                f"{reserve_time_s!r}"
-            )
+        reserve_time_s = number_in("reserve_time_s", reserve_time_s, RESERVE_TIME_RANGE)
         changes[RESERVE_TIME] = str(round(reserve_time_s * 1000)) if reserve_time_s else ""
     if queue_type is not None:
         named = {str(one).lower(): one for one in QueueType} | {one.name.lower(): one for one in QueueType}

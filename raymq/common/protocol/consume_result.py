@@ -6,10 +6,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from raymq.common.delay import DELAY_LEVELS_MAX
-from raymq.common.errors import InvalidArgumentError
+from raymq.common.numbers import INT32_MAX, NOT_NEGATIVE, NumberRange, check_fields
 
 TIMEOUT_DELAY_LEVEL: Final = 3
 """A message whose listener call takes too long comes again after this level's delay (spec/messaging.md §5.8)."""
+
+
+_RANGES: Final = {
+    "delay_level": NumberRange(-1, DELAY_LEVELS_MAX),
+    "suspend_ms": NumberRange(-1, INT32_MAX),
+    "first": NOT_NEGATIVE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +33,7 @@ class ConsumeLater:
     first: int = 0
 
     def __post_init__(self) -> None:
-        if not -1 <= self.delay_level <= DELAY_LEVELS_MAX:
-            raise InvalidArgumentError(f"delay_level must be -1 to {DELAY_LEVELS_MAX}, not {self.delay_level}")
-        if self.first < 0:
-            raise InvalidArgumentError(f"first is the index of a message, not {self.first}")
+        check_fields(self, _RANGES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Final, TypedDict
 
+from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import ConsumeFromWhere, MessageQueue
+from raymq.common.numbers import NumberRange, check_fields
+from raymq.common.protocol.route import QUEUE_NUMS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,10 @@ class StartOffsetQuery:
 
     where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
     timestamp_ms: int = 0
+
+
+RETRY_QUEUE_NUMS: Final = NumberRange(1, QUEUE_NUMS_MAX)
+RETRY_MAX_TIMES: Final = NumberRange(0, 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,14 @@ class GroupConfig:
     consume_broadcast_enable: bool = True
     retry_queue_nums: int = 1
     retry_max_times: int = 16
+
+
+def check_group_config(config: GroupConfig) -> None:
+    """InvalidArgumentError unless a group may be configured so."""
+    check_fields(config, {"retry_queue_nums": RETRY_QUEUE_NUMS, "retry_max_times": RETRY_MAX_TIMES})
+    for name in ("consume_enable", "consume_broadcast_enable"):
+        if not isinstance(getattr(config, name), bool):
+            raise InvalidArgumentError(f"{name} of group {config.group!r} is a bool, not {getattr(config, name)!r}")
 
 
 class GroupChanges(TypedDict, total=False):

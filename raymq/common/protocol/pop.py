@@ -10,11 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from raymq.common.numbers import NumberRange
+
 RECEIVE_MAX_MESSAGES: Final = 4096
 """The most messages of one receive. RocketMQ's bound is 32; here a lease costs as much for one message as for many."""
 INVISIBLE_MIN_MS: Final = 100
 INVISIBLE_MAX_MS: Final = 12 * 3600 * 1000
 RECEIVE_MAX_WAIT_S: Final = 30.0
+RECEIVE_MESSAGES: Final = NumberRange(1, RECEIVE_MAX_MESSAGES)
+INVISIBLE: Final = NumberRange(INVISIBLE_MIN_MS / 1000, INVISIBLE_MAX_MS / 1000)
+INVISIBLE_AGAIN: Final = NumberRange(0.0, INVISIBLE_MAX_MS / 1000)
+"""The values of the arguments of `receive` and `change_invisible`; times are in seconds."""
 
 ALL_OFFSETS: Final = ""
 """The set of all offsets of a lease."""

@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from raymq.common.errors import InvalidArgumentError, NoPermissionError, ServiceNotAvailableError
 from raymq.common.message import MessageQueue
+from raymq.common.names import BROKER_GROUPS_MAX
+from raymq.common.numbers import NumberRange
 from raymq.common.protocol.attributes import NO_ATTRIBUTES, PLAIN_ATTRIBUTES, TopicAttributes
 
 PERM_INHERIT: Final = 1
@@ -20,6 +22,10 @@ PERM_WRITE: Final = 2
 PERM_READ: Final = 4
 PERM_ALL: Final = PERM_READ | PERM_WRITE
 MASTER_ID: Final = 0
+QUEUE_NUMS_MAX: Final = 1024
+"""The most queues of a topic in one broker group."""
+QUEUES: Final = NumberRange(1, QUEUE_NUMS_MAX * BROKER_GROUPS_MAX)
+"""The numbers of queues of a topic in all; a cluster of fewer broker groups has fewer."""
 
 ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
 """The namespace that shows, per topic, which queues an order topic has. Its brokers keep that (TopicConfig)."""

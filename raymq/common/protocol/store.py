@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from raymq.common.message import PullStatus, SendStatus
+
+BROWSE_MAX_MESSAGES: Final = 1000
+BROWSE_MAX_SCANNED: Final = 1_000_000
+"""The most messages of a page of a topic, and the most records that are read for a page."""
 
 
 class AppendResult(msgspec.Struct, frozen=True, gc=False):

@@ -29,6 +29,7 @@ import zstandard
 
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES
+from raymq.common.numbers import NOT_NEGATIVE, NumberRange, check_fields
 from raymq.records.format.layout import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE_MASK, RecordError
 
 BytesT = TypeVar("BytesT", bound=bytes | memoryview)
@@ -97,11 +98,13 @@ class Compression:
     level: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.type, CompressionType):
+            raise InvalidArgumentError(f"type must be a CompressionType, not {self.type!r}")
         lowest, _, highest = _LEVELS[self.type]
-        if self.level is not None and not lowest <= self.level <= highest:
-            raise InvalidArgumentError(f"{self.type.name} has levels {lowest} to {highest}, not {self.level}")
-        if self.threshold_bytes < 0:
-            raise InvalidArgumentError(f"a compression threshold of {self.threshold_bytes} bytes is negative")
+        ranges = {"threshold_bytes": NOT_NEGATIVE}
+        if self.level is not None:
+            ranges["level"] = NumberRange(lowest, highest)
+        check_fields(self, ranges)
 
     def compress_body(self, body: BytesT) -> tuple[bytes | BytesT, int]:
         """The bytes to store for `body`, and the sys-flag bits that go with them. A body that is too short or does not

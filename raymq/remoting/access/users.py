@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any, Final, TypedDict, Unpack
 
 from raymq.common.errors import InvalidArgumentError
+from raymq.common.numbers import NumberRange, number_in
 from raymq.remoting.access.addresses import check_pattern
 
 SECRET_MIN_CHARACTERS: Final = 7
@@ -41,6 +42,8 @@ class Bounds(TypedDict, total=False):
 
 
 BOUNDS: Final = tuple(Bounds.__annotations__)
+QUOTA: Final = NumberRange(0, 2**53 - 1)
+"""The values of each quota."""
 SEND_BOUNDS: Final = BOUNDS[:2]
 CONSUME_BOUNDS: Final = BOUNDS[2:]
 
@@ -143,8 +146,7 @@ def check_bounds(bounds: Bounds) -> Bounds:
     for name, bound in given.items():
         if name not in BOUNDS:
             raise InvalidArgumentError(f"a user has no quota {name}: there are {', '.join(BOUNDS)}")
-        if isinstance(bound, bool) or not isinstance(bound, int) or not 0 <= bound < 1 << 53:
-            raise InvalidArgumentError(f"{name} is {bound!r}: not a number from 0 on")
+        number_in(name, bound, QUOTA)
     return bounds
 
 

@@ -195,7 +195,7 @@ def test_a_push_consumer_without_a_listener_or_with_odd_numbers_is_refused(mq: r
     with pytest.raises(raymq.ClientStateError, match=r"no listener; call on_message"):
         push.start()
     for instances in (0, 257):
-        with pytest.raises(raymq.ClientStateError, match="instances must be 1 to 256"):
+        with pytest.raises(raymq.InvalidArgumentError, match="instances must be 1 to 256"):
             push.on_message(print).start(instances=instances)
     with pytest.raises(raymq.InvalidArgumentError, match="batch_max must be 1 to 1024, not 0"):
         push.on_messages(print, batch_max=0).start()

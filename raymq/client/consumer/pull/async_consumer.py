@@ -31,11 +31,13 @@ from raymq.client.consumer.pull.fetched_records import (
     found,
 )
 from raymq.client.consumer.pull.poll_turn import PollTurn
+from raymq.client.consumer.pull.settings import DELAY_LEVEL, RECONSUME_TIMES
 from raymq.client.consumer.queue_change import QueueChangeListener
 from raymq.client.consumer.subscription import Expression, Expressions
 from raymq.common.closing import OfProcess
 from raymq.common.errors import ClientStateError
 from raymq.common.message import MessageExt, MessageQueue
+from raymq.common.numbers import POSITIVE, bounded
 from raymq.common.parallel import aside
 
 if TYPE_CHECKING:
@@ -109,6 +111,7 @@ class AsyncPullConsumer(OfProcess):
 
     # Messages
 
+    @bounded(max_messages=POSITIVE)
     async def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]:
         decode = partial(decode_messages, on_unreadable=self._engine.unreadable.note)
         turn = PollTurn()
@@ -119,6 +122,7 @@ class AsyncPullConsumer(OfProcess):
             raise
         return messages
 
+    @bounded(max_messages=POSITIVE)
     async def poll_table(
         self,
         max_messages: int = 65_536,
@@ -287,6 +291,7 @@ class AsyncPullConsumer(OfProcess):
     def acknowledge(self, messages: Iterable[MessageExt]) -> None:
         self._engine.acknowledge(messages)
 
+    @bounded(delay_level=DELAY_LEVEL, max_reconsume_times=RECONSUME_TIMES)
     async def send_back(self, message: MessageExt, *, delay_level: int = 0, max_reconsume_times: int = -1) -> None:
         await self._call(self._engine.send_back, message, delay_level, max_reconsume_times)
 

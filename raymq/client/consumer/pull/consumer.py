@@ -24,13 +24,14 @@ from raymq.client.consumer.pull.fetched_records import (
     found,
 )
 from raymq.client.consumer.pull.poll_turn import PollTurn
+from raymq.client.consumer.pull.settings import DELAY_LEVEL, RECONSUME_TIMES
 from raymq.client.consumer.pull.wakeup import Wakeup
 from raymq.client.consumer.queue_change import QueueChangeListener
 from raymq.client.consumer.subscription import Expression, Expressions
 from raymq.common.closing import OfProcess, direct, unwrapped
 from raymq.common.errors import ClientStateError
 from raymq.common.message import MessageExt, MessageQueue
-from raymq.common.names import seconds, whole_number
+from raymq.common.numbers import POSITIVE, TIME_S, bounded, number_in
 from raymq.common.parallel import aside
 
 if TYPE_CHECKING:
@@ -105,8 +106,8 @@ class PullConsumer(OfProcess):
         A message that cannot be read is returned in its place, and the consumer goes on behind it: `body` raises
         BodyUnreadableError, and `body_error` has that error.
         """
-        max_messages = whole_number("max_messages", max_messages)
-        timeout_s = seconds("timeout_s", timeout_s)
+        max_messages = number_in("max_messages", max_messages, POSITIVE)
+        timeout_s = number_in("timeout_s", timeout_s, TIME_S)
         decode = partial(decode_messages, on_unreadable=self._engine.unreadable.note)
         turn = PollTurn()
         try:
@@ -140,8 +141,8 @@ class PullConsumer(OfProcess):
         read is a row with a null body, and the column "error" has the reason. With `unreadable` "raise" a table ends
         before such a message, and the next poll raises BodyUnreadableError; `seek` goes past the message.
         """
-        max_messages = whole_number("max_messages", max_messages)
-        timeout_s = seconds("timeout_s", timeout_s)
+        max_messages = number_in("max_messages", max_messages, POSITIVE)
+        timeout_s = number_in("timeout_s", timeout_s, TIME_S)
         decode = self._engine.table_decoder(body_type, columns, unreadable)
         turn = PollTurn()
         try:
@@ -210,6 +211,7 @@ class PullConsumer(OfProcess):
         """
         self._engine.acknowledge(messages)
 
+    @bounded(delay_level=DELAY_LEVEL, max_reconsume_times=RECONSUME_TIMES)
     def send_back(self, message: MessageExt, *, delay_level: int = 0, max_reconsume_times: int = -1) -> None:
         """Have the group get a message again, from its topic `%RETRY%group`, which members must subscribe to.
 

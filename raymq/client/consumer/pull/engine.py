@@ -57,7 +57,6 @@ from raymq.common.errors import (
 from raymq.common.members.questions import DirectConsumption, RunningInfo
 from raymq.common.members.stacks import thread_stacks
 from raymq.common.message import MessageExt, MessageQueue, PullStatus
-from raymq.common.names import seconds, whole_number
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
 from raymq.common.protocol.clients import ConsumerData
 from raymq.common.protocol.group import QueueOffset
@@ -287,8 +286,6 @@ class PullEngine:
         """Begin a poll. With auto-commit, everything that earlier polls returned counts as finished. Raises the errors
         that make polling useless, as PullConsumer.poll says."""
         self.check_open()
-        whole_number("max_messages", max_messages, 1)
-        seconds("timeout_s", timeout_s)
         self._settle_abandoned()
         self._committer.raise_refusal()
         self._member.raise_refusal()
@@ -452,7 +449,6 @@ class PullEngine:
         """Go on at `offset`. Blocks for a call. OffsetOutOfRangeError outside the queue's bounds."""
         self.position(queue)  # it must be assigned; checked before any call
         bounds = self._lookup.bounds(queue)
-        offset = whole_number("offset", offset)
         if not bounds.min_offset <= offset <= bounds.max_offset:
             raise OffsetOutOfRangeError(str(queue), offset, bounds.min_offset, bounds.max_offset)
         self._seek(queue, offset)
@@ -488,7 +484,7 @@ class PullEngine:
         if offsets is not None:
             if self.settings.acknowledge_each:
                 raise ClientStateError("this consumer acknowledges each message: call acknowledge, not commit(offsets)")
-            stored = {self.names.queue(queue): whole_number(f"{queue}: offset", at) for queue, at in offsets.items()}
+            stored = {self.names.queue(queue): at for queue, at in offsets.items()}
             self._with_core(lambda core: core.finish(stored))
         began_ns = time.time_ns()
         committed = self._commit(finished=offsets is None)

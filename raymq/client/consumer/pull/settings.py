@@ -9,23 +9,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, TypedDict, Unpack
 
+from raymq.common.delay import DELAY_LEVELS_MAX
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import ConsumeFromWhere
-from raymq.common.names import check_group, real_number, whole_number
+from raymq.common.names import check_group
+from raymq.common.numbers import INT32_MAX, TIME_MS, NumberRange, check_fields, number_in
 from raymq.common.protocol.group import StartOffsetQuery
 from raymq.common.protocol.membership import AllocateStrategy, Allocation
 
-BOUNDS: Final = {
-    "auto_commit_interval_s": (1.0, 3600.0),
-    "poll_interval_max_s": (10.0, 86_400.0),
-    "queue_check_interval_s": (1.0, 3600.0),
-    "threshold_count": (1, 65_535),
-    "threshold_bytes": (1 << 20, 1 << 30),
-    "threshold_all_count": (1, 6_553_500),
-    "threshold_all_bytes": (1 << 20, 1 << 40),
-    "span_max": (1, 65_535),
+RANGES: Final = {
+    "auto_commit_interval_s": NumberRange(1.0, 3600.0),
+    "poll_interval_max_s": NumberRange(10.0, 86_400.0),
+    "queue_check_interval_s": NumberRange(1.0, 3600.0),
+    "threshold_count": NumberRange(1, 65_535),
+    "threshold_bytes": NumberRange(1 << 20, 1 << 30),
+    "threshold_all_count": NumberRange(1, 6_553_500),
+    "threshold_all_bytes": NumberRange(1 << 20, 1 << 40),
+    "span_max": NumberRange(1, 65_535),
 }
-"""The least and the greatest value of each setting that is a number."""
+"""The values that each setting which is a number may have."""
+
+DELAY_LEVEL: Final = NumberRange(-1, DELAY_LEVELS_MAX)
+RECONSUME_TIMES: Final = NumberRange(0, INT32_MAX, otherwise=-1)
+"""The values of the arguments of `send_back`."""
 
 
 class PullOptions(TypedDict, total=False):
@@ -81,12 +87,10 @@ class PullSettings:
 
     def __post_init__(self) -> None:
         check_group(self.group)
-        for name, (low, high) in BOUNDS.items():
-            number = real_number if isinstance(low, float) else whole_number
-            object.__setattr__(self, name, number(name, getattr(self, name), low, high))
+        check_fields(self, RANGES)
         if self.acknowledge_each and not self.auto_commit:
             raise InvalidArgumentError("acknowledge_each commits what is acknowledged: leave auto_commit on")
-        at_ms = whole_number("consume_timestamp_ms", self.start.timestamp_ms)
+        at_ms = number_in("consume_timestamp_ms", self.start.timestamp_ms, TIME_MS)
         if self.start.where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP and at_ms <= 0:
             raise InvalidArgumentError(
                 f"CONSUME_FROM_TIMESTAMP needs consume_timestamp_ms, a time in ms since 1970, not {at_ms!r}"

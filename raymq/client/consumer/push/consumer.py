@@ -31,10 +31,11 @@ from raymq.client.consumer.rebalance_client import check_expressions
 from raymq.client.consumer.subscription import Expression, Subscription
 from raymq.common import identity
 from raymq.common.closing import OfProcess
-from raymq.common.errors import ClientStateError, InvalidArgumentError
+from raymq.common.errors import ClientStateError
 from raymq.common.message import MessageModel
 from raymq.common.names import INSTANCES, InstanceName, check_group
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
+from raymq.common.numbers import NumberRange, bounded
 from raymq.common.protocol.group import StartOffsetQuery
 from raymq.common.protocol.membership import Allocation
 from raymq.remoting.access.stand_in import ActorOwner
@@ -128,13 +129,12 @@ class PushConsumer(OfProcess):
         self._settings = replace(self._settings, consume_message_batch_max_size=1)
         return self
 
+    @bounded(batch_max=NumberRange(1, BATCH_MAX_MOST))
     def on_messages(self, listener: BatchHandler, *, batch_max: int = BATCH_MAX) -> PushConsumer:
         """Call `listener(messages)` as `on_message` does, with lists of up to `batch_max` (1 to 1024) messages of one
         queue. An answer or an exception concerns all messages of a list, unless a `ConsumeLater` says from which one
         on. Requests are answered by a list with a `raymq.reply(…)` or None for each message; one Reply for several
         messages is a failure of all of them."""
-        if not isinstance(batch_max, int) or not 1 <= batch_max <= BATCH_MAX_MOST:
-            raise InvalidArgumentError(f"batch_max must be 1 to {BATCH_MAX_MOST}, not {batch_max!r}")
         self._listener = ship(listener, takes_batch=True)
         self._settings = replace(self._settings, consume_message_batch_max_size=batch_max)
         return self
@@ -144,6 +144,7 @@ class PushConsumer(OfProcess):
         self._hooks.append(ship_hook(hook))
         return self
 
+    @bounded(instances=NumberRange(1, INSTANCES_MAX), num_cpus=NumberRange(0.0, 1e6))
     def start(
         self, instances: int = 1, *, runtime_env: Mapping[str, Any] | None = None, num_cpus: float = 0
     ) -> PushSubscription:
@@ -159,8 +160,6 @@ class PushConsumer(OfProcess):
             raise ClientStateError("this push consumer has no subscription; call subscribe(topic) before start()")
         if self._listener is None:
             raise ClientStateError("this push consumer has no listener; call on_message(function) before start()")
-        if not 1 <= instances <= INSTANCES_MAX:
-            raise ClientStateError(f"instances must be 1 to {INSTANCES_MAX}, not {instances}")
         subscriptions = tuple(one.in_environment(runtime_env) for one in self._subscriptions.values())
         settings = replace(self._settings, subscriptions=subscriptions)
         options: dict[str, Any] = {"max_concurrency": CONCURRENCY, "num_cpus": num_cpus, "namespace": INSTANCES}

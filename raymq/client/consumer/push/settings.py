@@ -8,12 +8,28 @@ from typing import Final
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageModel
-from raymq.common.names import RETRY_PREFIX, real_number, whole_number
+from raymq.common.names import RETRY_PREFIX
+from raymq.common.numbers import INT32_MAX, TIME_MS, NumberRange, check_fields, number_in
 from raymq.common.protocol.group import StartOffsetQuery
 from raymq.common.protocol.membership import Allocation
 
 BATCH_MAX_MOST: Final = 1024
 _UNLIMITED: Final = -1
+RANGES: Final = {
+    "threads": NumberRange(1, 1000),
+    "consume_message_batch_max_size": NumberRange(1, BATCH_MAX_MOST),
+    "pull_batch_size": NumberRange(1, 1024),
+    "pull_interval_ms": NumberRange(0, 65_535),
+    "pull_threshold_for_queue": NumberRange(1, 65_535),
+    "pull_threshold_for_topic": NumberRange(1, 6_553_500, otherwise=_UNLIMITED),
+    "pull_threshold_size_for_queue_mib": NumberRange(1, 1024),
+    "pull_threshold_size_for_topic_mib": NumberRange(1, 102_400, otherwise=_UNLIMITED),
+    "consume_concurrently_max_span": NumberRange(1, 65_535),
+    "consume_timeout_s": NumberRange(0.1, 7.0 * 86_400),
+    "max_reconsume_times": NumberRange(0, INT32_MAX, otherwise=_UNLIMITED),
+    "suspend_current_queue_time_ms": NumberRange(-INT32_MAX, INT32_MAX),
+}
+"""The values that each setting which is a number may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,36 +78,12 @@ class PushSettings:
     namespace: str = ""
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("threads", 1, 1000),
-            ("consume_message_batch_max_size", 1, BATCH_MAX_MOST),
-            ("pull_batch_size", 1, 1024),
-            ("pull_interval_ms", 0, 65535),
-            ("pull_threshold_for_queue", 1, 65535),
-            ("pull_threshold_size_for_queue_mib", 1, 1024),
-            ("consume_concurrently_max_span", 1, 65535),
-            ("consume_timeout_s", 0.1, 7 * 86400),
-        ):
-            self._check(name, low, high)
-        for name, high in (
-            ("pull_threshold_for_topic", 6_553_500),
-            ("pull_threshold_size_for_topic_mib", 102_400),
-        ):
-            self._check(name, 1, high, otherwise=_UNLIMITED)
-        self._check("max_reconsume_times", 0, 2**31 - 1, otherwise=_UNLIMITED)
-        self._check("suspend_current_queue_time_ms", -(2**31), 2**31)
+        check_fields(self, RANGES)
+        number_in("consume_timestamp_ms", self.start.timestamp_ms, TIME_MS)
         if not isinstance(self.message_model, MessageModel):
             raise InvalidArgumentError(f"message_model must be a MessageModel, not {self.message_model!r}")
         if self.group == "DEFAULT_CONSUMER":
             raise InvalidArgumentError("DEFAULT_CONSUMER is no consumer group's name: choose one of your own")
-
-    def _check(self, name: str, low: float, high: float, otherwise: int | None = None) -> None:
-        check = real_number if isinstance(low, float) else whole_number
-        value = check(name, getattr(self, name))
-        object.__setattr__(self, name, value)
-        if not (low <= value <= high or value == otherwise):
-            also = "" if otherwise is None else f", or {otherwise},"
-            raise InvalidArgumentError(f"{name} must be {low} to {high}{also} not {value!r}")
 
     @property
     def retry_topic(self) -> str:

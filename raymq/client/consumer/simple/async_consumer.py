@@ -19,7 +19,9 @@ from raymq.client.consumer.simple.engine import SimpleEngine
 from raymq.client.consumer.simple.received_message import ReceivedMessage
 from raymq.common.closing import OfProcess
 from raymq.common.errors import ClientStateError, RaymqError
+from raymq.common.numbers import bounded
 from raymq.common.parallel import aside
+from raymq.common.protocol.pop import INVISIBLE, INVISIBLE_AGAIN, RECEIVE_MESSAGES
 from raymq.records.filters.sql import SqlFilter
 
 RECEIVE_THREADS: Final = 8
@@ -53,6 +55,7 @@ class AsyncSimpleConsumer(OfProcess):
     async def unsubscribe(self, topic: str) -> None:
         await self._call(self._engine.unsubscribe, topic)
 
+    @bounded(max_messages=RECEIVE_MESSAGES, invisible_s=INVISIBLE)
     async def receive(
         self, max_messages: int = MESSAGES, invisible_s: float = INVISIBLE_S, *, wait_s: float = WAIT_S
     ) -> list[ReceivedMessage]:
@@ -88,6 +91,7 @@ class AsyncSimpleConsumer(OfProcess):
         self, messages: Iterable[ReceivedMessage], invisible_s: float
     ) -> list[ReceivedMessage]: ...
 
+    @bounded(invisible_s=INVISIBLE_AGAIN)
     async def change_invisible(
         self, messages: ReceivedMessage | Iterable[ReceivedMessage], invisible_s: float
     ) -> ReceivedMessage | list[ReceivedMessage]:

@@ -15,6 +15,8 @@ from raymq.client.consumer.simple.engine import SimpleEngine
 from raymq.client.consumer.simple.received_message import ReceivedMessage
 from raymq.common.closing import Closing
 from raymq.common.errors import ReceiptExpiredError
+from raymq.common.numbers import bounded
+from raymq.common.protocol.pop import INVISIBLE, INVISIBLE_AGAIN, RECEIVE_MESSAGES
 from raymq.records.filters.sql import SqlFilter
 
 INVISIBLE_S: Final = 60.0
@@ -45,6 +47,7 @@ class SimpleConsumer(Closing):
         """Receive nothing more of a topic. ClientStateError without a subscription."""
         self._engine.unsubscribe(topic)
 
+    @bounded(max_messages=RECEIVE_MESSAGES, invisible_s=INVISIBLE)
     def receive(
         self, max_messages: int = MESSAGES, invisible_s: float = INVISIBLE_S, *, wait_s: float = WAIT_S
     ) -> list[ReceivedMessage]:
@@ -82,6 +85,7 @@ class SimpleConsumer(Closing):
     @overload
     def change_invisible(self, messages: Iterable[ReceivedMessage], invisible_s: float) -> list[ReceivedMessage]: ...
 
+    @bounded(invisible_s=INVISIBLE_AGAIN)
     def change_invisible(
         self, messages: ReceivedMessage | Iterable[ReceivedMessage], invisible_s: float
     ) -> ReceivedMessage | list[ReceivedMessage]:

@@ -141,8 +141,6 @@ class SimpleEngine:
             subscriptions = dict(self._subscriptions)
         if not subscriptions:
             raise ClientStateError("there is nothing to receive: call subscribe(topic) first")
-        if not wait_s >= 0:
-            raise InvalidArgumentError(f"wait_s must be 0 or more, not {wait_s!r}")
         wish = ReceiveRequest(
             self.settings.group,
             tuple(sorted(subscriptions)),

@@ -72,7 +72,7 @@ def test_nobody_gives_properties_to_all_messages_that_have_none(change):
 def test_plain_messages_and_no_others_are_told_by_their_properties():
     plain = Message("orders", b"x")
     made_otherwise = [
-        *(Message("orders", bytearray(b"x"), None, [], {}, False), Message("orders", b"x", keys=[], properties={})),
+        *(Message("orders", bytearray(b"x"), None, [], {}, 0), Message("orders", b"x", keys=[], properties={})),
         *(pickle.loads(pickle.dumps(plain)), copy.copy(plain), copy.deepcopy(plain)),
         *(replace(plain, body=b"y"), replace(Message("orders", b"x", tags="t"), tags=None)),
     ]

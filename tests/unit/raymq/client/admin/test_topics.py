@@ -167,3 +167,16 @@ def test_brokers_that_cannot_be_chosen_are_refused_before_anything_is_created(cl
     with pytest.raises(error, match=text):
         cluster.admin.create_topic("x", 3, brokers=brokers)
     assert cluster.created == []
+
+
+@pytest.mark.parametrize("queues", [0, -1, 2049, 2**40, 2**62])
+def test_an_impossible_number_of_queues_is_refused_at_once_with_the_clusters_bounds(cluster, queues):
+    cluster.elsewhere = {"a": 2, "b": 2}
+    for change in (
+        lambda: cluster.admin.create_topic("x", queues),
+        lambda: cluster.admin.create_topics({"w": 2, "x": queues}),
+        lambda: cluster.admin.update_topic("x", queues=queues),
+    ):
+        with pytest.raises(InvalidArgumentError, match=rf"queues must be 1 to 2048, not {queues}"):
+            change()
+    assert cluster.created == []

@@ -75,10 +75,3 @@ def test_a_queue_the_known_route_lacks_is_looked_for_in_the_route_of_now(lookup,
         lookup.bounds(new)
     routes.invalidate = lambda topic: routes.routes.update(orders=topic_route(a=2, b=1))
     assert lookup.check(new) == new
-
-
-@pytest.mark.parametrize("time_ms", [1.5, "now", None, True])
-def test_a_time_is_a_whole_number(lookup, stores, time_ms):
-    with pytest.raises(InvalidArgumentError, match="whole number"):
-        lookup.offsets_for_times({Q1: 0, Q0: time_ms})
-    assert stores.asked == []

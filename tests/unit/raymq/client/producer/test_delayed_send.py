@@ -127,13 +127,13 @@ def test_sequences_grow_in_the_queue_where_messages_wait_whatever_they_are_for(p
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        ({"delay_level": -1}, "delay_level -1"),
-        ({"delay_level": 1.5}, "delay_level 1.5"),
-        ({"delay_level": True}, "delay_level True"),
-        ({"delay_level": "3"}, "delay_level '3'"),
+        ({"delay_level": -1}, "delay_level must be 0 to .*, not -1"),
+        ({"delay_level": 1.5}, "delay_level must be a whole number, .* not 1.5"),
+        ({"delay_level": True}, "delay_level must be a whole number, .* not True"),
+        ({"delay_level": "3"}, "delay_level must be a whole number, .* not '3'"),
         ({"delay_level": 1, "deliver_at_ms": 1}, "not both"),
-        ({"deliver_at_ms": -1}, "deliver_at_ms -1"),
-        ({"deliver_at_ms": 1.5}, "deliver_at_ms 1.5"),
+        ({"deliver_at_ms": -1}, "deliver_at_ms must be 0 to .*, not -1"),
+        ({"deliver_at_ms": 1.5}, "deliver_at_ms must be a whole number, .* not 1.5"),
         ({"deliver_at_ms": 2**60}, "at most 40"),
     ],
 )

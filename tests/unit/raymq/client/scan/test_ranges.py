@@ -77,8 +77,8 @@ def test_a_queue_with_nothing_between_its_offsets_has_no_range() -> None:
         ({"starting_offsets": "sometime"}, "must be 'earliest', 'latest' or offsets per queue"),
         ({"starting_offsets": "[1, 2]"}, "must be 'earliest', 'latest' or offsets per queue"),
         ({"starting_offsets": with_first(60), "ending_offsets": with_last(50)}, "60 is beyond ending offset 50"),
-        ({"max_offsets": 0}, "max_offsets=0"),
-        ({"max_offsets": True}, "max_offsets=True"),
+        ({"max_offsets": 0}, "max_offsets must be 1 to"),
+        ({"max_offsets": True}, "max_offsets must be a whole number"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_with_the_reason(options: dict[str, Any], said: str) -> None:

@@ -56,7 +56,7 @@ def test_a_name_is_refused(name):
 
 @pytest.mark.parametrize("quota", [-1, True, 1.5])
 def test_a_quota_is_refused(quota):
-    with pytest.raises(InvalidArgumentError, match="bytes_per_second is"):
+    with pytest.raises(InvalidArgumentError, match="bytes_per_second must be"):
         NO_USERS.with_user(User("team", KEY, bytes_per_second=quota), is_new=True)
 
 

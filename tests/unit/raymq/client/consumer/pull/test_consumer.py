@@ -51,8 +51,8 @@ def group(monkeypatch):
 
     monkeypatch.setattr(offset_committer, "RESET_QUERY_INTERVAL_S", 0.02)
     monkeypatch.setattr(fetcher, "FETCH_LONG_POLL_S", 0.02)
-    short = {name: (0.0, high) for name, (_, high) in pull_settings.BOUNDS.items() if name.endswith("_s")}
-    monkeypatch.setattr(pull_settings, "BOUNDS", pull_settings.BOUNDS | short)
+    short = {name: one._replace(low=0.0) for name, one in pull_settings.RANGES.items() if name.endswith("_s")}
+    monkeypatch.setattr(pull_settings, "RANGES", pull_settings.RANGES | short)
     return group
 
 

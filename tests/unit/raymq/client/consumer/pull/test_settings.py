@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.client.consumer.pull.settings import BOUNDS, PullSettings
+from raymq.client.consumer.pull.settings import RANGES, PullSettings
 from raymq.common.errors import IllegalNameError, InvalidArgumentError
 from raymq.common.message import ConsumeFromWhere
 from raymq.common.protocol.group import StartOffsetQuery
@@ -39,9 +39,9 @@ def test_options_become_settings():
     assert sticky.allocation == Allocation(AllocateStrategy.STICKY)
 
 
-@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("name", RANGES)
 def test_every_number_has_bounds(name):
-    low, high = BOUNDS[name]
+    low, high, _ = RANGES[name]
     assert PullSettings.of("billing", **{name: low}) != PullSettings.of("billing", **{name: high})
     for value in (low - 1, high + 1, "7", True, None):
         with pytest.raises(InvalidArgumentError, match=f"{name} must be"):

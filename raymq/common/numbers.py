@@ -1,0 +1,207 @@
+"""Checks of the numbers that programs pass: each number is refused, with an error that names its bounds, or obeyed.
+
+    one value     whole_number, real_number, seconds, number_in; number_of_text for what people type
+    arguments     checked: every argument of a function whose annotation says int or float
+                  bounded: the ranges of arguments whose bounds their annotation and name do not say
+    fields        check_fields: the numbers of a settings object
+
+A number may come from anywhere: a text out of an environment variable, NaN, a number of numpy, a bool. Without a range
+of its own, an int is a signed number of 63 bits, a time in ms (`…_ms`) is not negative, and a time in seconds (`…_s`)
+is at most 31 years. So no number overflows a record, a lock or a poll behind the check.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import Parameter, iscoroutinefunction, signature
+from numbers import Integral, Real
+from typing import Any, Final, NamedTuple, TypeVar
+
+from raymq.common.errors import InvalidArgumentError
+
+NUMBER_MAX: Final = 2**63 - 1
+"""The greatest number that an argument may be; the least is its negative."""
+INT32_MAX: Final = 2**31 - 1
+LONGEST_TIME_S: Final = 1e9
+"""The longest time that an argument may be: 31 years."""
+_DIGITS_MAX: Final = 19
+"""The digits of NUMBER_MAX."""
+_SHOWN_CHARS: Final = 80
+"""The most characters of a refused value in an error."""
+_NUMBER: Final = re.compile(r"(?P<mapping>(?:Mapping|dict)\[.+, )?(?P<kind>int|float)\]?(?P<optional> \| None)?")
+"""Annotations of arguments that are checked: a number or a mapping to numbers, perhaps None."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class NumberRange(NamedTuple):
+    """The values that a number may have: `low` to `high`, both included, and `otherwise` if that is not None."""
+
+    low: float = -NUMBER_MAX
+    high: float = NUMBER_MAX
+    otherwise: int | None = None
+
+    def __str__(self) -> str:
+        text = f"{_shown_bound(self.low)} to {_shown_bound(self.high)}"
+        return text if self.otherwise is None else f"{text}, or {self.otherwise}"
+
+    def has(self, value: float) -> bool:
+        """True if the number may have this value. False for NaN."""
+        return self.low <= value <= self.high or value == self.otherwise
+
+
+ANY_NUMBER: Final = NumberRange()
+TIME_S: Final = NumberRange(0.0, LONGEST_TIME_S)
+TIME_MS: Final = NumberRange(0, NUMBER_MAX)
+POSITIVE: Final = NumberRange(1, NUMBER_MAX)
+NOT_NEGATIVE: Final = NumberRange(0, NUMBER_MAX)
+RATE: Final = NumberRange(0.001, 1e9)
+"""Messages per second: a slower rate would wait for longer than a quarter of an hour for each message."""
+
+
+def whole_number(name: str, value: object, low: float = -NUMBER_MAX, high: float = NUMBER_MAX) -> int:
+    """The argument `name` as an int, from `low` to `high`. Numbers of numpy are taken, bools are not.
+    InvalidArgumentError."""
+    return _whole(name, value, NumberRange(low, high))
+
+
+def real_number(name: str, value: object, low: float = -NUMBER_MAX, high: float = NUMBER_MAX) -> float:
+    """The argument `name` as an int or a float, from `low` to `high`. Numbers of numpy are taken; bools and NaN are
+    not. InvalidArgumentError."""
+    return _real(name, value, NumberRange(low, high))
+
+
+def seconds(name: str, value: object, low: float = 0.0) -> float:
+    """The argument `name` as a time in seconds, from `low` to LONGEST_TIME_S. InvalidArgumentError."""
+    return _real(name, value, NumberRange(low, LONGEST_TIME_S))
+
+
+def number_of_text(name: str, text: str, bounds: NumberRange = NOT_NEGATIVE) -> int:
+    """The whole number that `text` writes in decimal digits, as people type it. InvalidArgumentError."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX):
+        raise InvalidArgumentError(f"{name} must be a whole number, {bounds}, not {shown(text)}")
+    return _whole(name, int(text), bounds)
+
+
+def bounded(**ranges: NumberRange) -> Callable[[F], F]:
+    """Give arguments of a function their ranges, for `checked`."""
+
+    def mark(function: F) -> F:
+        function.number_ranges = ranges  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def number_checks(function: Callable[..., Any]) -> dict[str, tuple[Callable[[object], Any], bool]]:
+    """The check of each argument of a function that is a number or maps to numbers, by its name, and whether the
+    argument may be None. An annotation that is a text is read as it is written."""
+    ranges: Mapping[str, NumberRange] = getattr(function, "number_ranges", {})
+    checks: dict[str, tuple[Callable[[object], Any], bool]] = {}
+    for name, parameter in signature(function).parameters.items():
+        match = _NUMBER.fullmatch(str(parameter.annotation))
+        if match is not None and parameter.kind is not Parameter.VAR_KEYWORD:
+            check = _check_of(name, match["kind"], ranges.get(name), is_mapping=match["mapping"] is not None)
+            checks[name] = check, match["optional"] is not None
+    if unknown := ranges.keys() - checks.keys():
+        raise TypeError(f"{function.__qualname__} has no numbers called {', '.join(sorted(unknown))}")
+    return checks
+
+
+def checked(function: F) -> F:
+    """The function, which refuses numbers out of their ranges before anything else. InvalidArgumentError."""
+    found = number_checks(function)
+    if not found:
+        return function
+    positions = {name: at for at, name in enumerate(signature(function).parameters) if name in found}
+
+    def check(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+        for name, (number_of, optional) in found.items():
+            at = positions[name]
+            if name in keywords:
+                if not (optional and keywords[name] is None):
+                    keywords[name] = number_of(keywords[name])
+            elif at < len(arguments) and not (optional and arguments[at] is None):
+                arguments = (*arguments[:at], number_of(arguments[at]), *arguments[at + 1 :])
+        return arguments
+
+    if iscoroutinefunction(function):
+
+        @wraps(function)
+        async def call_async(*arguments: Any, **keywords: Any) -> Any:
+            return await function(*check(arguments, keywords), **keywords)
+
+        return call_async  # type: ignore[return-value]
+
+    @wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return function(*check(arguments, keywords), **keywords)
+
+    return call  # type: ignore[return-value]
+
+
+def check_fields(settings: object, ranges: Mapping[str, NumberRange]) -> None:
+    """Check fields of a frozen settings object, and make each a plain number. A field whose range has a float as its
+    lower bound is a real number, another one is a whole number. InvalidArgumentError."""
+    for name, bounds in ranges.items():
+        object.__setattr__(settings, name, number_in(name, getattr(settings, name), bounds))
+
+
+def number_in(name: str, value: object, bounds: NumberRange) -> Any:  # Any: an int, or a float for a real range
+    """The argument `name` as a number within `bounds`: a real number if the lower bound is a float, otherwise a whole
+    number. InvalidArgumentError."""
+    return (_real if isinstance(bounds.low, float) else _whole)(name, value, bounds)
+
+
+def shown(value: object) -> str:
+    """A refused value for an error. It is cut if it is long; an int of thousands of digits has no text at all."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+
+
+def _check_of(name: str, kind: str, bounds: NumberRange | None, *, is_mapping: bool) -> Callable[[object], Any]:
+    number = _whole if kind == "int" else _real
+    if bounds is None:
+        default = TIME_S if name.endswith("_s") and kind == "float" else ANY_NUMBER
+        bounds = TIME_MS if name.endswith("_ms") else default
+    if not is_mapping:
+        return lambda value: number(name, value, bounds)
+
+    def check_all(values: object) -> dict[Any, Any]:
+        if not isinstance(values, Mapping):
+            raise InvalidArgumentError(f"{name} must map to numbers of {bounds}, not be {shown(values)}")
+        return {key: number(f"{name} of {key}", value, bounds) for key, value in values.items()}
+
+    return check_all
+
+
+def _whole(name: str, value: object, bounds: NumberRange) -> int:
+    if type(value) is not int:
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise InvalidArgumentError(f"{name} must be a whole number, {bounds}, not {shown(value)}")
+        value = int(value)
+    if not bounds.has(value):
+        raise InvalidArgumentError(f"{name} must be {bounds}, not {shown(value)}")
+    return value
+
+
+def _real(name: str, value: object, bounds: NumberRange) -> float:
+    if type(value) is not float and type(value) is not int:
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise InvalidArgumentError(f"{name} must be a number, {bounds}, not {shown(value)}")
+        try:
+            value = float(value)
+        except OverflowError:  # a fraction whose value no float has
+            raise InvalidArgumentError(f"{name} must be {bounds}, not {shown(value)}") from None
+    if not bounds.has(value):
+        raise InvalidArgumentError(f"{name} must be {bounds}, not {shown(value)}")
+    return value
+
+
+def _shown_bound(bound: float) -> str:
+    return f"{bound:g}" if bound != int(bound) else str(int(bound))

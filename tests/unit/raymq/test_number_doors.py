@@ -1,0 +1,457 @@
+"""Every number that a program or a command can pass has bounds in the table below, or a reason why it needs none.
+
+A search by `inspect` finds the numbers of all public functions, constructors, methods, settings and options. A number
+without a row in the table fails the test. Then each row's absurd values are passed to the door itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+from pydantic import BaseModel, ValidationError
+
+import raydp_jobs
+import raymq
+import raymq.data
+import raymq.serve
+from raydp_jobs.stream.topic_stream import StartingOptions
+from raymq.client.consumer.pull import settings as pull_settings
+from raymq.client.consumer.pull.settings import PullOptions
+from raymq.client.consumer.pull_once import PULL_MAX_MESSAGES, PULL_MAX_WAIT_S
+from raymq.client.consumer.push import settings as push_settings
+from raymq.client.consumer.push.consumer import PushOptions
+from raymq.client.consumer.simple.settings import SimpleOptions, SimpleSettings
+from raymq.client.producer import settings as producer_settings
+from raymq.client.producer.queue_selector import DestinationOptions
+from raymq.client.producer.settings import ProducerOptions
+from raymq.client.scan.offsets import ending_edge, starting_edge
+from raymq.client.scan.ranges import ScanOptions, check_options
+from raymq.common.closing import OfProcess
+from raymq.common.errors import InvalidArgumentError, MessageIllegalError
+from raymq.common.message import Message
+from raymq.common.numbers import LONGEST_TIME_S, NUMBER_MAX, NumberRange, number_checks
+from raymq.common.protocol.group import GroupChanges, GroupConfig, StartOffsetQuery, check_group_config
+from raymq.records.format.compression import Compression, CompressionType
+from raymq.remoting.access.users import QUOTA, Bounds, check_bounds
+from tests.unit.raymq.test_forks import kinds
+
+_NUMERIC = re.compile(r"\b(int|float)\b")
+
+NOT_NUMBERS = ["3", b"1", True, False, math.nan, math.inf, -math.inf, 2**63, 2**200, 10**5000, 1j, [1], object()]
+"""Values that no argument takes, whatever its bounds are."""
+
+
+class Door(NamedTuple):
+    """A number of a public call: the call, the argument, and its annotation."""
+
+    call: str
+    argument: str
+    annotation: str
+
+
+# The search
+
+OPTIONS = {
+    options.__name__: options
+    for options in (
+        *(ProducerOptions, PullOptions, SimpleOptions, PushOptions, DestinationOptions),
+        *(Bounds, GroupChanges, ScanOptions, StartingOptions),
+    )
+}
+"""The keywords of public calls that stand in a TypedDict; another one fails the search with a KeyError."""
+
+
+def public_objects() -> dict[str, Any]:
+    """All that the public packages offer, and the objects that a program gets from a Client, by name."""
+    found: dict[str, Any] = {}
+    for module in (raymq, raymq.data, raymq.serve, raydp_jobs):
+        found |= {f"{module.__name__}.{name}": getattr(module, name) for name in module.__all__}
+    return {**found, **{kind.__name__: kind for kind in kinds() if kind not in found.values()}}
+
+
+def calls_of(name: str, item: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The functions that a program can call on a public object: itself, its constructor, its public methods."""
+    if not inspect.isclass(item):
+        if callable(item):
+            yield name, item
+        return
+    for member_name, member in inspect.getmembers(item, callable):
+        is_own = str(getattr(member, "__module__", "")).startswith(("raymq", "raydp_jobs"))
+        if is_own and (not member_name.startswith("_") or member_name in ("__init__", "__call__")):
+            yield f"{name}.{member_name}", member
+
+
+def numbers_of(call: str, function: Callable[..., Any]) -> Iterator[Door]:
+    """The numbers of a call; the keywords of a TypedDict count one by one."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return
+    for parameter in parameters:
+        annotation = str(parameter.annotation)
+        unpacked = re.fullmatch(r"Unpack\[(\w+)\]", annotation)
+        if unpacked is not None:
+            options = OPTIONS[unpacked[1]]
+            for name, kind in options.__annotations__.items():
+                text = kind.__forward_arg__ if isinstance(kind, typing.ForwardRef) else str(kind)
+                if _NUMERIC.search(_resolved(text, options)):
+                    yield Door(unpacked[1], name, text)
+        elif _NUMERIC.search(annotation) and "Callable[" not in annotation:
+            yield Door(call, parameter.name, annotation)
+
+
+def _resolved(text: str, options: Any) -> str:
+    """An annotation, with the aliases of its module written out."""
+    module = vars(inspect.getmodule(options))
+    return re.sub(r"\w+Option\b", lambda alias: str(module.get(alias[0], alias[0])), text)
+
+
+def fields_of(name: str, item: Any) -> Iterator[Door]:
+    """The numeric fields of a public value class that has no signature of its own: msgspec's and pydantic's."""
+    if inspect.isclass(item) and issubclass(item, msgspec.Struct):
+        for field_name, kind in item.__annotations__.items():
+            if _NUMERIC.search(str(kind)):
+                yield Door(f"{name}.__init__", field_name, str(kind))
+    elif inspect.isclass(item) and issubclass(item, BaseModel):
+        for field_name, field in item.model_fields.items():
+            if _NUMERIC.search(str(field.annotation)):
+                yield Door(f"{name}.__init__", field_name, str(field.annotation))
+
+
+def doors() -> list[Door]:
+    """Every number that a program can pass."""
+    found: dict[Door, None] = {}
+    for name, item in PUBLIC.items():
+        found |= dict.fromkeys(fields_of(name, item))
+        for call, function in calls_of(name, item):
+            found |= dict.fromkeys(numbers_of(call, function))
+    return list(found)
+
+
+PUBLIC = public_objects()
+OBJECTS = {kind.__name__: kind for kind in kinds()}
+DOORS = doors()
+
+
+# The table
+
+IMMUNITY_S = NumberRange(1, int(LONGEST_TIME_S))
+NOT_NEGATIVE, POSITIVE = NumberRange(0, NUMBER_MAX), NumberRange(1, NUMBER_MAX)
+TIME_S, TIME_MS = NumberRange(0.0, LONGEST_TIME_S), NumberRange(0, NUMBER_MAX)
+SIGNED = NumberRange()
+LIMITED_S = NumberRange(0.001, LONGEST_TIME_S)
+RESERVED_S = NumberRange(60.0, 315_360_000.0, otherwise=0)
+RATE = NumberRange(0.001, 1e9)
+AMOUNT = NumberRange(0.0, NUMBER_MAX)
+TASK_MS = NumberRange(1, int(LONGEST_TIME_S) * 1000)
+EXECUTORS = NumberRange(1, 100_000)
+
+TABLE: Mapping[tuple[str, str], NumberRange | str] = {
+    **{("ProducerOptions", name): bounds for name, bounds in producer_settings.RANGES.items()},
+    **{("raymq.ProducerSettings.__init__", name): bounds for name, bounds in producer_settings.RANGES.items()},
+    **{("PullOptions", name): bounds for name, bounds in pull_settings.RANGES.items()},
+    **{("PushOptions", name): bounds for name, bounds in push_settings.RANGES.items()},
+    **{(options, "consume_timestamp_ms"): TIME_MS for options in ("PullOptions", "SimpleOptions")},
+    **{("Bounds", name): QUOTA for name in Bounds.__annotations__},
+    ("GroupChanges", "retry_queue_nums"): NumberRange(1, 1024),
+    ("GroupChanges", "retry_max_times"): NumberRange(0, 1000),
+    ("ScanOptions", "max_offsets"): POSITIVE,
+    ("ScanOptions", "starting_timestamp"): NumberRange(0, 2**63 - 1),
+    ("ScanOptions", "ending_timestamp"): NumberRange(0, 2**63 - 1),
+    ("StartingOptions", "starting_timestamp"): NumberRange(0, 2**63 - 1),
+    ("DestinationOptions", "sharding_key"): "every text and every number of 64 bits is a key; tested below",
+    # Producers
+    ("Client.write_queues", "timeout_s"): TIME_S,
+    ("Client.push_consumer", "consume_timestamp_ms"): TIME_MS,
+    ("Client.repeatable_writer", "epoch"): NOT_NEGATIVE,
+    ("Client.repeatable_writer", "first_queue"): NumberRange(0, 2**31 - 1),
+    ("Client.repeatable_writer", "now_ms"): TIME_MS,
+    ("Client.transaction_producer", "check_threads"): NumberRange(1, 1000),
+    ("TransactionProducer.send_in_transaction", "check_immunity_s"): IMMUNITY_S,
+    ("TransactionProducer.transaction", "check_immunity_s"): IMMUNITY_S,
+    ("TransactionProducer.send_in_transaction", "sharding_key"): "as of DestinationOptions",
+    ("TransactionProducer.transaction", "sharding_key"): "as of DestinationOptions",
+    ("raymq.select_queue_by_hash", "argument"): "as a sharding key",
+    ("raymq.Compression.__init__", "threshold_bytes"): NOT_NEGATIVE,
+    ("raymq.Compression.__init__", "level"): NumberRange(1, 22),
+    ("raymq.Message.__init__", "flag"): NumberRange(-(2**31), 2**31 - 1),
+    ("raymq.Message.__init__", "delay_level"): "more than the last level means the last level; tested below",
+    ("raymq.Message.__init__", "deliver_at_ms"): "the greatest depends on the time of the call; tested below",
+    ("raymq.MessageQueue.__init__", "queue_id"): "each door refuses a queue that its topic does not have; tested below",
+    # Consumers
+    **{
+        (f"{kind}.{method}", name): bounds
+        for kind in ("PullConsumer", "AsyncPullConsumer")
+        for method, name, bounds in (
+            ("poll", "max_messages", POSITIVE),
+            ("poll_table", "max_messages", POSITIVE),
+            ("seek", "offset", SIGNED),  # OffsetOutOfRangeError, where the queue's own bounds are known
+            ("commit", "offsets", SIGNED),  # likewise: polls have not come so far
+            ("offset_for_timestamp", "timestamp_ms", TIME_MS),
+            ("offsets_for_times", "times_ms", TIME_MS),
+            ("send_back", "delay_level", NumberRange(-1, 18)),
+            ("send_back", "max_reconsume_times", NumberRange(0, 2**31 - 1, otherwise=-1)),
+        )
+    },
+    **{
+        (f"{kind}.{method}", name): bounds
+        for kind in ("SimpleConsumer", "AsyncSimpleConsumer")
+        for method, name, bounds in (
+            ("receive", "max_messages", NumberRange(1, 4096)),
+            ("receive", "invisible_s", NumberRange(0.1, 43_200.0)),
+            ("change_invisible", "invisible_s", NumberRange(0.0, 43_200.0)),
+        )
+    },
+    ("PushConsumer.on_messages", "batch_max"): NumberRange(1, 1024),
+    ("PushConsumer.start", "instances"): NumberRange(1, 256),
+    ("PushConsumer.start", "num_cpus"): NumberRange(0.0, 1e6),
+    ("raymq.ConsumeLater.__init__", "delay_level"): NumberRange(-1, 18),
+    ("raymq.ConsumeLater.__init__", "suspend_ms"): NumberRange(-1, 2**31 - 1),
+    ("raymq.ConsumeLater.__init__", "first"): NOT_NEGATIVE,
+    ("raymq.predicate", "timeout_s"): NumberRange(0.1, 300.0),
+    ("raymq.PutBatch.refuse", "index"): SIGNED,  # the batch's own bounds follow, as another InvalidArgumentError
+    # Administration
+    ("raymq.connect", "broker_groups"): NumberRange(1, 26),
+    ("Admin.browse", "begin_ms"): TIME_MS,
+    ("Admin.browse", "end_ms"): TIME_MS,
+    ("Admin.browse", "begin_offset"): NOT_NEGATIVE,
+    ("Admin.browse", "limit"): NumberRange(1, 1000),
+    ("Admin.browse", "max_scanned"): NumberRange(1, 1_000_000),
+    ("Admin.browse", "max_ms"): NumberRange(1, 60_000),
+    ("Admin.create_topic", "queues"): SIGNED,  # the number of broker groups gives the bounds; tested below
+    ("Admin.create_topic", "reserve_time_s"): RESERVED_S,
+    ("Admin.create_topics", "topics"): SIGNED,  # likewise
+    ("Admin.update_topic", "queues"): SIGNED,  # likewise
+    ("Admin.update_topic", "perm"): SIGNED,  # NoPermissionError for a number that is no permission, as in RocketMQ
+    ("Admin.update_topic", "reserve_time_s"): RESERVED_S,
+    ("Admin.delayed", "begin_ms"): TIME_MS,
+    ("Admin.delayed", "end_ms"): TIME_MS,
+    ("Admin.delayed", "limit"): NumberRange(1, 1000),
+    ("Admin.offset_by_time", "timestamp_ms"): TIME_MS,
+    ("Admin.pull", "offset"): SIGNED,  # OffsetOutOfRangeError, where the queue's own bounds are known
+    ("Admin.pull", "max_messages"): NumberRange(1, PULL_MAX_MESSAGES),
+    ("Admin.pull", "wait_s"): NumberRange(0.0, PULL_MAX_WAIT_S),
+    ("Admin.query_by_key", "max_messages"): POSITIVE,
+    ("Admin.query_by_key", "begin_ms"): TIME_MS,
+    ("Admin.query_by_key", "end_ms"): TIME_MS,
+    ("Admin.replay", "begin_ms"): TIME_MS,
+    ("Admin.replay", "end_ms"): TIME_MS,
+    ("Admin.replay", "max_messages"): POSITIVE,
+    ("Admin.replay", "rate"): RATE,
+    ("Admin.reset_offsets", "timestamp_ms"): TIME_MS,
+    ("Admin.reset_offsets", "offset"): SIGNED,  # OffsetOutOfRangeError, where the queue's own bounds are known
+    ("Admin.tail", "positions"): NOT_NEGATIVE,
+    ("Admin.tail", "max_messages"): NumberRange(1, 1024),
+    ("DeadLetters.letters", "max_messages"): POSITIVE,
+    ("DeadLetters.replay", "rate"): RATE,
+    ("DeadLetters.replay", "max_messages"): NOT_NEGATIVE,
+    # Ray's libraries, logging, Spark
+    ("raymq.RaymqHandler.__init__", "level"): "logging has the bounds; tested below",
+    ("raymq.RaymqHandler.__init__", "capacity"): POSITIVE,
+    ("raymq.RaymqHandler.__init__", "flush_timeout_s"): TIME_S,
+    ("raymq.data.TopicDatasource.__init__", "rows_per_block"): POSITIVE,
+    ("raymq.data.TopicDatasource.__init__", "timeout_ms"): TASK_MS,
+    ("raymq.data.TopicDatasource.get_read_tasks", "parallelism"): "Ray calls it",
+    ("raymq.data.TopicDatasource.get_read_tasks", "per_task_row_limit"): "Ray calls it",
+    ("raymq.data.iter_topic", "interval_s"): TIME_S,
+    ("raymq.data.iter_topic", "max_rows"): POSITIVE,
+    ("raymq.data.iter_topic", "timeout_ms"): TASK_MS,
+    ("raymq.data.read_topic", "rows_per_block"): POSITIVE,
+    ("raymq.data.read_topic", "timeout_ms"): TASK_MS,
+    ("raymq.data.read_topic", "num_cpus"): AMOUNT,
+    ("raymq.data.read_topic", "num_gpus"): AMOUNT,
+    ("raymq.data.read_topic", "memory"): AMOUNT,
+    ("raymq.data.read_topic", "resources"): AMOUNT,
+    ("raymq.data.read_topic", "override_num_blocks"): NumberRange(1, 1_000_000),
+    ("raymq.data.read_topic", "max_calls"): NOT_NEGATIVE,
+    ("raymq.data.write_topic", "concurrency"): POSITIVE,
+    ("raymq.serve.RaymqAdapterConfig.__init__", "result_ttl_s"): LIMITED_S,
+    ("raymq.serve.RaymqAdapterConfig.__init__", "queues"): NumberRange(1, 1024),
+    ("raymq.serve.RaymqAdapterConfig.__init__", "poll_max"): POSITIVE,
+    ("raymq.serve.RaymqAdapterConfig.__init__", "first_retry_level"): NumberRange(1, 18),
+    ("raymq.serve.RaymqAdapterConfig.__init__", "replica_deaths_max"): POSITIVE,
+    ("raymq.serve.RaymqLagPolicy.__init__", "poll_interval_s"): TIME_S,
+    ("raymq.serve.RaymqTaskProcessorAdapter.initialize", "consumer_concurrency"): NumberRange(1, 10_000),
+    ("raymq.serve.RaymqTaskProcessorAdapter.stop_consumer", "timeout"): TIME_S,
+    ("TaskConnection.send", "deliver_at_ms"): "the adapter calls it, with what Message checks",
+    ("raydp_jobs.read_topic", "min_partitions"): POSITIVE,
+    ("raydp_jobs.read_topic", "partition_bytes"): POSITIVE,
+    ("raydp_jobs.spark_session", "executors"): EXECUTORS,
+    ("raydp_jobs.spark_session", "executor_cores"): EXECUTORS,
+    ("raydp_jobs.spark_session", "start_timeout_s"): LIMITED_S,
+    ("raydp_jobs.stream_topic", "max_offsets_per_trigger"): POSITIVE,
+    ("raydp_jobs.stream_topic", "min_offsets_per_trigger"): POSITIVE,
+    ("raydp_jobs.stream_topic", "max_trigger_delay_s"): TIME_S,
+    ("raydp_jobs.stream_topic", "min_partitions"): POSITIVE,
+}
+"""The bounds of each number that a program can pass, or the reason why the number needs none here."""
+
+RESULTS = (raymq.MessageExt, raymq.FetchedBatch, raymq.HookedBatch, raymq.PutBatch, raymq.PullResult, raymq.QueueRange)
+RESULTS += (raymq.SendResult, raymq.TableResult, raymq.ReceivedMessage, raymq.data.WriteSummary, raymq.Predicate)
+"""Values that raymq makes: programs get them, and have no reason to make one."""
+
+
+def row_of(door: Door) -> NumberRange | str | None:
+    """The row of a number: its own, or that of all waits of a client's object."""
+    row = TABLE.get((door.call, door.argument)) or TABLE.get((door.call.removeprefix("raymq."), door.argument))
+    if row is not None:
+        return row
+    owner, _, method = door.call.rpartition(".")
+    kind = PUBLIC.get(owner)
+    if not inspect.isclass(kind):
+        return None
+    if kind in RESULTS or (method == "__init__" and issubclass(kind, (Exception, OfProcess))):
+        return "raymq makes it"
+    if issubclass(kind, OfProcess) and door.argument in ("timeout_s", "wait_s"):
+        return TIME_S
+    return None
+
+
+def test_every_number_of_a_public_call_has_a_row() -> None:
+    missing = [door for door in DOORS if row_of(door) is None]
+    assert not missing, f"add bounds, or a reason, to TABLE: {missing}"
+    assert len(DOORS) > 150
+    names = {(door.call.removeprefix("raymq."), door.argument) for door in DOORS}
+    stale = [key for key in TABLE if (key[0].removeprefix("raymq."), key[1]) not in names]
+    assert not [key for key in stale if key[1] != "consume_message_batch_max_size"], "TABLE names what does not exist"
+
+
+# The doors
+
+
+def of_object(door: Door, value: object) -> None:
+    """Call a method of a client's object that was not initialised: the check must come first."""
+    name, _, method = door.call.removeprefix("raymq.").partition(".")
+    kind = OBJECTS[name]
+    result = getattr(kind.__new__(kind), method)(**required(getattr(kind, method), door), **{door.argument: value})
+    if inspect.iscoroutine(result):
+        result.send(None)
+
+
+def of_function(door: Door, value: object) -> None:
+    """Call a public function, or make a public object."""
+    owner, _, name = door.call.rpartition(".")
+    if name == "__init__":
+        function: Any = PUBLIC[owner]
+    elif owner in PUBLIC:
+        kind = PUBLIC[owner]
+        function = getattr(kind.__new__(kind), name)
+    else:
+        function = PUBLIC[door.call]
+    function(**required(function, door), **{door.argument: value})
+
+
+def required(function: Callable[..., Any], door: Door) -> dict[str, Any]:
+    """Arguments for those that a call cannot do without; no call comes so far as to use them."""
+    numbers = {one.argument for one in DOORS if one.call == door.call}
+    return {
+        name: 1 if name in numbers else (lambda message: True) if door.call == "raymq.predicate" else None
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in ("self", door.argument)
+    }
+
+
+MAKERS: Mapping[str, Callable[..., Any]] = {
+    "ProducerOptions": raymq.ProducerSettings,
+    "PullOptions": partial(pull_settings.PullSettings.of, "g"),
+    "SimpleOptions": partial(SimpleSettings.of, "g"),
+    "PushOptions": partial(push_settings.PushSettings, "g", (), StartOffsetQuery()),
+    "Bounds": lambda **bounds: check_bounds(bounds),
+    "GroupChanges": lambda **changes: check_group_config(GroupConfig("g", **changes)),
+    "ScanOptions": lambda **options: scan_options(options),
+    "StartingOptions": lambda **options: scan_options(options),
+    "raymq.Compression.__init__": partial(Compression, CompressionType.ZSTD),
+    "raymq.Message.__init__": partial(Message, "orders", b"x"),
+    "raymq.RaymqHandler.__init__": partial(raymq.RaymqHandler, "logs", client=object()),
+}
+"""How the options of a TypedDict, and values of several fields, are checked."""
+
+
+def scan_options(options: Mapping[str, Any]) -> None:
+    """Check the options of a read, as the reads of Spark do before they call the cluster."""
+    check_options(options)
+    starting_edge(options, ["orders"])
+    ending_edge(options, ["orders"])
+
+
+def call(door: Door, value: object) -> None:
+    """Pass a value to a door."""
+    if door.call in MAKERS:
+        MAKERS[door.call](**{door.argument: value})
+    elif door.call.removeprefix("raymq.").partition(".")[0] in OBJECTS:
+        of_object(door, value)
+    else:
+        of_function(door, value)
+
+
+def absurd_values(bounds: NumberRange, annotation: str) -> list[object]:
+    """Values that a number with these bounds must not have."""
+    whole = "float" not in annotation
+    values: list[object] = [*NOT_NUMBERS, *([0.5, np.float32(2.0)] if whole else [])]
+    if bounds.high == 2**63 - 1 and not whole:
+        values = [value for value in values if value != 2**63]  # no float lies between
+    beyond = [bounds.low - 1, bounds.high + 1] if whole else [bounds.low - 0.0001, bounds.high * 2 + 1]
+    if "None" not in annotation:
+        values.append(None)
+    return values + [value for value in beyond if not bounds.has(value)]
+
+
+BOUNDED = [(door, row) for door in DOORS if isinstance(row := row_of(door), NumberRange)]
+
+
+@pytest.mark.parametrize(("door", "bounds"), BOUNDED, ids=[f"{door.call}-{door.argument}" for door, _ in BOUNDED])
+def test_an_absurd_number_is_refused_before_anything_is_done(door: Door, bounds: NumberRange) -> None:
+    error: type[Exception] = InvalidArgumentError
+    if door.call == "raymq.Message.__init__":
+        error = MessageIllegalError
+    elif door.call.startswith("raymq.serve.RaymqAdapterConfig"):
+        error = ValidationError
+    for value in absurd_values(bounds, door.annotation):
+        passed = {"key": value} if "Mapping[" in door.annotation or "dict[" in door.annotation else value
+        with pytest.raises(error) as caught:
+            call(door, passed)
+        assert door.argument in str(caught.value), (value, caught.value)
+        assert len(str(caught.value)) < 1000
+        if error is InvalidArgumentError and "timestamp" not in door.argument:
+            assert str(bounds) in str(caught.value), (value, caught.value)
+
+
+VALUES: Mapping[str, Mapping[str, Any]] = {
+    "raymq.ProducerSettings.__init__": {},
+    "raymq.ConsumeLater.__init__": {},
+    "raymq.serve.RaymqAdapterConfig.__init__": {},
+    "raymq.serve.RaymqLagPolicy.__init__": {"queue_name": "images"},
+}
+"""Constructors that check their fields themselves, with the arguments that they need."""
+
+
+def function_of(door: Door) -> Callable[..., Any]:
+    """The function whose arguments `checked` checks."""
+    owner, _, name = door.call.rpartition(".")
+    kind = PUBLIC.get(owner) or OBJECTS.get(owner)
+    function: Callable[..., Any] = PUBLIC[door.call] if kind is None else getattr(kind, name)
+    return function
+
+
+@pytest.mark.parametrize(("door", "bounds"), BOUNDED, ids=[f"{door.call}-{door.argument}" for door, _ in BOUNDED])
+def test_the_bounds_themselves_are_taken(door: Door, bounds: NumberRange) -> None:
+    for value in (bounds.low, bounds.high, bounds.low if bounds.otherwise is None else bounds.otherwise):
+        passed = {"key": value} if "Mapping[" in door.annotation or "dict[" in door.annotation else value
+        if door.call in MAKERS and door.call != "raymq.RaymqHandler.__init__":
+            call(door, passed)
+        elif door.call in VALUES:
+            PUBLIC[door.call.rpartition(".")[0]](**{**VALUES[door.call], door.argument: passed})
+        else:
+            check, _ = number_checks(function_of(door))[door.argument]
+            assert check(passed) == passed
