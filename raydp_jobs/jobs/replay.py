@@ -35,10 +35,12 @@ from raydp_jobs.jobs.replay_source import (
 )
 from raydp_jobs.jobs.times import Period, period_options
 from raymq.client.consumer.subscription import Subscription
-from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageQueue
+from raymq.common.numbers import RATE, number_in
+from raymq.common.places import parse_queue
 from raymq.tools.cli.entry import run_command
 from raymq.tools.cli.known_names import completes
+from raymq.tools.cli.terminal.number_type import RateType
 from raymq.tools.cli.terminal.output import (
     Command,
     address_option,
@@ -78,9 +80,8 @@ class Pace:
     """Holds a sender to a rate: rows per second over any time, and those of a tenth of a second at once."""
 
     def __init__(self, rate: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        if rate is not None and not rate > 0:
-            raise InvalidArgumentError(f"the rate must be more than 0 per second, not {rate:g}")
-        self._rate, self._clock = rate, clock
+        self._rate = None if rate is None else number_in("rate", rate, RATE)
+        self._clock = clock
         self._free_s = clock()
 
     @property
@@ -201,17 +202,20 @@ def parse_queues(texts: Iterable[str]) -> frozenset[tuple[str, int]]:
     """Queues from ``"broker-a:3"``. InvalidArgumentError for another form."""
     queues = set()
     for text in texts:
-        broker_name, _, queue_id = text.rpartition(":")
-        if not broker_name or not queue_id.isdigit():
-            raise InvalidArgumentError(f"{text!r} is not a queue; write BROKER:QUEUE, for example broker-a:3")
-        queues.add((broker_name, int(queue_id)))
+        queue = parse_queue("", text)
+        queues.add((queue.broker_name, queue.queue_id))
     return frozenset(queues)
 
 
 @click.command("replay", cls=Command)
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
-@click.option("--rate", metavar="N", help="At most so many a second, for example 500 or 500/s. Default: no limit.")
+@click.option(
+    "--rate",
+    type=RateType(),
+    metavar="N",
+    help="At most so many a second, for example 500 or 500/s. Default: no limit.",
+)
 @period_options
 @click.option("--queue", "queues", multiple=True, metavar="BROKER:QUEUE", help="Only of this queue; several times.")
 @click.option("--tags", default="*", show_default=True, help='Only these tags, for example "paid || refunded".')
@@ -222,7 +226,7 @@ def parse_queues(texts: Iterable[str]) -> frozenset[tuple[str, int]]:
 def command(
     source: Path,
     topic_name: str,
-    rate: str | None,
+    rate: float | None,
     period: Period,
     queues: tuple[str, ...],
     tags: str,
@@ -236,13 +240,12 @@ def command(
     Example: raymq job replay /data/archive/orders orders-again --rate 5000/s --from 2026-03-01
     """
     selection = Selection(period, parse_queues(queues), Subscription.parse("any", tags).tags)
-    per_second = None if rate is None else parse_rate(rate)
     with client_of(address) as client, counting(f"replaying to {topic_name}", talks=as_json) as counter:
         done = run(
             client,
             source,
             topic_name,
-            rate=per_second,
+            rate=rate,
             selection=selection,
             name=name,
             on_plan=counter.expect,
@@ -251,14 +254,6 @@ def command(
     value: dict[str, Any] = asdict(done)
     text = f"{done.sent:,} messages sent to {topic_name}, {done.stored_before:,} were there by an earlier run"
     print_value(as_json, value, lambda: say(f"{text}; {done.rows - done.selected:,} were not selected"))
-
-
-def parse_rate(text: str) -> float:
-    """A rate per second from ``"500"`` or ``"500/s"``. InvalidArgumentError for another form."""
-    try:
-        return float(text.removesuffix("/s"))
-    except ValueError:
-        raise InvalidArgumentError(f"{text!r} is not a rate; write 500 or 500/s") from None
 
 
 def main() -> None:

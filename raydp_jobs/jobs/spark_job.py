@@ -16,8 +16,10 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from raydp_jobs import SPARK_COUNT
 from raydp_jobs.task_errors import raymq_error
 from raymq.common.errors import RaymqError
+from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import client_of
 from raymq.tools.cli.terminal.progress import Counter, counting, steps
 
@@ -45,8 +47,8 @@ class SessionSize:
 def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of every job that runs on Spark, which the command gets as one `size`."""
 
-    @click.option("--executors", type=click.IntRange(1), default=1, show_default=True, help="Spark's executors.")
-    @click.option("--executor-cores", type=click.IntRange(1), default=1, show_default=True, help="Cores of each.")
+    @click.option("--executors", type=NumberType(SPARK_COUNT), default=1, show_default=True, help="Spark's executors.")
+    @click.option("--executor-cores", type=NumberType(SPARK_COUNT), default=1, show_default=True, help="Cores of each.")
     @click.option("--executor-memory", default="1g", show_default=True, help="Heap of each.")
     @wraps(command)
     def with_size(*args: Any, executors: int, executor_cores: int, executor_memory: str, **options: Any) -> Any:

@@ -25,8 +25,10 @@ from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options, tas
 from raydp_jobs.jobs.times import ALWAYS, Period, every_option, period_options
 from raydp_jobs.jobs.topic_figures import Bucket, TopicFigures, draw, figures_json, show
 from raymq.common.errors import InvalidArgumentError
+from raymq.common.numbers import NumberRange
 from raymq.tools.cli.entry import run_command
 from raymq.tools.cli.known_names import completes
+from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import (
     Command,
     address_option,
@@ -205,7 +207,9 @@ def _time(seconds: float) -> datetime:
 @click.command("topic-stats", cls=Command)
 @click.argument("topics", metavar="TOPIC...", shell_complete=completes("topics"), nargs=-1, required=True)
 @every_option("1m")
-@click.option("--top", type=click.IntRange(0, TAGS_MAX), default=8, show_default=True, help="Tags shown by name.")
+@click.option(
+    "--top", type=NumberType(NumberRange(0, TAGS_MAX)), default=8, show_default=True, help="Tags shown by name."
+)
 @click.option("--tags", default="*", show_default=True, help='Only these tags, for example "paid || refunded".')
 @period_options
 @click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw rates and keys, as a PNG file.")

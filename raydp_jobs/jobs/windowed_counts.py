@@ -24,8 +24,10 @@ from pyspark.sql.streaming import StreamingQuery
 from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options
 from raydp_jobs.jobs.times import seconds_of
 from raymq.common.errors import InvalidArgumentError
+from raymq.common.numbers import POSITIVE
 from raymq.tools.cli.entry import run_command
 from raymq.tools.cli.known_names import completes
+from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import (
     Command,
     address_option,
@@ -280,7 +282,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
     "--trigger", default="5s", show_default=True, callback=_seconds, metavar="TIME", help="A batch each TIME."
 )
 @click.option("--available-now", is_flag=True, help="Count what is there, and end. Default: go on until ctrl-C.")
-@click.option("--max-offsets", type=click.IntRange(1), help="The most messages in a batch.")
+@click.option("--max-offsets", type=NumberType(POSITIVE), help="The most messages in a batch.")
 @click.option("--commit-group", metavar="GROUP", help="Consumer group whose lag shows how far the count is.")
 @spark_options
 @address_option

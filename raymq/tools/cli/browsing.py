@@ -7,8 +7,11 @@ import time
 import click
 
 from raymq.common.delay import parse_time
+from raymq.common.numbers import NumberRange
+from raymq.common.places import parse_queue
+from raymq.common.protocol.store import BROWSE_MAX_MESSAGES, BROWSE_MAX_SCANNED
 from raymq.tools.cli.known_names import completes
-from raymq.tools.cli.queues import parse_queue
+from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import (
     Command,
     address_option,
@@ -32,8 +35,21 @@ from raymq.tools.cli.terminal.output import (
 @click.option("--oldest", is_flag=True, help="The oldest first, not the newest.")
 @click.option("--tags", default="*", show_default=True, help='Only these tags, "paid || refunded".')
 @click.option("--contains", default="", help="Only messages with this text in the body.")
-@click.option("--max", "limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="How many.")
-@click.option("--max-scanned", type=click.IntRange(1), default=10_000, show_default=True, help="Records to look at.")
+@click.option(
+    "--max",
+    "limit",
+    type=NumberType(NumberRange(1, BROWSE_MAX_MESSAGES)),
+    default=50,
+    show_default=True,
+    help="How many.",
+)
+@click.option(
+    "--max-scanned",
+    type=NumberType(NumberRange(1, BROWSE_MAX_SCANNED)),
+    default=10_000,
+    show_default=True,
+    help="Records to look at.",
+)
 @click.option("--cursor", help="Go on behind an earlier page.")
 @address_option
 @json_option
@@ -107,7 +123,9 @@ def track(topic_name: str, message_id: str, address: str | None, as_json: bool) 
 @click.command(cls=Command)
 @click.option("--from", "begin", metavar="TIME", help="Due from then on: ISO 8601, or +2h, +30m.")
 @click.option("--to", "end", metavar="TIME", help="Due before then.")
-@click.option("--max", "limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many to list.")
+@click.option(
+    "--max", "limit", type=NumberType(NumberRange(1, 1000)), default=20, show_default=True, help="How many to list."
+)
 @address_option
 @json_option
 def delayed(begin: str | None, end: str | None, limit: int, address: str | None, as_json: bool) -> None:

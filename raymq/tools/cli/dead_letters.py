@@ -8,7 +8,11 @@ from typing import Any
 
 import click
 
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.numbers import POSITIVE
+from raymq.common.places import parse_position
 from raymq.tools.cli.known_names import completes
+from raymq.tools.cli.terminal.number_type import NumberType, RateType
 from raymq.tools.cli.terminal.output import (
     Group,
     address_option,
@@ -32,7 +36,7 @@ def dlq() -> None:
 
 @dlq.command("list")
 @click.argument("group_name", metavar="GROUP", shell_complete=completes("groups"))
-@click.option("--max", "limit", type=click.IntRange(1), default=100, show_default=True, help="How many.")
+@click.option("--max", "limit", type=NumberType(POSITIVE), default=100, show_default=True, help="How many.")
 @click.option("--all", "everything", is_flag=True, help="Also those that were replayed already.")
 @address_option
 @json_option
@@ -49,14 +53,19 @@ def dlq_list(group_name: str, limit: int, everything: bool, address: str | None,
 
 @dlq.command("replay")
 @click.argument("group_name", metavar="GROUP", shell_complete=completes("groups"))
-@click.option("--rate", metavar="N", help="At most so many per second, for example 50 or 50/s. Default: no limit.")
-@click.option("--max", "limit", type=click.IntRange(1), help="At most so many. Default: all there are now.")
+@click.option(
+    "--rate",
+    type=RateType(),
+    metavar="N",
+    help="At most so many per second, for example 50 or 50/s. Default: no limit.",
+)
+@click.option("--max", "limit", type=NumberType(POSITIVE), help="At most so many. Default: all there are now.")
 @click.option("--letter", "chosen", metavar="BROKER:QUEUE:OFFSET", multiple=True, help="Only this one; repeatable.")
 @address_option
 @json_option
 @quiet_option
 def dlq_replay(
-    group_name: str, rate: str | None, limit: int | None, chosen: tuple[str, ...], address: str | None, as_json: bool
+    group_name: str, rate: float | None, limit: int | None, chosen: tuple[str, ...], address: str | None, as_json: bool
 ) -> None:
     """Bring dead letters back to the group, as if it had never tried them; a line for each.
 
@@ -64,10 +73,9 @@ def dlq_replay(
 
     Example: raymq dlq replay billing --rate 50/s
     """
-    per_second = None if rate is None else _rate(rate)
     with client_of(address) as client:
         places = [_place(text) for text in chosen] or None
-        results = client.admin.dead_letters(group_name).replay(rate=per_second, max_messages=limit, letters=places)
+        results = client.admin.dead_letters(group_name).replay(rate=rate, max_messages=limit, letters=places)
         counts = _report(results, as_json)
     print_value(as_json, counts, lambda: say(f"{counts['replayed']} replayed, {counts['failed']} failed"))
     if counts["failed"]:
@@ -99,15 +107,8 @@ def _place(text: str) -> Any:
     """The place that BROKER:QUEUE:OFFSET names."""
     from raymq.client.admin.dead_letters import LetterPlace
 
-    name, _, rest = text.partition(":")
-    queue_id, _, offset = rest.partition(":")
-    if not (name and queue_id.isdecimal() and offset.isdecimal()):
-        raise click.BadParameter(f"{text!r} is no place; write broker-a:0:17, as `raymq dlq list --json` shows it")
-    return LetterPlace(name, int(queue_id), int(offset))
-
-
-def _rate(text: str) -> float:
     try:
-        return float(text.removesuffix("/s"))
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not a rate; write 50 or 50/s") from None
+        queue, offset = parse_position("", text)
+    except InvalidArgumentError as error:
+        raise click.BadParameter(f"{error}, as `raymq dlq list --json` shows it") from None
+    return LetterPlace(queue.broker_name, queue.queue_id, offset)

@@ -9,8 +9,11 @@ from typing import Any
 import click
 
 from raymq.common.delay import parse_time
+from raymq.common.numbers import number_of_text
+from raymq.common.places import parse_queue
+from raymq.common.protocol.group import RETRY_MAX_TIMES, RETRY_QUEUE_NUMS
 from raymq.tools.cli.known_names import completes, gone, saw, saw_all
-from raymq.tools.cli.queues import parse_queue
+from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import (
     Group,
     address_option,
@@ -185,9 +188,14 @@ def _print_forbidden(as_json: bool, name: str, topics: list[str]) -> None:
 
 @group.command("update")
 @click.argument("name", metavar="GROUP", shell_complete=completes("groups"))
-@click.option("--retry-max-times", type=click.IntRange(0), help="Deliveries after the first, before a dead letter.")
 @click.option(
-    "--retry-queues", "retry_queue_nums", type=click.IntRange(1), help="Queues of its retry topic per broker."
+    "--retry-max-times", type=NumberType(RETRY_MAX_TIMES), help="Deliveries after the first, before a dead letter."
+)
+@click.option(
+    "--retry-queues",
+    "retry_queue_nums",
+    type=NumberType(RETRY_QUEUE_NUMS),
+    help="Queues of its retry topic per broker.",
 )
 @click.option("--consume/--no-consume", "consume_enable", default=None, help="Whether it may consume at all.")
 @click.option(
@@ -256,6 +264,6 @@ def _reset_arguments(text: str) -> dict[str, Any]:
     """The value of `--to` as arguments of Admin.reset_offsets."""
     if text in ("earliest", "latest"):
         return {"to": text}
-    if text.isdigit():
-        return {"offset": int(text)}
+    if text.isdecimal():
+        return {"offset": number_of_text("--to", text)}
     return {"timestamp_ms": parse_time(text, time.time_ns() // 1_000_000)}

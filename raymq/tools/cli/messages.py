@@ -9,10 +9,12 @@ from typing import Any, Final
 
 import click
 
-from raymq.common.delay import parse_time
+from raymq.common.delay import DELAY_LEVELS_MAX, parse_time
 from raymq.common.errors import InvalidArgumentError
+from raymq.common.numbers import POSITIVE, TIME_S, NumberRange
+from raymq.common.places import parse_position
 from raymq.tools.cli.known_names import completes
-from raymq.tools.cli.queues import parse_position
+from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import (
     Command,
     address_option,
@@ -42,7 +44,12 @@ JOIN_S: Final = 15.0
 @click.option("--key", "keys", multiple=True, help="A business key; may be given several times.")
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A user property.")
 @click.option("--sharding-key", help="Messages of one key go to one queue, in order.")
-@click.option("--delay-level", type=click.IntRange(0), default=0, help="Deliver it later: 1 is 1 s, 18 is 2 h.")
+@click.option(
+    "--delay-level",
+    type=NumberType(NumberRange(0, DELAY_LEVELS_MAX)),
+    default=0,
+    help="Deliver it later: 1 is 1 s, 18 is 2 h.",
+)
 @click.option("--deliver-at", metavar="TIME", help="Deliver it then: ISO 8601, or +30s, +5m, +2h, +1d from now on.")
 @address_option
 @json_option
@@ -113,9 +120,9 @@ def recall(topic_name: str, handle: str, address: str | None, as_json: bool) -> 
 @click.option("--tags", default="*", show_default=True, help='Tags to consume, for example "paid || refunded".')
 @click.option("--sql", "condition", help="""Condition on properties, for example "price > 5 AND region = 'eu'".""")
 @click.option(
-    "--max", "limit", type=click.IntRange(1), help="Stop after so many messages. Default: go on until ctrl-C."
+    "--max", "limit", type=NumberType(POSITIVE), help="Stop after so many messages. Default: go on until ctrl-C."
 )
-@click.option("--timeout", type=click.FloatRange(0), help="Stop when no message came for so many seconds.")
+@click.option("--timeout", type=NumberType(TIME_S), help="Stop when no message came for so many seconds.")
 @click.option(
     "--from",
     "start",
@@ -182,7 +189,7 @@ def consume(
 @click.option(
     "--offset", "position", metavar="BROKER:QUEUE:OFFSET", help="The message at an offset of a queue: broker-a:3:1700."
 )
-@click.option("--max", "limit", type=click.IntRange(1), default=32, show_default=True, help="With --key: how many.")
+@click.option("--max", "limit", type=NumberType(POSITIVE), default=32, show_default=True, help="With --key: how many.")
 @click.option("--begin", metavar="TIME", help="With --key: stored from then on, ISO 8601, or -2h, -30m.")
 @click.option("--end", metavar="TIME", help="With --key: stored until then.")
 @address_option

@@ -7,7 +7,10 @@ from typing import Any
 
 import click
 
+from raymq.common.numbers import TIME_S
+from raymq.common.protocol.pop import INVISIBLE, RECEIVE_MESSAGES
 from raymq.tools.cli.known_names import completes
+from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import (
     Command,
     address_option,
@@ -27,9 +30,15 @@ from raymq.tools.cli.terminal.progress import steps
 @click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
 @click.option("--tags", default="*", show_default=True, help='Tags to receive, for example "paid || refunded".')
 @click.option("--sql", "condition", help="""Condition on properties, for example "price > 5 AND region = 'eu'".""")
-@click.option("--max", "most", type=click.IntRange(1, 4096), default=32, show_default=True, help="The most messages.")
-@click.option("--invisible", type=float, default=60.0, show_default=True, help="Seconds without them for others.")
-@click.option("--wait", type=float, default=5.0, show_default=True, help="Seconds to wait for the first message.")
+@click.option(
+    "--max", "most", type=NumberType(RECEIVE_MESSAGES), default=32, show_default=True, help="The most messages."
+)
+@click.option(
+    "--invisible", type=NumberType(INVISIBLE), default=60.0, show_default=True, help="Seconds without them for others."
+)
+@click.option(
+    "--wait", type=NumberType(TIME_S), default=5.0, show_default=True, help="Seconds to wait for the first message."
+)
 @click.option("--keep", is_flag=True, help="Do not acknowledge them: they come again unless --ack comes in time.")
 @click.option("--ack", "handles", multiple=True, metavar="HANDLE", help="Only acknowledge what --keep has printed.")
 @click.option(

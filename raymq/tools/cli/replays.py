@@ -8,7 +8,9 @@ from dataclasses import asdict
 
 import click
 
+from raymq.common.numbers import POSITIVE
 from raymq.tools.cli.known_names import completes
+from raymq.tools.cli.terminal.number_type import NumberType, RateType
 from raymq.tools.cli.terminal.output import (
     Command,
     address_option,
@@ -35,8 +37,10 @@ from raymq.tools.cli.terminal.progress import counting
 @click.option("--from", "begin", metavar="TIME", help="Messages stored from then on: ISO 8601, or -2h ago.")
 @click.option("--to", "end", metavar="TIME", help="Messages stored before then.")
 @click.option("--name", default="", help="Another name makes another replay of the same messages.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="At most so many per second.")
-@click.option("--max", "limit", type=click.IntRange(1), default=100_000, show_default=True, help="At most so many now.")
+@click.option("--rate", type=RateType(), help="At most so many per second.")
+@click.option(
+    "--max", "limit", type=NumberType(POSITIVE), default=100_000, show_default=True, help="At most so many now."
+)
 @click.option("--dry-run", is_flag=True, help="Only count.")
 @address_option
 @json_option

@@ -8,8 +8,9 @@ import click
 
 from raymq.common.delay import parse_delay_levels
 from raymq.common.protocol.attributes import CLEANUP_POLICY, MESSAGE_TYPE, RESERVE_TIME, QueueType, TopicMessageType
-from raymq.common.protocol.route import PERM_READ, PERM_WRITE
+from raymq.common.protocol.route import PERM_READ, PERM_WRITE, QUEUES
 from raymq.tools.cli.known_names import completes, gone, saw, saw_all
+from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import (
     Group,
     address_option,
@@ -59,7 +60,13 @@ def topic() -> None:
 
 @topic.command("create")
 @click.argument("name")
-@click.option("--queues", type=int, default=4, show_default=True, help="Queues in all, shared by the broker groups.")
+@click.option(
+    "--queues",
+    type=NumberType(QUEUES),
+    default=4,
+    show_default=True,
+    help="Queues in all, shared by the broker groups.",
+)
 @type_option
 @queue_type_option
 @retention_option
@@ -131,7 +138,11 @@ def topic_describe(name: str, address: str | None, as_json: bool) -> None:
 
 @topic.command("update")
 @click.argument("name", shell_complete=completes("topics"))
-@click.option("--queues", type=int, help="Queues in all: more than there are, never fewer.")
+@click.option(
+    "--queues",
+    type=NumberType(QUEUES),
+    help="Queues in all: more than there are, never fewer.",
+)
 @click.option("--perm", type=click.Choice(["R", "W", "RW"]), help="What may be done with it.")
 @type_option
 @retention_option

@@ -8,8 +8,10 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from raymq.common.errors import InvalidArgumentError
+from raymq.common.names import BROKER_GROUPS_MAX
+from raymq.common.numbers import NumberRange, check_fields
 
-VOLUMES_MAX: Final = 26
+VOLUMES_MAX: Final = BROKER_GROUPS_MAX
 """As many as there are broker groups at most."""
 REPLICAS_MAX: Final = 3
 STORE_LABEL: Final = "raymq-store"
@@ -36,8 +38,7 @@ class ClusterShape:
     zones: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 1 <= self.stores <= VOLUMES_MAX:
-            raise InvalidArgumentError(f"there are 1 to {VOLUMES_MAX} stores, not {self.stores}")
+        check_fields(self, {"stores": NumberRange(1, VOLUMES_MAX)})
         if not _SIZE.fullmatch(self.size):
             raise InvalidArgumentError(
                 f"the size of a volume is a number of Gi or Ti, such as 200Gi, not {self.size!r}"

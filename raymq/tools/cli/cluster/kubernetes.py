@@ -6,6 +6,9 @@ from pathlib import Path
 
 import click
 
+from raymq.common.names import BROKER_GROUPS_MAX
+from raymq.common.numbers import NumberRange
+from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import Group, json_option, print_value, say
 
 
@@ -15,7 +18,13 @@ def k8s() -> None:
 
 
 @k8s.command("render")
-@click.option("--stores", type=int, default=3, show_default=True, help="Stores, each a pod with a volume of its own.")
+@click.option(
+    "--stores",
+    type=NumberType(NumberRange(1, BROKER_GROUPS_MAX)),
+    default=3,
+    show_default=True,
+    help="Stores, each a pod with a volume of its own.",
+)
 @click.option("--size", default="200Gi", show_default=True, help="Size of each store's volume.")
 @click.option("--name", default="raymq", show_default=True, help="Name of the RayCluster.")
 @click.option("--image", default="raymq:0.1.0", show_default=True, help="Image of all pods, made by the Dockerfile.")

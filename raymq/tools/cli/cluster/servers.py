@@ -9,7 +9,10 @@ from typing import Any
 
 import click
 
+from raymq.common.names import BROKER_GROUPS_MAX
+from raymq.common.numbers import POSITIVE, TIME_S, NumberRange
 from raymq.tools.cli.known_names import saw_all
+from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import (
     Command,
     address_option,
@@ -27,15 +30,21 @@ from raymq.tools.cli.terminal.progress import steps
 @click.command(cls=Command)
 @click.option("--config", type=click.Path(path_type=Path), help="Settings; default: raymq.yaml here, if there is one.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where the stores are kept.")
-@click.option("--broker-groups", type=int, help="How many broker groups share the queues.")
+@click.option(
+    "--broker-groups",
+    type=NumberType(NumberRange(1, BROKER_GROUPS_MAX)),
+    help="How many broker groups share the queues.",
+)
 @click.option(
     "--leave-out",
     multiple=True,
     metavar="NAME",
     help="Do not start this broker group (broker-b) or replica (broker-a-2) that is on disk. Repeatable.",
 )
-@click.option("--wait-nodes", type=click.IntRange(1), help="First wait until Ray has so many nodes, the head included.")
-@click.option("--wait-s", type=click.FloatRange(0), help="How long; then nothing is started. Default: half an hour.")
+@click.option(
+    "--wait-nodes", type=NumberType(POSITIVE), help="First wait until Ray has so many nodes, the head included."
+)
+@click.option("--wait-s", type=NumberType(TIME_S), help="How long; then nothing is started. Default: half an hour.")
 @address_option
 @json_option
 @quiet_option

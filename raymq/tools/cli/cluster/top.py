@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raymq.common.errors import RaymqError
+from raymq.common.numbers import NumberRange
 from raymq.tools.cli.cluster.top_figures import (
     SORT_KEYS,
     GroupRow,
@@ -32,6 +33,7 @@ from raymq.tools.cli.cluster.top_figures import (
     sorted_groups,
     sorted_topics,
 )
+from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import Command, address_option, client_of, duration, json_option, out, print_value
 from raymq.tools.cli.terminal.terminal_text import printable
 
@@ -45,7 +47,7 @@ _HELP: Final = "sort by  n name  i in  o out  l lag  b behind    q quit"
     "--sort", type=click.Choice(list(SORT_KEYS.values())), default="lag", show_default=True, help="The largest first."
 )
 @click.option(
-    "--interval", type=click.FloatRange(0.5, 60), default=2.0, show_default=True, help="Seconds between looks."
+    "--interval", type=NumberType(NumberRange(0.5, 60.0)), default=2.0, show_default=True, help="Seconds between looks."
 )
 @click.option("--once", is_flag=True, help="Print one table, of rates over one interval, and end.")
 @address_option

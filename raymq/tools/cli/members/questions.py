@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from raymq.common.errors import InvalidArgumentError, TopicNotExistError
+from raymq.common.numbers import NumberRange
 from raymq.tools.cli.known_names import completes
+from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import (
     Command,
     address_option,
@@ -31,7 +33,11 @@ _QUEUE_COLUMNS = ["queue", "state", "fetch", "consumed", "committed", "buffered"
 @click.argument("member", required=False)
 @click.option("--stacks", is_flag=True, help="Also the stacks of the threads of the members' processes.")
 @click.option(
-    "--timeout", type=click.FloatRange(0.1, 30), default=10.0, show_default=True, help="Seconds to wait for each."
+    "--timeout",
+    type=NumberType(NumberRange(0.1, 30.0)),
+    default=10.0,
+    show_default=True,
+    help="Seconds to wait for each.",
 )
 @address_option
 @json_option

@@ -7,7 +7,10 @@ from typing import Any
 
 import click
 
+from raymq.common.message import MAX_MESSAGE_SIZE_BYTES
+from raymq.common.numbers import NumberRange
 from raymq.tools.cli.known_names import completes
+from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import Group, address_option, client_of, json_option, print_rows, quiet_option
 from raymq.tools.cli.terminal.progress import steps
 
@@ -20,8 +23,16 @@ def check() -> None:
 @check.command("send")
 @click.option("--topic", "topic_name", help="A topic to send to. Default: raymq-check, which is made.")
 @click.option("--broker", shell_complete=completes("brokers"), help="Only this broker group. Default: all.")
-@click.option("--count", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Messages to each.")
-@click.option("--size", type=click.IntRange(1, 4 << 20), default=128, show_default=True, help="Bytes of each body.")
+@click.option(
+    "--count", type=NumberType(NumberRange(1, 10_000)), default=20, show_default=True, help="Messages to each."
+)
+@click.option(
+    "--size",
+    type=NumberType(NumberRange(1, MAX_MESSAGE_SIZE_BYTES)),
+    default=128,
+    show_default=True,
+    help="Bytes of each body.",
+)
 @address_option
 @json_option
 @quiet_option

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from raymq.remoting.access.users import BOUNDS, Bounds
+from raymq.remoting.access.users import BOUNDS, QUOTA, Bounds
+from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import (
     Group,
     address_option,
@@ -41,7 +42,7 @@ _BOUND_COLUMNS: Final = ("bytes/s", "messages/s", "consumed bytes/s", "consumed 
 def _bound_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options for a user's quotas (raymq.remoting.access.users.Bounds), as keyword arguments of these names."""
     for bound, text in zip(reversed(BOUNDS), reversed(_BOUND_HELPS), strict=True):
-        command = click.option(f"--{bound.replace('_', '-')}", type=click.IntRange(0), help=text)(command)
+        command = click.option(f"--{bound.replace('_', '-')}", type=NumberType(QUOTA), help=text)(command)
     return command
 
 

@@ -13,7 +13,8 @@ from urllib.parse import urlencode
 
 from raymq.common.delay import parse_time
 from raymq.common.errors import InvalidArgumentError
-from raymq.common.message import MessageQueue
+from raymq.common.numbers import number_of_text
+from raymq.common.places import parse_queue
 from raymq.tools.console.backend.messages import BrowseQuery
 
 SEARCH_STARTS: Final = {
@@ -24,7 +25,6 @@ SEARCH_STARTS: Final = {
 }
 """The ways to begin, with their labels."""
 SEARCH_LIMITS: Final = ("50", "100", "200")
-OFFSET_MAX: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class SearchForm:
         if self.start == "offset":
             if queue is None:
                 raise InvalidArgumentError("an offset counts in one queue: choose the queue, too")
-            return replace(query, begin_offset=parse_offset(self.offset))
+            return replace(query, begin_offset=number_of_text("the offset", self.offset))
         if self.start == "time":
             begin_ms, end_ms = (parse_time(text, now_ms) if text else None for text in (self.begin, self.end))
             if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
@@ -78,26 +78,3 @@ class SearchForm:
         """The form as the query of an address, without the fields that are as at first."""
         first, fields = asdict(SearchForm()), asdict(replace(self, **changes))
         return urlencode({name: text for name, text in fields.items() if text != first[name]})
-
-
-def parse_queue(topic: str, text: str) -> MessageQueue:
-    """The queue of `topic` that BROKER:QUEUE names. InvalidArgumentError."""
-    broker_name, _, queue_id = text.rpartition(":")
-    if not broker_name or not (queue_id.isascii() and queue_id.isdecimal()) or len(queue_id) > 9:
-        raise InvalidArgumentError(f"{text!r} is not a queue: write BROKER:QUEUE, for example broker-a:3")
-    return MessageQueue(topic, broker_name, int(queue_id))
-
-
-def parse_offset(text: str) -> int:
-    """An offset of a queue. InvalidArgumentError."""
-    if not (text.isascii() and text.isdecimal()) or len(text) > 19 or int(text) > OFFSET_MAX:
-        raise InvalidArgumentError(f"{text!r} is not an offset: write a whole number, such as 1700")
-    return int(text)
-
-
-def parse_place(topic: str, text: str) -> tuple[MessageQueue, int]:
-    """The queue and the offset of BROKER:QUEUE:OFFSET. InvalidArgumentError."""
-    queue, _, offset = text.rpartition(":")
-    if not queue:
-        raise InvalidArgumentError(f"{text!r} is not a place: write BROKER:QUEUE:OFFSET, for example broker-a:3:1700")
-    return parse_queue(topic, queue), parse_offset(offset)

@@ -13,12 +13,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistError
+from raymq.common.numbers import RATE, real_number
+from raymq.common.places import parse_position
 from raymq.tools.console.backend.messages import DeadLetterPage, DeadLetterView, LetterPlace, LetterReplayed
 from raymq.tools.console.backend.protocol import Backend
 from raymq.tools.console.messages.fields import MESSAGE_COLUMNS, file_rows, row_of
 from raymq.tools.console.messages.replays import REPLAY_RATE_MAX, Replay
 from raymq.tools.console.messages.rights import bodies_shown
-from raymq.tools.console.messages.search import parse_place
 from raymq.tools.console.pages.files import rows_as_file
 from raymq.tools.console.web.answers import page, redirect
 from raymq.tools.console.web.changes import write_audit
@@ -129,7 +130,7 @@ async def _choice(request: Request, group: str) -> tuple[list[LetterPlace] | Non
         return None, rate
     if not texts:
         raise InvalidArgumentError("no dead letter is chosen: tick some, or replay all")
-    places = [parse_place(group, text) for text in texts]
+    places = [parse_position(group, text) for text in texts]
     return [LetterPlace(queue.broker_name, queue.queue_id, offset) for queue, offset in places], rate
 
 
@@ -138,12 +139,10 @@ def _rate(text: str) -> float | None:
     if not text:
         return None
     try:
-        rate = float(text)
+        rate: object = float(text)
     except ValueError:
-        rate = 0.0
-    if not 0 < rate <= REPLAY_RATE_MAX:
-        raise InvalidArgumentError(f"the rate must be a number per second up to {REPLAY_RATE_MAX:.0f}, not {text!r}")
-    return rate
+        rate = text
+    return real_number("the rate", rate, RATE.low, REPLAY_RATE_MAX)
 
 
 async def _letters(request: Request, limit: int) -> DeadLetterPage:

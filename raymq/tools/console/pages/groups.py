@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.common.protocol.group import RETRY_MAX_TIMES
 from raymq.tools.console.backend.groups import GroupView
 from raymq.tools.console.messages.export import exact
 from raymq.tools.console.pages.files import rows_as_file
@@ -114,7 +115,7 @@ async def update(request: Request) -> Response:
         if consume not in ("", "on", "off"):
             raise InvalidArgumentError(f"consume is on or off, not {consume!r}")
         consume_enable = None if not consume else consume == "on"
-        retries = form.number("retry_max_times", "Retries")
+        retries = form.number("retry_max_times", "Retries", RETRY_MAX_TIMES)
         if consume_enable is None and retries is None:
             raise InvalidArgumentError("nothing to change: all fields were empty")
     except InvalidArgumentError as error:

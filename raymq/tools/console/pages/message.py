@@ -12,12 +12,12 @@ from starlette.routing import Route
 
 from raymq.common.errors import InvalidArgumentError, NoPermissionError, RaymqError
 from raymq.common.message import MessageExt
+from raymq.common.places import parse_position
 from raymq.tools.console.backend.messages import MessageTrack
 from raymq.tools.console.messages.body import BODY_SHOWN_MAX_BYTES, BodyForm, is_text, view_body, visible
 from raymq.tools.console.messages.commands import query_command, send_command
 from raymq.tools.console.messages.fields import file_rows, row_of, visible_map
 from raymq.tools.console.messages.rights import bodies_shown
-from raymq.tools.console.messages.search import parse_place
 from raymq.tools.console.pages.files import saved
 from raymq.tools.console.pages.sending import message_again, send_and_go_back
 from raymq.tools.console.web.answers import page, redirect
@@ -136,14 +136,14 @@ async def _found(request: Request, form: Form) -> Sequence[MessageExt]:
         return await console.ask(lambda backend: backend.query_by_key(topic, key, max_messages=KEY_HITS_MAX))
     if message_id:
         return await console.ask(lambda backend: backend.query_by_id(topic, message_id))
-    queue, offset = parse_place(topic, place)
+    queue, offset = parse_position(topic, place)
     message = await console.ask(lambda backend: backend.message_at(queue, offset))
     return () if message is None else (message,)
 
 
 async def _message(request: Request, form: Form) -> MessageExt:
     """The message at the place in the address. InvalidArgumentError if there is none."""
-    queue, offset = parse_place(form.needed("topic", "the topic"), form.needed("offset", "the place"))
+    queue, offset = parse_position(form.needed("topic", "the topic"), form.needed("offset", "the place"))
     message = await console_of(request).ask(lambda backend: backend.message_at(queue, offset))
     if message is None:
         raise InvalidArgumentError(f"no message is at {queue.broker_name}:{queue.queue_id}:{offset} of {queue.topic!r}")

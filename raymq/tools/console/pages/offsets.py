@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from raymq.common.errors import InvalidArgumentError
-from raymq.common.message import MessageQueue
+from raymq.common.places import parse_queue
 from raymq.tools.console.backend.groups import OffsetMove
 from raymq.tools.console.backend.protocol import Backend
 from raymq.tools.console.pages.groups import group_address
@@ -128,14 +128,6 @@ def _wanted(kind: str, group: str, form: Form) -> MoveForm:
 def _call(backend: Backend, kind: str, wanted: MoveForm, *, dry_run: bool) -> Sequence[OffsetMove]:
     call = backend.reset_offsets if kind == "reset" else backend.clone_offsets
     return call(**wanted.arguments, dry_run=dry_run)
-
-
-def parse_queue(topic: str, text: str) -> MessageQueue:
-    """The queue that BROKER:QUEUE names. InvalidArgumentError."""
-    broker_name, separator, queue_id = text.rpartition(":")
-    if not separator or not (queue_id.isascii() and queue_id.isdigit()):
-        raise InvalidArgumentError(f"{text!r} is not a queue; write BROKER:QUEUE, for example broker-a:3")
-    return MessageQueue(topic, broker_name, int(queue_id))
 
 
 def moved_messages(moves: Sequence[OffsetMove]) -> str:

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from raymq.common.delay import parse_delay_levels
 from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.common.protocol.route import QUEUES
 from raymq.tools.console.backend.topics import TopicView
 from raymq.tools.console.messages.export import exact
 from raymq.tools.console.pages.files import rows_as_file
@@ -84,7 +85,7 @@ async def create(request: Request) -> Response:
     form = await form_of(request)
     try:
         topic = form.needed("topic", "The name")
-        queues = form.number("queues", "Queues", least=1) or 4
+        queues = form.number("queues", "Queues", QUEUES) or 4
         arguments: dict[str, Any] = {
             "message_type": form.text("message_type") or None,
             "reserve_time_s": _retention_s(form),
@@ -111,7 +112,7 @@ async def update(request: Request) -> Response:
         if perm and perm not in PERMISSION_BITS:
             raise InvalidArgumentError(f"a permission is R, W or RW, not {perm!r}")
         wanted: dict[str, Any] = {
-            "queues": form.number("queues", "Queues", least=1),
+            "queues": form.number("queues", "Queues", QUEUES),
             "perm": PERMISSION_BITS.get(perm),
             "message_type": form.text("message_type") or None,
             "reserve_time_s": _retention_s(form),

@@ -9,9 +9,11 @@ from typing import Final
 from starlette.requests import Request
 
 from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MAX_MESSAGE_SIZE_BYTES
+from raymq.common.numbers import NOT_NEGATIVE, NumberRange, number_of_text
 
 FORM_FIELDS_MAX: Final = 1_000
-FORM_BODY_MAX_BYTES: Final = 4 * 1024 * 1024 + 64 * 1024
+FORM_BODY_MAX_BYTES: Final = MAX_MESSAGE_SIZE_BYTES + 64 * 1024
 """The largest field of a form: a message's body."""
 
 
@@ -36,14 +38,10 @@ class Form:
             raise InvalidArgumentError(f"{label} is missing")
         return text
 
-    def number(self, name: str, label: str, *, least: int = 0) -> int | None:
-        """A whole number, None if the field is empty."""
+    def number(self, name: str, label: str, bounds: NumberRange = NOT_NEGATIVE) -> int | None:
+        """A whole number, None if the field is empty. InvalidArgumentError."""
         text = self.text(name)
-        if not text:
-            return None
-        if not text.isascii() or not text.isdigit() or int(text) < least:
-            raise InvalidArgumentError(f"{label} must be a whole number from {least} on, not {text!r}")
-        return int(text)
+        return number_of_text(label, text, bounds) if text else None
 
     def time_ms(self, name: str, label: str) -> int | None:
         """A time (ms since 1970), None if the field is empty: ISO 8601, UTC unless it names a zone."""

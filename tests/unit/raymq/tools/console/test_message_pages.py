@@ -189,7 +189,7 @@ def test_a_replay_needs_a_choice(admin: AsgiClient, backend: FakeBackend) -> Non
     admin.post(f"{LETTERS}/replay", {"which": "all", "rate": "1e9"})
     assert "rate must be" in admin.get(LETTERS).text
     admin.post(f"{LETTERS}/replay", {"which": "chosen", "letter": "nonsense"})
-    assert "not a " in admin.get(LETTERS).text
+    assert "is not an offset of a queue" in admin.get(LETTERS).text
     assert backend.calls == []
 
 

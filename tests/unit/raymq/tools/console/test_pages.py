@@ -155,8 +155,8 @@ def test_a_topic_is_created_changed_and_deleted_and_the_audit_has_it_all(admin: 
     ("fields", "error"),
     [
         ({"queues": "4"}, "The name is missing."),
-        ({"topic": "new", "queues": "many"}, "Queues must be a whole number from 1 on, not &#39;many&#39;."),
-        ({"topic": "new", "queues": "0"}, "Queues must be a whole number from 1 on"),
+        ({"topic": "new", "queues": "many"}, "Queues must be a whole number, 1 to 26624, not &#39;many&#39;"),
+        ({"topic": "new", "queues": "0"}, "Queues must be 1 to 26624, not 0"),
         ({"topic": "new", "retention": "long"}, "&#39;long&#39; is not a delay"),
         ({"topic": "a b", "queues": "4"}, "a b"),
         ({"topic": "orders", "queues": "4"}, "orders"),

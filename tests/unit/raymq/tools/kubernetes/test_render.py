@@ -253,8 +253,8 @@ def test_kustomize_builds_it(folder: str) -> None:
 @pytest.mark.parametrize(
     ("options", "refusal"),
     [
-        ({"stores": 0}, "1 to 26 stores"),
-        ({"stores": 27}, "1 to 26 stores"),
+        ({"stores": 0}, "stores must be 1 to 26"),
+        ({"stores": 27}, "stores must be 1 to 26"),
         ({"size": "200"}, "200Gi"),
         ({"size": "0Gi"}, "200Gi"),
         ({"name": "Raymq"}, "no name of a RayCluster"),

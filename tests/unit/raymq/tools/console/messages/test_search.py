@@ -10,8 +10,9 @@ from hypothesis import given, strategies as st
 
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageQueue
+from raymq.common.places import parse_position
 from raymq.tools.console.backend.messages import BrowseQuery
-from raymq.tools.console.messages.search import SearchForm, parse_place
+from raymq.tools.console.messages.search import SearchForm
 
 NOW_MS = 1_800_000_000_000
 
@@ -43,8 +44,8 @@ def test_fields_mean_a_query(fields: dict[str, str], query: BrowseQuery) -> None
         ({"start": "sometimes"}, "no way to begin"),
         ({"limit": "1000000"}, "cannot be shown"),
         ({"start": "offset", "offset": "1"}, "choose the queue"),
-        ({"start": "offset", "queue": "broker-a:1", "offset": "-1"}, "not an offset"),
-        ({"start": "offset", "queue": "broker-a:1", "offset": "9" * 30}, "not an offset"),
+        ({"start": "offset", "queue": "broker-a:1", "offset": "-1"}, "the offset must be a whole number"),
+        ({"start": "offset", "queue": "broker-a:1", "offset": "9" * 30}, "the offset must be a whole number"),
         ({"queue": "broker-a"}, "not a queue"),
         ({"start": "time", "begin": "yesterday"}, "not a time"),
         ({"start": "time", "begin": "-1h", "end": "-2h"}, "empty"),
@@ -64,7 +65,7 @@ def test_any_form_can_be_shown_again_and_is_a_query_or_an_error(fields: dict[str
 
 
 def test_a_place_is_a_queue_and_an_offset() -> None:
-    assert parse_place("t", "a:b:3:17") == (MessageQueue("t", "a:b", 3), 17)
+    assert parse_position("t", "a:b:3:17") == (MessageQueue("t", "a:b", 3), 17)
     for text in ("", "17", "b:17", "b:x:17", "b:1:x"):
         with pytest.raises(InvalidArgumentError):
-            parse_place("t", text)
+            parse_position("t", text)

@@ -1,0 +1,50 @@
+"""NumberType is the type of every option that is a number: its errors, and the help, name the option's bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from raymq.common.numbers import LONGEST_TIME_S, NUMBER_MAX, RATE, NumberRange
+
+
+class NumberType(click.FloatRange):
+    """A number from `bounds.low` to `bounds.high`: a real number if the lower bound is a float, otherwise a whole
+    number. Not a number (NaN) is no value of any option.
+
+    Anything else is a usage error, exit code 2: "--max must be 1 to 1000, not 0".
+    """
+
+    name = "number"
+
+    def __init__(self, bounds: NumberRange) -> None:
+        is_open = bounds.high in (NUMBER_MAX, LONGEST_TIME_S)  # which the help would only make longer
+        super().__init__(min=bounds.low, max=None if is_open else bounds.high)
+        self.bounds = bounds
+        self.is_whole = not isinstance(bounds.low, float)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The value as a number. BadParameter."""
+        kind = "a whole number, " if self.is_whole else "a number, "
+        number: float
+        try:
+            number = int(value) if self.is_whole else float(value)
+        except ValueError:
+            self.fail(f"must be {kind}{self.bounds}, not {str(value)[:80]!r}", param, ctx)
+        if not self.bounds.has(number):
+            self.fail(f"must be {self.bounds}, not {str(value)[:80]}", param, ctx)
+        return number
+
+
+class RateType(NumberType):
+    """A number per second: "50" or "50/s"."""
+
+    name = "rate"
+
+    def __init__(self) -> None:
+        super().__init__(RATE)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The rate per second. BadParameter."""
+        return super().convert(value.removesuffix("/s") if isinstance(value, str) else value, param, ctx)
