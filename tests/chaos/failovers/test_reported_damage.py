@@ -1,0 +1,176 @@
+"""Status, doctor and console name a damaged log and a broken disk: the replica, what is wrong, and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+import ray
+
+import raymq
+from placement.console.live_backend import LiveBackend
+from raymq.tools.console.app import create_app
+from raymq.tools.console.settings import ConsoleSettings
+from storage.recovery.snapshot import SNAPSHOT_FILE
+from tests.support.browser.asgi_server import served
+from tests.support.clusters.cluster import (
+    SMALL_LOG_FILE_BYTES,
+    Sandbox,
+    embedded,
+    kill_actors,
+    one_group,
+)
+from tests.support.history.waiting import eventually
+from tests.support.replicas.faulty_machines import FaultyMachine, faulty_machine, why_out
+from tests.support.replicas.ray_replicas import RayReplicas
+from tests.support.stores.damage import flip
+
+BROKER, REPLICAS = "broker-a", 3
+STORES = [f"storage-{BROKER}-{replica}" for replica in range(REPLICAS)]
+COMMAND_TIMEOUT_S = 200.0
+TOKEN = "the admins' token"
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyMachine]:
+    settings = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
+    with faulty_machine(settings, tmp_path_factory.mktemp("faults")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def box(machine: FaultyMachine) -> Sandbox:
+    return machine.box
+
+
+@pytest.fixture(scope="module")
+def mq(box: Sandbox) -> Iterator[raymq.Client]:
+    with embedded(box) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def console(mq: raymq.Client) -> Iterator[str]:
+    """The origin of a console over the cluster."""
+    app = create_app(LiveBackend(mq, "raymq"), ConsoleSettings(is_admin=lambda token: token == TOKEN))
+    with served(app) as origin:
+        yield origin
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of raymq, as a user does."""
+    address = ray.get_runtime_context().gcs_address
+    return subprocess.run(
+        [str(Path(sys.executable).with_name("raymq")), *arguments],
+        check=False,
+        env={**os.environ, "RAY_ADDRESS": address},
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+    )
+
+
+def findings(command: str, key: str) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code of a command with --json, and the findings about stores under a key of its output."""
+    done = run(command, "--json")
+    rows = json.loads(done.stdout)[key]
+    return done.returncode, [row for row in rows if row["where"] in STORES and row["state"] == "fail"]
+
+
+def assert_shown(finding: dict[str, Any], console: str) -> None:
+    """The tables of both commands and both pages of the console show where, what and what to do."""
+    for text in (run("status").stdout, run("doctor").stdout):
+        columns = columns_of(text)
+        for part in ("where", "seen", "do"):
+            assert any(finding[part] in column for column in columns), f"{part} of {finding} is not in:\n{text}"
+    problem = f"{finding['where']}: {finding['seen']}; {finding['do']}"
+    for page in ("/", "/cluster"):
+        eventually(lambda page=page: plain(problem) in plain(get(console + page)), f"{problem} at {page}")  # type: ignore[misc]
+    [same] = [row for row in json.loads(get(f"{console}/api/v1/status"))["problems"] if row == finding]
+    assert same["do"]
+
+
+def get(url: str) -> str:
+    with urlopen(Request(url, headers={"Authorization": f"Bearer {TOKEN}"}), timeout=COMMAND_TIMEOUT_S) as answer:
+        return str(answer.read().decode())
+
+
+def columns_of(tables: str) -> list[str]:
+    """The text of each column of tables, from top to bottom: cells are broken into lines."""
+    lines = [line.split("│")[1:-1] for line in tables.splitlines() if line.startswith("│")]
+    return [
+        " ".join(line[index].strip() for line in lines if len(line) > index) for index in range(max(map(len, lines)))
+    ]
+
+
+def plain(text: str) -> str:
+    """The letters of a text, whatever HTML and sentences make of the rest."""
+    return "".join(letter for letter in text.replace("&#39;", "").replace("&#34;", "").lower() if letter.isalnum())
+
+
+def test_each_replica_with_a_damaged_log_is_named_with_the_damage_and_the_remedy(
+    mq: raymq.Client, box: Sandbox, console: str
+) -> None:
+    replicas = RayReplicas(BROKER, REPLICAS)
+    mq.admin.create_topic("orders", queues=1)
+    with mq.producer() as producer:
+        sent = [producer.send(raymq.Message("orders", b"%d" % number * 100)) for number in range(9)]
+    replicas.equal_end()
+    [damaged] = mq.admin.query_by_id("orders", sent[4].message_id)
+    roots = [box.data / f"{BROKER}-{replica}" for replica in range(REPLICAS)]
+    for root in roots:
+        flip(root, damaged.physical_offset, "body", file_size=SMALL_LOG_FILE_BYTES)
+    kill_actors("Storage")
+    for root in roots:  # recovery reads the log from a snapshot on
+        (root / SNAPSHOT_FILE).unlink(missing_ok=True)
+    replicas.settled()
+    code, found = eventually(lambda: three(findings("status", "problems")), "a hole in each log")
+    assert code == 0, "all replicas run and take messages"
+    assert sorted(row["where"] for row in found) == STORES
+    for row in found:
+        assert f"damaged bytes at {damaged.physical_offset} of its log" in row["seen"]
+        assert "check the disk" in row["do"]
+    code, same = findings("doctor", "findings")
+    assert code == 1
+    assert same == found
+    assert_shown(found[0], console)
+
+
+def three(answer: tuple[int, list[dict[str, Any]]]) -> tuple[int, list[dict[str, Any]]] | None:
+    return answer if len(answer[1]) == REPLICAS else None
+
+
+def test_a_replica_whose_disk_is_broken_is_named_with_its_directory_and_the_remedy(
+    mq: raymq.Client, machine: FaultyMachine, console: str
+) -> None:
+    replicas = RayReplicas(BROKER, REPLICAS)
+    broken = replicas.settled()["master"]
+    store = f"storage-{BROKER}-{broken}"
+    marker = machine.marker(BROKER, broken, "flush")
+    marker.touch()
+    try:
+        with mq.producer() as producer:  # whose flush fails
+            producer.send(raymq.Message("orders", b"last"))
+        eventually(lambda: "cannot open" in why_out(BROKER, broken, patient=True), "a store that stays closed")
+        code, found = findings("status", "problems")
+        assert code == 1
+        [row] = [one for one in found if one["where"] == store]
+        assert str(machine.box.data / f"{BROKER}-{broken}") in row["seen"]
+        assert "Input/output error" in row["seen"]
+        assert "raymq drain" in row["do"]
+        code, same = findings("doctor", "findings")
+        assert code == 1
+        assert row in same
+        assert_shown(row, console)
+    finally:
+        marker.unlink()
+    replicas.settled()
+    _, found = findings("status", "problems")
+    assert "stores open" not in {one["check"] for one in found}
