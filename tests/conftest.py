@@ -58,10 +58,13 @@ NICE_MAX = 19
 SHARING = {
     "clients": ("integration/clients/",),
     "spark": ("integration/spark/",),
-    "default settings": (
+    "servers": (
+        "integration/servers/test_queue_kinds.py",
+        "integration/servers/test_push_consumer.py",
         "integration/servers/test_hostile_producer.py",
-        "integration/servers/test_live_settings.py",
         "integration/servers/test_members.py",
+        "integration/servers/test_live_settings.py",
+        "integration/servers/test_control_plane.py",
     ),
     "three replicas": (
         "chaos/processes/test_overlapping_faults.py",
@@ -70,7 +73,8 @@ SHARING = {
         "chaos/spark/test_fail_over_scans.py",
     ),
 }
-"""The files and folders of tests that share a cluster, whose settings all of them have, by the cluster's name."""
+"""The files and folders of tests that share a cluster, whose settings all of them have, by the cluster's name. They run
+in this order: files that kill servers come last."""
 LOCAL_SPARK = "local_spark"
 """The scope of the tests in tests/component/spark, which have one Spark."""
 
@@ -87,6 +91,15 @@ def shared_by(path: Path) -> str:
     """The name of the cluster that the file's tests share with others; empty if they have one of their own, or none."""
     file = path.relative_to(TESTS).as_posix()
     return next((name for name, places in SHARING.items() if file.startswith(places)), "")
+
+
+@cache
+def turn_of(path: Path) -> tuple[str, int]:
+    """The sort key of a file: the name of the cluster that it shares, and the index of its place in the cluster's list.
+    Files that share no cluster come first."""
+    file = path.relative_to(TESTS).as_posix()
+    name = shared_by(path)
+    return name, next((index for index, place in enumerate(SHARING.get(name, ())) if file.startswith(place)), 0)
 
 
 def has_local_spark(path: Path) -> bool:
@@ -152,6 +165,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(DurationRecorder(scope_of))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: turn_of(item.path))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> RayApart:

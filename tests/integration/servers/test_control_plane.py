@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,26 +26,14 @@ from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.common.retry import persist_until
 from raymq.records.format.decode import decode_records
 from raymq.tools.cli import cli
-from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded, kill_actors
+from tests.support.clusters.cluster import SERVER_SETTINGS, Sandbox, kill_actors
 from tests.support.history.waiting import eventually
 from tests.support.stores.stores import make_batch
 
+SETTINGS = SERVER_SETTINGS
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 FROM_FIRST = StartOffsetQuery(FIRST)
 WAIT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def mq(box: Sandbox) -> Iterator[raymq.Client]:
-    extra = f"""\
-  auto_create_topic_enable: true
-data_dir: {box.data}
-name_servers: 2
-"""
-    delays = SETTINGS.replace("store:\n", "store:\n  message_delay_level: 1s 1s 1s 1s\n")
-    (box.work / "raymq.yaml").write_text(delays + extra)
-    with embedded(box) as client:
-        yield client
 
 
 def broker(name: str):

@@ -11,10 +11,12 @@ import raymq
 from raymq.common.message import PROPERTY_DLQ_ORIGIN_ERROR
 from raymq.common.protocol.group import GroupConfig
 from raymq.records.format import compression
+from tests.support.clusters.cluster import SERVER_SETTINGS
 from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
 from tests.support.stores.lying_bodies import lying_bodies
 
+SETTINGS = SERVER_SETTINGS
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 LIES = [(body, flags) for body, flags in lying_bodies().values() if flags != 0x701]
 HONEST = 40

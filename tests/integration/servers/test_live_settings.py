@@ -13,8 +13,10 @@ from raymq.common.errors import ConfigError, InvalidArgumentError
 from raymq.common.names import NAMESPACE
 from raymq.remoting import route_cache
 from raymq.tools.cli import cli
-from tests.support.clusters.cluster import kill_actors
+from tests.support.clusters.cluster import SERVER_SETTINGS, kill_actors
 from tests.support.history.waiting import eventually
+
+SETTINGS = SERVER_SETTINGS
 
 
 def run(*arguments: str) -> str:

@@ -13,10 +13,11 @@ from raymq.common.errors import InvalidArgumentError
 from raymq.common.members.questions import RunningInfo
 from raymq.remoting import heartbeats
 from raymq.tools.cli import cli
-from tests.support.clusters.cluster import kill_actors
+from tests.support.clusters.cluster import SERVER_SETTINGS, kill_actors
 from tests.support.clusters.page_example import DOCS, run_program
 from tests.support.history.waiting import eventually
 
+SETTINGS = SERVER_SETTINGS
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 PAGE = (DOCS / "members.md").read_text()
 

@@ -18,14 +18,12 @@ import pytest
 import raymq
 from raymq.common.message import MessageExt, MessageModel
 from raymq.common.protocol.group import GroupConfig
-from tests.support.clusters.cluster import SETTINGS as DEFAULTS, actor_processes, poll_until
+from tests.support.clusters.cluster import SERVER_SETTINGS, actor_processes, poll_until
 from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
 
+SETTINGS = SERVER_SETTINGS
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-SHORT_LEVELS = " ".join(["1s"] * 18)
-"""Delay levels of a second each, so that a message walks them while a test waits."""
-SETTINGS = DEFAULTS.replace("store:\n", f'store:\n  message_delay_level: "{SHORT_LEVELS}"\n')
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import pytest
 
 import raymq
 from raymq.common.message import MessageExt
-from tests.support.clusters.cluster import SETTINGS as DEFAULTS
+from tests.support.clusters.cluster import SERVER_SETTINGS
 from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
 
-SETTINGS = DEFAULTS.replace("store:\n", "store:\n  enable_lmq: true\n  enable_multi_dispatch: true\n")
+SETTINGS = SERVER_SETTINGS
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 ALICE = raymq.light_queue("alice")
 

@@ -53,6 +53,22 @@ broker:
   transaction_check_interval_ms: 1000
 """
 
+RETRY_LEVELS = " ".join(["1s"] * 18)
+"""Delay levels of one second each, so that a failed message walks them while a test waits."""
+SERVER_SETTINGS = (
+    SETTINGS.replace(
+        "store:\n",
+        f"""\
+store:
+  enable_lmq: true
+  enable_multi_dispatch: true
+  message_delay_level: {RETRY_LEVELS}
+""",
+    )
+    + "  auto_create_topic_enable: true\nname_servers: 2\n"
+)
+"""Settings of the cluster that most modules of tests/integration/servers share."""
+
 
 def one_group(replication: str) -> str:
     """Settings of one broker group with small files; `replication` is its mapping, in braces."""

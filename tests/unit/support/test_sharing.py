@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.conftest import RAY_CHAOS, SHARING, TESTS, group_of, shared_by
+from tests.conftest import RAY_CHAOS, SHARING, TESTS, group_of, shared_by, turn_of
 
 
 def test_everything_that_shares_a_cluster_exists_starts_ray_and_is_in_one_list() -> None:
@@ -16,8 +16,14 @@ def test_everything_that_shares_a_cluster_exists_starts_ray_and_is_in_one_list()
 
 def test_other_modules_have_a_cluster_of_their_own() -> None:
     assert shared_by(TESTS / "chaos" / "processes" / "test_reopen.py") == ""
-    assert shared_by(TESTS / "integration" / "servers" / "test_control_plane.py") == ""
+    assert shared_by(TESTS / "integration" / "servers" / "test_access.py") == ""
     assert shared_by(TESTS / "unit" / "test_docs.py") == ""
+
+
+def test_files_that_share_a_cluster_run_one_after_the_other_in_the_order_of_the_list() -> None:
+    alone = [TESTS / "unit" / "test_docs.py", TESTS / "integration" / "servers" / "test_access.py"]
+    shared = [TESTS / place for place in SHARING["servers"]]
+    assert sorted([*sorted(shared), *alone], key=turn_of) == [*alone, *shared]
 
 
 def test_every_folder_of_chaos_that_starts_ray_is_listed() -> None:
