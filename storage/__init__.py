@@ -16,20 +16,20 @@ A store directory
     dedup                                 a snapshot of the producers' sequences, so that recovery need not walk far
     reserve                               space for the broker's state on a full disk
     fatal                                 the stack of a process that ended by a fatal error, such as SIGBUS
-    abort                                 there while the store is open: found at open, it tells of a crash
+    abort                                exists while the store is open; if it exists at open, the store had crashed
     lock                                  locked for as long as the store is open
     config/*.json                         the broker's own files (topics, offsets …), with a .bak of each
     config/delayOffset.json               the progress in delivering delayed messages (also timerOffset.json)
 
 The commit log is the truth. Consume queues, the index, and the table that recognises messages sent twice are made from
-it and can be made again.
+the log and can be rebuilt from it.
 
-An append checks its batches (put_check.py). Then, under one lock: recognise messages that were sent before (dedup.py),
-plan their spans in the log (append_plan.py), make the files and pages they need (CommitLog.reserve), copy the records
-into the log's map, the first 8 bytes last, fill in the offsets there (log_writer.py), and write the queues' units
-(consume_queue.py). A message alone takes fewer steps to the same bytes (Appender._append_record). With that the append
-is started. It is settled, outside the lock and by whoever asks, once the flush thread (flush_service.py) and the
-replicas have it (durability.py).
+An append checks its batches (put_check.py). Then, under one lock: recognise messages that an earlier send stored
+(dedup.py), plan their spans in the log (append_plan.py), make the files and pages they need (CommitLog.reserve), copy
+the records into the log's map, the first 8 bytes last, fill in the offsets there (log_writer.py), and write the queues'
+units (consume_queue.py). A single message reaches the same bytes in fewer steps (Appender._append_record). The append
+is then started. Any thread that asks settles the append, outside the lock, after the flush thread (flush_service.py)
+and the replicas have it (durability.py).
 
 Consumers see a message once it is on disk (SYNC_FLUSH) or written (ASYNC_FLUSH): visibility.py. Written means in the
 files: with a transient store pool (pool_writer.py, off by default) records are in memory first, and commit_service.py
@@ -37,17 +37,18 @@ writes them.
 
 The files of log and queues are written through maps (log_writer.py, write_handles.py) and read through read-only maps
 (raymq.records.logfiles.log_reader). A file's blocks are allocated before it is mapped, so a store into it needs nothing
-more from the disk; where a file system cannot promise that (disk.map_for_writing), files are written with pwrite. With
+more from the disk; if the file system cannot promise that (disk.map_for_writing), files are written with pwrite. With
 ASYNC_FLUSH the log's pages are made ahead of the writer.
 
-Options are parts of their own, chosen once when the store opens: the log's writer (CommitLog.of), the class of each
+Each option is a part of its own, chosen once when the store opens: the log's writer (CommitLog.of), the class of each
 queue (QueueTable), the directories of the log (LogPaths, and log_files.py for readers). Appends, flushes and fetches do
-not ask about them.
+not test for options.
 
-After a crash, recovery.py walks the newest part of the log, cuts it behind the last good record and brings the queues
-in line with it. Damaged records before that are kept (log_end.py) until mend.py gets them from another replica.
+After a crash, recovery.py walks the newest part of the log, cuts the log after the last good record and brings the
+queues in line with the log. Damaged records before that are kept (log_end.py) until mend.py gets them from another
+replica.
 
 The index (index_service.py) follows the log in a thread of its own. Retention (rules.py decides, cleaner.py does)
-deletes the oldest log files, and the queue and index files that only lead to them. log_chunks.py, chunk_appender.py
-and epoch_file.py are for replication: the log as bytes, and the master that wrote each part of it.
+deletes the oldest log files, and the queue and index files that only lead to them. log_chunks.py, chunk_appender.py and
+epoch_file.py are for replication: the log as bytes, and the master that wrote each part of it.
 """

@@ -1,13 +1,12 @@
-"""The store's regular flush: consume queues to the disk, then the snapshot and the checkpoint that say how far all is.
+"""The store's regular flush of the consume queues, followed by the snapshot and the checkpoint.
 
-A change to when queues are flushed, or to what the checkpoint and the snapshot may say, belongs here. It is done once a
-second (flush_interval_consume_queue_ms) for queues that have enough pages to flush, and for all queues where one of the
-two files is to say so: with each snapshot, once a minute (flush_consume_queue_thorough_interval_ms), and at a clean
-stop. Recovery relies on the order: the checkpoint never says more than the queues' files, the progress of deliveries
-and the snapshot hold.
+When queues are flushed, and what the checkpoint and the snapshot may promise, belongs here. Once a second
+(flush_interval_consume_queue_ms) the service flushes the queues that have enough dirty pages. It flushes all queues
+with each snapshot, once a minute (flush_consume_queue_thorough_interval_ms), and at a clean stop. Recovery relies on
+the order: the checkpoint never promises more than is in the queues' files, the progress of deliveries and the snapshot.
 
 The service has a thread of its own, beside the log's flush thread: a store with thousands of queues needs a flush for
-each of them, and an append that waits for the log must not wait for those.
+each queue, and an append that waits for the log must not wait for the queues.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class CheckpointService:
     """Flushes the consume queues of one store and keeps its snapshot and checkpoint up to date. Thread-safe.
 
     Its thread runs from the construction until `close`. After an OSError it closes the write gate and stops. On a full
-    disk it goes on: recovery begins at the snapshot before then.
+    disk it goes on; recovery then begins at the previous snapshot.
     """
 
     def __init__(
@@ -55,18 +54,18 @@ class CheckpointService:
         stats: StoreStats,
         checkpoint: Checkpoint,
     ) -> None:
-        """Start the thread. `checkpoint` is the one that was found when the store was opened."""
+        """Start the thread. `checkpoint` is the checkpoint that was found when the store was opened."""
         self._parts, self._gate, self._appender, self._index, self._stats = parts, gate, appender, index, stats
         settings = parts.settings
         self._root = settings.store_path_root_dir
         self._settings = settings
-        # The checkpoint that is in the file.
+        # The checkpoint in the file.
         self._checkpoint = checkpoint
-        # Held for a whole flush: one at a time.
+        # Held for a whole flush, so that flushes run one at a time.
         self._run_lock = threading.Lock()
         # The log's end in the newest snapshot, and when it was taken (time.monotonic).
         self._snapshot_end, self._snapshot_s = -1, -STORE_SNAPSHOT_INTERVAL_S
-        # When all queues were flushed last (time.monotonic).
+        # When all queues were last flushed (time.monotonic).
         self._thorough_s = time.monotonic()
         # True while the disk has no room for a snapshot.
         self._is_out_of_room = False
@@ -75,16 +74,16 @@ class CheckpointService:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread; idempotent. Nothing is flushed: queues that are dirty stay so until `flush_queues`."""
+        """Stop the thread. Idempotent. Nothing is flushed: queues stay dirty until `flush_queues` is called."""
         self._stop.set()
         self._thread.join(QUEUE_FLUSH_STOP_TIMEOUT_S)
 
     def flush_queues(self, *, thorough: bool = True) -> None:
-        """Flush the queues' files and write down how far log and queues are on disk; now and then take a snapshot.
+        """Flush the queues' files, then record how far log and queues are on disk; take a snapshot if one is due.
 
-        After a `thorough` flush every unit that was written before the call is on disk, whichever flush took it there.
-        A flush that is not thorough becomes so when it is time for one. OSError: the disk failed; recovery finds what
-        was written down before. NoRoomError: the disk is full; the queues are flushed.
+        After a `thorough` flush every unit that was written before the call is on disk, whichever flush wrote it. A
+        flush that is not thorough becomes thorough when one is due. OSError: the disk failed; recovery uses what was
+        recorded before. NoRoomError: the disk is full; the queues are flushed.
         """
         self._stats.take_sample(time.monotonic())
         self._stats.save_days(time.monotonic())
@@ -93,7 +92,7 @@ class CheckpointService:
             self._flush(thorough=thorough or time.monotonic() - self._thorough_s >= interval_s)
 
     def forget_snapshot(self) -> None:
-        """Take the next snapshot soon: bytes were changed that the last one has the checksum of."""
+        """Take the next snapshot soon, because bytes changed that the last snapshot's checksum covers."""
         with self._run_lock:
             self._snapshot_end = -1
 
@@ -103,7 +102,7 @@ class CheckpointService:
                 self.flush_queues(thorough=False)
             except NoRoomError as error:
                 if not self._is_out_of_room:
-                    logger.error("%s; recovery would begin at the state before", error)
+                    logger.error("%s; until there is room, recovery would begin at the previous snapshot", error)
                 self._is_out_of_room = True
             except OSError as error:
                 logger.error("flushing the consume queues failed: %s", error)
@@ -113,7 +112,7 @@ class CheckpointService:
     def _flush(self, *, thorough: bool) -> None:
         parts = self._parts
         with parts.append_lock:
-            # Units that wait for their records' commit would count as flushed.
+            # Without this commit, units whose records are not committed yet would count as flushed.
             parts.log.commit()
             end, last = parts.log.end_offset, self._appender.last_record_offset
             producers = parts.dedup.rows() if last >= 0 and self._snapshot_is_due(end) else None
@@ -133,11 +132,12 @@ class CheckpointService:
             self._thorough_s = time.monotonic()
         with self._want_of_room():
             if deliveries is not None:
-                # Before the checkpoint and the snapshot: recovery learns of deliveries only from the log after them.
+                # Save before the checkpoint and the snapshot: recovery finds deliveries only in the log after them.
                 if not self._gate.wait_flushed(end):
                     return
                 parts.deliveries.save(deliveries, parts.config)
-            # Before the checkpoint: where that lets recovery start later, the snapshot knows who sent what before.
+            # Write before the checkpoint: if the checkpoint lets recovery start later, the snapshot must hold earlier
+            # sequences.
             if producers is not None and self._gate.wait_flushed(end):
                 try:
                     snapshot = take_snapshot(
@@ -146,12 +146,12 @@ class CheckpointService:
                     write_snapshot(self._root / SNAPSHOT_FILE, snapshot)
                     self._snapshot_end, self._snapshot_s = end, time.monotonic()
                 except DataLossError:
-                    logger.info("%s: the newest record is gone by its age; no snapshot is taken", self._root)
+                    logger.info("%s: retention has deleted the newest record; no snapshot is taken", self._root)
             self._write_checkpoint(dispatched_ms)
 
     @contextmanager
     def _want_of_room(self) -> Iterator[None]:
-        """Turn the error of a full disk into NoRoomError, around the writing of small files."""
+        """Turn the error of a full disk into NoRoomError while small files are written."""
         try:
             yield
         except OSError as error:
@@ -161,8 +161,10 @@ class CheckpointService:
         self._is_out_of_room = False
 
     def _write_checkpoint(self, dispatched_ms: int) -> None:
-        """Write the checkpoint if it has moved. `dispatched_ms` is the store time up to which all queues are on disk; 0
-        if they were not all flushed."""
+        """Write the checkpoint if it has moved.
+
+        `dispatched_ms`: the store time up to which all queues are on disk; 0 if not all were flushed.
+        """
         known = self._checkpoint
         indexed_ms = 0 if self._index is None else self._index.flushed_timestamp_ms
         checkpoint = replace(
@@ -176,7 +178,7 @@ class CheckpointService:
             self._checkpoint = checkpoint
 
     def _snapshot_is_due(self, end_offset: int) -> bool:
-        """True if the log has grown enough since the last snapshot, or has grown at all and time has passed."""
+        """True if the log has grown enough since the last snapshot, or has grown at all and the interval has passed."""
         behind = end_offset - self._snapshot_end
         late = time.monotonic() - self._snapshot_s >= STORE_SNAPSHOT_INTERVAL_S
         return behind >= STORE_SNAPSHOT_INTERVAL_BYTES or (behind > 0 and (late or self._gate.closed))

@@ -1,7 +1,7 @@
-"""The message store: makes the parts of one store directory, opens and closes them in order, and gives them out.
+"""The message store: makes the parts of one store directory, opens and closes them in order, and gives access to them.
 
-A change to one part's work belongs into its own module; a change to what an open store offers, or to the order in which
-it opens and closes, belongs here. The package's docstring tells what is on disk, and what of it survives a crash.
+The work of each part belongs in the part's own module. The interface of an open store, and the order in which it opens
+and closes, belong here. The package's docstring describes the files on disk, and which of them survive a crash.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ _MEMORY_BYTES: Final = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def system_clock_ms() -> int:
-    """The wall clock, in ms since 1970."""
+    """Return the wall clock, in ms since 1970."""
     return time.time_ns() // 1_000_000
 
 
 def _open_remedy(error: OSError) -> str:
-    """Advice about an error that keeps a store directory from being opened."""
+    """Return advice about an error that keeps a store directory from being opened."""
     if error.errno in (errno.EIO, errno.EROFS):
         return "the disk fails: see the kernel's log (dmesg). The store opens by itself once the disk works"
     return (
@@ -109,10 +109,11 @@ def _open_remedy(error: OSError) -> str:
 class MessageStore:
     """One open store directory. Thread-safe. Make one with `open`, end it with `close`.
 
-    The store itself appends, fetches and answers for its queues. Its parts do the rest: `queries` finds messages by
-    key, id, physical offset and time, `schedule` delivers delayed messages, `transactions` ends transactions, `chunks`
-    are the log for other replicas, `cleaner` deletes old files, `compaction` keeps the newest message of each key,
-    `flags` are the reasons why it must not be read or written, and `stats` are its counters.
+    The store itself appends, fetches and answers questions about its queues. Its parts do the rest: `queries` finds
+    messages by key, id, physical offset and time, `schedule` delivers delayed messages, `transactions` ends
+    transactions, `chunks` serves the log to other replicas, `cleaner` deletes old files, `compaction` keeps the newest
+    message of each key, `flags` holds the reasons why the store must not be read or written, and `stats` holds the
+    counters.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class MessageStore:
         on_stored: Callable[[int], None] | None,
         resources: ExitStack,
     ) -> None:
-        """Not for callers: use `open`. `resources` releases what was opened, when opening fails or at `close`."""
+        """Do not call this: use `open`. `resources` releases what was opened, if opening fails or at `close`."""
         root = settings.store_path_root_dir
         host = encode_host(*store_host)
         admit_bodies_of(settings.max_message_size_bytes)
@@ -137,7 +138,7 @@ class MessageStore:
         resources.callback(DirectoryLock(root, settings.log_directories_elsewhere).release)
         self._make_private()
         self.stats = self._stats = StoreStats(file=DayTotalsFile(root / DAY_TOTALS_FILE))
-        # The file that is there while the store is open: found now, it tells of a crash.
+        # This file exists while the store is open. If it exists now, the last process crashed.
         self._abort = root / "abort"
         parts = self._parts = StoreParts.open(settings, resources, after_crash=self._abort.exists())
         self._log, self._queues = parts.log, parts.queues
@@ -155,7 +156,7 @@ class MessageStore:
         self._appender = open_appender(parts, self._recovered, store_host=host, clock_ms=clock_ms)
         self._gate = WriteGate(parts, self.flags, self._polls, on_stored)
         resources.callback(self._gate.close)
-        # A master that cannot read must not lead on.
+        # A master that cannot read must not keep leading.
         parts.reader.maps.on_failure = self._gate.fail
         self._hooks = open_hooks(settings, resources)
         self._write = self._choose_write(host)
@@ -165,7 +166,7 @@ class MessageStore:
         self._start_services(checkpoint, clock_ms, replicated=on_stored is not None)
 
     def _start_services(self, checkpoint: Checkpoint, clock_ms: Callable[[], int], *, replicated: bool) -> None:
-        """Make the parts that need all others, and start their threads."""
+        """Make the parts that depend on all others, and start their threads."""
         settings, parts, resources = self._settings, self._parts, self._resources
         self._queries = StoreQueries(
             parts.log,
@@ -211,7 +212,7 @@ class MessageStore:
         return index
 
     def _choose_write(self, host: bytes) -> WriteBatches:
-        """The way that batches take to the log, as the settings and the store's own address want it."""
+        """Return the function that writes batches, as the settings and the store's own address require."""
         property_crc, ipv6_store_host = self._settings.enabled_append_prop_crc, len(host) == IPV6_HOST_BYTES
         write: WriteBatches = self._write_checked
         if property_crc or ipv6_store_host:
@@ -232,13 +233,13 @@ class MessageStore:
         )
 
     def _choose_fetch(self) -> CarryOutFetches:
-        """The way of fetches, as the settings want it."""
+        """Return the function that fetches, as the settings require."""
         if not self._hooks.consume:
             return self._fetcher.fetch
         return HookedFetches(self._fetcher.fetch, self._hooks.consume, self._broker_name)
 
     def _make_private(self) -> None:
-        """Take the right to read the files from other users, which an older version left to them."""
+        """Remove other users' rights to read the files, which an older version granted."""
         for directory in (self._root, *self._settings.log_directories_elsewhere):
             try:
                 disk.make_private(directory)
@@ -246,7 +247,7 @@ class MessageStore:
                 logger.warning("other users of this machine may be able to read the messages: %s", error)
 
     def _mark_index(self, error: OSError | None) -> None:
-        """Note that the index cannot be written, or with None that it can be again."""
+        """Set the flag that the index cannot be written, or with None clear it."""
         if error is None:
             self.flags.clear_flag(RunningFlag.INDEX_ERROR)
         else:
@@ -269,12 +270,12 @@ class MessageStore:
         clock_ms: Callable[[], int] = system_clock_ms,
         on_stored: Callable[[int], None] | None = None,
     ) -> MessageStore:
-        """Open the store directory of `settings`, making it if there is none, and recover it (spec/storage.md §5).
+        """Open the store directory of `settings`, making it if it does not exist, and recover it (spec/storage.md §5).
 
-        With `on_stored` the store is one of several replicas: it is called with the end of what is stored from now on,
-        and consumers see that once `show` was called with its end. The call must not wait for anything.
-        StoreLockedError: another process, named by its pid, has it open. StoreCorruptError: the files do not form a
-        store; nothing was changed. StoreError: the directory cannot be written.
+        With `on_stored` the store is one of several replicas: `on_stored` is called with the end of all that is stored,
+        and consumers see messages up to the end that `show` was called with. `on_stored` must not block.
+        StoreLockedError: another process, named by its pid, has the store open. StoreCorruptError: the files do not
+        form a store; nothing was changed. StoreError: the directory cannot be written.
         """
         root = settings.store_path_root_dir
         try:
@@ -294,24 +295,25 @@ class MessageStore:
             raise StoreError(f"cannot open the store directory {root}: {error}; {_open_remedy(error)}") from error
 
     def follow_settings(self) -> None:
-        """Take over live settings (StoreSettings.change) that a part does not read each time it needs them."""
+        """Apply live settings (StoreSettings.change) to the parts that do not read them at each use."""
         self._polls.max_waiters = self._settings.fetch_waiters_max
         self._queries.limit(self._settings.max_msgs_num_batch, self._settings.query_wait_index_ms / 1000)
 
     def append(
         self, batches: Sequence[EncodedBatch], *, timeout_s: float | None = None, acks: ReplicaAcks | None = None
     ) -> list[AppendResult]:
-        """Store batches of any queues, in order; one result each. A batch sent before is recognised, not stored again.
+        """Store batches of any queues, in order, and return one result for each. A batch sent before is not stored
+        again.
 
         With SYNC_FLUSH returns once all are on disk, unless none of them waits (wait_store_msg_ok); after `timeout_s`
         (default: sync_flush_timeout_ms) the status is FLUSH_DISK_TIMEOUT: stored, not known to be on disk. With
-        ASYNC_FLUSH returns at once: messages that are stored survive this process, not a power cut. `acks`: what the
-        append waits for at other replicas then (storage.append.durability).
+        ASYNC_FLUSH returns at once: stored messages survive the end of this process, but not a power cut. `acks`: the
+        copies on other replicas that the append then waits for (storage.append.durability).
 
         Raised before anything is written: MessageIllegalError, ClientStateError (a fenced producer), SystemBusyError
         (other appends took longer than `timeout_s`), ServiceNotAvailableError (closed), StoreNotWritableError (disk
-        full, or an earlier failure), InSyncReplicasError (`acks`). StoreFailedError when the disk fails now: then it is
-        unknown which batches are stored, and the store takes no more appends.
+        full, or an earlier failure), InSyncReplicasError (`acks`). StoreFailedError: the disk failed during the append;
+        it is unknown which batches are stored, and the store takes no more appends.
         """
         started = self.start_append(batches, timeout_s=timeout_s, acks=acks)
         return self._gate.progress.wait_settled(started)
@@ -319,17 +321,17 @@ class MessageStore:
     def start_append(
         self, batches: Sequence[EncodedBatch], *, timeout_s: float | None = None, acks: ReplicaAcks | None = None
     ) -> StartedAppend:
-        """Do as `append` does, and do not wait for the disk and the copies: the append has its results, or raises the
-        rest of those errors, when it is settled (StartedAppend.settle). On return the batches are written.
+        """Append as `append` does, but do not wait for the disk and the copies.
 
-        It may wait for the append lock, for wait_time_in_send_queue_ms at the most.
+        On return the batches are written. `StartedAppend.settle` returns the results, or raises the errors of the wait.
+        This call may wait for the append lock, for at most wait_time_in_send_queue_ms.
         """
         start_s, gate = time.monotonic(), self._gate
         if timeout_s is None:
             timeout_s = gate.timeout_s
         waits = (gate.is_sync or acks is not None) and waits_for(batches, acks)
         written = self._write(batches, timeout_s)
-        # Now: the records of a lane's append are overwritten by the next one's.
+        # Collect these now: the next append of a lane overwrites the records.
         puts = [(batch.topic, message_count(batch), len(batch.records)) for batch in batches]
         for batch in batches:
             if is_waiting_topic(batch.topic):
@@ -344,29 +346,37 @@ class MessageStore:
         return SettledAppend(written[0], now_s)
 
     def start_end(self, end: EndTransaction, *, require_topic: Callable[[str], None]) -> StartedAppend:
-        """End a transaction (TransactionService.start_end), and do not wait, as `start_append` does not."""
+        """End a transaction (TransactionService.start_end) without waiting for the disk, like `start_append`."""
         return self.transactions.start_end(end, require_topic=require_topic)
 
     def add_progress_listener(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called, by whatever thread, each time that started appends may have become settled: after a
-        flush that they wait for, after a failure of the disk, and after `notify_progress`. It must not block."""
+        """Register `callback`, called each time that started appends may have become settled.
+
+        Any thread may call it: after a flush that appends wait for, after a failure of the disk, and after
+        `notify_progress`. It must not block.
+        """
         self._gate.progress.add_listener(callback)
 
     def call_on_write(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called, by whatever thread, each time that something was written. It must not block. With a
-        transient store pool it is in the files only when it is stored."""
+        """Register `callback`, called by any thread after each write. It must not block.
+
+        With a transient store pool the written bytes are in the files only once they are stored.
+        """
         self._gate.on_written = callback
 
     def call_on_failure(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called, by whatever thread, once `failure` is set; at once if it is set already. It must not
-        block."""
+        """Register `callback`, called by any thread once `failure` is set; at once if it is set already. It must not
+        block.
+        """
         self._gate.on_failure = callback
         if self._gate.failure:
             callback()
 
     @property
     def failure(self) -> str:
-        """The failure of the disk, because of which nothing is appended until the store is opened again; or empty."""
+        """The failure of the disk, after which nothing is appended until the store is reopened; empty without a
+        failure.
+        """
         return self._gate.failure
 
     def fail(self, error: OSError | StoreError) -> None:
@@ -374,7 +384,7 @@ class MessageStore:
         self._gate.fail(error)
 
     def notify_progress(self) -> None:
-        """Have appends that wait for copies (`acks`) ask again if these are there."""
+        """Make appends that wait for copies (`acks`) check for the copies again."""
         self._gate.progress.notify()
 
     def _write_checked(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written:
@@ -389,20 +399,22 @@ class MessageStore:
             raise
 
     def _count_delays(self, batch: EncodedBatch) -> None:
-        """Count how long a batch of delayed messages was to wait; in a topic of theirs the tag codes are times."""
+        """Count the delays of a batch of delayed messages. In a topic of delayed messages the tag codes are times."""
         self._stats.delays.add_many(np.maximum(batch.tag_codes - self._clock_ms(), 0) / 1000)
 
     def _count_puts(self, puts: Sequence[tuple[str, int, int]], start_s: float, end_s: float | None) -> None:
-        """Count an append that began at `start_s` and was as durable as promised, or too late for that, at `end_s`: the
-        time up to the flush, not up to the replicas. None if the disk failed instead. `puts`: topic, messages and bytes
-        of each batch."""
+        """Count an append that began at `start_s` and ended at `end_s`, durable as promised or too late.
+
+        The time counts up to the flush, not up to the replicas. `end_s` is None if the disk failed. `puts`: topic,
+        messages and bytes of each batch.
+        """
         if end_s is None:
             self._stats.count_failed_put()
             return
         took_s: float | None = end_s - start_s
         for topic, messages, size in puts:
             self._stats.count_put(topic, messages, size, took_s)
-            took_s = None  # the append counts once
+            took_s = None  # count each append once
 
     def fetch(
         self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False
@@ -411,35 +423,37 @@ class MessageStore:
 
         Returns as soon as one request has a message, or an illegal offset, and after `wait_s` at the latest. About
         `max_bytes` of records in all, 128 MiB at most, shared among the queues that have some; if there is a message,
-        at least one is returned. A fetch that asks for tags also returns when it has looked through
-        `max_filter_message_size_bytes` of a queue: with no message, and where to go on. With `max_bytes` 0 only offsets
-        are returned (see `LogReader.fetch`). `patient`: an offset that the queue does not hold is waited for, as if it
-        were the next to come.
+        at least one is returned. A fetch with a tag filter also returns after it has searched
+        `max_filter_message_size_bytes` of a queue: without a message, but with the offset to continue at. With
+        `max_bytes` 0 only offsets are returned (see `LogReader.fetch`). `patient`: wait for an offset that the queue
+        does not hold, as if the next message had it.
 
-        SystemBusyError when too many fetches wait already, ServiceNotAvailableError once the store closes,
-        DataLossError when a file was deleted under it.
+        SystemBusyError: too many fetches wait already. ServiceNotAvailableError: the store closes. DataLossError: a
+        file of the store was deleted.
         """
         return self._fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=patient)
 
     def count_reads(self, reads: ReadsInPlace) -> None:
-        """Count what clients have read in the mapped files among the gets."""
+        """Add the reads of clients in the mapped files to the count of gets."""
         self._stats.count_reads(reads.found, reads.messages)
 
     def ends(self, positions: Sequence[QueuePosition], *, patient: bool = False) -> tuple[list[QueueEnds], bool]:
-        """The first and the visible end offset of several queues; and if one of them has something behind the offset of
-        its position, or does not hold that offset. `patient`: an offset that the queue does not hold is no reason.
+        """Return the first and the visible end offset of several queues, and whether one of them is ready.
 
-        Does not block, and reads no messages. ServiceNotAvailableError once the store closes.
+        A queue is ready if it has something after the offset of its position, or does not hold that offset. `patient`:
+        an offset that the queue does not hold does not make it ready.
+
+        Does not block, and reads no messages. ServiceNotAvailableError: the store closes.
         """
         return self._fetcher.ends(positions, patient=patient)
 
     @property
     def polls(self) -> LongPolls:
-        """Those who wait for messages of queues."""
+        """The waiting fetches of this store, by queue."""
         return self._polls
 
     def queue_bounds(self, topic: str, queue_id: int) -> QueueBounds:
-        """The offsets of a queue that consumers may read; zeros for a queue that does not exist."""
+        """Return the offsets of a queue that consumers may read; zeros for a queue that does not exist."""
         self._require_readable()
         queue = self._queues.get(topic, queue_id)
         if queue is None:
@@ -449,8 +463,11 @@ class MessageStore:
         return QueueBounds(min_offset, max_offset, min(max(first_in_memory, min_offset), max_offset))
 
     def queue_bounds_many(self, topics: Sequence[tuple[str, int]]) -> list[list[tuple[int, int]]]:
-        """For each topic, given with a number of queues, the first and the next visible offset of its queues 0, 1 …;
-        zeros for a queue that does not exist. Cheap: nothing is looked up in files."""
+        """Return the first and the next visible offset of the queues 0, 1 … of several topics.
+
+        `topics` gives each topic with its number of queues. Zeros for a queue that does not exist. Cheap: reads no
+        files.
+        """
         self._require_readable()
         get, bounds = self._queues.get, []
         for topic, queues in topics:
@@ -459,8 +476,10 @@ class MessageStore:
         return bounds
 
     def stored_times(self, positions: Sequence[QueuePosition]) -> list[int]:
-        """When the messages at positions of queues were stored, in ms since 1970; of what retention has deleted, the
-        first message that is there. 0 where there is none."""
+        """Return when the messages at positions of queues were stored, in ms since 1970.
+
+        If retention has deleted a message, the first existing message of its queue counts. 0 if there is none.
+        """
         queries, times = self.queries, []
         for topic, queue_id, offset in positions:
             queue = self._queues.get(topic, queue_id)
@@ -468,10 +487,12 @@ class MessageStore:
         return times
 
     def next_sequences(self, producer_id: str, epoch: int, queues: Sequence[tuple[str, int]]) -> list[int]:
-        """For each queue, by topic and queue id, the sequence behind those that a producer has stored there
-        (`DedupTable.next_sequence`), as far as consumers may read them: what lies behind could still be lost.
+        """Return, for each queue (topic, queue id), the sequence after the last one that a producer has stored there.
 
-        ClientStateError when an instance with a newer epoch has written to one of the queues.
+        Counts only messages that consumers may read, because later ones could still be lost
+        (`DedupTable.next_sequence`).
+
+        ClientStateError: an instance with a newer epoch has written to one of the queues.
         """
         self._require_readable()
         found = []
@@ -484,7 +505,7 @@ class MessageStore:
 
     @property
     def _first_in_memory(self) -> int:
-        """The physical offset from which on the log is likely in memory."""
+        """Return the physical offset from which the log is likely in memory."""
         return self._log.end_offset - _MEMORY_BYTES * self._settings.access_message_in_memory_max_ratio // 100
 
     def in_memory(self, topic: str, queue_id: int, queue_offset: int) -> bool:
@@ -499,17 +520,20 @@ class MessageStore:
     @property
     def queries(self) -> StoreQueries:
         """The queries by key, unique id, physical offset and time. ServiceNotAvailableError while the store must not be
-        read."""
+        read.
+        """
         self._require_readable()
         return self._queries
 
     def bytes_of_span(self, span: QueueSpan) -> list[int]:
-        """The bytes of records in equal parts of a span of a queue (raymq.records.logfiles.span_bytes)."""
+        """Return the bytes of records in equal parts of a span of a queue (raymq.records.logfiles.span_bytes)."""
         self._require_readable()
         return span_bytes(self._parts.reader, *span)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
-        """The queue offset that a time stands for, always within the queue's bounds (StoreQueries.offset_by_time)."""
+        """Return the queue offset that belongs to a time, always within the queue's bounds
+        (StoreQueries.offset_by_time).
+        """
         queries, queue = self.queries, self._queues.get(topic, queue_id)
         if queue is None:
             return 0
@@ -519,14 +543,14 @@ class MessageStore:
         return offset
 
     def topics(self) -> dict[str, list[int]]:
-        """The ids of the queues that exist, by topic."""
+        """Return the ids of the existing queues, by topic."""
         self._require_open()
         return self._queues.topics()
 
     def fifo_topics(self) -> frozenset[str]:
-        """The topics whose type is FIFO, as far as the broker has written that down (config/topics.json).
+        """Return the topics whose type is FIFO, according to the broker's file config/topics.json.
 
-        One thread at a time may ask.
+        Only one thread at a time may call this.
         """
         self._require_open()
         return frozenset(
@@ -534,19 +558,20 @@ class MessageStore:
         )
 
     def light_queues(self) -> list[LightQueue]:
-        """The light queues that have messages, or had some that were not swept yet, sorted by name."""
+        """Return the light queues that have messages, or had messages that were not swept yet, sorted by name."""
         self._require_open()
         light = [queue for queue in self._queues if is_light_queue(queue.topic) and queue.exists]
         return sorted(LightQueue(queue.topic, queue.min_offset, queue.visible_offset) for queue in light)
 
     def delete_topic(self, topic: str) -> None:
-        """Delete the queues of `topic`, if it has any; on return that is on disk. A topic made anew starts at offset 0.
+        """Delete the queues of `topic`, if it has any; on return the deletion is on disk. A topic created again starts
+        at offset 0.
 
-        The messages leave the disk with the log files they are in. StoreNotWritableError when the disk fails: it is
-        unknown then whether the topic is deleted, and the store takes no more appends.
+        The messages leave the disk with the log files they are in. StoreNotWritableError: the disk failed; it is
+        unknown whether the topic is deleted, and the store takes no more appends.
         """
         with self._parts.append_lock:
-            self._gate.require_writable(AGAINST_STATE)  # a full disk gets room by it
+            self._gate.require_writable(AGAINST_STATE)  # deleting frees room on a full disk
             self._delete_queues(topic, self._log.end_offset)
 
     def _delete_queues(self, topic: str, end_offset: int) -> None:
@@ -564,12 +589,13 @@ class MessageStore:
             self._polls.wake_queue((topic, queue.queue_id))
 
     def delete_topics_before(self, existing: Collection[str], position: int) -> list[str]:
-        """Delete the queues of topics that a broker's state does not have; returns their names. For a replica that
-        follows: its master deleted the topics, and the log does not say so.
+        """Delete the queues of topics that a broker's state does not have, and return their names.
 
-        `existing`: the topics of the state before record `position` of STATE_TOPIC. Nothing is done while this log does
-        not have the record before `position`. A topic with a message behind that record stays: it may be created anew.
-        Topics of the server and light queues stay. StoreNotWritableError as of `delete_topic`.
+        For a replica that follows: its master deleted the topics, and the log does not record that.
+
+        `existing`: the topics of the state before record `position` of STATE_TOPIC. Does nothing while this log lacks
+        the record before `position`. A topic with a later message stays, because it may have been created again. Topics
+        of the server and light queues stay. StoreNotWritableError as of `delete_topic`.
         """
         gone: list[str] = []
         states = self._queues.get_plain(STATE_TOPIC, 0)
@@ -582,20 +608,20 @@ class MessageStore:
                 continue
             with self._parts.append_lock:
                 if all(one.max_physical_offset <= last_offset for one in self._queues if one.topic == topic):
-                    # Up to here: a snapshot of this store may have been taken since, and lists the queues.
+                    # Use the log's end: a snapshot of this store that lists the queues may have been taken since.
                     self._delete_queues(topic, self._log.end_offset)
                     gone.append(topic)
         return gone
 
     def read_config(self, name: str) -> str | None:
-        """The text of config file `name`, None if there is none (ConfigFiles.read)."""
+        """Return the text of config file `name`; None if it does not exist (ConfigFiles.read)."""
         self._require_open()
         return self._parts.config.read(name)
 
     def write_config(self, name: str, text: str) -> None:
         """Replace the text of config file `name`; on return it is on disk (ConfigFiles.write).
 
-        StoreNotWritableError when the disk fails: the file then holds the text before, or the new one.
+        StoreNotWritableError: the disk failed; the file holds the previous text, or the new one.
         """
         self._require_open()
         try:
@@ -607,15 +633,16 @@ class MessageStore:
 
     @property
     def holes(self) -> tuple[Hole, ...]:
-        """The damaged ranges of the log that recovery has found, ascending. Intact records follow each of them."""
+        """The damaged ranges of the log that recovery has found, ascending. Intact records follow each range."""
         return self._parts.holes.from_offset(self._log.min_offset)
 
     def mend(self, offset: int, data: bytes) -> None:
-        """Replace the bytes of a hole, or a part of it from a physical offset on, by another replica's good ones. On
-        return they are on disk, the hole is smaller by them or gone, and the records are found by their keys.
+        """Replace the bytes of a hole, or a part of it from a physical offset on, by another replica's intact bytes.
 
-        InvalidArgumentError, and nothing is changed, unless `data` are whole, good records for exactly this place.
-        StoreNotWritableError: the disk failed.
+        On return the bytes are on disk, the hole is smaller or gone, and the records can be found by their keys.
+
+        InvalidArgumentError: `data` does not consist of whole, intact records for exactly this place; nothing has
+        changed. StoreNotWritableError: the disk failed.
         """
         with self._parts.append_lock:
             self._require_open()
@@ -631,7 +658,9 @@ class MessageStore:
             self._index.put_mended(data, starts, offset)
 
     def _mend_units(self, queue: ConsumeQueue, from_offset: int, end_offset: int) -> int:
-        """Make the units of a queue between two offsets again that do not lead to their records."""
+        """Rewrite the units between two offsets of a queue that do not lead to their records. Returns how many were
+        wrong.
+        """
         with self._parts.append_lock:
             try:
                 return mend_units(self._parts, queue, from_offset, end_offset)
@@ -641,51 +670,51 @@ class MessageStore:
 
     @property
     def min_offset(self) -> int:
-        """The physical offset where the log begins."""
+        """The physical offset at which the log begins."""
         return self._log.min_offset
 
     @property
     def end_offset(self) -> int:
-        """The end of what is written."""
+        """The end of the written part of the log."""
         return self._log.end_offset
 
     @property
     def stored_offset(self) -> int:
-        """The end of what is as durable as the settings promise."""
+        """The log offset up to which everything is as durable as the settings promise."""
         return self._gate.stored_offset
 
     @property
     def written_offset(self) -> int:
-        """The end of what can be read from the files. With SYNC_FLUSH some of it may not be on disk."""
+        """The end of the log that can be read from the files. With SYNC_FLUSH some of it may not be on disk."""
         return self._log.committed_offset
 
     @property
     def visible_offset(self) -> int:
-        """The end of what consumers see."""
+        """The end of the log that consumers see."""
         return self._visible_offset()
 
     def show(self, physical_offset: int) -> None:
-        """Let consumers see the messages that are stored before an offset; for a store that was opened with
-        `on_stored`."""
+        """Let consumers see the stored messages before an offset; for a store that was opened with `on_stored`."""
         self._gate.show(physical_offset)
         self.compaction.note_shown(physical_offset)
 
     def flush_all(self) -> int:
-        """Flush all that is written now; returns its end. ServiceNotAvailableError if the disk is too slow."""
+        """Flush everything written so far, and return its end. ServiceNotAvailableError: the disk is too slow, or
+        failed.
+        """
         end_offset = self._log.end_offset
         if not self._gate.wait_flushed(end_offset):
             raise ServiceNotAvailableError(f"the disk of {self._root} is too slow, or has failed: nothing was changed")
         return end_offset
 
     def fence(self, reason: str) -> None:
-        """Take nothing but a master's chunks until the flag FENCED is cleared; on return the appends under way are
-        written."""
+        """Take only a master's chunks until the flag FENCED is cleared. On return the running appends are written."""
         self._set_flag(RunningFlag.FENCED, reason)
         with self._parts.append_lock:
             pass
 
     def statistics(self) -> StoreStatistics:
-        """The store's counters as they are now: RocketMQ's runtime keys, puts by topic, latencies."""
+        """Return the store's current counters: RocketMQ's runtime keys, puts by topic, latencies."""
         retention = self.cleaner.status()
         runtime = self._stats.runtime(time.monotonic(), system_clock_ms())
         runtime |= {
@@ -702,7 +731,7 @@ class MessageStore:
         return 0 if self._index is None else max(self._parts.visibility.visible_offset - self._index.position, 0)
 
     def status(self) -> StoreStatus:
-        """A snapshot of counts, offsets and health; of a closed store too."""
+        """Return a snapshot of counts, offsets and health; also of a closed store."""
         reason = self._gate.failure or self.flags.not_writable_reason
         if not reason and disk_free_bytes(self._root) < self._log.file_size:
             reason = self._appender.no_space
@@ -742,7 +771,7 @@ class MessageStore:
     def close(self) -> None:
         """Stop cleanly: flush, write the checkpoint, remove `abort`, release the lock. Idempotent.
 
-        Appends under way end first; waiting fetches get ServiceNotAvailableError. After a failure of the disk nothing
+        Running appends end first; waiting fetches raise ServiceNotAvailableError. After a failure of the disk nothing
         is flushed and `abort` stays, so that the next open recovers as after a crash.
         """
         with self._close_lock:
@@ -763,7 +792,7 @@ class MessageStore:
                         self._checkpoints.flush_queues()
                         self._stats.save_days(time.monotonic(), last=True)
                         if not indexed:
-                            logger.warning("%s: the index has not caught up; recovery will see to it", self._root)
+                            logger.warning("%s: the index has not caught up; the next open completes it", self._root)
                             return
                         disk.unlink(self._abort)
                         disk.sync_directory(self._root)

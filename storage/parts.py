@@ -1,7 +1,7 @@
 """The parts of one open store: its files, and the tables in memory that go with them.
 
-A part that several of the store's services need is made here, once, when the store is opened; the services get the
-whole of it, and take what they need.
+A part that several of the store's services need is made here, once, when the store is opened. Each service gets all
+parts, and uses those that it needs.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from storage.queue.queue_table import QueueTable
 
 @dataclass(frozen=True, slots=True)
 class StoreParts:
-    """The parts of one open store. Each says itself which threads may use it."""
+    """The parts of one open store. Each part documents which threads may use it."""
 
     # The settings the store was opened with.
     settings: StoreSettings
-    # True if the store was not closed cleanly the last time.
+    # True if the store was not closed cleanly the last time it was open.
     after_crash: bool
     # Reads the log and the queues through maps.
     reader: LogReader
-    # The space that is kept for the broker's state.
+    # Space that is kept for the broker's state.
     space: SpaceReserve
     # The files in config/.
     config: ConfigFiles
-    # The commit log: all messages of the store, in the order they were stored.
+    # The commit log: all messages of the store, in the order in which they were stored.
     log: CommitLog
     # The damaged ranges of the log.
     holes: HoleTable
     # The consume queues, by topic and queue id.
     queues: QueueTable
-    # What each producer has stored in each queue, to recognise messages that are sent twice.
+    # The messages that each producer has stored in each queue, to recognise messages that are sent twice.
     dedup: DedupTable
     # How far the scheduler has delivered each queue of delayed messages.
     deliveries: DeliveryProgress
     # The messages of transactions without an outcome.
     halves: HalfMessages
-    # The messages that are written and that consumers do not see yet.
+    # The messages that are written, but that consumers do not see yet.
     visibility: Visibility
     # The batches that the index has not put yet.
     appended: AppendedBatches
-    # The append lock: its holder sees log and queues agree, and nobody else changes either of them.
+    # The append lock. Under it log and queues agree, and no other thread changes them.
     append_lock: threading.Lock
-    # The damage that was found in files beside the log.
+    # The damage found in files beside the log.
     damage: DamageNotes
 
     @classmethod
     def open(cls, settings: StoreSettings, resources: ExitStack, *, after_crash: bool) -> StoreParts:
-        """Open everything in the store's directory, ready to be recovered. `resources` closes it again.
+        """Open everything in the store's directory, ready to be recovered. `resources` closes everything again.
 
         StoreCorruptError when the files do not form a store. OSError when they cannot be read.
         """

@@ -1,12 +1,12 @@
 """The counters of a store: puts and gets, how long they took, and their rates in the last seconds and minutes.
 
-Everything counts from the opening of the store, but for the totals of the days, which are in a file: they go on after a
+All counters start when the store opens, except the totals of the days, which are in a file and continue after a
 restart. The names in `runtime` are RocketMQ's (spec/storage.md §12, Store stats), and so are the totals of the days:
 ``msgPutTotalTodayNow - msgPutTotalTodayMorning`` messages were put since midnight, ``msgPutTotalTodayMorning -
 msgPutTotalYesterdayMorning`` on the day before.
 
-Gets are messages that fetches have found, and those that clients on the store's node have found in the mapped files
-(`count_reads`): they say so with their next question.
+Gets are messages that fetches found, and messages that clients on the store's node read in the mapped files
+(`count_reads`): clients report these with their next request.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ SAMPLES_KEPT: Final = 600
 DAY_TOTALS_FILE: Final = "dayTotals.json"
 """The name of the file with the totals of the days, in the store's directory."""
 DAY_TOTALS_INTERVAL_S: Final = 10.0
-"""How often the totals of the days are written into their file; a crash loses as much of them."""
+"""How often the totals of the days are written to their file; a crash loses at most that much."""
 PUTS_NOTED_MAX: Final = 1000
-"""The puts that are noted before they are counted."""
+"""The most puts that are collected before they are counted."""
 TPS_PERIODS_S: Final = (10, 60, 600)
 LATENCY_BOUNDS_MS: Final = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
-"""The upper ends of RocketMQ's buckets; a 13th takes what is longer."""
+"""The upper bounds of RocketMQ's buckets, in ms; a 13th bucket takes longer times."""
 _FINE_BOUNDS_MS: Final = tuple(0.01 * 1.2**step for step in range(90))
 
 logger = logging.getLogger(__name__)
@@ -48,8 +48,7 @@ K = TypeVar("K")
 
 
 class PutKind(Enum):
-    """The way that messages came into the store: sent, delivered after a delay, committed, or copied from another
-    replica."""
+    """How messages came into the store: sent, delivered after a delay, committed, or copied from another replica."""
 
     NORMAL = "normal"
     DELAY = "delay"
@@ -80,8 +79,9 @@ class _Days(NamedTuple):
 
 
 class DayTotalsFile:
-    """The file with the totals of the days. They are statistics: a file that is damaged, or cannot be written,
-    costs the totals only.
+    """The file with the totals of the days.
+
+    The totals are statistics: if the file is damaged, or cannot be written, only the totals are lost.
 
         {"day": "2026-11-25", "totals": [[puts, gets] now, this morning, yesterday morning], "crc": …}
     """
@@ -90,7 +90,7 @@ class DayTotalsFile:
         self._path = path
 
     def read(self) -> _Days | None:
-        """The totals; None without a file, and, with a warning, for one that is damaged."""
+        """Read the totals. None if the file does not exist or, with a warning, if it is damaged."""
         try:
             values = json.loads(self._path.read_bytes())
             if values["crc"] != _crc(values["day"], values["totals"]):
@@ -121,34 +121,35 @@ class StoreStats:
     """The counters of one store. Thread-safe; a call to count costs less than a microsecond."""
 
     def __init__(self, today: Callable[[], date] = date.today, file: DayTotalsFile | None = None) -> None:
-        """`today` is the day by the local calendar, whose change is midnight. `file`: where the totals of the days go
-        on, and are kept."""
+        """`today` returns the day by the local calendar, which changes at midnight. `file` stores the totals of the
+        days.
+        """
         self.put_latency = Histogram("raymq_put_latency_milliseconds")
         self.send_latency = Histogram("raymq_rpc_latency_milliseconds")
         self.get_latency = Histogram("raymq_rpc_latency_milliseconds")
         self.delays = Histogram("raymq_delay_message_latency_seconds")
         self._lock = threading.Lock()
         self._booted_ms = time.time_ns() // 1_000_000
-        # The puts that are not counted yet: topic, messages, bytes, and seconds. Appended to without the lock.
+        # The puts that are not counted yet: topic, messages, bytes, and seconds. Appends need no lock.
         self._puts: deque[tuple[str, int, int, float | None, PutKind]] = deque()
         # By topic: messages and bytes put.
         self._topics: dict[str, list[int]] = {}
-        # The messages and bytes put to topics that have been forgotten since.
+        # The messages and bytes put to topics that were deleted.
         self._forgotten = [0, 0]
-        # By topic and kind: messages and bytes of what did not come from another replica.
+        # By topic and kind: messages and bytes that were not copied from another replica.
         self._received: dict[tuple[str, PutKind], list[int]] = {}
         # By kind, the mean size of each batch's records.
         self._sizes: dict[PutKind, Histogram] = {}
-        # Appends by how long they took: in RocketMQ's buckets, and in finer ones for the percentiles.
+        # Appends by duration: in RocketMQ's buckets, and in finer buckets for the percentiles.
         self._buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
         self._fine = [0] * (len(_FINE_BOUNDS_MS) + 1)
-        # Appends that failed; queues of fetches with and without messages; messages fetched.
+        # Failed appends; queues of fetches with and without messages; fetched messages.
         self._puts_failed = self._gets_found = self._gets_missed = self._transferred = 0
         # The slowest append, and the slowest fetch.
         self._put_max_ms = self._get_max_ms = 0.0
         self._today = today
         self._day = today()
-        # Messages put and fetched until the last midnight but one, and until the last one.
+        # Messages put and fetched before yesterday's midnight, and before today's.
         self._yesterday_morning = self._today_morning = _DayTotals(0, 0)
         # Messages put and fetched before the store was opened.
         self._before = _DayTotals(0, 0)
@@ -156,15 +157,18 @@ class StoreStats:
         self._saved: _Days | None = None
         self._saved_s = time.monotonic()
         self._go_on()
-        # The counters as they were, a sample each second, the oldest first.
+        # Earlier values of the counters, one sample each second, oldest first.
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES_KEPT + 1)
         self.take_sample(time.monotonic())
 
     def count_puts(
         self, batches: Iterable[tuple[str, int, int]], took_s: float | None, kind: PutKind = PutKind.NORMAL
     ) -> None:
-        """Count an append of batches, each (topic, messages, bytes), that took `took_s`, the wait for the disk
-        included. None for a chunk from another replica: only its messages and bytes are counted."""
+        """Count an append of batches, each (topic, messages, bytes), that took `took_s`, including the wait for the
+        disk.
+
+        `took_s` is None for a chunk from another replica: only its messages and bytes are counted.
+        """
         for topic, messages, size in batches:
             self.count_put(topic, messages, size, None, kind)
         if took_s is not None:
@@ -173,14 +177,16 @@ class StoreStats:
     def count_put(
         self, topic: str, messages: int, size: int, took_s: float | None, kind: PutKind = PutKind.NORMAL
     ) -> None:
-        """`count_puts` for an append of one batch. It is noted here, and counted with others."""
+        """Count an append of one batch, as `count_puts` does. The put is collected here, and counted together with
+        others.
+        """
         self._puts.append((topic, messages, size, took_s, kind))
         if len(self._puts) >= PUTS_NOTED_MAX:
             with self._lock:
                 self._count_noted()
 
     def _count_noted(self) -> None:
-        """Count what `count_put` noted. Called with the lock."""
+        """Count the puts that `count_put` collected. Called with the lock."""
         noted = [self._puts.popleft() for _ in range(len(self._puts))]
         for topic, messages, size, _, kind in noted:
             if messages:
@@ -209,7 +215,7 @@ class StoreStats:
             self._sizes[kind].add_many(means, times)
 
     def forget_topic(self, topic: str) -> None:
-        """Have no counters of `topic` any more: it was deleted. The totals of the store keep its messages and bytes."""
+        """Drop the counters of a deleted topic. The store's totals keep its messages and bytes."""
         with self._lock:
             self._count_noted()
             for index, count in enumerate(self._topics.pop(topic, (0, 0))):
@@ -218,29 +224,29 @@ class StoreStats:
                 self._received.pop((topic, kind), None)
 
     def received(self) -> dict[tuple[str, PutKind], TopicPuts]:
-        """Messages and bytes put, by topic and kind, copies from other replicas left out."""
+        """Return messages and bytes put, by topic and kind, without copies from other replicas."""
         with self._lock:
             self._count_noted()
             return {key: TopicPuts(*counts) for key, counts in self._received.items()}
 
     def sizes(self) -> dict[PutKind, HistogramFigures]:
-        """The mean sizes of the records of batches, by kind, copies from other replicas left out."""
+        """Return the mean sizes of the records of batches, by kind, without copies from other replicas."""
         with self._lock:
             self._count_noted()
             return {kind: one.figures() for kind, one in self._sizes.items()}
 
     @property
     def puts_failed(self) -> int:
-        """The appends that stored nothing, or of which that is unknown."""
+        """The number of appends that failed, or whose outcome is unknown."""
         return self._puts_failed
 
     def count_failed_put(self) -> None:
-        """Count an append that stored nothing, or of which that is unknown."""
+        """Count an append that failed, or whose outcome is unknown."""
         with self._lock:
             self._puts_failed += 1
 
     def count_gets(self, found: int, missed: int, messages: int, took_s: float) -> None:
-        """Count a fetch of several queues: `found` of them had messages and `missed` had none, `messages` in all."""
+        """Count a fetch of several queues: `found` of them had messages, `messages` in all, and `missed` had none."""
         self.get_latency.add(took_s * 1000)
         with self._lock:
             self._gets_found += found
@@ -249,13 +255,13 @@ class StoreStats:
             self._get_max_ms = max(self._get_max_ms, took_s * 1000)
 
     def count_reads(self, found: int, messages: int) -> None:
-        """Count reads of queues in the mapped files, by clients on this node, that have found `messages` in all."""
+        """Count reads of `found` queues in the mapped files by clients on this node, with `messages` in all."""
         with self._lock:
             self._gets_found += found
             self._transferred += messages
 
     def take_sample(self, now_s: float) -> None:
-        """Keep the counters as they are now, at most once a second, for the rates. `now_s` is `time.monotonic`'s."""
+        """Keep the current counters as a sample for the rates, at most once a second. `now_s` is `time.monotonic`'s."""
         with self._lock:
             self._count_noted()
             if not self._samples or now_s - self._samples[-1].at_s >= 1.0:
@@ -264,7 +270,7 @@ class StoreStats:
                 self._note_midnight(now)
 
     def _go_on(self) -> None:
-        """Begin with the totals in the file."""
+        """Continue from the totals in the file."""
         self._saved = saved = None if self._file is None else self._file.read()
         if saved is None:
             return
@@ -273,8 +279,10 @@ class StoreStats:
         self._begin_day(today, saved.now)
 
     def save_days(self, now_s: float, *, last: bool = False) -> None:
-        """Write the totals of the days into their file, if they have changed, every DAY_TOTALS_INTERVAL_S and at the
-        end. `now_s` is `time.monotonic`'s."""
+        """Write the totals of the days to their file, if they have changed.
+
+        Writes every DAY_TOTALS_INTERVAL_S, and at the end (`last`). `now_s` is `time.monotonic`'s.
+        """
         if self._file is None or (not last and now_s - self._saved_s < DAY_TOTALS_INTERVAL_S):
             return
         with self._lock:
@@ -294,7 +302,7 @@ class StoreStats:
         self._begin_day(self._today(), self._totals(now))
 
     def _begin_day(self, today: date, totals: _DayTotals) -> None:
-        """Keep the totals at the beginning of each day. After days without a sample, yesterday's are today's."""
+        """Keep the totals at the beginning of each day. After days without a sample, yesterday's totals are today's."""
         if today == self._day:
             return
         follows = (today - self._day).days == 1
@@ -302,19 +310,19 @@ class StoreStats:
         self._today_morning, self._day = totals, today
 
     def topics(self) -> dict[str, TopicPuts]:
-        """Messages and bytes put, by topic."""
+        """Return messages and bytes put, by topic."""
         with self._lock:
             self._count_noted()
             return {topic: TopicPuts(*counts) for topic, counts in self._topics.items()}
 
     def latency_buckets(self) -> tuple[int, ...]:
-        """The number of appends that took up to 0, 10, 50 … 10,000 ms, and more."""
+        """Return the number of appends that took up to 0, 10, 50 … 10,000 ms, and more."""
         with self._lock:
             self._count_noted()
             return tuple(self._buckets)
 
     def runtime(self, now_s: float, now_ms: int) -> dict[str, str]:
-        """RocketMQ's runtime keys that come from counters; rates are of the last 10, 60 and 600 seconds."""
+        """Return RocketMQ's runtime keys that come from counters; rates are over the last 10, 60 and 600 seconds."""
         with self._lock:
             self._count_noted()
             now = self._counters(now_s)
@@ -354,7 +362,7 @@ class StoreStats:
     def _rates(self, now: _Sample, name: str) -> list[float]:
         rates = []
         for period_s in TPS_PERIODS_S:
-            # The newest sample that is at least so old; the oldest there is while the store is younger.
+            # Use the newest sample that is at least `period_s` old; while the store is younger, the oldest sample.
             before = next((s for s in reversed(self._samples) if now.at_s - s.at_s >= period_s), self._samples[0])
             passed_s = now.at_s - before.at_s
             rates.append(max(getattr(now, name) - getattr(before, name), 0) / passed_s if passed_s > 0 else 0.0)
@@ -378,7 +386,7 @@ def _add(totals: dict[K, list[int]], key: K, messages: int, size: int) -> None:
 
 
 def _count_in(counts: list[int], indices: NDArray[np.int64]) -> None:
-    """Add one to the count at each index, as often as it is there."""
+    """Add to the count at each index the number of times that the index occurs."""
     for index, more in zip(*np.unique(indices, return_counts=True), strict=True):
         counts[index] += int(more)
 

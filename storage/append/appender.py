@@ -1,9 +1,9 @@
 """The append path of a store: from batches to bytes in the log and units in the queues, under the append lock.
 
-Nothing is written before every batch of the call is known to be good, to be new or a repeat, and to have space on the
-disk. A step that only some settings want is not asked about here at each append: it is a part that the store chooses
-when it opens (`space_checks`, MultiDispatchAppender, FittedWrite). Inner batches, which are one record of many
-messages, have their own queues and their own way into them: inner_batches.py.
+Before anything is written, every batch of the call is known to be valid, each message to be new or a repeat, and the
+disk to have space. A step that only some settings need is a part that the store chooses when it opens (`space_checks`,
+MultiDispatchAppender, FittedWrite), so an append does not test for it. Inner batches, which are one record of many
+messages, have queues and a write path of their own: inner_batches.py.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from storage.queue.queue_table import AnyQueue
 from storage.recovery.recovery import Recovered
 
 RECALLS_MAX: Final = 1_000_000
-"""The most recalls of delayed messages in force, about a day's (storage.schedule.recalls)."""
+"""The most recalls of delayed messages in force at one time, about a day's (storage.schedule.recalls)."""
 QUEUE_ID_MAX: Final = 2**31 - 1
 
 
@@ -67,28 +67,31 @@ Q = TypeVar("Q", ConsumeQueue, AnyQueue)
 
 
 class AppendPlan(NamedTuple, Generic[Q]):
-    """The queues and the spans of the log that an append will write to, once every file for it is there."""
+    """The queues and the spans of the log that an append will write to. Every file that they need exists already."""
 
-    # For each batch, or each delivery, the queue it goes to.
+    # The queue of each batch, or of each delivery.
     queues: list[Q]
-    # For each batch, the spans of the log it goes to; none for a batch without new messages. Deliveries are one batch.
+    # The spans of the log for each batch; empty for a batch without new messages. All deliveries count as one batch.
     spans: list[list[AppendSpan]]
-    # The queues that get units, and how many; a queue may be there several times.
+    # The queues that get units, and how many units each. A queue may occur several times.
     units: list[tuple[Q, int]]
-    # The end of the log behind the last span.
+    # The end of the log after the last span.
     log_end: int
 
 
 class Delivered(NamedTuple):
-    """The place of a record that was stored by `Appender.deliver`."""
+    """The place of a record that `Appender.deliver` stored."""
 
     queue_offset: int
     physical_offset: int
 
 
 class Appender:
-    """Writes batches and due deliveries to the log and the queues. `prepare` is called outside the append lock,
-    everything else under it. With multi-dispatch the store has a MultiDispatchAppender instead."""
+    """Writes batches and due deliveries to the log and the queues.
+
+    `prepare` is called outside the append lock, everything else under it. A store with multi-dispatch has a
+    MultiDispatchAppender instead.
+    """
 
     def __init__(
         self, parts: StoreParts, recovered: Recovered, *, store_host: bytes, clock_ms: Callable[[], int]
@@ -101,7 +104,7 @@ class Appender:
         self._visibility, self._reader, self._appended = parts.visibility, parts.reader, parts.appended
         self._inner_batches = InnerBatchWriter(parts, store_host)
         self._halves, self._settings = parts.halves, settings
-        # Released for the broker's state on a full disk.
+        # Space that is released for the broker's state on a full disk.
         self._space = parts.space
         # The longest body, the longest record, and the most bytes of an append of several messages.
         self._max_message_size_bytes = settings.max_message_size_bytes
@@ -109,20 +112,21 @@ class Appender:
             settings.max_message_size_bytes + RECORD_OVERHEAD_MAX_BYTES, parts.log.file_size - BLANK_LENGTH
         )
         self._append_max_bytes = settings.max_append_bytes
-        # Why the last append that needed another file got none, until one gets it; or empty.
+        # Why the last append that needed another file failed to get one; empty after an append gets one.
         self.no_space = ""
-        # The sys flag of records whose bodies are looked at before they are stored; 0: of none.
+        # The sys flag of records whose bodies are decompressed and checked before they are stored; 0: no bodies are
+        # checked.
         self._checked_flag = SYS_FLAG_COMPRESSED if settings.check_compressed_body else 0
-        # A record so long is neither too long, nor is its body.
+        # A record of at most this size exceeds neither the record limit nor the body limit.
         self._plain_max_bytes = min(self.record_max_bytes, self._max_message_size_bytes)
-        # Called with the bytes that are about to be written; they raise to refuse them. Which ones there are depends on
-        # the settings.
+        # Checks that are called with the bytes about to be written and raise to refuse them. The settings choose the
+        # checks.
         self._space_checks = space_checks(settings, parts.log)
         self.store_host = store_host
-        # The flag that records with a store host of this store's family have.
+        # The sys flag of records whose store host has this store's address family.
         self._host_flag = SYS_FLAG_STORE_HOST_IPV6 if len(store_host) == IPV6_HOST_BYTES else 0
         self._clock_ms = clock_ms
-        # The store time of the newest record; and the earliest that the next one may have.
+        # The store time of the newest record, and the earliest store time that the next record may have.
         self.last_store_timestamp_ms = self._earliest_ms = recovered.last_store_timestamp_ms
         # The physical offset of the newest record; -1 in an empty log.
         self.last_record_offset = recovered.last_record_offset
@@ -130,14 +134,19 @@ class Appender:
         self.messages_appended = self.duplicates_dropped = 0
 
     def prepare(self, batches: Sequence[EncodedBatch]) -> Callable[[], list[AppendResult]]:
-        """`append` of `batches`, to be called under the append lock. MessageIllegalError as `check` raises it."""
+        """Check `batches` and return a function that appends them, to be called under the append lock.
+
+        Raises MessageIllegalError as `check` does.
+        """
         if len(batches) == 1 and self._is_plain(batches[0]):
             return partial(self._append_record, batches[0])
         return partial(self.append, self.check(batches))
 
     def _is_plain(self, batch: EncodedBatch) -> bool:
-        """True if `batch` is one message that passes every check for sure, and that the store only has to stamp: no
-        property CRC, no message that waits. False says nothing about it."""
+        """True if `batch` is one message that surely passes every check, needs no property CRC and does not wait.
+
+        The store only stamps such a message. False does not mean that the batch fails a check.
+        """
         record, sizes, queue_id, topic = batch.records, batch.sizes, batch.queue_id, batch.topic
         size = len(record)
         if size > self._plain_max_bytes or len(sizes) != 1 or sizes.item() != size or len(batch.tag_codes) != 1:
@@ -154,8 +163,10 @@ class Appender:
         )
 
     def check(self, batches: Sequence[EncodedBatch]) -> list[CheckedBatch]:
-        """Check that all `batches` can be stored by one append, else raise MessageIllegalError. Their records are not
-        copied: they must not change until that append has returned."""
+        """Check that one append can store all `batches`. Raises MessageIllegalError.
+
+        The records are not copied: the caller must not change them until that append has returned.
+        """
         if len(batches) > 1 or (batches and len(batches[0]) > 1):
             total = sum([len(batch.records) for batch in batches])
             if total > self._append_max_bytes:
@@ -169,7 +180,8 @@ class Appender:
         ends = record_ends(batch.sizes)
         facts = self._check_facts(batch, ends)
         inner = count_inner(facts)
-        # A dead letter is a copy that the broker writes of a message whose body may be the reason why it is dead.
+        # The broker writes dead letters as copies of messages. Such a message may be dead because of its body, so store
+        # it.
         if facts.sys_flags & self._checked_flag and not batch.topic.startswith(DLQ_PREFIX):
             refused = self._refuse_bodies(batch.records, (ends - batch.sizes).tolist(), inner)
             if refused is not None:
@@ -184,7 +196,9 @@ class Appender:
         return refuse_bodies(records, starts, inner=inner, max_message_size_bytes=self._max_message_size_bytes)
 
     def _check_facts(self, batch: EncodedBatch, ends: Ints | None) -> BatchFacts:
-        """The facts of a batch that can be stored, else MessageIllegalError. `ends`: `record_ends` of its sizes."""
+        """Return the facts of a batch after its put checks. Raises MessageIllegalError. `ends`: `record_ends` of its
+        sizes.
+        """
         if not 0 <= batch.queue_id <= QUEUE_ID_MAX:
             raise _negative_queue_id(batch.queue_id)
         facts = validate_batch(batch, ends)
@@ -197,16 +211,17 @@ class Appender:
             raise refused.error
         if facts.sys_flags & SYS_FLAG_STORE_HOST_IPV6 != self._host_flag:
             raise MessageIllegalError(
-                f"the records are made for another kind of store host than this store's {decode_host(self.store_host)}"
+                f"the records have a store host of another address family than this store's "
+                f"{decode_host(self.store_host)}"
             )
         return facts
 
     def append(self, batches: Sequence[CheckedBatch]) -> list[AppendResult]:
-        """Store `batches`. The results say SEND_OK; nothing is flushed.
+        """Store `batches` without a flush. Each result has the status SEND_OK.
 
-        MessageIllegalError, ClientStateError (see `DedupTable`), StoreNotWritableError for a disk without free space,
-        and SystemBusyError for a pool without a free buffer are raised before anything is written. OSError: the disk
-        failed in the middle.
+        Raised before anything is written: MessageIllegalError, ClientStateError (see `DedupTable`),
+        StoreNotWritableError if the disk has no free space, SystemBusyError if the pool has no free buffer. OSError:
+        the disk failed in the middle of the write.
         """
         stored = self._stored_before(batches)
         rests = [
@@ -217,8 +232,10 @@ class Appender:
         return self._write_batches(batches, rests, stored, plan)
 
     def _append_record(self, batch: EncodedBatch) -> list[AppendResult]:
-        """`append` of one plain message (`_is_plain`) in fewer steps, where nothing is special about its place: it is
-        new, its queue has room in a file, and so has the log, in one that has a map."""
+        """Append one plain message (`_is_plain`) in fewer steps, if its place is ordinary.
+
+        The place is ordinary if the message is new, its queue's file has room, and the log's mapped file has room.
+        """
         topic, queue_id, producer, record = batch.topic, batch.queue_id, batch.producer, batch.records
         is_repeat = producer is not None and self._dedup.stored_prefix(producer, topic, queue_id, 1)
         queue = self._queues.get_or_create(topic, queue_id)
@@ -236,25 +253,25 @@ class Appender:
         return self.append([CheckedBatch(batch, memoryview(record), record_ends(batch.sizes))])
 
     def deliver(self, source: Source | None, deliveries: Sequence[Delivery]) -> list[Delivered]:
-        """Store messages that waited in `source`, in this order, whatever queues they are for. Nothing is flushed.
+        """Store messages that waited in `source`, in the given order, for any queues. Nothing is flushed.
 
-        Without a `source` they are records of transactions. Returns their places.
+        Without a `source` the messages are records of transactions. Returns their places.
 
         MessageIllegalError, StoreNotWritableError and SystemBusyError are raised before anything is written. OSError:
-        the disk failed in the middle.
+        the disk failed in the middle of the write.
         """
         plan, _ = self._plan_deliveries(deliveries)
         self._reserve(plan.units, plan.log_end)
         return self._write_planned_deliveries(source, deliveries, plan)
 
     def _stored_before(self, batches: Sequence[CheckedBatch]) -> list[list[int]]:
-        """For each batch the queue offsets of its first messages that an earlier send stored."""
+        """Return, for each batch, the queue offsets of its first messages that an earlier send stored."""
         if len(batches) > 1:
             self._refuse_repeats_within(batches)
         return [self._stored_prefix(checked) for checked in batches]
 
     def _plan(self, rests: Sequence[CheckedBatch]) -> AppendPlan[AnyQueue]:
-        """Plan where new messages go, and run the checks that depend on it."""
+        """Plan where new messages go, and run the checks that depend on the plan."""
         queues = [self._queue_of(rest) for rest in rests]
         for queue in queues:
             if queue.topic == TIMER_TOPIC and queue.queue_id == TIMER_RECALL_QUEUE:
@@ -266,15 +283,16 @@ class Appender:
         return AppendPlan(queues, spans, units, log_end)
 
     def _refuse_too_many_recalls(self, next_offset: int) -> None:
-        """SystemBusyError if RECALLS_MAX recalls are in force, each of which the scheduler holds in memory."""
+        """Raise SystemBusyError if RECALLS_MAX recalls are in force. The scheduler holds every recall in memory."""
         if next_offset - self._deliveries.get((TIMER_TOPIC, TIMER_RECALL_QUEUE)).next_offset >= RECALLS_MAX:
             raise SystemBusyError(
-                f"{RECALLS_MAX} messages were recalled within a day, which is all that the store keeps in mind; recall "
-                "again later"
+                f"{RECALLS_MAX} recalls of messages are in force, the most that the store keeps; recall again later"
             )
 
     def _queue_of(self, checked: CheckedBatch) -> AnyQueue:
-        """The queue of a batch. MessageIllegalError if it is of the other kind."""
+        """Return the queue of a batch. Raises MessageIllegalError if the queue has another type (single messages,
+        batches).
+        """
         topic, queue_id = checked.batch.topic, checked.batch.queue_id
         if not checked.inner:
             return self._queues.get_or_create(topic, queue_id)
@@ -313,7 +331,7 @@ class Appender:
     def _write_inner(
         self, rest: CheckedBatch, queue: BatchConsumeQueue, spans: Sequence[AppendSpan], stored: Sequence[int]
     ) -> AppendResult:
-        """`_write_batch` of an inner batch, all of which is new or nothing."""
+        """Write an inner batch. Its messages are all new or all stored by an earlier send."""
         if not spans:
             self.duplicates_dropped += len(stored)
             self.commit()
@@ -325,8 +343,10 @@ class Appender:
         return result
 
     def _plan_deliveries(self, deliveries: Sequence[Delivery]) -> tuple[AppendPlan[ConsumeQueue], Ints]:
-        """Plan where deliveries go, and run the checks that depend on it; also returns where each record ends, counted
-        from the first one's start."""
+        """Plan where deliveries go, and run the checks that depend on the plan.
+
+        Also returns the end of each record, counted from the start of the first record.
+        """
         for item in deliveries:
             if not 0 <= item.queue_id <= QUEUE_ID_MAX:
                 raise _negative_queue_id(item.queue_id)
@@ -340,7 +360,7 @@ class Appender:
     def _write_planned_deliveries(
         self, source: Source | None, deliveries: Sequence[Delivery], plan: AppendPlan[ConsumeQueue]
     ) -> list[Delivered]:
-        """Write deliveries as planned and reserved, and note that `source` is delivered up to the last of them."""
+        """Write deliveries as planned and reserved, and record that `source` is delivered up to the last of them."""
         self.read_clock()
         self.last_store_timestamp_ms = self._earliest_ms
         delivered: list[Delivered] = []
@@ -357,15 +377,17 @@ class Appender:
         return delivered
 
     def _show_with_log(self, queues: Sequence[ConsumeQueue]) -> None:
-        """Let consumers see the ends of these queues once they see all that is written now."""
+        """Show consumers the ends of these queues once consumers may see all that is written now."""
         for queue in queues:
             self._visibility.add(self._log.end_offset, queue, queue.next_offset)
 
     def _write_deliveries(
         self, deliveries: Sequence[Delivery], queues: Sequence[ConsumeQueue], physical_offset: int
     ) -> list[Delivered]:
-        """Stamp and write deliveries that lie back to back in one file, from `physical_offset` on, and their units.
-        Returns their places."""
+        """Stamp deliveries, write them back to back in one file from `physical_offset` on, and write their units.
+
+        Returns the places of the deliveries.
+        """
         store_ms = self.last_store_timestamp_ms
         sizes = np.array([len(item.record) for item in deliveries], np.int32)
         codes = np.array([item.tags_code for item in deliveries], np.int64)
@@ -389,25 +411,30 @@ class Appender:
         return list(map(Delivered, queue_offsets.tolist(), begins.tolist()))
 
     def commit(self) -> None:
-        """Write all records that were appended to the files, to be read. OSError: the disk failed."""
+        """Write all appended records to the files, so that they can be read. OSError: the disk failed."""
         self._log.commit()
 
     def read_clock(self) -> int:
-        """The time now, in ms since 1970. No record gets an earlier store time from here on."""
+        """Return the time now, in ms since 1970. No later record gets an earlier store time."""
         now_ms = self._clock_ms()
         self._earliest_ms = max(self._earliest_ms, now_ms)
         return now_ms
 
     def appended_elsewhere(self, last_record_offset: int, store_timestamp_ms: int) -> None:
-        """Note that records of another replica were appended, the last one at `last_record_offset`, none with a store
-        time after `store_timestamp_ms`. No record that is stored here from now on gets an earlier one."""
+        """Note that records of another replica were appended, and keep later store times from going back.
+
+        The last record is at `last_record_offset`; none of the records has a store time after `store_timestamp_ms`. No
+        later record of this store gets an earlier store time.
+        """
         self._earliest_ms = max(self._earliest_ms, store_timestamp_ms)
         self.last_store_timestamp_ms = max(self.last_store_timestamp_ms, store_timestamp_ms)
         self.last_record_offset = last_record_offset
 
     def _refuse_repeats_within(self, batches: Sequence[CheckedBatch]) -> None:
-        """Raise MessageIllegalError if two batches are of one producer for one queue: the dedup table learns of the
-        first only once it is written."""
+        """Raise MessageIllegalError if two batches are of one producer for one queue.
+
+        The dedup table learns of a batch only when the batch is written, so it could not find repeats between the two.
+        """
         keys = [
             (batch.producer.producer_id, batch.topic, batch.queue_id)
             for batch in (checked.batch for checked in batches)
@@ -417,8 +444,10 @@ class Appender:
             raise MessageIllegalError("one append holds two batches of the same producer for the same queue")
 
     def _stored_prefix(self, checked: CheckedBatch) -> list[int]:
-        """The queue offsets of the first messages of a batch that an earlier send stored. MessageIllegalError if that
-        are some messages of an inner batch, and not all."""
+        """Return the queue offsets of the first messages of a batch that an earlier send stored.
+
+        Raises MessageIllegalError if an earlier send stored some messages of an inner batch, but not all.
+        """
         batch = checked.batch
         if batch.producer is None:
             return []
@@ -432,8 +461,10 @@ class Appender:
         return stored
 
     def _reserve(self, units: Sequence[tuple[Q, int]], log_end: int) -> None:
-        """Make every file that so many units and a log that ends at `log_end` need. StoreNotWritableError for want of
-        space, OSError when the disk fails: all is as it was then."""
+        """Make every file that these units and a log that ends at `log_end` need.
+
+        StoreNotWritableError: the disk has no space. OSError: the disk failed. After an error nothing has changed.
+        """
         needed: dict[Q, int] = {}
         for queue, count in units:
             needed[queue] = needed.get(queue, 0) + count
@@ -458,7 +489,7 @@ class Appender:
         self.no_space = ""
 
     def _write(self, checked: CheckedBatch, queue: ConsumeQueue, spans: Sequence[AppendSpan]) -> AppendResult:
-        """Write a batch to its spans of the log; the result is right if there is one span."""
+        """Write a batch to its spans of the log. The result's physical offsets are right only if there is one span."""
         batch, first_queue_offset = checked.batch, queue.next_offset
         for span in spans:
             self._write_part(checked.part(span.first, span.last), queue, span.physical_offset)
@@ -471,7 +502,7 @@ class Appender:
         )
 
     def _write_part(self, checked: CheckedBatch, queue: ConsumeQueue, physical_offset: int) -> None:
-        """Stamp and write messages that lie back to back in one file, from `physical_offset` on, and their units."""
+        """Stamp messages, write them back to back in one file from `physical_offset` on, and write their units."""
         batch, records, store_ms = checked.batch, checked.records, self.last_store_timestamp_ms
         values = (queue.next_offset, physical_offset, store_ms, self.store_host)
         sealed = is_sealed(records)
@@ -512,11 +543,11 @@ class Appender:
     def _result(
         self, batch: EncodedBatch, queue: ConsumeQueue, queue_offsets: Sequence[int], *, duplicate: bool
     ) -> AppendResult:
-        """The result for messages that do not lie back to back, or were written by an earlier call."""
+        """Build the result for messages that do not lie back to back, or that an earlier call wrote."""
         pieces = [units for offset in queue_offsets if len(units := queue.units(offset, 1))]
         physical_offsets = [int(units[0]["physical_offset"]) for units in pieces]
         if len(physical_offsets) < len(queue_offsets):
-            # Stored, and deleted since by age: there is nothing left to look up.
+            # Retention has deleted the stored messages, so no position can be looked up.
             return AppendResult(SendStatus.SEND_OK, queue_offsets[0], -1, self.last_store_timestamp_ms, duplicate)
         self.commit()
         back_to_back = np.array_equal(np.diff(physical_offsets), batch.sizes[:-1])
@@ -532,7 +563,7 @@ class Appender:
         )
 
     def _store_time_of(self, units: NDArray[np.void]) -> int:
-        """The store time of the first unit's record; that of the newest record if the disk has damaged the record."""
+        """Return the store time of the first unit's record, or of the newest record if the first one is damaged."""
         try:
             return store_timestamp_at(self._reader.views(units)[0], 0)
         except (DataLossError, RecordError):
@@ -540,7 +571,7 @@ class Appender:
 
 
 def _views(records: bytes | bytearray | memoryview, ends: Ints | None) -> Iterator[tuple[DispatchView, memoryview]]:
-    """Each record of a batch as dispatch sees it, and its bytes."""
+    """Yield each record of a batch as a DispatchView, with its bytes."""
     data, start = memoryview(records), 0
     for end in [len(data)] if ends is None else ends.tolist():
         yield dispatch_view(data[start:end]), data[start:end]
@@ -548,7 +579,7 @@ def _views(records: bytes | bytearray | memoryview, ends: Ints | None) -> Iterat
 
 
 def _stored(view: DispatchView, queue_offset: int, physical_offset: int, store_ms: int) -> DispatchView:
-    """The view of a record that was made before the store gave it its place and its time."""
+    """Return the view of a record with the place and time that the store gave it."""
     return view._replace(queue_offset=queue_offset, physical_offset=physical_offset, store_timestamp_ms=store_ms)
 
 

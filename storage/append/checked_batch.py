@@ -1,6 +1,7 @@
 """A batch on its way through an append (appender.py), from the checks to the files.
 
-How a checked batch is divided, because some of its messages are stored already or because a file ends, belongs here.
+Code that divides a checked batch belongs here. A batch is divided because some of its messages are stored already, or
+because a file ends.
 """
 
 from __future__ import annotations
@@ -17,20 +18,22 @@ from raymq.records.format.encode import EncodedBatch
 class CheckedBatch(NamedTuple):
     """A batch that may be stored."""
 
-    # The batch; of a part of one, only its sizes, tag codes, ids and producer are those of the part.
+    # The batch. In a part of a batch, only the sizes, tag codes, ids and producer are those of the part.
     batch: EncodedBatch
-    # The bytes of the records, back to back. Nobody changes them any more.
+    # The bytes of the records, back to back. They no longer change.
     records: memoryview
     # For each message, the end of its record in `records`.
     ends: NDArray[np.int64]
-    # The size of every record, if they are known to be alike in all their lengths (BatchFacts); else 0.
+    # The size of each record if all lengths are known to be equal in all records (BatchFacts); else 0.
     stride: int = 0
-    # The messages in an inner batch, which is one record; 0 for records of one message each.
+    # The number of messages in an inner batch, which is one record; 0 for records of one message each.
     inner: int = 0
 
     def without(self, count: int) -> CheckedBatch:
-        """The batch without its first `count` messages; itself for 0. The producer's sequence goes on behind them. Of
-        an inner batch all messages go, or none."""
+        """Return the batch without its first `count` messages, or the batch itself if `count` is 0.
+
+        The producer's sequence starts after the removed messages. An inner batch loses all of its messages, or none.
+        """
         if not count:
             return self
         if self.inner:
@@ -49,7 +52,7 @@ class CheckedBatch(NamedTuple):
         return CheckedBatch(rest, self.records[start:], self.ends[count:] - start, self.stride, self.inner)
 
     def part(self, first: int, last: int) -> CheckedBatch:
-        """The messages from `first` to `last` (exclusive)."""
+        """Return the messages from `first` to `last` (exclusive)."""
         rest = self.without(first)
         count = last - first
         if count == len(rest.batch):

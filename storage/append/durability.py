@@ -1,11 +1,12 @@
 """The one place that decides what an append waits for: RocketMQ's WAIT (spec/storage.md §6, §11.1).
 
-An append waits until its batches are as durable as the flush setting promises and then, on a master with replicas,
-until those have them (`ReplicaAcks`). A batch that does not wait (wait_store_msg_ok) is acknowledged once it is
-written. In one append with others that do, it returns with them, and is not told of a slow disk or of slow replicas.
+An append waits until its batches are as durable as the flush setting promises. On a master with replicas it then waits
+until the replicas have the batches (`ReplicaAcks`). A batch that does not wait (wait_store_msg_ok=False) is
+acknowledged once it is written. If one append holds both kinds, all of its batches return together, and the batches
+that do not wait never get a timeout status.
 
-Nobody has to be blocked for that. A `StartedAppend` is written, and is asked for its results (`settle`) whenever
-something moved (`AppendProgress`), and at its deadline. A thread that has nothing else to do waits in
+No thread has to block for an append. A `StartedAppend` is written; its owner calls `settle` after each progress of disk
+or replicas (`AppendProgress`), and at the append's deadline. A thread that has nothing else to do waits in
 `AppendProgress.wait_settled`.
 """
 
@@ -25,47 +26,51 @@ from raymq.common.protocol.store import AppendResult
 from raymq.records.format.encode import EncodedBatch
 
 Written = tuple[list[AppendResult], int]
-"""The outcome of writing batches: a result with SEND_OK for each, and a physical offset before which all of them
-lie."""
+"""The outcome of writing batches: one result with SEND_OK for each batch, and the physical offset at which they end."""
 
 
 class WriteBatches(Protocol):
-    """Writes batches, and asks for a flush if the flush setting wants one. `timeout_s` is for the append lock."""
+    """Writes batches, and requests a flush if the flush setting needs one. `timeout_s` limits the wait for the append
+    lock.
+    """
 
     def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written: ...
 
 
 class Waits(Protocol):
-    """Something that was written and may have to be durable: a batch, or the end of a transaction."""
+    """A written item that may have to become durable: a batch, or the end of a transaction."""
 
     @property
     def wait_store_msg_ok(self) -> bool: ...
 
 
 class DiskState(Protocol):
-    """Tells how far the disk is."""
+    """Reports how far the disk has come."""
 
     def is_durable(self, end_offset: int, *, late: bool) -> bool:
-        """True if all before `end_offset` is as durable as the flush setting promises. StoreFailedError if it cannot
-        be any more because the disk failed; `late`: this is the last question."""
+        """True if everything before `end_offset` is as durable as the flush setting promises.
+
+        StoreFailedError: the disk failed, so the bytes cannot become durable any more. `late`: the caller asks for the
+        last time.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAcks:
     """The copies that an append on a master waits for, once it is on the master's own disk."""
 
-    # Raised, before anything is written, for an append that waits: too few replicas are in sync. None if enough are.
+    # The error for an append that waits while too few replicas are in sync, raised before a write. None if enough are.
     not_enough: InSyncReplicasError | None
-    # True if enough replicas have the log before an offset. It does not block; it raises if they never will.
+    # Returns True if enough replicas have the log before an offset. Does not block; raises if they never will have it.
     has_copies: Callable[[int], bool]
-    # The longest wait for them.
+    # The longest wait for the copies.
     timeout_s: float
 
 
 class StartedAppend:
-    """Batches that are written, and their results, which may have to wait. For one thread at a time.
+    """Written batches whose results may have to wait for the disk or for replicas. For one thread at a time.
 
-    `on_disk(now_s)` is called once, when a wait for the disk is over; with None if the disk has failed.
+    `on_disk(now_s)` is called once, when a wait for the disk ends; with None if the disk has failed.
     """
 
     __slots__ = ("_acks", "_batches", "_disk", "_end_offset", "_on_disk", "_results", "deadline_s")
@@ -80,19 +85,23 @@ class StartedAppend:
         deadline_s: float,
         on_disk: Callable[[float | None], None] | None = None,
     ) -> None:
-        """`disk` and `acks` are what the batches wait for, None for what they do not. `deadline_s`: the first one's."""
+        """`disk` and `acks`: what the batches wait for; None if they do not wait for it. `deadline_s`: the first
+        deadline.
+        """
         self._results, self._end_offset = written
         self._batches, self._disk, self._acks, self._on_disk = batches, disk, acks, on_disk
         self.deadline_s = deadline_s
-        """The time (time.monotonic) at which to call `settle` again at the latest. It moves once, when the disk is done
-        and the wait for the replicas begins."""
+        """The latest time (time.monotonic) of the next call of `settle`.
+
+        The deadline moves once: when the wait for the disk ends and the wait for the replicas begins.
+        """
 
     def settle(self, now_s: float) -> list[AppendResult] | None:
         """One result for each batch once they are as durable as asked for, or time is up; else None. Does not block.
 
         A batch that waits has the status FLUSH_DISK_TIMEOUT if the disk was too slow, FLUSH_SLAVE_TIMEOUT if the
         replicas were. StoreFailedError: the disk failed, and it is unknown what is stored. Errors of `acks` are raised
-        too. Not to be called again after results or an error.
+        too. Do not call `settle` again after it returned results or raised an error.
         """
         disk, acks = self._disk, self._acks
         if disk is not None:
@@ -121,7 +130,7 @@ class StartedAppend:
             self._on_disk(now_s)
 
     def _degrade(self, status: SendStatus) -> None:
-        """Give the batches that waited in vain this status."""
+        """Set this status in the results of the batches that waited in vain."""
         self._results = [
             replace(result, status=status) if batch.wait_store_msg_ok else result
             for result, batch in zip(self._results, self._batches, strict=True)
@@ -137,12 +146,13 @@ class SettledAppend(StartedAppend):
         self._results, self.deadline_s = results, deadline_s
 
     def settle(self, now_s: float) -> list[AppendResult]:
-        """The results."""
         return self._results
 
 
 def waits_for(batches: Sequence[Waits], acks: ReplicaAcks | None) -> bool:
-    """True if one of the batches waits. InSyncReplicasError if it does, and too few replicas are in sync (`acks`)."""
+    """True if one of the batches waits. Raises InSyncReplicasError if one waits while too few replicas are in sync
+    (`acks`).
+    """
     for batch in batches:
         if batch.wait_store_msg_ok:
             if acks is not None and acks.not_enough is not None:
@@ -152,21 +162,21 @@ def waits_for(batches: Sequence[Waits], acks: ReplicaAcks | None) -> bool:
 
 
 class AppendProgress:
-    """Tells those who have started appends that these may be settled now. Thread-safe."""
+    """Notifies the owners of started appends that their appends may be settled now. Thread-safe."""
 
     def __init__(self) -> None:
         self._moved = threading.Condition()
-        # The number of times that something moved.
+        # The number of calls of `notify`.
         self._moves = 0
         self._listeners: tuple[Callable[[], None], ...] = ()
 
     def add_listener(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called, by whatever thread, each time that something moved. It must not block."""
+        """Register `callback`, which any thread may call after each progress. It must not block."""
         with self._moved:
             self._listeners = (*self._listeners, callback)
 
     def notify(self) -> None:
-        """Something moved for which appends may wait: the disk flushed or failed, or a replica has a copy."""
+        """Report progress that appends may wait for: the disk flushed or failed, or a replica has a copy."""
         with self._moved:
             self._moves += 1
             self._moved.notify_all()
@@ -175,10 +185,10 @@ class AppendProgress:
             callback()
 
     def wait_settled(self, started: StartedAppend) -> list[AppendResult]:
-        """Wait until `started` is settled; raises as `settle` does."""
+        """Wait until `started` is settled, and return its results. Raises as `StartedAppend.settle` does."""
         while True:
             moves, now_s = self._moves, time.monotonic()
-            # Not under the lock: it may ask somebody who is about to notify.
+            # Call `settle` without the lock: it may wait for a thread that is about to call `notify`.
             results = started.settle(now_s)
             if results is not None:
                 return results

@@ -1,8 +1,9 @@
 """Writes inner batches: one record of many messages, and one unit in the batch queue of its topic and queue id.
 
 The append (appender.py) has planned where the record goes and made the files. Here the record gets the queue offset of
-its first message, in its header and as text in INNER_BASE (raymq.records.format.inner_batch_encode); queue and dedup
-table move on by the number of its messages. A retry holds the very same record, so its messages are stored all or none.
+its first message, in its header and as text in INNER_BASE (raymq.records.format.inner_batch_encode); the queue and the
+dedup table advance by the number of its messages. A retry sends the same record, so either all of its messages are
+stored or none.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from storage.queue.batch_consume_queue import BatchConsumeQueue, BatchUnit
 
 
 def count_inner(facts: BatchFacts) -> int:
-    """The messages of a batch that is an inner batch and passed the put checks; 0 for any other."""
+    """Return the number of messages in a checked inner batch; 0 for any other batch."""
     return count_messages(facts.first_properties) if facts.sys_flags & SYS_FLAG_INNER_BATCH else 0
 
 
 def message_count(batch: EncodedBatch) -> int:
-    """The number of messages in a batch that was stored."""
+    """Return the number of messages in a stored batch."""
     if not is_inner_batch(batch.records):
         return len(batch.sizes)
     return int(dispatch_view(batch.records).properties[PROPERTY_INNER_NUM])
@@ -44,20 +45,23 @@ class InnerBatchWriter:
         self._store_host = store_host
 
     def queue(self, topic: str, queue_id: int) -> BatchConsumeQueue:
-        """The batch queue, made if there is none. MessageIllegalError if the queue holds single messages."""
+        """Return the batch queue; make it if it does not exist. MessageIllegalError if the queue holds single
+        messages.
+        """
         queue = self._queues.get_or_create_batch(topic, queue_id)
         if queue is None:
             raise MessageIllegalError(
                 f"queue {queue_id} of topic {topic!r} holds single messages and takes no inner batch: the topic was "
-                "made with another queue type"
+                "created with another queue type; send its messages singly"
             )
         return queue
 
     def write(
         self, checked: CheckedBatch, queue: BatchConsumeQueue, physical_offset: int, store_timestamp_ms: int
     ) -> AppendResult:
-        """Write an inner batch to `physical_offset` of the log, in files that are there, and its unit. OSError: the
-        disk failed."""
+        """Write an inner batch to `physical_offset` of the log, in existing files, and write its unit. OSError: the
+        disk failed.
+        """
         batch, records, base_offset = checked.batch, checked.records, queue.next_offset
         stamp = partial(_stamp, base_position(records), base_offset, physical_offset, store_timestamp_ms)
         self._log.write(
@@ -71,8 +75,10 @@ class InnerBatchWriter:
         return AppendResult(SendStatus.SEND_OK, base_offset, physical_offset, store_timestamp_ms)
 
     def stored(self, queue: BatchConsumeQueue, queue_offset: int, store_timestamp_ms: int) -> AppendResult:
-        """The result for an inner batch that an earlier send stored at `queue_offset`. Where retention has deleted it,
-        its physical offset is -1, and `store_timestamp_ms` stands for its time."""
+        """Build the result for an inner batch that an earlier send stored at `queue_offset`.
+
+        If retention has deleted the batch, its physical offset is -1 and its time is `store_timestamp_ms`.
+        """
         unit = queue.holder_of(queue_offset)
         where = (-1, store_timestamp_ms) if unit is None else (unit.physical_offset, unit.store_timestamp_ms)
         return AppendResult(SendStatus.SEND_OK, queue_offset, *where, True)
@@ -86,6 +92,6 @@ def _stamp(
     store_host: bytes,
     record: bytearray | memoryview,
 ) -> None:
-    """Fill in all that only the store knows. The property CRC, which covers the rest, comes last."""
+    """Fill in the fields that only the store can set. The property CRC comes last, because it covers the others."""
     put_base(record, position, base_offset)
     stamp_one(base_offset, physical_offset, store_timestamp_ms, store_host, record)

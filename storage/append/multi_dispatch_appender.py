@@ -1,9 +1,10 @@
-"""The appender of a store with multi-dispatch: it puts messages into the other queues that they name, too.
+"""The appender of a store with multi-dispatch: it also puts messages into the other queues that they name.
 
 A store has this appender if enable_lmq and enable_multi_dispatch are on (`open_appender`).
-storage.dispatch.multi_dispatch says what such a record holds. Only the append lock fixes an offset, and the record has
-it as text: so each of these records gets its last property, and its final size, under the lock, before anything is
-written. Their units are written after those of their own queues; recovery makes again those that a crash takes.
+storage.dispatch.multi_dispatch describes such a record. Queue offsets are fixed only under the append lock, and the
+record holds them as text. So each of these records gets its last property, and its final size, under the lock, before
+anything is written. Their units are written after those of their own queues; recovery rebuilds units that a crash
+loses.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ logger = logging.getLogger(__name__)
 def open_appender(
     parts: StoreParts, recovered: Recovered, *, store_host: bytes, clock_ms: Callable[[], int]
 ) -> Appender:
-    """The appender that the settings of the store ask for."""
+    """Open the appender that the settings of the store need."""
     settings = parts.settings
     multi_dispatch = settings.enable_lmq and settings.enable_multi_dispatch
     kind = MultiDispatchAppender if multi_dispatch else Appender
@@ -64,11 +65,13 @@ class MultiDispatchAppender(Appender):
         self._new_multi_append = partial(MultiAppend, parts.settings, parts.queues, parts.log, self.record_max_bytes)
 
     def prepare(self, batches: Sequence[EncodedBatch]) -> Callable[[], list[AppendResult]]:
-        """`Appender.prepare`. A message alone may name other queues, too."""
+        """Prepare an append as `Appender.prepare` does, also for a single message that names other queues."""
         return partial(self.append, self.check(batches))
 
     def append(self, batches: Sequence[CheckedBatch]) -> list[AppendResult]:
-        """`Appender.append`. MessageIllegalError also as `MultiAppend.dispatch` and `count_units` raise it."""
+        """Append `batches` as `Appender.append` does. Also raises MessageIllegalError as `dispatch` and `count_units`
+        do.
+        """
         stored = self._stored_before(batches)
         multi = self._new_multi_append()
         rests = [
@@ -81,7 +84,9 @@ class MultiDispatchAppender(Appender):
         return results
 
     def deliver(self, source: Source | None, deliveries: Sequence[Delivery]) -> list[Delivered]:
-        """`Appender.deliver`. A message that cannot be put into the queues it names goes to its own queue only."""
+        """Deliver as `Appender.deliver` does. A message that cannot enter the queues it names goes to its own queue
+        only.
+        """
         multi = self._new_multi_append()
         deliveries = [_dispatched_delivery(multi, item) for item in deliveries]
         plan, ends = self._plan_deliveries(deliveries)
@@ -93,7 +98,7 @@ class MultiDispatchAppender(Appender):
 
 
 def _dispatched(multi: MultiAppend, checked: CheckedBatch) -> CheckedBatch:
-    """The batch with the offsets of its messages in other queues; itself if none of them names one."""
+    """Return the batch with the offsets of its messages in other queues; the batch itself if no message names one."""
     sent = replace(checked.batch, records=checked.records)
     batch = multi.dispatch(sent)
     if batch is sent:
@@ -102,7 +107,7 @@ def _dispatched(multi: MultiAppend, checked: CheckedBatch) -> CheckedBatch:
 
 
 def _dispatched_delivery(multi: MultiAppend, item: Delivery) -> Delivery:
-    """The delivery with its offsets in other queues; itself if it names none."""
+    """Return the delivery with its offsets in other queues; the delivery itself if it names none."""
     columns = np.array([len(item.record)], np.int32), np.array([item.tags_code], np.int64)
     sent = EncodedBatch(item.topic, item.queue_id, item.record, *columns, None, ())
     batch = multi.dispatch(sent, must=False)
@@ -110,29 +115,33 @@ def _dispatched_delivery(multi: MultiAppend, item: Delivery) -> Delivery:
 
 
 class MultiAppend:
-    """The units that one append adds to other queues. Used under the append lock: first `dispatch` for each batch in
-    the order they are written, then `count_units`, then `write_units`."""
+    """The units that one append adds to other queues. Used under the append lock.
+
+    Call `dispatch` for each batch in write order, then `count_units`, then `write_units`.
+    """
 
     def __init__(self, settings: StoreSettings, queues: QueueTable, log: CommitLog, record_max_bytes: int) -> None:
         self._queues, self._log = queues, log
-        # The longest that a record may get with its offsets.
+        # The largest size of a record including its offsets in other queues.
         self._record_max_bytes = min(record_max_bytes, settings.max_message_size_bytes)
-        # The most queues of this kind that the store may have.
+        # The most light queues that the store may have.
         self._max_queues = settings.max_lmq_consume_queue_num
-        # The batches of this append, with the offsets.
+        # The batches of this append, with their offsets in other queues.
         self._batches: list[EncodedBatch] = []
-        # For each other queue its messages, in order: the batch's index, and the row in it.
+        # For each other queue, its messages in order: the index of the batch, and the row in that batch.
         self._rows: dict[QueueKey, list[tuple[int, int]]] = {}
         # For each other queue that a message names, its next offset before this append.
         self._firsts: dict[QueueKey, int] = {}
 
     def dispatch(self, batch: EncodedBatch, *, must: bool = True) -> EncodedBatch:
-        """`batch` with the offsets of its messages in other queues; itself if none of them names one, and for an inner
-        batch, whose messages are in no other queue.
+        """Return `batch` with the offsets of its messages in other queues.
 
-        MessageIllegalError for a name that such a queue cannot have, for more queues than there may be, and for a
-        record that gets too long; the append must be given up then. Unless it `must`, nothing is raised: the batch goes
-        to its own queue only, and that is logged.
+        Returns `batch` itself if no message names another queue, and for an inner batch, whose messages are in no other
+        queue.
+
+        Raises MessageIllegalError for a name that a light queue cannot have, for too many queues, and for a record that
+        gets too long; the append must be given up then. With `must=False` nothing is raised: the batch goes to its own
+        queue only, and an error is logged.
         """
         data = bytes(batch.records)
         rows: dict[QueueKey, list[int]] = {}
@@ -142,7 +151,12 @@ class MultiAppend:
             except MessageIllegalError as error:
                 if must:
                     raise
-                logger.error("a message is put into %s:%d only: %s", batch.topic, batch.queue_id, error)
+                logger.error(
+                    "a message goes to queue %s:%d only, not to the other queues it names: %s",
+                    batch.topic,
+                    batch.queue_id,
+                    error,
+                )
                 rows = {}
         for key, added in rows.items():
             self._rows.setdefault(key, []).extend((len(self._batches), row) for row in added)
@@ -150,18 +164,23 @@ class MultiAppend:
         return batch
 
     def count_units(self) -> list[tuple[ConsumeQueue, int]]:
-        """The queues that get units, and how many. MessageIllegalError if messages are also sent to one of them: the
-        units would be out of order."""
+        """Return the queues that get units, and how many each. MessageIllegalError if the append also sends to one of
+        them.
+
+        Such a queue's units would be out of order.
+        """
         for batch in self._batches:
             if len(batch) and (batch.topic, batch.queue_id) in self._rows:
                 raise MessageIllegalError(
-                    f"one append sends messages to {batch.topic!r} and has others dispatched there"
+                    f"one append sends messages to {batch.topic!r} and dispatches others there; "
+                    "send them in separate appends"
                 )
         return [(self._queue(key), len(rows)) for key, rows in self._rows.items()]
 
     def write_units(self, spans: Sequence[Sequence[AppendSpan]]) -> list[ConsumeQueue]:
-        """Write the units of the batches, which were written to these spans of the log; returns the queues that got
-        some."""
+        """Write the units of the batches, which are written to these spans of the log. Returns the queues that got
+        units.
+        """
         queues = []
         # For each batch the physical offset of each of its records.
         starts = [
@@ -179,15 +198,14 @@ class MultiAppend:
         return queues
 
     def _queue(self, key: QueueKey) -> ConsumeQueue:
-        """The queue `key`; a new one begins where `_end_of` said."""
+        """Return the queue `key`. A new queue begins at the offset that `_end_of` returned."""
         queue = self._queues.get_or_create(*key)
         if not queue.exists and self._firsts[key]:
             queue.start_at(self._firsts[key])
         return queue
 
     def _with_offsets(self, batch: EncodedBatch, data: bytes, rows: dict[QueueKey, list[int]]) -> EncodedBatch:
-        """`batch`, whose records are `data`, with the offsets. The rows of the messages that each queue gets are added
-        to `rows`."""
+        """Return `batch`, whose records are `data`, with its offsets. Adds each queue's rows to `rows`."""
         ends = record_ends(batch.sizes)
         fields = find_fields(np.frombuffer(data, np.uint8), ends - batch.sizes)
         records: list[bytes] = []
@@ -199,7 +217,10 @@ class MultiAppend:
                 records.append(data[start:end])
                 continue
             if batch.topic in names:
-                raise MessageIllegalError(f"a message of {batch.topic!r} cannot be dispatched there, too")
+                raise MessageIllegalError(
+                    f"a message of {batch.topic!r} names its own topic in {PROPERTY_INNER_MULTI_DISPATCH}; "
+                    "nothing was stored"
+                )
             offsets = {name: self._offset_in((name, LMQ_QUEUE_ID), rows) for name in names}
             for name in offsets:
                 rows.setdefault((name, LMQ_QUEUE_ID), []).append(row)
@@ -209,14 +230,16 @@ class MultiAppend:
         return replace(batch, records=b"".join(records), sizes=sizes)
 
     def _offset_in(self, key: QueueKey, rows: dict[QueueKey, list[int]]) -> int:
-        """The offset that the next message gets in the queue `key`, behind those of this append."""
+        """Return the offset of the next message in the queue `key`, after the messages of this append."""
         if key not in self._firsts:
             self._firsts[key] = self._end_of(key)
         return self._firsts[key] + len(self._rows.get(key, ())) + len(rows.get(key, ()))
 
     def _end_of(self, key: QueueKey) -> int:
-        """The next offset of the queue `key`, also of a new one (QueueTable.first_light_offset). MessageIllegalError if
-        there can be no such queue."""
+        """Return the next offset of the queue `key`, also if the queue is new (QueueTable.first_light_offset).
+
+        Raises MessageIllegalError if no light queue can have this key.
+        """
         name = key[0]
         if not name.startswith(LMQ_PREFIX) or not can_be_queue(name) or self._queues.holds_batches(*key):
             raise MessageIllegalError(
@@ -230,25 +253,29 @@ class MultiAppend:
         if self._queues.count_topics(LMQ_PREFIX) + new >= self._max_queues:
             raise refusal(
                 PutMessageStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED,
-                f"no more than {self._max_queues} {LMQ_PREFIX} queues (max_lmq_consume_queue_num): {name!r} is new",
+                f"no more than {self._max_queues} {LMQ_PREFIX} queues are allowed "
+                f"(max_lmq_consume_queue_num); {name!r} would be a new one",
             ).error
         return self._queues.first_light_offset(self._log.min_offset, self._log.end_offset)
 
     def _record(self, head: bytes, properties: bytes) -> bytes:
-        """A record from the bytes `head` before its properties and from new properties. MessageIllegalError if it gets
-        too long."""
+        """Build a record from `head`, the bytes before its properties, and new properties. MessageIllegalError if too
+        long.
+        """
         size = len(head) + len(properties)
         if len(properties) > MAX_PROPERTIES_BYTES or size > self._record_max_bytes:
             raise MessageIllegalError(
-                f"with its offsets in other queues a record has {size} bytes and properties of {len(properties)}; "
+                f"with its offsets in other queues a record takes {size} bytes, "
+                f"its properties {len(properties)} bytes; "
                 f"{self._record_max_bytes} and {MAX_PROPERTIES_BYTES} are allowed"
             )
         return size.to_bytes(4) + head[4:-2] + len(properties).to_bytes(2) + properties
 
 
 def starts_of(spans: Sequence[AppendSpan], sizes: Ints) -> Ints:
-    """The physical offset of each record of a batch that was written to `spans` of the log."""
-    # First as if all lay back to back from 0 on; then each span's records are moved to where the span is.
+    """Return the physical offset of each record of a batch that was written to `spans` of the log."""
+    # First compute offsets as if all records lay back to back from 0; then move each span's records to the span's
+    # place.
     starts = np.cumsum(sizes) - sizes
     for span in spans:
         part = slice(span.first, span.last)
@@ -257,7 +284,7 @@ def starts_of(spans: Sequence[AppendSpan], sizes: Ints) -> Ints:
 
 
 def _put_in(properties: bytes, offsets: str) -> bytes:
-    """Properties with these offsets behind the others, and before the bytes of a property CRC."""
+    """Insert these offsets after the other properties, and before the bytes of a property CRC."""
     end = len(properties) - PROPERTY_CRC_LENGTH if is_sealed(properties) else len(properties)
     pieces = [*filter(None, properties[:end].split(b"\x02")), _OFFSETS_MARK + offsets.encode(), properties[end:]]
     return b"\x02".join(pieces)

@@ -1,9 +1,9 @@
 """RocketMQ's put checks, in RocketMQ's order (spec/storage.md §1): they refuse messages before anything is written.
 
 `refuse_store` checks the store, `refuse_batch` the messages; the first check that fails decides the status. Some of
-RocketMQ's checks are left out because their subject cannot come this far: a topic or a body that a Message cannot have
-(raymq.records.format.encode refuses the bytes), and delays, which a producer files in their own queue before it sends
-(raymq.common.delay), as batches too.
+RocketMQ's checks are left out because the messages they refuse never reach the store: a topic or a body that a Message
+cannot have (raymq.records.format.encode refuses the bytes), and delays, which a producer files in their own queue
+before it sends (raymq.common.delay), as batches too.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from storage.dispatch.half_messages import HALF_QUEUE_ID
 from storage.log.commit_log import CommitLog
 
 RECORD_OVERHEAD_MAX_BYTES: Final = 64 * 1024
-"""The most that a record may have beside a body of the size limit."""
+"""The most bytes that a record may have beside its body."""
 BUSY_MAX_MS: Final = 10_000_000
 """RocketMQ's bound: an append that takes longer does not count as a busy disk."""
 _INNER: Final = b"INNER_"
-"""Begins both of the names below."""
+"""The prefix of INNER_NUM, INNER_BASE and INNER_MULTI_DISPATCH."""
 _INNER_NUM: Final = f"{PROPERTY_INNER_NUM}\x01".encode()
 _MULTI_OFFSETS: Final = f"{PROPERTY_INNER_MULTI_QUEUE_OFFSET}\x01".encode()
 _SPECIAL_FLAGS: Final = SYS_FLAG_INNER_BATCH | SYS_FLAG_TRANSACTION_MASK
@@ -86,7 +86,7 @@ class PutMessageStatus(Enum):
 
     @property
     def send_status(self) -> SendStatus | None:
-        """The status that a producer gets for messages that are stored; None if this status says they are not."""
+        """The status that a producer gets if the messages are stored; None if this status means that they are not."""
         return _SEND_STATUS.get(self)
 
 
@@ -110,7 +110,7 @@ _ERRORS: Final[dict[PutMessageStatus, type[RaymqError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A put that is not carried out."""
+    """The reason why a put is refused."""
 
     # The status that RocketMQ answers.
     status: PutMessageStatus
@@ -121,27 +121,27 @@ class Refusal:
 
 
 def refusal(status: PutMessageStatus, text: str, kind: type[RaymqError] | None = None) -> Refusal:
-    """A refusal with the error that belongs to its status, or one of `kind`."""
+    """Build a refusal with the error that belongs to its status, or with an error of type `kind`."""
     return Refusal(status, text, (kind or _ERRORS[status])(text))
 
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """The state of a store that decides on puts."""
+    """The state of a store that decides whether it accepts puts."""
 
-    # The store's directory, for the error.
+    # The store's directory, for the error text.
     root: str
     closed: bool
     # Why the store must not be written (spec §9); empty if it may be.
     not_writable_reason: str
-    # How long the append under way has been holding the append lock; 0 if there is none.
+    # How long the current append has held the append lock; 0 if no append holds it.
     append_ms: int
-    # The longest that an append may hold it before others are refused (os_page_cache_busy_timeout_ms).
+    # The longest that an append may hold the lock before others are refused (os_page_cache_busy_timeout_ms).
     busy_timeout_ms: int
 
 
 def refuse_store(state: StoreState) -> Refusal | None:
-    """The refusal of any put by a store in this state; None if it takes messages."""
+    """Return the refusal of every put by a store in this state; None if the store takes messages."""
     if state.closed:
         return refusal(PutMessageStatus.SERVICE_NOT_AVAILABLE, f"the store {state.root} is closed")
     if state.not_writable_reason:
@@ -156,9 +156,9 @@ def refuse_store(state: StoreState) -> Refusal | None:
 
 
 def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_bytes: int) -> Refusal | None:
-    """The refusal of a batch with these facts; None if it may be stored.
+    """Return the refusal of a batch with these facts; None if it may be stored.
 
-    `max_message_size_bytes` limits a body, `record_max_bytes` a record: it has to fit into a file.
+    `max_message_size_bytes` limits a body; `record_max_bytes` limits a record, which has to fit into a file.
     """
     messages, longest_record, longest_body, longest_properties, sys_flags, first_properties, _ = facts
     if may_be_special(sys_flags, first_properties):
@@ -184,13 +184,17 @@ def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_b
 
 
 def may_be_special(sys_flags: int, first_properties: bytes) -> bool:
-    """False if no check of transactions, inner batches and offsets in other queues concerns a batch with these sys
-    flags and these properties of its first record."""
+    """False if neither transaction, inner-batch nor multi-dispatch checks concern a batch with these first properties.
+
+    `sys_flags` are the batch's sys flags, `first_properties` the properties of its first record.
+    """
     return bool(sys_flags & _SPECIAL_FLAGS) or _INNER in first_properties
 
 
 def _refuse_special(messages: int, sys_flags: int, first_properties: bytes) -> Refusal | None:
-    """`refuse_batch` for records of a transaction, inner batches, and those that name offsets in other queues."""
+    """Check records of transactions, inner batches, and records that hold offsets in other queues, for
+    `refuse_batch`.
+    """
     if sys_flags & SYS_FLAG_INNER_BATCH and (messages > 1 or sys_flags & SYS_FLAG_TRANSACTION_MASK):
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "an inner batch is sent alone, and in no transaction")
     if sys_flags & SYS_FLAG_INNER_BATCH and not count_messages(first_properties):
@@ -214,10 +218,11 @@ def _refuse_special(messages: int, sys_flags: int, first_properties: bytes) -> R
 
 
 def refuse_bodies(records: Buffer, starts: Sequence[int], *, inner: int, max_message_size_bytes: int) -> Refusal | None:
-    """The refusal of checked records, which begin at `starts`, of which one body cannot be read; None if all can.
+    """Return the refusal of records one of whose bodies cannot be read; None if all bodies can be read.
 
-    A body that is not compressed can be read. `inner`: the messages of an inner batch, which is one record; 0 for
-    records of one message each. The body of an inner batch must hold so many items.
+    The records have passed the other checks and begin at `starts`. A body that is not compressed can always be read.
+    `inner`: the number of messages in an inner batch, which is one record and must hold that many items; 0 for records
+    of one message each.
     """
     view = memoryview(records)
     for number, start in enumerate(starts):
@@ -230,7 +235,8 @@ def refuse_bodies(records: Buffer, starts: Sequence[int], *, inner: int, max_mes
             if not inner:
                 check_compressed(view[body_at:body_end], sys_flag, max_bytes=max_message_size_bytes)
             else:
-                # A producer joins messages of 4 MiB in all, whatever a single message of this store may have.
+                # A producer joins messages up to 4 MiB in all, whatever the size limit of a single message in this
+                # store.
                 most = max(max_message_size_bytes, MAX_MESSAGE_SIZE_BYTES) + RECORD_OVERHEAD_MAX_BYTES
                 _check_items(decompress(view[body_at:body_end], sys_flag, max_bytes=most), inner)
         except RecordError as error:
@@ -243,27 +249,31 @@ def refuse_bodies(records: Buffer, starts: Sequence[int], *, inner: int, max_mes
 
 
 def _check_items(body: bytes, messages: int) -> None:
-    """RecordError unless the decompressed body of an inner batch holds so many messages."""
+    """Raise RecordError unless the decompressed body of an inner batch holds `messages` messages."""
     found = count_items(body)
     if found != messages:
         raise RecordError(f"an inner batch of {messages} messages holds {found}")
 
 
 class HalfFacts(NamedTuple):
-    """The facts of one half message that put checks look at."""
+    """The facts of one half message that the put checks need."""
 
     properties: Mapping[str, str]
     queue_id: int
 
 
 def refuse_transactional(topic: str, halves: Sequence[HalfFacts], *, waiting: int, settings: StoreSettings) -> None:
-    """MessageIllegalError, or NoPermissionError, unless these messages for a topic of transactions (names.py) are half
-    messages that a store with these settings takes; SystemBusyError while `waiting`, the half messages without an
-    outcome, are too many."""
+    """Check messages for a topic of transactions (names.py): all must be half messages that this store accepts.
+
+    Raises MessageIllegalError or NoPermissionError if they are not. Raises SystemBusyError if `waiting`, the number of
+    half messages without an outcome, is too high.
+    """
     if topic != HALF_TOPIC:
         raise MessageIllegalError(f"only the store itself writes to {topic}; nothing was stored")
     if settings.reject_transaction_message:
-        raise NoPermissionError("this store takes no half messages (reject_transaction_message is on)")
+        raise NoPermissionError(
+            "this store takes no half messages (reject_transaction_message is on); nothing was stored"
+        )
     if waiting + len(halves) > settings.transaction_open_max:
         raise SystemBusyError(
             f"{waiting} transactions wait for their end (transaction_open_max is {settings.transaction_open_max}); "
@@ -274,7 +284,7 @@ def refuse_transactional(topic: str, halves: Sequence[HalfFacts], *, waiting: in
 
 
 def _check_half(properties: Mapping[str, str], queue_id: int) -> None:
-    """MessageIllegalError or IllegalNameError unless these are the properties of a half message."""
+    """Raise MessageIllegalError or IllegalNameError unless these are the properties of a half message."""
     group, topic = properties.get(PROPERTY_PRODUCER_GROUP), properties.get(PROPERTY_REAL_TOPIC)
     real_queue_id = properties.get(PROPERTY_REAL_QUEUE_ID, "")
     complete = properties.get(PROPERTY_TRANSACTION_PREPARED) == "true" and group and topic
@@ -288,11 +298,11 @@ def _check_half(properties: Mapping[str, str], queue_id: int) -> None:
 
 
 SpaceCheck = Callable[[int], None]
-"""Raises if so many bytes must not be written now. Called under the append lock, before anything is written."""
+"""Raises if this many bytes must not be written now. Called under the append lock, before anything is written."""
 
 
 def space_checks(settings: StoreSettings, log: CommitLog) -> list[SpaceCheck]:
-    """The checks that a store with these settings makes before it writes to `log`."""
+    """Return the checks that a store with these settings makes before it writes to `log`."""
     if not settings.fast_fail_if_no_buffer_in_store_pool:
         return []
 
@@ -300,8 +310,8 @@ def space_checks(settings: StoreSettings, log: CommitLog) -> list[SpaceCheck]:
         if size and not log.has_buffer_for(size):
             raise refusal(
                 PutMessageStatus.CREATE_MAPPED_FILE_FAILED,
-                "every buffer of the transient store pool holds what the disk has not taken yet; nothing was stored, "
-                "send again later",
+                "every buffer of the transient store pool holds bytes that are not on the disk yet; nothing "
+                "was stored, send again later",
                 SystemBusyError,
             ).error
 

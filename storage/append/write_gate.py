@@ -1,7 +1,7 @@
-"""The write gate of a store: one writer at a time, only while writing is allowed; and how far the disk is behind.
+"""The write gate of a store: admits one writer at a time, while writing is allowed, and tracks how much is durable.
 
-How writers take turns, when a write is refused, and what asks for a flush belongs here; how long an append waits for it
-is decided in durability.py. A failure of the disk closes the gate for as long as the store is open: it is not known any
+How writers take turns, when a write is refused, and who requests a flush belongs here; how long an append waits for the
+flush is decided in durability.py. A failure of the disk closes the gate until the store is reopened: nobody can say any
 more what is on the disk, so nothing may be acknowledged.
 """
 
@@ -35,45 +35,45 @@ class WriteGate:
     ) -> None:
         """Start the threads.
 
-        `on_stored` is called with the end of what is as durable as the settings promise, and decides what consumers
-        see (`show`); without it they see all of that at once. The flush thread calls it or, with ASYNC_FLUSH, the
-        writer under the append lock, or with a transient store pool the commit thread.
+        `on_stored` is called with the log offset up to which all is as durable as the settings promise. It decides what
+        consumers see (`show`); without `on_stored` consumers see all of that at once. The flush thread calls it. With
+        ASYNC_FLUSH the writer calls it under the append lock; with a transient store pool, the commit thread calls it.
         """
         settings = parts.settings
         self._root = settings.store_path_root_dir
         self._log, self._visibility, self._append_lock = parts.log, parts.visibility, parts.append_lock
-        # The reasons against writing; and the fetches that wait for messages.
+        # The reasons against writing, and the fetches that wait for messages.
         self._flags, self._polls = flags, polls
-        # True if a write is durable once it is flushed, false if it is so once it is in the files.
+        # True if a write is durable once it is flushed; false if once it is in the files.
         self.is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        # Live settings are read when they are needed.
+        # Settings that may change while the store is open; read at each use.
         self._settings = settings
-        # With ASYNC_FLUSH and without a pool all that is written may be seen.
+        # With ASYNC_FLUSH and without a pool, consumers may see everything that is written.
         written_is_stored = not self.is_sync and not parts.log.has_pool
         self._on_stored = on_stored or (self._show_all if written_is_stored else self.show)
-        # When the writer that holds the lock got it (time.monotonic); 0 if none does.
+        # When the current writer got the append lock (time.monotonic); 0 if no writer has it.
         self._entered_s = 0.0
         # True once the store closes; set by the store, under the append lock.
         self.closed = False
-        # The disk's failure, which is final; empty while all is well.
+        # The disk's failure, which is final; empty if the disk has not failed.
         self.failure = ""
         # Called once, by the thread that finds the failure, after `failure` is set. It must not block.
         self.on_failure: Callable[[], None] | None = None
-        # Called by the writer, without the append lock, when something was written. It must not block.
+        # Called by the writer, without the append lock, after something was written. It must not block.
         self.on_written: Callable[[], None] | None = None
-        # Moves with each flush that appends may wait for, and with a failure.
+        # Notified by each flush that appends may wait for, and by a failure.
         self.progress = AppendProgress()
         self._flush = FlushService(
             parts.log,
             settings,
             on_flushed=self._on_flushed,
-            # With SYNC_FLUSH the thread tells of the progress itself.
+            # With SYNC_FLUSH the flush thread reports progress itself.
             on_failed=self._fail_quietly if self.is_sync else self.fail,
             on_progress=self.progress.notify if self.is_sync else lambda: None,
         )
         self._commit: CommitService | None = None
         if parts.log.has_pool:
-            # With `on_stored`, appends wait for other replicas, and so for the commit: it must not come late.
+            # With `on_stored`, appends wait for other replicas, and so for the commit: a late commit would delay them.
             self._commit = CommitService(
                 parts.log,
                 settings,
@@ -84,7 +84,7 @@ class WriteGate:
 
     @property
     def timeout_s(self) -> float:
-        """The longest wait for the append lock and the flush together, unless a call says otherwise."""
+        """The longest wait for the append lock and the flush together, if a call gives no other timeout."""
         return self._settings.sync_flush_timeout_ms / 1000
 
     @property
@@ -94,19 +94,20 @@ class WriteGate:
 
     @property
     def stored_offset(self) -> int:
-        """The end of what is as durable as the settings promise."""
+        """The log offset up to which everything is as durable as the settings promise."""
         return self._log.flushed_offset if self.is_sync else self._log.committed_offset
 
     def write(
         self, write: Callable[[], T], timeout_s: float | None = None, against: RunningFlag = AGAINST_APPENDS
     ) -> tuple[T, int]:
-        """Call `write` under the append lock and, with SYNC_FLUSH, ask for a flush; it is not waited for.
+        """Call `write` under the append lock and, with SYNC_FLUSH, request a flush without waiting for it.
 
-        Returns the result of `write`, and the log's end then (`is_durable`, `wait_durable`). `timeout_s` (default:
-        sync_flush_timeout_ms) is for the lock. `against`: the flags that forbid this write.
+        Returns the result of `write`, and the end of the log after the write (for `is_durable`, `wait_durable`).
+        `timeout_s` (default: sync_flush_timeout_ms) limits the wait for the lock. `against`: the flags that forbid this
+        write.
 
         Raised before anything is written: SystemBusyError, ServiceNotAvailableError (closed), StoreNotWritableError.
-        StoreFailedError is raised when the disk fails now: then it is unknown what is stored.
+        StoreFailedError: the disk failed during the write, and it is unknown what is stored.
         """
         if not self._append_lock.acquire(blocking=False):
             self._wait_for_turn(timeout_s, against)
@@ -136,19 +137,23 @@ class WriteGate:
         return result, end_offset
 
     def _wait_for_turn(self, timeout_s: float | None, against: RunningFlag) -> None:
-        """Take the append lock, which somebody has. SystemBusyError if that takes too long, or will; the other errors
-        of `require_writable` at once."""
+        """Take the append lock, which another writer has.
+
+        Raises SystemBusyError if that takes too long, or would. Raises the other errors of `require_writable` at once.
+        """
         self.require_writable(against)
         queue_wait_ms = self._settings.wait_time_in_send_queue_ms
         wait_s = max(min(self.timeout_s if timeout_s is None else timeout_s, queue_wait_ms / 1000), 0)
         if not self._append_lock.acquire(timeout=wait_s):
             raise SystemBusyError(
-                f"other appends kept the store for {wait_s:g} s (wait_time_in_send_queue_ms is {queue_wait_ms}); "
+                f"other appends held the append lock for {wait_s:g} s (wait_time_in_send_queue_ms is {queue_wait_ms}); "
                 "nothing was stored, send again later"
             )
 
     def is_durable(self, end_offset: int, *, late: bool) -> bool:
-        """`DiskState`. With ASYNC_FLUSH what is written is as durable as promised."""
+        """True if everything before `end_offset` is as durable as promised (`DiskState`). With ASYNC_FLUSH written is
+        enough.
+        """
         if not self.is_sync or self._flush.is_flushed(end_offset):
             return True
         if self._flush.failed or (late and self.failure):
@@ -156,15 +161,18 @@ class WriteGate:
         return False
 
     def wait_durable(self, end_offset: int) -> bool:
-        """Wait until all before `end_offset`, which was written, is as durable as the settings promise; False if the
-        disk takes longer than sync_flush_timeout_ms. StoreFailedError as of `is_durable`."""
+        """Wait until everything before `end_offset`, which was written, is as durable as the settings promise.
+
+        Returns False if the disk takes longer than sync_flush_timeout_ms. Raises StoreFailedError as `is_durable` does.
+        """
         if self.is_sync:
             self._flush.wait_for(end_offset, self.timeout_s)
         return self.is_durable(end_offset, late=True)
 
     def require_writable(self, against: RunningFlag = AGAINST_APPENDS) -> None:
-        """Raise the error of the put checks if the store takes no writes now (put_check.py). `against` as in
-        `write`."""
+        """Raise the error of the put checks if the store takes no writes now (put_check.py). `against`: the forbidding
+        flags.
+        """
         if not (self.closed or self.failure or self._entered_s or self._flags.any_set):
             return
         reason = self._flags.reason_against(against)
@@ -172,31 +180,31 @@ class WriteGate:
             reason = f"{self.failure}; the store takes no more appends until it is opened again"
         entered_s = self._entered_s
         append_ms = int((time.monotonic() - entered_s) * 1000) if entered_s else 0
-        # A writer that holds the lock for longer has others refused.
+        # If the writer holds the lock for longer, other writers are refused.
         busy_ms = self._settings.os_page_cache_busy_timeout_ms
         refused = refuse_store(StoreState(str(self._root), self.closed, reason, append_ms, busy_ms))
         if refused is not None:
             raise refused.error
 
     def wait_flushed(self, end_offset: int) -> bool:
-        """Wait until the log is on disk up to `end_offset`; False if the disk takes too long, or fails."""
+        """Wait until the log is on disk up to `end_offset`. Returns False if the disk takes too long or fails."""
         return self._flush.wait_for(end_offset, self.timeout_s)
 
     def fail(self, error: OSError | StoreError) -> None:
-        """Close the gate for good because the disk failed: nothing may be acknowledged from here on."""
+        """Close the gate for good because the disk failed: nothing may be acknowledged after that."""
         self._fail_quietly(error)
         self.progress.notify()
 
     def _fail_quietly(self, error: OSError | StoreError) -> None:
-        """Do as `fail` does, for the flush thread, which tells of the progress itself."""
+        """Close the gate as `fail` does, but without notifying `progress`: the flush thread does that itself."""
         if not self.failure:
             self.failure = f"the disk of {self._root} failed: {error}"
-            logger.error("%s; no more appends are taken", self.failure)
+            logger.error("%s; the store refuses appends until it is reopened", self.failure)
             if self.on_failure is not None:
                 self.on_failure()
 
     def close(self) -> None:
-        """Commit and flush a last time, unless one has failed, and end the threads. Idempotent."""
+        """Commit and flush a last time, unless the disk has failed, and end the threads. Idempotent."""
         if self._commit is not None:
             self._commit.close()
         self._flush.close()
@@ -209,11 +217,12 @@ class WriteGate:
             self._on_stored(end_offset)
 
     def show(self, end_offset: int) -> None:
-        """Let consumers see the messages that are stored before `end_offset`, and wake fetches that wait for them.
-        Called by one thread at a time."""
+        """Let consumers see the stored messages before `end_offset`, and wake fetches that wait for them.
+
+        Called by one thread at a time.
+        """
         self._show_all(min(end_offset, self.stored_offset))
 
     def _show_all(self, end_offset: int) -> None:
-        """`show` for an offset that is stored."""
         for queue in self._visibility.advance(end_offset):
             self._polls.wake_queue(queue.key)

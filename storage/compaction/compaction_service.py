@@ -1,10 +1,10 @@
-"""Compacts the queues of topics whose cleanup.policy is COMPACTION, in a thread of its own, now and then.
+"""Compacts the queues of topics whose cleanup.policy is COMPACTION, from time to time, in a thread of its own.
 
-Each replica compacts its own queues. Until a message is in its queue's compacted log, retention keeps it in the commit
-log. In a broker group of several replicas retention also keeps the log from the first message on that is still the
-newest of its key: a replica that is added is filled from the log alone. A disk that is nearly full may take those log
-files; the messages stay in the compacted logs that have them. A damaged record is in no compacted log: from it on the
-log is kept in the same way, until the record is mended.
+Each replica compacts its own queues. Retention keeps a message in the commit log until it is in its queue's compacted
+log. In a broker group of several replicas retention also keeps the log from the first message that is still the newest
+of its key: a replica that is added is filled from the log alone. A nearly full disk may lose those log files; the
+messages stay in the compacted logs that have them. A damaged record is in no compacted log: the log is kept from that
+record on in the same way, until the record is mended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.topic_attributes import StoredAttributes
 
 BUSY_SHARE: Final = 0.2
-"""The share of the time in which the thread works, while it compacts."""
+"""The share of the time in which the thread works during a compaction."""
 PAUSE_MAX_S: Final = 1.0
 COMPACTION_STOP_TIMEOUT_S: Final = 30.0
 
@@ -34,14 +34,17 @@ class CompactionService:
     """Keeps the compacted logs of one store. Thread-safe."""
 
     def __init__(self, parts: StoreParts, *, clock_ms: Callable[[], int], replicated: bool) -> None:
-        """Open the compacted logs, and start the thread. `replicated`: other replicas are filled from this store's log.
-        StoreCorruptError."""
+        """Open the compacted logs, and start the thread.
+
+        `replicated`: other replicas are filled from this store's log. StoreCorruptError: a compacted log is damaged.
+        """
         self._parts, self._clock_ms, self._replicated = parts, clock_ms, replicated
         self._attributes, self._attributes_lock = StoredAttributes(parts.config), threading.Lock()
-        # Held for a whole run: one at a time.
+        # Held for a whole run, so that runs happen one at a time.
         self._run_lock = threading.Lock()
         self._stop = threading.Event()
-        # The end of what consumers were shown since the store was opened; of one replica alone all counts as shown.
+        # The end of the messages shown to consumers since the store was opened. Without replicas all messages count as
+        # shown.
         self._shown_offset = 0 if replicated else sys.maxsize
         self._worked_from_s = time.monotonic()
         self._compactor = Compactor(parts, self.settled_offset, self._pause)
@@ -51,7 +54,7 @@ class CompactionService:
         self._thread.start()
 
     def run_once(self, now_ms: int) -> int:
-        """Compact each queue as far as it can be; returns how many passes that took. OSError, RaymqError."""
+        """Compact each queue as far as possible. Returns the number of passes. Raises OSError, RaymqError."""
         passes = 0
         with self._run_lock:
             self._worked_from_s = time.monotonic()
@@ -61,28 +64,32 @@ class CompactionService:
         return passes
 
     def blank_again(self) -> None:
-        """Blank the units that recovery has made again. OSError."""
+        """Blank again the units that recovery has rebuilt. OSError."""
         with self._run_lock:
             for queue in self._parts.queues.plain:
                 if queue.compacted is not None:
                     self._compactor.blank(queue, queue.compacted)
 
     def note_shown(self, physical_offset: int) -> None:
-        """Consumers are shown everything before an offset, so it is in the log of whoever leads from now on."""
+        """Note that consumers are shown everything before an offset, so that every later master has it in its log."""
         self._shown_offset = max(self._shown_offset, physical_offset)
 
     def settled_offset(self) -> int:
-        """The end of what is on disk, and cannot be cut from the log when another replica leads."""
+        """Return the end of the log that is on disk and that no change of the master can cut."""
         return min(self._parts.log.flushed_offset, self._shown_offset)
 
     def held_from(self) -> int:
-        """The physical offset of the first message that is not in its queue's compacted log yet; the log's end if there
-        is none."""
+        """Return the physical offset of the first message that is not in its queue's compacted log yet.
+
+        Returns the log's end if every message is.
+        """
         return self._first_physical(lambda queue: 0 if queue.compacted is None else queue.compacted.end_offset)
 
     def reserved_from(self) -> int:
-        """The physical offset from which on other replicas, or readers of damaged records, need the log; its end if
-        there are none, or no topics."""
+        """Return the physical offset from which other replicas, or readers of damaged records, need the log.
+
+        Returns the log's end if nobody needs the log, or no topic is compacted.
+        """
         if self._replicated:
             return self._first_physical(lambda queue: 0)
         start = self._parts.log.end_offset
@@ -94,7 +101,7 @@ class CompactionService:
         return start
 
     def close(self) -> None:
-        """Stop the thread; a pass is given up. Idempotent."""
+        """Stop the thread, and give up a pass that runs. Idempotent."""
         self._stop.set()
         self._thread.join(COMPACTION_STOP_TIMEOUT_S)
 
@@ -111,7 +118,7 @@ class CompactionService:
         return start
 
     def _pause(self) -> bool:
-        """Leave most of the time to others; False once the store closes."""
+        """Leave most of the time to others. Returns False once the store closes."""
         worked_s = time.monotonic() - self._worked_from_s
         stopped = self._stop.wait(min(worked_s * (1 / BUSY_SHARE - 1), PAUSE_MAX_S))
         self._worked_from_s = time.monotonic()
@@ -127,4 +134,4 @@ class CompactionService:
         try:
             work()
         except (RaymqError, OSError) as error:
-            logger.warning("compacting topics failed, and is tried again later: %s", error)
+            logger.warning("compacting topics failed; the next run retries: %s", error)

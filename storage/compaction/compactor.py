@@ -4,13 +4,13 @@
                                       ├─▶ survivors ─▶ the next generation, [0, new end) ─▶ units of the others blanked
     the commit log, [end, new end)   ─┘
 
-The units that are blanked in the consume queue keep their offsets and point to no record from then on, so readers in
-place pass them over, too. What the blanked units said is not needed: where recovery makes units again from the log,
-messages show that are not the newest of their keys, until the next pass.
+Units that are blanked in the consume queue keep their offsets and point to no record, so consumers that read the files
+themselves skip them, too. The old content of a blanked unit is not needed. If recovery rebuilds units from the log,
+messages that are not the newest of their keys are visible until the next pass.
 
 A damaged record is not copied, replaces no other message of its key, and keeps its unit. Its bytes stay in the commit
-log, where readers get an error for it (CompactionService.reserved_from). Each pass looks at it again: when the record
-is mended, the pass takes it in.
+log, where readers get an error for it (CompactionService.reserved_from). Each pass checks the record again: once the
+record is mended, the pass takes it in.
 """
 
 from __future__ import annotations
@@ -48,20 +48,23 @@ from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.topic_attributes import SETTLED_MS
 
 PASS_MESSAGES: Final = 200_000
-"""The most messages of the commit log that one pass takes in."""
+"""The most messages of the commit log in one pass."""
 CHUNK_UNITS: Final = 512
 CHUNK_BYTES: Final = 1 << 20
 BLANKED_AT_ONCE: Final = 1000
-"""The most units that are blanked in one hold of the append lock."""
+"""The most units that are blanked under one hold of the append lock."""
 PROPERTY_TOMBSTONE: Final = "TOMBSTONE"
-"""A user's property: with the value "true" it says that the key is gone. RocketMQ takes an empty body for that."""
+"""A user's property: "true" means that the key is deleted. RocketMQ uses an empty body instead."""
 
 logger = logging.getLogger(__name__)
 
 
 class Compactor:
-    """Compacts queues of one store, one at a time. `settled_offset` returns the end of what cannot be cut from the log.
-    `pause` is called between the chunks of work, may wait, and returns False when the work is to be given up."""
+    """Compacts queues of one store, one at a time.
+
+    `settled_offset` returns the end of the log that cannot be cut. `pause` is called between chunks of work, may wait,
+    and returns False if the work is to stop.
+    """
 
     def __init__(self, parts: StoreParts, settled_offset: Callable[[], int], pause: Callable[[], bool]) -> None:
         self._parts, self._queues = parts, parts.queues
@@ -69,24 +72,26 @@ class Compactor:
         self._root = parts.settings.store_path_root_dir
 
     def load(self, queue: ConsumeQueue) -> None:
-        """Open the queue's compacted log, if it has one, without the messages that its queue does not have (any more).
+        """Open the queue's compacted log, if it has one, without messages that are not, or no longer, in the queue.
 
-        For a store that opens. StoreCorruptError.
+        Called while the store opens. StoreCorruptError: the compacted log is damaged.
         """
         directory = self._directory(queue)
         found = newest(directory) if directory.is_dir() else None
         if found is None:
             return
         if len(found.units) and self._queues.was_deleted_after(queue.topic, int(found.units[-1]["physical_offset"])):
-            disk.remove_tree(directory)  # of an earlier topic of that name
+            disk.remove_tree(directory)  # an earlier topic of this name left it
             return
         if found.end_offset > queue.next_offset:
             found = self._cut(found, queue.next_offset)
         queue.compacted = found
 
     def compact(self, queue: ConsumeQueue, now_ms: int) -> bool:
-        """Take in the next messages of a queue that are old enough and settled; False if there are none, or the work
-        was given up. OSError."""
+        """Compact the next messages of a queue that are old enough and settled.
+
+        Returns False if there are none, or if the work was given up. OSError.
+        """
         before = queue.compacted
         start = max(0 if before is None else before.end_offset, queue.min_offset)
         end = min(
@@ -116,8 +121,10 @@ class Compactor:
         return self._root / COMPACTION_DIR / queue.topic / str(queue.queue_id)
 
     def _cut(self, log: CompactedLog, end_offset: int) -> CompactedLog:
-        """The log without the messages from `end_offset` on, which a replica's log has lost."""
-        logger.warning("%s ends at %d now: its queue has lost what was behind that", log.directory, end_offset)
+        """Return the log without the messages from `end_offset` on, which the queue of a replica has lost."""
+        logger.warning(
+            "compacted log %s now ends at %d: its queue has lost the later messages", log.directory, end_offset
+        )
         rows = np.flatnonzero(log.units["queue_offset"] < end_offset)
         writer = NewGeneration(log.directory, log.generation + 1)
         try:
@@ -132,7 +139,7 @@ class Compactor:
         return after
 
     def _read_units(self, queue: ConsumeQueue, start: int, end: int) -> NDArray[np.void] | None:
-        """The units of the records in [start, end) of a queue, with their keys; None if the work was given up."""
+        """Read the units of the records in [start, end) of a queue, with their keys. None if the work was given up."""
         found: list[NDArray[np.void]] = []
         offset = start
         while offset < end:
@@ -148,8 +155,10 @@ class Compactor:
         return np.concatenate(found) if found else np.zeros(0, COMPACTED_UNIT)
 
     def _old(self, queue: ConsumeQueue, before: CompactedLog) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
-        """The units of the generation before, and a mask of those whose records are to be read from the commit log:
-        they were damaged, and are mended. Damaged ones that left the commit log are left out."""
+        """Return the units of the previous generation, and a mask of the units to read from the commit log.
+
+        The masked units' records were damaged and are mended now. Damaged records that left the commit log are omitted.
+        """
         units = before.units.copy()
         in_log = np.zeros(len(units), np.bool_)
         for row in np.flatnonzero(units["flags"] & DAMAGED).tolist():
@@ -161,8 +170,10 @@ class Compactor:
         return units[~left], in_log[~left]
 
     def _read_unit(self, queue: ConsumeQueue, offset: int, *, is_known: bool = False) -> np.void:
-        """The unit of the record at an offset of a queue, with its key. A damaged record is logged, unless it is known
-        to be damaged."""
+        """Return the unit of the record at an offset of a queue, with its key.
+
+        Logs a damaged record, unless the caller knows that it is damaged.
+        """
         found = np.zeros(1, COMPACTED_UNIT)
         unit, record = self._record_of(queue, offset)
         mend = self._parts.reader.mend_units
@@ -175,7 +186,7 @@ class Compactor:
             found[["size", "flags"]] = 0, KEYLESS | DAMAGED
             if not is_known:
                 logger.error(
-                    "the record of %s:%d at offset %d is damaged, at %d in the log: it is not compacted, and its log "
+                    "the record of %s:%d at offset %d, %d in the log, is damaged: it is not compacted, and its log "
                     "file is kept",
                     *(queue.topic, queue.queue_id, offset, unit["physical_offset"]),
                 )
@@ -185,7 +196,7 @@ class Compactor:
         return row
 
     def _record_of(self, queue: ConsumeQueue, offset: int) -> tuple[np.void, bytes | None]:
-        """The unit at an offset of a queue, and its record; None if that is damaged."""
+        """Return the unit at an offset of a queue, and its record; the record is None if it is damaged."""
         [unit] = units = queue.units(offset, 1)
         try:
             record = bytes(self._parts.reader.views(units)[0])
@@ -203,9 +214,11 @@ class Compactor:
         in_log: NDArray[np.bool_],
         end: int,
     ) -> CompactedLog | None:
-        """Write the units that stay as the next generation, and have readers use it; None if the work was given up, or
-        the topic is deleted. `in_log`: a mask of the units whose records are in the commit log; those of the others are
-        in the generation `before`."""
+        """Write the kept units as the next generation, and make readers use it.
+
+        Returns None if the work was given up, or the topic is deleted. `in_log`: a mask of the units whose records are
+        in the commit log; the other units' records are in the generation `before`.
+        """
         rows = np.flatnonzero(stays)
         writer = NewGeneration(self._directory(queue), 1 if before is None else before.generation + 1)
         try:
@@ -234,11 +247,11 @@ class Compactor:
         return after
 
     def _is_present(self, queue: ConsumeQueue, end: int) -> bool:
-        """True if the queue was neither deleted nor cut meanwhile."""
+        """True if the queue was neither deleted nor cut since the pass read it."""
         return self._queues.get(queue.topic, queue.queue_id) is queue and queue.next_offset >= end
 
     def blank(self, queue: ConsumeQueue, log: CompactedLog) -> bool:
-        """Blank the units of messages that the compacted log does not have. False if the work was given up."""
+        """Blank the units of messages that the compacted log does not have. Returns False if the work was given up."""
         kept = log.units["queue_offset"]
         offset = queue.min_offset
         while offset < log.end_offset:
@@ -258,13 +271,15 @@ class Compactor:
 
 
 def _rows_in(log: CompactedLog, units: NDArray[np.void]) -> NDArray[np.int64]:
-    """The numbers that these units have in a generation."""
+    """Return the row numbers of these units in a generation."""
     return np.searchsorted(log.units["queue_offset"], units["queue_offset"])
 
 
 def _key_of(record: bytes) -> tuple[int, int, int, int]:
-    """Flags, store time, and the two halves of the hash of the key of a record. A record that cannot be read has no
-    key."""
+    """Return a record's flags, store time, and the two halves of the hash of its key.
+
+    A record that cannot be read counts as one without a key.
+    """
     try:
         view = dispatch_view(record)
         is_empty = read_header(record).body_size == 0
@@ -279,7 +294,7 @@ def _key_of(record: bytes) -> tuple[int, int, int, int]:
 
 
 def _chunks(rows: NDArray[np.int64], sizes: NDArray[np.int32]) -> Iterator[NDArray[np.int64]]:
-    """Rows in parts of about CHUNK_BYTES of records."""
+    """Split rows into parts of about CHUNK_BYTES of records."""
     if not len(rows):
         return
     parts = np.cumsum(sizes[rows], dtype=np.int64) // CHUNK_BYTES

@@ -1,4 +1,4 @@
-"""The rule of compaction: the newest message of each key stays, and one without a key always does."""
+"""The rule of compaction: the newest message of each key stays, and every message without a key stays."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from storage.queue.compacted_log import KEYLESS, TOMBSTONE
 
 TOMBSTONE_KEPT_MS: Final = 86_400_000
-"""The time for which a tombstone stays, so that readers which are not further behind see that its key is gone."""
+"""How long a tombstone stays. A reader that is at most this far behind learns that the key was deleted."""
 
 
 def survivors(units: NDArray[np.void], now_ms: int) -> NDArray[np.bool_]:
-    """A mask of the messages that stay, shape (n,). `units` (COMPACTED_UNIT) of one queue, ascending by queue offset.
+    """Return a mask of the messages that stay, shape (n,).
 
-    Of the messages with one key the last stays, unless it is a tombstone that is older than TOMBSTONE_KEPT_MS.
+    `units` (COMPACTED_UNIT) are of one queue, ascending by queue offset. Of the messages with one key the last stays,
+    unless it is a tombstone older than TOMBSTONE_KEPT_MS.
     """
     high, low = units["key_high"], units["key_low"]
     order = np.lexsort((low, high))  # stable: by offset within a key

@@ -2,11 +2,11 @@
 
 On disk
     config/topics.json          the newest text
-    config/topics.json.bak      the one before
+    config/topics.json.bak      the previous text
 
-A new text is written under another name and renamed, so that a crash leaves either text, or the older as `.bak` only.
-For a moment of each replacement there is no file of the name, which a reader must not take for a damaged one: the
-readers and the writers of a directory take turns. All of them are in one process, the store's.
+A new text is written under another name and renamed, so that a crash leaves either text, or only the older one as
+`.bak`. During each replacement the file is missing for a moment, and a reader must not mistake that for damage. So the
+readers and writers of a directory take turns; all of them are in the store's process.
 
 A text has a checksum, which RocketMQ does not see (sealed_text.py).
 """
@@ -30,23 +30,23 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _STRING_OR_INTEGER_KEY: Final = re.compile(r'"(?:[^"\\]|\\.)*"|(-?\d+)(?=\s*:)', re.DOTALL)
 
 _turns: Final[WeakValueDictionary[Path, threading.Lock]] = WeakValueDictionary()
-"""The lock of each directory in use, whose files several objects may read and write."""
+"""One lock for each directory in use: several objects may read and write its files."""
 _turns_lock: Final = threading.Lock()
 
 
 def parse_fastjson(text: str) -> Any:
     """Parse JSON as RocketMQ's fastjson writes it: integer keys may be unquoted, as in ``{0:5,1:7}``.
 
-    Such a key becomes a str, as every key in JSON. ValueError for text that is not JSON even so.
+    An unquoted key becomes a str, like every key in JSON. ValueError: the text is not JSON even with unquoted keys.
     """
     return json.loads(_STRING_OR_INTEGER_KEY.sub(lambda found: f'"{found[1]}"' if found[1] else found[0], text))
 
 
 class ConfigFiles:
-    """The files in the directory `root`/config. Thread-safe, also where several objects are of one directory."""
+    """The files in the directory `root`/config. Thread-safe, even if several objects use one directory."""
 
     def __init__(self, root: Path, damage: DamageNotes | None = None) -> None:
-        """`damage` takes note of files that were found damaged."""
+        """`damage` records the files that are found damaged."""
         self._damage = damage or DamageNotes()
         self.directory = root / "config"
         disk.make_directory(self.directory)
@@ -54,10 +54,10 @@ class ConfigFiles:
             self._turn = _turns.setdefault(self.directory.resolve(), threading.Lock())
 
     def read(self, name: str) -> str | None:
-        """The text of `name`, or of its `.bak` if the file is missing, empty or (for .json) does not parse.
+        """Return the text of `name`, or of its `.bak` if the file is missing, empty or (for .json) does not parse.
 
-        None if there is neither. A file that cannot be used is deleted, as RocketMQ does. StoreCorruptError when the
-        `.bak` that is needed cannot be used either.
+        None if neither exists. Deletes a file that cannot be used, as RocketMQ does. StoreCorruptError: the `.bak` is
+        needed and cannot be used either.
         """
         with self._turn:
             return self._read(self._path(name))
@@ -80,7 +80,7 @@ class ConfigFiles:
         return text
 
     def write(self, name: str, text: str) -> None:
-        """Replace the text of `name`; the text before is kept as `.bak`. On return both are on disk."""
+        """Replace the text of `name`, and keep the previous text as `.bak`. On return both are on disk."""
         path = self._path(name)
         new = Path(f"{path}.new")
         with self._turn:
@@ -91,8 +91,10 @@ class ConfigFiles:
             disk.sync_directory(self.directory)
 
     def _usable_text(self, path: Path) -> str | None:
-        """The text of `path`, None if it is missing, empty, damaged, not UTF-8, or .json that does not parse. A file
-        with a single wrong bit is written anew."""
+        """Return the text of `path`; None if it is missing, empty, damaged, not UTF-8, or .json that does not parse.
+
+        Rewrites a file that has a single wrong bit.
+        """
         try:
             data, damage = unseal(path.read_bytes())
             if data is None:

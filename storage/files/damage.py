@@ -1,4 +1,4 @@
-"""The damage that a store has found in files beside its log, for its status."""
+"""The damage that a store has found in files beside its log, for the store's status."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ logger = logging.getLogger(__name__)
 
 
 class DamageNotes:
-    """Findings in words: which file was damaged, and what was done about it. Thread-safe: the list only grows."""
+    """Descriptions of damaged files and of what was done about them. Thread-safe: the list only grows."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The first TEXTS_MAX findings, in their order."""
+        """The first TEXTS_MAX findings, in the order they were noted."""
         return tuple(self._texts)
 
     def note(self, text: str) -> None:

@@ -1,7 +1,7 @@
-"""Every call by which the store changes its disk, waits for it, or reads it to learn if it can be read.
+"""Every call by which the store changes its disk, waits for the disk, or tests whether it can be read.
 
-Callers say `disk.flush(descriptor)`, never `from storage.files.disk import flush`: so tests put another disk under the
-store by replacing the functions of this module: one that loses all that was not flushed, or one that fails.
+Callers write `disk.flush(descriptor)`, never `from storage.files.disk import flush`. So tests can replace the functions
+of this module by another disk: one that loses all unflushed bytes, or one that fails.
 
 On return, the effect of each call survives
 
@@ -10,8 +10,8 @@ On return, the effect of each call survives
     rename, unlink, make_directory    the end of the process; not a power cut, and each or none of them
     sync_directory                    a power cut: the names in the directory
 
-Stores into a map (`map_for_writing`) are not calls: they are the hot path, and no error of the disk can come of them
-before the flush. Whoever gets no map, because a test or a file system gives none, writes with `pwrite_all`.
+Stores into a map (`map_for_writing`) are not calls: they are the hot path, and they cannot fail before the flush. If a
+test or a file system gives no map, the writer uses `pwrite_all`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Final
 
 PAGE_BYTES: Final = 4096
-"""The size of a page in the settings that say how many pages are worth a flush or a commit."""
+"""The page size used by settings that give a number of pages as the least for a flush or a commit."""
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
-"""Modes that let nobody but the owner read messages."""
+"""Modes that allow only the owner to read messages."""
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _COPY_BYTES: Final = 1 << 20
@@ -46,7 +46,7 @@ _NEVER_MAPPED: Final = {
     0xFF534D42: "CIFS",
     0xFE534D42: "SMB2",
 }
-"""File systems by their magic (statfs) that may want new blocks for bytes that have some, or lose them to a network."""
+"""File systems by their magic (statfs) that may need new blocks for allocated bytes, or that are on a network."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,22 +54,26 @@ Bytes = bytes | bytearray | memoryview
 
 
 def open_file(path: Path, flags: int) -> int:
-    """A descriptor of `path`, which a child process does not inherit; `flags` as for `os.open`. A new file is for its
-    owner only."""
+    """Open `path` and return a descriptor that child processes do not inherit.
+
+    `flags` as for `os.open`. Only the owner has access to a new file.
+    """
     return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
 
 
 def preallocate(descriptor: int, size: int) -> None:
-    """Give the file `size` bytes, zero where it had none, and all their blocks. OSError: the disk is full."""
+    """Extend the file to `size` bytes, with zeros for the new ones, and allocate all blocks. OSError: the disk is
+    full.
+    """
     os.posix_fallocate(descriptor, 0, size)
 
 
 def map_for_writing(descriptor: int, size: int) -> mmap.mmap | None:
-    """A shared, writable map of a file of `size` bytes that `preallocate` was called for; None where a store into it
-    might need space that is not there, which would be SIGBUS: such a file is written with `pwrite_all`.
+    """Return a shared, writable map of a file of `size` bytes, which `preallocate` was called for.
 
-    A store into the map is seen at once by whoever reads the file, and `flush` brings it to the disk. OSError: the disk
-    is full, or fails.
+    Returns None if a store into the map could need space that the disk lacks, which would be SIGBUS; the file is then
+    written with `pwrite_all`. Readers of the file see a store into the map at once; `flush` brings it to the disk.
+    OSError: the disk is full, or failed.
     """
     name = _NEVER_MAPPED.get(_file_system_of(descriptor))
     reason = f"{name} may need new blocks for it" if name else _refusal_to_allocate(descriptor, size)
@@ -79,7 +83,8 @@ def map_for_writing(descriptor: int, size: int) -> mmap.mmap | None:
         except (OSError, ValueError) as error:
             reason = str(error)
         else:
-            # Else the first store into a new part of the file makes as many pages as the disk reads ahead: megabytes.
+            # Without this, the first store into a new part of the file makes as many pages as the disk reads ahead:
+            # megabytes.
             mapped.madvise(mmap.MADV_RANDOM)
             return mapped
     logger.info("/proc/self/fd/%d is written with pwrite, not through a map: %s", descriptor, reason)
@@ -87,7 +92,7 @@ def map_for_writing(descriptor: int, size: int) -> mmap.mmap | None:
 
 
 def _file_system_of(descriptor: int) -> int:
-    """The magic of the file system that the file is in; 0 if it cannot be told."""
+    """Return the magic of the file system that the file is in; 0 if it cannot be determined."""
     buffer = ctypes.create_string_buffer(_STATFS_BYTES)
     if _LIBC.fstatfs(ctypes.c_int(descriptor), buffer):
         return 0
@@ -96,8 +101,10 @@ def _file_system_of(descriptor: int) -> int:
 
 
 def _refusal_to_allocate(descriptor: int, size: int) -> str:
-    """The reason why the file system cannot give a file its blocks beforehand; empty if it has done so. (Where it
-    cannot, `posix_fallocate` writes to the file instead.) OSError as of `preallocate`."""
+    """Return why the file system cannot allocate a file's blocks in advance; empty if it has allocated them.
+
+    (On such file systems `posix_fallocate` writes to the file instead.) OSError as of `preallocate`.
+    """
     if _LIBC.fallocate(ctypes.c_int(descriptor), ctypes.c_int(0), ctypes.c_int64(0), ctypes.c_int64(size)) == 0:
         return ""
     error = ctypes.get_errno()
@@ -107,11 +114,10 @@ def _refusal_to_allocate(descriptor: int, size: int) -> str:
 
 
 def flush(descriptor: int) -> None:
-    """Wait until everything written to the file, by calls or through maps, is on disk. After an OSError it is not known
-    what is.
+    """Wait until everything written to the file, by calls or through maps, is on disk.
 
-    Linux notes in the file which of its pages were stored to, through whatever map, and `fdatasync` writes all of
-    those: no `msync` is needed, which would have to be called for each map.
+    After an OSError it is unknown what is on disk. Linux marks each page that any map stored to, and `fdatasync` writes
+    all marked pages. So `msync`, which would need a call for each map, is not needed.
     """
     os.fdatasync(descriptor)
 
@@ -136,7 +142,7 @@ def write_again(path: Path, begin: int, end: int) -> None:
 
 
 def overwrite(path: Path, position: int, data: Bytes) -> None:
-    """Write `data` over the bytes at byte `position` of an existing file; on return they are on disk."""
+    """Write `data` over an existing file's bytes from byte `position` on. On return the bytes are on disk."""
     descriptor = open_file(path, os.O_RDWR)
     try:
         pwrite_all(descriptor, position, data)
@@ -146,7 +152,7 @@ def overwrite(path: Path, position: int, data: Bytes) -> None:
 
 
 def flush_path(path: Path) -> None:
-    """Flush the file at `path`, or the names in it if it is a directory; nothing to do if it is gone."""
+    """Flush the file at `path`, or the names in it if it is a directory. Does nothing if it does not exist."""
     if path.is_dir():
         sync_directory(path)
         return
@@ -161,17 +167,17 @@ def flush_path(path: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Give `source` the name `target`, whose former file loses it, in one step."""
+    """Rename `source` to `target` in one step. A file that had the name `target` loses it."""
     os.replace(source, target)
 
 
 def unlink(path: Path) -> None:
-    """Remove a file's name. Nothing to do if it has none."""
+    """Remove a file's name, if it exists."""
     path.unlink(missing_ok=True)
 
 
 def make_directory(path: Path, *, flush: bool = True) -> None:
-    """Make a directory and those above it, unless they are there. With `flush` each new name is on disk on return."""
+    """Make a directory and its parents, if they do not exist. With `flush` each new name is on disk on return."""
     missing = []
     while not path.is_dir():
         missing.append(path)
@@ -183,8 +189,7 @@ def make_directory(path: Path, *, flush: bool = True) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Take the rights to a directory, and all that is in it, from everybody but its owner. PermissionError if that is
-    another user."""
+    """Make a directory, and everything in it, accessible to its owner only. PermissionError if another user owns it."""
     for directory, _, names in os.walk(path):
         _take_from_others(directory, DIRECTORY_MODE)
         for name in names:
@@ -196,11 +201,11 @@ def _take_from_others(path: str, mode: int) -> None:
         if os.lstat(path).st_mode & 0o077:
             os.chmod(path, mode)
     except FileNotFoundError:
-        pass  # it has gone meanwhile
+        pass  # removed since the listing
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory with all that is in it. Anything that cannot be removed stays."""
+    """Remove a directory and everything in it. Files that cannot be removed stay."""
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -214,9 +219,9 @@ def sync_directory(path: Path) -> None:
 
 
 def write_file(path: Path, data: Bytes) -> None:
-    """Overwrite the file at `path`, so that it holds `data` and nothing else, and wait until it is on disk.
+    """Overwrite the file at `path`, so that it holds exactly `data`, and wait until it is on disk.
 
-    A power cut on the way leaves a mixture of old and new sectors (512 bytes).
+    A power cut during the write leaves a mixture of old and new sectors (512 bytes).
     """
     descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -228,9 +233,9 @@ def write_file(path: Path, data: Bytes) -> None:
 
 
 def replace_file(path: Path, data: Bytes) -> None:
-    """Replace the file at `path` by one that holds `data`; on return it is on disk. A crash leaves the old or the new.
+    """Replace the file at `path` by one that holds `data`, on disk on return. A crash leaves the old or the new file.
 
-    The new file grows under the name `path`.new, which a crash may leave.
+    The new file is written as `path`.new, which a crash may leave.
     """
     new = path.with_name(f"{path.name}.new")
     write_file(new, data)
@@ -239,12 +244,12 @@ def replace_file(path: Path, data: Bytes) -> None:
 
 
 def make_pages(mapped: mmap.mmap, position: int, size: int) -> None:
-    """Have the pages of `size` bytes from `position` on of a shared, writable map in memory, ready to be written. Both
-    are whole pages. The file must have their blocks.
+    """Prefault `size` bytes of a shared, writable map from `position` on, ready to be written.
 
-    OSError when it fails, and from a kernel before 5.14. Not `mmap.madvise`: that keeps all other threads waiting.
+    Both arguments are multiples of the page size. The file must have the blocks. OSError: prefaulting failed, or the
+    kernel is older than 5.14. `mmap.madvise` is not used: it blocks all other threads.
     """
-    first = ctypes.c_char.from_buffer(mapped, position)  # keeps the map where it is meanwhile
+    first = ctypes.c_char.from_buffer(mapped, position)  # keeps the map's address valid during the call
     address = ctypes.addressof(first)
     if _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_WRITE):
         error = ctypes.get_errno()
@@ -252,12 +257,14 @@ def make_pages(mapped: mmap.mmap, position: int, size: int) -> None:
 
 
 def pread(descriptor: int, size: int, position: int) -> bytes:
-    """At most `size` bytes of the file from byte `position` on; none at its end. OSError: the disk failed."""
+    """Read at most `size` bytes of the file from byte `position` on; empty at the file's end. OSError: the disk
+    failed.
+    """
     return os.pread(descriptor, size, position)
 
 
 def pwrite_all(descriptor: int, position: int, data: Bytes) -> None:
-    """Write all of `data` at byte `position`: `os.pwrite` may write only a part of it."""
+    """Write all of `data` at byte `position`, calling `os.pwrite` until nothing is left."""
     view = memoryview(data)
     written = os.pwrite(descriptor, view, position)
     while written < len(view):

@@ -1,4 +1,4 @@
-"""Measuring the used part of a disk, as retention and the put checks count it."""
+"""The used share of a disk, as retention and the put checks compute it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNKNOWN_USAGE: Final = -1.0
 
 
 def disk_usage(path: Path) -> float:
-    """The used part of the disk of `path`, from 0 to 1; UNKNOWN_USAGE if there is no such path."""
+    """Return the used share of the disk of `path`, from 0 to 1; UNKNOWN_USAGE if the path does not exist."""
     try:
         found = os.statvfs(path)
     except FileNotFoundError:
@@ -21,8 +21,10 @@ def disk_usage(path: Path) -> float:
 
 
 def disk_free_bytes(path: Path) -> int:
-    """The bytes that the disk of `path` still takes, without blocks reserved for other users; -1 if there is no such
-    path."""
+    """Return the free bytes on the disk of `path`, without blocks reserved for other users.
+
+    Returns -1 if the path does not exist.
+    """
     try:
         found = os.statvfs(path)
     except FileNotFoundError:
@@ -31,16 +33,16 @@ def disk_free_bytes(path: Path) -> int:
 
 
 class NoRoomError(OSError):
-    """A small file beside the log cannot be written, because the disk is full. The disk works, and nothing is lost."""
+    """A full disk kept a small file beside the log from being written. The disk works, and no data is lost."""
 
 
 def is_want_of_space(error: OSError) -> bool:
-    """True if a file could not be made because the disk, or this user's part of it, is full; the disk works."""
+    """True if a file could not be made because the disk, or this user's quota, is full. The disk itself works."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def no_space_text(root: Path, log_file_bytes: int, error: OSError) -> str:
-    """The reason why a store in `root` takes no appends: its disk has no room for the next file."""
+    """Return the reason why a store in `root` takes no appends: its disk has no room for the next file."""
     free_mib = max(disk_free_bytes(root), 0) >> 20
     return (
         f"the disk of {root} has no room for another file ({error.strerror}): {free_mib:,} MiB are free, and a log "
@@ -50,7 +52,9 @@ def no_space_text(root: Path, log_file_bytes: int, error: OSError) -> str:
 
 
 def usage_ratio(used_bytes: int, available_bytes: int) -> float:
-    """The used part of a disk, rounded up to whole percent; blocks reserved for other users do not count. UNKNOWN_USAGE
-    for a disk of no size."""
+    """Return the used share of a disk, rounded up to whole percent; blocks reserved for other users do not count.
+
+    Returns UNKNOWN_USAGE for a disk of size 0.
+    """
     total = used_bytes + available_bytes
     return math.ceil(100 * used_bytes / total) / 100 if total > 0 else UNKNOWN_USAGE

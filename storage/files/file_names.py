@@ -1,6 +1,6 @@
 """The rules for a directory of equal-sized files, each named after the offset of its first byte (spec/storage.md §5).
 
-Commit log and consume queues are such directories. Neighbouring files differ by exactly one file size.
+The commit log and the consume queues are such directories. The names of neighbouring files differ by one file size.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ logger = logging.getLogger(__name__)
 
 
 def list_starts(directory: Path, size: int, *, remedy: str, repair: bool = False) -> list[int]:
-    """The start offsets of the files in `directory`, ascending; otherwise as `list_files`."""
+    """Return the start offsets of the files in `directory`, ascending; otherwise as `list_files`."""
     return list(list_files([directory], size, remedy=remedy, repair=repair))
 
 
 def list_files(directories: Sequence[Path], size: int, *, remedy: str, repair: bool = False) -> dict[int, Path]:
-    """The files in `directories`, in ascending order by their start offsets; none if there is no such directory.
+    """Return the files in `directories`, ascending by start offset; empty if the directories do not exist.
 
-    Sub-directories are skipped. An empty last file is deleted: a crash left it. StoreCorruptError for any other wrong
-    size, for a name that is not an offset or comes twice, and for a gap between two files; its text ends with `remedy`.
-    With `repair` (what the files hold can be made again) the files from a wrong size or a gap on are deleted instead: a
-    power cut can leave that, as it may keep a later file and lose an earlier one. On return all deletions are on disk.
+    Skips sub-directories. Deletes an empty last file, which a crash left. StoreCorruptError for any other wrong size,
+    for a name that is not an offset or occurs twice, and for a gap between two files; its text ends with `remedy`. With
+    `repair` (for files that can be rebuilt) the files from a wrong size or a gap on are deleted instead: a power cut
+    can keep a later file and lose an earlier one. On return all deletions are on disk.
     """
     found = [path for directory in directories if directory.is_dir() for path in directory.iterdir()]
     paths = sorted([path for path in found if not path.is_dir()], key=lambda path: path.name)
@@ -38,7 +38,7 @@ def list_files(directories: Sequence[Path], size: int, *, remedy: str, repair: b
     for path in paths:
         start = int(path.name) if path.name.isdecimal() else -1
         if start < 0 or start % size or path.name != file_name(start):
-            raise StoreCorruptError(f"{path} does not belong into a directory of files of {size} bytes; {remedy}")
+            raise StoreCorruptError(f"{path} does not belong in a directory of files of {size} bytes; {remedy}")
         misfit = ""
         if path.stat().st_size != size:
             misfit = f"{path} has {path.stat().st_size} bytes where files have {size}"
@@ -49,7 +49,7 @@ def list_files(directories: Sequence[Path], size: int, *, remedy: str, repair: b
         if misfit and not repair:
             raise StoreCorruptError(f"{misfit}; {remedy}")
         if misfit:
-            logger.warning("%s; deleting %s and the files behind it, to make them again", misfit, path)
+            logger.warning("%s; deleting %s and the later files, to rebuild them", misfit, path)
             _delete(paths[len(files) :])
             break
         files[start] = path
@@ -58,7 +58,9 @@ def list_files(directories: Sequence[Path], size: int, *, remedy: str, repair: b
 
 
 def _delete(paths: Sequence[Path]) -> None:
-    """Delete files for good. If a power cut after a clean stop brought some back, they would not be repaired."""
+    """Delete files and sync their directories. A deleted file that a power cut restored after a clean stop would stay
+    wrong.
+    """
     for path in paths:
         disk.unlink(path)
     for directory in {path.parent for path in paths}:

@@ -1,13 +1,13 @@
-"""A small journal of values that must be known again after a crash: one JSON value per key, the newest counts.
+"""A small journal of values that must survive a crash: one JSON value per key; the newest value counts.
 
 On disk
     journal                 8c1f03aa {"key": "broker-a", "value": {…}}
                             CRC-32 of the rest of the line, in hex, a space, and one JSON object per line
-    journal.new             while the journal is being rewritten
+    journal.new             exists while the journal is being rewritten
 
-A line is on disk when `put` returns. A crash may leave the last line torn: it was never acknowledged, and is cut. Any
-other damage is an error, because a value that was forgotten could be a promise. When most lines are outdated, the
-journal is rewritten beside itself and renamed.
+A line is on disk when `put` returns. A crash may leave the last line torn. That line was never acknowledged, so it is
+cut. Any other damage is an error, because a lost value could be a promise to another process. When most lines are
+outdated, the journal is rewritten under another name and renamed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ class Journal:
     """An open journal. For one thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Read the journal, or begin one. StoreCorruptError when more than its end is damaged; StoreError when it
-        cannot be read or written."""
+        """Read the journal, or begin a new one.
+
+        StoreCorruptError: a line before the last one is damaged. StoreError: the file cannot be read or written.
+        """
         self._path = path
         self.values: dict[str, Any] = {}
         self._lines = 0
@@ -42,12 +44,14 @@ class Journal:
             raise StoreError(f"cannot use the journal {path}: {error}") from error
 
     def put(self, key: str, value: Any) -> None:
-        """Set a value. On disk on return; after a StoreError it is unknown whether it is."""
+        """Set a value. It is on disk on return; after a StoreError it is unknown whether it is."""
         line = _line(key, value)
         try:
             self._append(line)
         except OSError as error:
-            raise StoreError(f"cannot write the journal {self._path}: {error}; it is unknown what it holds") from error
+            raise StoreError(
+                f"cannot write the journal {self._path}: {error}; it is unknown whether the value is on disk"
+            ) from error
         self.values[key] = value
         self._lines += 1
         if self._lines > REWRITE_LINES + 2 * len(self.values):
@@ -73,8 +77,8 @@ class Journal:
                 self.values[entry["key"]] = entry["value"]
             elif number < len(lines) - 1:
                 raise StoreCorruptError(
-                    f"line {number + 1} of the journal {self._path} is damaged; move the file away, and what it held "
-                    "is made again from the replicas, once all of them answer"
+                    f"line {number + 1} of the journal {self._path} is damaged; move the file away; its values "
+                    "are rebuilt from the replicas, once all of them answer"
                 )
 
     def _rewrite(self) -> None:

@@ -1,11 +1,11 @@
-"""One process owns a store directory at a time, by a lock on its file `lock` (spec/storage.md §4).
+"""Ensures that one process at a time owns a store directory, by a lock on its file `lock` (spec/storage.md §4).
 
-Two locks are taken: `flock`, which also keeps apart two stores in one process and ends only with the last descriptor,
-and the POSIX lock on byte 0, which is the one that RocketMQ's Java takes. The kernel releases both when the process
-dies. The file's text is `lock`, and below it the holder's pid.
+Two locks are taken. `flock` also separates two stores in one process, and ends only with the last descriptor. The POSIX
+lock on byte 0 is the lock that RocketMQ's Java takes. The kernel releases both when the process dies. The file's text
+is `lock`, and below it the holder's pid.
 
-Directories of the log that are elsewhere (store_path_commit_log) could be named by two stores with roots of their own.
-Each is locked too, with `flock` on the directory itself: a file in it would be a stranger to RocketMQ.
+Two stores with different roots could name the same log directory outside of their roots (store_path_commit_log). So
+each such directory is locked too, with `flock` on the directory itself: RocketMQ would not expect a file in it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,20 @@ LOCK_FILE: Final = "lock"
 
 
 def stores_below(data_dir: Path) -> list[Path]:
-    """The store directories directly below a data directory, sorted.
+    """Return the store directories directly below a data directory, sorted.
 
-    A log may be elsewhere (store_path_commit_log); the lock is always there, but not in every copy of a store.
+    A store is recognised by its log or its lock. The log may be elsewhere (store_path_commit_log); the lock file always
+    exists, but not in every copy of a store.
     """
     return sorted({path.parent for name in (COMMIT_LOG_DIR, LOCK_FILE) for path in data_dir.glob(f"*/{name}")})
 
 
 class DirectoryLock:
-    """The lock of a store, held from construction to `release`. StoreLockedError names the directory that is held, and
-    its holder. `log_directories` are made if they do not exist."""
+    """The lock of a store, held from construction to `release`.
+
+    StoreLockedError names the directory that is locked, and the holder of its lock. `log_directories` are made if they
+    do not exist.
+    """
 
     def __init__(self, root: Path, log_directories: Iterable[Path] = ()) -> None:
         self._descriptors: list[int] = []
@@ -68,6 +72,6 @@ class DirectoryLock:
             raise StoreLockedError(str(directory), "another store, for its log") from None
 
     def release(self) -> None:
-        """Unlock the directories; idempotent."""
+        """Unlock the directories. Idempotent."""
         while self._descriptors:
             os.close(self._descriptors.pop())

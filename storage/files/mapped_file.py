@@ -1,7 +1,7 @@
 """One file of the log or of a queue: preallocated, written through a map or by position, read through maps.
 
 A file appears under its name only when it has its full size and its blocks: it is allocated under another name and
-renamed. So a full disk is an OSError before anything is written, and a crash leaves no file of a wrong size.
+renamed. So a full disk raises OSError before anything is written, and a crash leaves no file of a wrong size.
 """
 
 from __future__ import annotations
@@ -23,21 +23,25 @@ HEAD_BYTES: Final = 8
 
 _ZEROS: Final = bytes(ZEROING_CHUNK_BYTES)
 _FLUSH_FIRST_BYTES: Final = 16 << 20
-"""With more bytes behind the end than this, it is worth a flush to know which of them were written."""
+"""With more bytes than this after the end, a flush pays off: the file system can then name the written ones."""
 
 Bytes = disk.Bytes | NDArray[np.uint8]
 
 
 class MappedFile:
-    """An open file of `size` bytes whose first byte has offset `start` in its queue of files. One thread writes."""
+    """An open file of `size` bytes whose first byte has offset `start` in its queue of files. Only one thread
+    writes.
+    """
 
     def __init__(self, path: Path, start: int, size: int) -> None:
-        """Open an existing file for writing. Its blocks are allocated if they are not, so that writing cannot fail."""
+        """Open an existing file for writing, and allocate its missing blocks, so that writing cannot fail."""
         self.path, self.start, self.size = path, start, size
         self._descriptor = disk.open_file(path, os.O_RDWR)
         self.mapped: mmap.mmap | None = None
-        """The file's bytes, to be written; None where that is not safe, and `write` has to be used. It is dropped, not
-        closed: it stays valid for whoever holds it."""
+        """The file's bytes, for writing; None if a map is not safe, and `write` must be used.
+
+        The map is dropped, not closed: it stays valid for threads that still hold it.
+        """
         try:
             disk.preallocate(self._descriptor, size)
             self.mapped = disk.map_for_writing(self._descriptor, size)
@@ -47,38 +51,41 @@ class MappedFile:
 
     @classmethod
     def create(cls, path: Path, start: int, size: int, *, scratch: Path) -> MappedFile:
-        """Make a file of `size` zero bytes at `path`. `scratch`: a name in the same file system to make it under.
+        """Make a file of `size` zero bytes at `path`, under the name `scratch` in the same file system at first.
 
-        OSError (a full disk, for one) leaves nothing behind. The size is on disk, the name after `disk.sync_directory`:
-        a power cut leaves the whole file or none.
+        After an OSError (such as a full disk) no file is left. The size is on disk on return; the name is on disk after
+        `disk.sync_directory`: a power cut leaves the whole file or none.
         """
         allocate(scratch, size, flush=True)
         disk.rename(scratch, path)
         return cls(path, start, size)
 
     def write(self, position: int, data: Bytes) -> None:
-        """Write `data` at byte `position` of the file. On return it outlives this process, not a power cut."""
+        """Write `data` at byte `position` of the file. On return it survives the end of this process, but not a power
+        cut.
+        """
         disk.pwrite_all(self._descriptor, position, data.data if isinstance(data, np.ndarray) else data)
 
     def write_whole(self, position: int, data: memoryview) -> None:
-        """Do as `write` does, the first 8 bytes last: until then the log ends at `position` for every reader."""
+        """Write `data` as `write` does, but its first 8 bytes last: until then the log ends at `position` for every
+        reader.
+        """
         self.write(position + HEAD_BYTES, data[HEAD_BYTES:])
         self.write(position, data[:HEAD_BYTES])
 
     def flush(self) -> None:
-        """Wait until everything written is on disk. After an OSError it is not known what is.
+        """Wait until everything written is on disk. After an OSError it is unknown what is on disk.
 
-        OSError, too, if the file has no name any more, because somebody has deleted it: its bytes end with this
-        process.
+        Also raises OSError if the file was deleted and has no name any more: its bytes are lost when this process ends.
         """
         disk.flush(self._descriptor)
         if not os.fstat(self._descriptor).st_nlink:
-            raise OSError(errno.ENOENT, "the file was deleted under the store", str(self.path))
+            raise OSError(errno.ENOENT, "the file was deleted while the store had it open", str(self.path))
 
     def used_end(self, position: int) -> int:
-        """The end of the last byte from `position` on that is not zero; `position` if all are zero.
+        """Return the end of the last byte from `position` on that is not zero; `position` if all are zero.
 
-        Only blocks that were ever written are read. A large file is flushed for that.
+        Reads only blocks that were ever written. A large file is flushed first, so that the file system can name them.
         """
         find = written_extents if self.size - position > _FLUSH_FIRST_BYTES else data_ranges
         end = position
@@ -87,7 +94,7 @@ class MappedFile:
         return end
 
     def _used_end_within(self, start: int, stop: int) -> int:
-        """The end of the last byte of a range that is not zero; 0 if all are zero."""
+        """Return the end of the last byte of a range that is not zero; 0 if all are zero."""
         end, at = 0, start
         buffer = bytearray(min(ZEROING_CHUNK_BYTES, stop - start))
         while at < stop:
@@ -106,7 +113,7 @@ class MappedFile:
             disk.pwrite_all(self._descriptor, at, bytes(min(ZEROING_CHUNK_BYTES, end - at)))
 
     def close(self) -> None:
-        """Close the descriptor and let go of the map; idempotent. Nothing is flushed."""
+        """Close the descriptor and drop the map, without a flush. Idempotent."""
         self.mapped = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -114,8 +121,10 @@ class MappedFile:
 
 
 def allocate(path: Path, size: int, *, flush: bool = False, sparse: bool = False) -> None:
-    """Make `path` a file of `size` zero bytes with all its blocks, or raise OSError and leave nothing. With `flush` its
-    size is on disk on return. A `sparse` one has no blocks yet: it must not be written through a map."""
+    """Make `path` a file of `size` zero bytes with all its blocks, or raise OSError and leave no file.
+
+    With `flush` the size is on disk on return. A `sparse` file has no blocks yet: it must not be written through a map.
+    """
     descriptor = disk.open_file(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:
         if sparse:

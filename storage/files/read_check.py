@@ -1,8 +1,8 @@
-"""Reading a store's files by calls, after a process could not read one of them through its map.
+"""Reads a store's files by calls, after a process died because it could not read one of them through a map.
 
-The kernel answers a failed read through a map with the signal SIGBUS, which ends the process. The same read by `pread`
-is an error with a text. So whoever opens a store whose last process ended by SIGBUS reads the files by calls first, and
-learns which file cannot be read.
+If a read through a map fails, the kernel sends SIGBUS, which ends the process. The same read by `pread` raises an error
+with a text. So if a store's last process ended by SIGBUS, the next one reads the files by calls first, to find the file
+that cannot be read.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from raymq.common.errors import StoreError
 from storage.files import disk
 
 CHECK_MAX_S: Final = 60.0
-"""The longest time for the files of one store. The newest are read first."""
+"""The time limit for reading the files of one store. The newest files are read first."""
 _STEP_BYTES: Final = 1 << 20
 
 
 def require_readable(
     directories: Iterable[Path], *, max_s: float = CHECK_MAX_S, clock_s: Callable[[], float] = time.monotonic
 ) -> str:
-    """Read the files below the directories, the newest first, for `max_s` at the most. Returns what was read, in words.
+    """Read the files below the directories, newest first, for at most `max_s`. Returns a description of what was read.
 
     StoreError names the first file that cannot be read. Nothing is changed.
     """
@@ -55,7 +55,7 @@ def _read(path: Path, end_s: float, clock_s: Callable[[], float]) -> None:
         return
     except OSError as error:
         raise StoreError(
-            f"{path} cannot be read from byte {position} on: {error}. The process before ended by a bus error (SIGBUS) "
-            "for such a read. The store stays closed, and another replica leads. Replace the disk: drain the node "
-            "(raymq drain), or move the store's directory away"
+            f"{path} cannot be read from byte {position} on: {error}. The previous process ended by a bus error "
+            "(SIGBUS) for such a read. The store stays closed, and another replica leads. Replace the disk: drain "
+            "the node (raymq drain), or move the store's directory away"
         ) from error

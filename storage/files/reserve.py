@@ -1,12 +1,12 @@
 """A store's reserve of space for the broker's state: one file that is deleted when the disk is full.
 
 On disk
-    reserve                 zeros with all their blocks; there unless it was needed, or the disk had no room for it
+    reserve                 zeros with all their blocks; missing if it was used, or if the disk had no room for it
 
 A full disk must not stop consumers: their offsets, leases and memberships are records of the broker's state. The log
-keeps room for such records in its own files (storage/log/commit_log.py). What else the state needs beside the log is
-the next file of its queue and small texts in `config/`. When the disk has no room for one of them, the reserve is
-deleted, and the write is tried once more. The cleaner makes the reserve again as soon as the disk has room.
+keeps room for such records in its own files (storage/log/commit_log.py). Beside the log the state needs the next file
+of its queue, and small texts in `config/`. If the disk has no room for such a file, the reserve is deleted, and the
+write is tried once more. The cleaner makes the reserve again as soon as the disk has room.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from storage.files.mapped_file import allocate
 
 RESERVE_FILE: Final = "reserve"
 SMALL_FILES_MAX_BYTES: Final = 8 << 20
-"""The part of a reserve that is for texts beside the log, unless the log's files are small."""
+"""The part of a reserve that is for small texts beside the log, unless the log's files are small."""
 
 T = TypeVar("T")
 
@@ -35,11 +35,11 @@ class SpaceReserve:
     """The reserve of the store in `root`. Thread-safe."""
 
     def __init__(self, root: Path, size: int) -> None:
-        """Find or make the reserve of `size` bytes. A full disk is no error: then there is none."""
+        """Find or make the reserve of `size` bytes. A full disk is no error: the store then has no reserve."""
         self._path, self._size = root / RESERVE_FILE, size
         self._lock = threading.Lock()
         self._is_reported = False
-        """True while the log has a line that says why there is no reserve."""
+        """True while the log's last report of a missing reserve still holds."""
         _reserves[root.resolve()] = self
         self.make()
 
@@ -64,7 +64,7 @@ class SpaceReserve:
             self._is_reported = False
 
     def release(self) -> bool:
-        """Delete the reserve, so that its space can be used. False if there was none. OSError: the disk failed."""
+        """Delete the reserve, so that its space can be used. False if it did not exist. OSError: the disk failed."""
         with self._lock:
             if not self._path.exists():
                 return False
@@ -74,8 +74,10 @@ class SpaceReserve:
             return True
 
     def write(self, write: Callable[[], T]) -> T:
-        """Call `write`. If the disk has no room for what it writes, release the reserve and call it once more. OSError
-        of the last call."""
+        """Call `write`. If the disk has no room for what it writes, release the reserve and call `write` once more.
+
+        Raises the OSError of the last call.
+        """
         try:
             return write()
         except OSError as error:
@@ -85,15 +87,17 @@ class SpaceReserve:
 
 
 _reserves: Final[WeakValueDictionary[Path, SpaceReserve]] = WeakValueDictionary()
-"""The reserve of each open store, by its directory."""
+"""The reserves of the open stores, by directory."""
 
 
 def write_with_reserve(root: Path, write: Callable[[], T]) -> T:
-    """`SpaceReserve.write` with the reserve of the store in `root`, if that store is open; else call `write` alone."""
+    """Call `write` with the reserve of the store in `root` (`SpaceReserve.write`). If that store is closed, only call
+    `write`.
+    """
     reserve = _reserves.get(root.resolve())
     return write() if reserve is None else reserve.write(write)
 
 
 def reserve_bytes(queue_file_bytes: int, log_file_bytes: int) -> int:
-    """The size of a store's reserve: a file of a queue, and room for small files."""
+    """Return the size of a store's reserve: a file of a queue, and room for small files."""
     return queue_file_bytes + min(SMALL_FILES_MAX_BYTES, log_file_bytes // 8)

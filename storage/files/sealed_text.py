@@ -1,8 +1,8 @@
 """Seals small texts with a checksum that other programs do not see.
 
-RocketMQ reads the same JSON files, and may write them. So the checksum is white space behind the text: a line feed, one
-character for each bit of the CRC-32 (a space for 0, a tab for 1), a line feed. A text without that was written by
-RocketMQ or by hand, and is taken as it is. Whoever edits a sealed text by hand has to delete the white space.
+RocketMQ reads the same JSON files, and may write them. So the checksum is white space after the text: a line feed, one
+character for each bit of the CRC-32 (a space for 0, a tab for 1), a line feed. A text without a checksum was written by
+RocketMQ or by hand, and is accepted unchecked. To edit a sealed text by hand, delete the white space.
 """
 
 from __future__ import annotations
@@ -15,26 +15,29 @@ _BITS: Final = 32
 _SEAL_BYTES: Final = _BITS + 2
 _ZERO, _ONE, _LINE_FEED = b" \t\n"
 REPAIRED_MAX_BYTES: Final = 8192
-"""In a text up to this length a single wrong bit is found and corrected."""
+"""In a text up to this length a single wrong bit is located and corrected."""
 
 
 class Unsealed(NamedTuple):
-    """A text that was read. `text` is None if it was changed since it was sealed, and nobody knows how; `damage` says
-    what was wrong, and is empty if nothing was."""
+    """A text that was read, and the damage found in it.
+
+    `text` is None if the text changed since it was sealed and cannot be corrected. `damage` describes what was wrong;
+    it is empty if nothing was.
+    """
 
     text: bytes | None
     damage: str
 
 
 def seal(text: bytes) -> bytes:
-    """The text with its checksum."""
+    """Return the text followed by its checksum."""
     crc = crc32(text)
     bits = bytes(_ONE if crc >> bit & 1 else _ZERO for bit in range(_BITS))
     return b"".join((text, b"\n", bits, b"\n"))
 
 
 def unseal(data: bytes) -> Unsealed:
-    """The text in `data`, checked if it has a checksum."""
+    """Return the text in `data`, checked if it has a checksum."""
     text, tail = data[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
     wrong = sum(byte not in (_ZERO, _ONE) for byte in tail[1:-1]) + (tail[:1] != b"\n") + (tail[-1:] != b"\n")
     if len(data) < _SEAL_BYTES or wrong > 1:
@@ -53,7 +56,7 @@ def unseal(data: bytes) -> Unsealed:
 
 
 def _agrees(crc: int, tail: bytes) -> bool:
-    """True if all bits that can be read of a checksum are those of `crc`."""
+    """True if all readable bits of a checksum equal those of `crc`."""
     return all(
         byte not in (_ZERO, _ONE) or (byte == _ONE) == bool(crc >> bit & 1) for bit, byte in enumerate(tail[1:-1])
     )

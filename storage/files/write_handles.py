@@ -11,22 +11,22 @@ from typing import Final
 from storage.files import disk
 
 _BLOCK_BYTES: Final = 512
-"""The unit in which the system counts a file's blocks."""
+"""The unit in which the system counts a file's blocks, in bytes."""
 
 
 class WriteHandles:
-    """Open files by path; beyond `max_open` the least recently opened or looked up is closed. For one thread at a time.
+    """Open files by path, for one thread at a time. Beyond `max_open` the least recently used file is closed.
 
-    They are written through maps: a unit of 20 bytes is stored in less time than a call of `pwrite` takes, and without
-    giving the interpreter away to other threads. A file that cannot be mapped for writing (disk.map_for_writing), or
-    does not have all its blocks, is written with `pwrite`.
+    Files are written through maps: storing a unit of 20 bytes takes less time than a call of `pwrite`, and does not
+    release the interpreter to other threads. A file that cannot be mapped for writing (disk.map_for_writing), or lacks
+    blocks, is written with `pwrite`.
     """
 
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
         self._files: OrderedDict[Path, int | mmap.mmap] = OrderedDict()
         self.closed_count = 0
-        """The number of files that were closed so far. While it stands, maps that `map_of` gave are open."""
+        """The number of files closed so far. While it does not change, maps that `map_of` returned stay open."""
 
     def write(self, path: Path, position: int, data: disk.Bytes) -> None:
         """Write all of `data` at byte `position` of the existing file `path`."""
@@ -37,14 +37,19 @@ class WriteHandles:
             file[position : position + len(data)] = data
 
     def map_of(self, path: Path) -> mmap.mmap | None:
-        """The map of the existing file `path`, to be written to until a file is closed (`closed_count`) and no longer;
-        None if the file must be written with `write`. Nobody may keep a view of it. OSError: the disk failed."""
+        """Return the map of the existing file `path`; None if the file must be written with `write`.
+
+        The map may be written to only until a file is closed (`closed_count` changes). Callers must not keep a view of
+        it. OSError: the disk failed.
+        """
         file = self._opened(path)
         return None if isinstance(file, int) else file
 
     def complete_writes(self) -> None:
-        """Have all that was written in the files, so that it can be read there. Here it is already: a store with a
-        transient store pool has handles that hold it back (storage.dispatch.held_units)."""
+        """Make everything written readable in the files. Here it is readable at once.
+
+        A store with a transient store pool has handles that hold writes back (storage.dispatch.held_units).
+        """
 
     def close_file(self, path: Path) -> None:
         """Close `path`, which is about to be deleted."""
@@ -53,7 +58,6 @@ class WriteHandles:
             self._close(file)
 
     def close(self) -> None:
-        """Close everything."""
         while self._files:
             self._close(self._files.popitem()[1])
 

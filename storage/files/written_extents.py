@@ -1,7 +1,7 @@
-"""Finding the parts of a file that can hold bytes other than zero by asking the file system, without reading them.
+"""Finds the parts of a file that can hold bytes other than zero, by asking the file system instead of reading.
 
-A preallocated file has blocks that were never written. They read as zeros, and the file system knows which they are;
-reading them takes seconds for a file of 1 GiB, and fills the page cache with nothing.
+A preallocated file has blocks that were never written. They read as zeros, and the file system records which blocks
+they are. Reading them would take seconds for a file of 1 GiB, and fill the page cache with zeros.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _NOT_SUPPORTED: Final = frozenset(
 
 
 def written_extents(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The ranges of the file between bytes `start` and `end` outside of which all is zero, ascending.
+    """Yield the ranges of the file between bytes `start` and `end` outside of which all bytes are zero, ascending.
 
-    Nobody else may write to the file meanwhile. It is flushed: the file system counts a block as written only when
-    it is on disk. Where it keeps no such record (tmpfs, for one) ranges that are all zero may be among them. OSError
-    when the disk fails.
+    Nobody else may write to the file during the iteration. The file is flushed first, because the file system counts a
+    block as written only when it is on disk. On a file system without such records (such as tmpfs), some ranges may be
+    all zeros. OSError: the disk failed.
     """
     disk.flush(descriptor)
     position = start
@@ -54,7 +54,7 @@ def written_extents(descriptor: int, start: int, end: int) -> Iterator[tuple[int
 
 
 def _next_extents(descriptor: int, start: int, end: int) -> list[tuple[int, int, int]]:
-    """The extents from byte `start` on, as (first byte, length, flags): at most _EXTENTS_PER_CALL."""
+    """Return the extents from byte `start` on, as (first byte, length, flags): at most _EXTENTS_PER_CALL."""
     answer = bytearray(_REQUEST.size + _EXTENTS_PER_CALL * _EXTENT.size)
     _REQUEST.pack_into(answer, 0, start, end - start, 0, 0, _EXTENTS_PER_CALL, 0)
     fcntl.ioctl(descriptor, _FS_IOC_FIEMAP, answer)
@@ -64,16 +64,16 @@ def _next_extents(descriptor: int, start: int, end: int) -> list[tuple[int, int,
 
 
 def data_ranges(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The ranges of the file between bytes `start` and `end` that are no holes, ascending.
+    """Yield the ranges of the file between bytes `start` and `end` that are not holes, ascending.
 
-    Unlike `written_extents` it needs no flush, and takes a block for written if it was ever read. It is for files that
-    are read quickly.
+    Unlike `written_extents` this needs no flush, but counts a block as written if it was ever read. Use it for files
+    that are fast to read.
     """
     while start < end:
         try:
             start = os.lseek(descriptor, start, os.SEEK_DATA)
         except OSError as error:
-            if error.errno != errno.ENXIO:  # ENXIO: nothing but holes up to the end
+            if error.errno != errno.ENXIO:  # ENXIO: only holes up to the file's end
                 raise
             return
         stop = min(os.lseek(descriptor, start, os.SEEK_HOLE), end)

@@ -1,3 +1,3 @@
-"""Hooks of a store: functions of the operator that see what is stored and what is handed out (store.put_hooks,
-store.consume_hooks). A store without hooks has none of this on its ways: it chooses when it opens.
+"""Hooks of a store: the operator's functions that see stored messages (store.put_hooks) and fetched messages
+(store.consume_hooks). A store without hooks runs none of this code: it chooses when it opens.
 """

@@ -1,8 +1,8 @@
 """One hook of a store: found by its import path, and called in a thread of its own for a bounded time.
 
-A hook that raises, or takes longer than hook_timeout_ms, has failed: that is logged once a minute, and counted. While a
-call of it is still under way it is not called again, so that it holds up neither appends nor fetches a second time.
-Nothing here survives the process.
+A hook fails if it raises, or takes longer than hook_timeout_ms. Failures are counted, and logged at most once a minute.
+While a call still runs, the hook is not called again, so that one slow call does not hold up appends or fetches a
+second time. Nothing here survives the process.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from raymq.records.hooks import HookedBatch
 logger = logging.getLogger(__name__)
 
 FAILURE_LINE_PAUSE_S: Final = 60.0
-"""The pause between two lines in the log about failures of one hook."""
+"""The pause between two log messages about failures of one hook."""
 
 HookFunction = Callable[[Any], object]  # Any: a PutBatch or a FetchedBatch, as the setting says
 
 
 def find_hook(path: str, setting: str) -> HookFunction:
-    """The function at the import path ``package.module:name``; of a class, an instance.
+    """Import the function at the path ``package.module:name``; of a class, make an instance.
 
-    ConfigError names the setting and says why there is none: the module cannot be imported in this process, it has no
-    such name, or that cannot be called.
+    ConfigError names the setting and the cause: the module cannot be imported in this process, it has no such name, or
+    the named object cannot be called.
     """
     module_name, _, name = path.partition(":")
     where = f"store.{setting} names {path!r}, and"
@@ -47,23 +47,25 @@ def find_hook(path: str, setting: str) -> HookFunction:
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise ConfigError(f"{where} there is no {name!r} in {module_name!r}; name a function of it") from None
+            raise ConfigError(f"{where} module {module_name!r} has no {name!r}; name a function of it") from None
     try:
         hook: Any = found() if isinstance(found, type) else found
     except Exception as error:
         raise ConfigError(f"{where} making it failed ({type(error).__name__}: {error})") from error
     if not callable(hook):
         raise ConfigError(
-            f"{where} that is {type(hook).__name__!r}, which cannot be called; name a function of a batch"
+            f"{where} it is of type {type(hook).__name__!r}, which cannot be called; name a function of a batch"
         )
     if kind := deferred_kind(hook):
-        raise ConfigError(f"{where} that is {kind}, whose calls run none of its code; name a plain function of a batch")
+        raise ConfigError(
+            f"{where} it is {kind}, which returns without running its code; name a plain function of a batch"
+        )
     function: HookFunction = hook
     return function
 
 
 class _Call:
-    """One call under way."""
+    """One call of the hook that has not ended."""
 
     __slots__ = ("batches", "ended", "error")
 
@@ -77,7 +79,7 @@ class Hook:
     """One hook, its thread and its figures. Thread-safe. End it with `close`."""
 
     def __init__(self, path: str, setting: str, timeout_s: float) -> None:
-        """Finds the hook at once: ConfigError (`find_hook`)."""
+        """Find and import the hook. Raises ConfigError as `find_hook` does."""
         self.path, self._setting, self._timeout_s = path, setting, timeout_s
         self._function = find_hook(path, setting)
         self._lock = threading.Lock()
@@ -90,8 +92,10 @@ class Hook:
         self._thread.start()
 
     def call(self, batches: Sequence[HookedBatch]) -> bool:
-        """Call the hook with each of `batches`, for hook_timeout_ms in all. False if it has failed: it raised, took too
-        long, or a call before this one is still under way."""
+        """Call the hook with each of `batches`, for hook_timeout_ms in all.
+
+        Returns False if it failed: it raised, took too long, or an earlier call still runs.
+        """
         start_s = time.monotonic()
         if not self._lock.acquire(timeout=self._timeout_s):
             self._fail(f"took longer than hook_timeout_ms, {self._timeout_s * 1000:g} ms", skipped=True)
@@ -120,7 +124,7 @@ class Hook:
         self._refused += messages
 
     def figures(self) -> HookFigures:
-        """The counters since the store was opened."""
+        """The hook's counters since the store was opened."""
         return HookFigures(
             self.path,
             self._setting,
@@ -132,7 +136,7 @@ class Hook:
         )
 
     def close(self) -> None:
-        """End the thread, once the call under way has ended; it is not waited for."""
+        """End the thread after the running call ends, without waiting for that."""
         self._calls.put(None)
 
     def _run(self) -> None:

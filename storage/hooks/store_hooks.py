@@ -1,8 +1,7 @@
-"""The ways of batches through the hooks of a store: HookedWrite before they are stored, HookedFetches when they are
-handed out.
+"""The paths of batches through the hooks of a store: HookedWrite before storing, HookedFetches when handing out.
 
-No hook sees what only the server writes, into its own topics. A put hook that fails changes nothing, as RocketMQ's do,
-unless put_hooks_must_succeed wants nothing stored that a hook has not seen. A consume hook never changes anything.
+Hooks do not see what the server writes into its own topics. A put hook that fails changes nothing, as in RocketMQ; with
+put_hooks_must_succeed the messages are refused instead. A consume hook never changes anything.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from storage.hooks.hook import Hook
 
 
 class StoreHooks(NamedTuple):
-    """The hooks of one store, in the order of the settings, which is the order in which they are called."""
+    """The hooks of one store, in the order of the settings, in which they are called."""
 
     put: tuple[Hook, ...] = ()
     consume: tuple[Hook, ...] = ()
@@ -39,7 +38,7 @@ class StoreHooks(NamedTuple):
 
 
 def open_hooks(settings: StoreSettings, resources: ExitStack) -> StoreHooks:
-    """The hooks that `settings` name, which `resources` ends. ConfigError for one that is not there."""
+    """Open the hooks that `settings` name; `resources` ends them. ConfigError for a hook that cannot be found."""
 
     def open_all(paths: Sequence[str], setting: str) -> Iterator[Hook]:
         for path in paths:
@@ -63,13 +62,16 @@ class HookedWrite:
         must_succeed: bool,
         on_refused: Callable[[], None],
     ) -> None:
-        """`must_succeed`: nothing is stored when a hook fails. `on_refused` is told when nothing is stored."""
+        """`must_succeed`: refuse the messages if a hook fails. `on_refused` is called when nothing is stored."""
         self._write, self._hooks, self._broker_name = write, hooks, broker_name
         self._must_succeed, self._on_refused = must_succeed, on_refused
 
     def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written:
-        """`WriteBatches`. Before anything is written: MessageRefusedError when a hook refuses a message,
-        SystemBusyError when one fails and must not, MessageIllegalError for a batch that no producer makes."""
+        """Show the batches to the hooks, then write them.
+
+        Raised before anything is written: MessageRefusedError if a hook refuses a message, SystemBusyError if a hook
+        fails that must succeed, MessageIllegalError for a batch that no producer makes.
+        """
         try:
             shown = [one for batch in batches for one in self._shown(batch)]
             if shown:
@@ -85,9 +87,9 @@ class HookedWrite:
             if not succeeded and self._must_succeed:
                 raise SystemBusyError(
                     f"the store's hook {hook.path} failed, and put_hooks_must_succeed is on: nothing was stored, send "
-                    "again later; the store's log and `raymq status --json` say more"
+                    "again later; see the store's log and `raymq status --json`"
                 )
-            # Of a hook that failed nothing counts: it may go on to refuse while nobody looks any more.
+            # Ignore refusals of a hook that failed: its late call may still add refusals.
             refused = [(batch, dict(batch.refusals)) for batch in shown if batch.refusals] if succeeded else []
             if refused:
                 hook.count_refusals(sum(len(reasons) for _, reasons in refused))
@@ -95,7 +97,9 @@ class HookedWrite:
                 raise MessageRefusedError(hook.path, batch.topic, reasons[min(reasons)])
 
     def _shown(self, batch: EncodedBatch) -> Iterator[PutBatch]:
-        """The batch as hooks see it: a copy, since a late hook looks on while the buffer is another request's."""
+        """Yield the batch as hooks see it: a copy, because a late hook still reads it when the buffer holds another
+        request.
+        """
         topic = batch.topic
         if is_system_topic(topic) and not names_real_topic(topic):
             return
@@ -115,7 +119,9 @@ class HookedWrite:
 
 
 def _with_place(records: bytes, sizes: Sequence[int]) -> Iterator[tuple[tuple[str, int], bytes]]:
-    """Each record with the topic and queue that it is for; "" and 0 for one that is for none, as a recall."""
+    """Yield each record with the topic and queue it is for; "" and 0 for a record without a target, such as a
+    recall.
+    """
     position = 0
     for size in sizes:
         record = records[position : position + size]
@@ -125,7 +131,9 @@ def _with_place(records: bytes, sizes: Sequence[int]) -> Iterator[tuple[tuple[st
             queue_id = properties.get(PROPERTY_REAL_QUEUE_ID, "0")
             place = (properties.get(PROPERTY_REAL_TOPIC, ""), int(queue_id))
         except (RecordError, ValueError) as error:
-            raise MessageIllegalError(f"a record of a message that waits cannot be read: {error}") from None
+            raise MessageIllegalError(
+                f"the record of a delayed message or a half message cannot be read: {error}; nothing was stored"
+            ) from None
         yield place, record
 
 
@@ -138,7 +146,7 @@ class CarryOutFetches(Protocol):
 
 
 class HookedFetches:
-    """Shows what `fetch` hands out to consume hooks."""
+    """Shows consume hooks what `fetch` hands out."""
 
     def __init__(self, fetch: CarryOutFetches, hooks: Sequence[Hook], broker_name: str) -> None:
         self._fetch, self._hooks, self._broker_name = fetch, hooks, broker_name
@@ -146,7 +154,7 @@ class HookedFetches:
     def __call__(
         self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False
     ) -> list[FetchResult]:
-        """`CarryOutFetches`."""
+        """Fetch, and show the messages to the hooks (`CarryOutFetches`)."""
         results = self._fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=patient)
         shown = [
             FetchedBatch(

@@ -1,8 +1,9 @@
-"""The batches appended lately, for the index: it puts their unique ids without walking over their records.
+"""Recently appended batches, from which the index takes unique ids without walking over their records.
 
-A producer's batch mostly has ids that follow each other, and says which. The append leaves a few fields of such a batch
-here; the index thread compares them with the records in the log, and takes their hashes from a table. A small batch is
-not worth it, nor are batches kept without bound: the index reads what it does not find here from the log.
+The ids of a producer's batch mostly follow each other, and the batch describes them. The append stores a few fields of
+such a batch here. The index thread compares them with the records in the log, and takes their hashes from a table.
+Small batches are not kept, because they gain too little, and the number of kept records is bounded. The index reads
+from the log what it does not find here.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from raymq.records.logfiles.log_reader import LogReader
 from storage.index.index_file import IndexEntries
 
 RECORDS_MIN: Final = 64
-"""A batch of fewer records is quicker read from the log, together with its neighbours, ..."""
+"""A batch of fewer records is faster to read from the log, together with its neighbours, unless it has BYTES_MIN
+bytes.
+"""
 BYTES_MIN: Final = 256 << 10
-"""... unless it has so many bytes: reading those takes longer than the proof."""
+"""A batch of this many bytes is kept even if it has few records: reading it takes longer than comparing fields."""
 RECORDS_MAX: Final = 1 << 20
-"""So many records, 8 bytes for each, may wait for the index."""
+"""The most records, 8 bytes each, that may wait for the index."""
 RUN_RECORDS: Final = 1 << 12
-"""So many records are compared at a time: with few of them the calls cost more than the work, and more of them leave
-the caches."""
+"""Records compared at a time. With fewer the calls cost more than the work; with more the data leaves the caches."""
 
 
 class AppendedBatch(NamedTuple):
@@ -38,7 +40,7 @@ class AppendedBatch(NamedTuple):
 
     physical_offset: int
     ends: Ints
-    """The end of each record, counted from the first one's start."""
+    """The end of each record, counted from the start of the first record."""
     topic: str
     ids: IdRange
     store_ms: int
@@ -49,13 +51,15 @@ class AppendedBatch(NamedTuple):
         return self.physical_offset + int(self.ends[-1])
 
     def is_like(self, other: AppendedBatch) -> bool:
-        """True if the ids of both can be proved together: they have one topic, and stems of one length."""
+        """True if the ids of both batches can be proved together: the topics and the lengths of the stems are equal."""
         return self.topic == other.topic and len(self.ids.stem) == len(other.ids.stem)
 
 
 def index_entries_of(run: Sequence[AppendedBatch], reader: LogReader) -> IndexEntries | None:
-    """The index entries of batches that `take_run` gave; None if the log's bytes do not prove that their keys are the
-    batches' ids."""
+    """Return the index entries of batches that `take_run` returned.
+
+    Returns None if the log's bytes do not prove that the records' keys are the batches' ids.
+    """
     start, topic, ranges = run[0].physical_offset, run[0].topic, [batch.ids for batch in run]
     try:
         data = reader.log_bytes(start, run[-1].end_offset)
@@ -70,8 +74,10 @@ def index_entries_of(run: Sequence[AppendedBatch], reader: LogReader) -> IndexEn
 
 
 class AppendedBatches:
-    """The batches that the index has not put yet, in the order of the log, about `records_max` records at most. One
-    thread adds, another one takes."""
+    """The batches that the index has not put yet, in log order, with about `records_max` records at most.
+
+    One thread adds, another one takes.
+    """
 
     def __init__(self, records_max: int = RECORDS_MAX) -> None:
         self._records_max = records_max
@@ -80,7 +86,7 @@ class AppendedBatches:
         self._lock = threading.Lock()
 
     def add(self, physical_offset: int, ends: Ints, batch: EncodedBatch, store_ms: int) -> None:
-        """Note a batch whose first record is at `physical_offset`, unless the index had better read it from the log."""
+        """Keep a batch whose first record is at `physical_offset`, unless the index reads it faster from the log."""
         ids = batch.message_ids
         is_large = len(ends) >= RECORDS_MIN or int(ends[-1]) >= BYTES_MIN
         if is_large and isinstance(ids, IdRange) and len(ids) == len(ends):
@@ -90,8 +96,10 @@ class AppendedBatches:
                     self._records += len(ends)
 
     def take_run(self, physical_offset: int, limit: int) -> list[AppendedBatch]:
-        """Take the batches that are alike and lie back to back in one file from `physical_offset` on, up to `limit` at
-        the most; RUN_RECORDS records, or the last batch's more. Forget those before them. Empty if none starts there.
+        """Take the alike batches that lie back to back in one file from `physical_offset` up to at most `limit`.
+
+        A run has up to RUN_RECORDS records, plus the rest of its last batch. Earlier batches are forgotten. Empty if no
+        batch starts at `physical_offset`.
         """
         run: list[AppendedBatch] = []
         end, records = physical_offset, 0
@@ -99,7 +107,7 @@ class AppendedBatches:
             while self._batches and records < RUN_RECORDS:
                 batch = self._batches[0]
                 if batch.physical_offset >= physical_offset:
-                    # A BLANK lies between two files: there, a batch does not start where the one before it ends.
+                    # A BLANK lies between two files: there a batch does not start at the end of the previous batch.
                     if batch.physical_offset != end or batch.end_offset > limit or (run and not batch.is_like(run[0])):
                         break
                     run.append(batch)
@@ -108,5 +116,5 @@ class AppendedBatches:
         return run
 
     def next_start(self) -> int | None:
-        """The physical offset of the first batch here; None if there is none."""
+        """Return the physical offset of the first batch here; None if there is none."""
         return self._batches[0].physical_offset if self._batches else None

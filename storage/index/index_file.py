@@ -1,20 +1,21 @@
 """One index file: a hash table with chains, from keys to positions in the commit log (spec/storage.md §3).
 
 On disk
-    index/20261120180926228        named after the local time it was made at, yyyyMMddHHmmssSSS
+    index/20261120180926228        named after the local time of its creation, yyyyMMddHHmmssSSS
 
     | header 40 | slots, 4 each | entries, 20 each; number 0 is never used |
 
     header  | begin_timestamp 8 | end_timestamp 8 | begin_physical 8 | end_physical 8 | slots_used 4 | next_entry 4 |
-    slot    | number of its newest entry, 0 if it has none |
-    entry   | key_hash 4 | physical_offset 8 | seconds 4 | number of the entry before in the slot, 0 if none |
+    slot    | number of the slot's newest entry, 0 if empty |
+    entry   | key_hash 4 | physical_offset 8 | seconds 4 | number of the previous entry in the slot, 0 if none |
 
-`seconds` count from the file's begin_timestamp. The text of a key is not in the file: a search compares the record.
+`seconds` count from the file's begin_timestamp. The text of a key is not in the file, so a search compares the records
+it finds.
 
-The file is sparse, but for header and slots, whose blocks are allocated when it is made: they are written through a
-map, because a batch changes slots all over the file, and a full disk would otherwise kill the process. Entries are
-written by position, in order, before the slots that lead to them. Nobody knows how much of a file survives a crash, so
-then files whose end_timestamp is not in the checkpoint are thrown away and made again (index_service.py).
+The file is sparse except for header and slots, which are written through a map, because a batch changes slots all over
+the file. Their blocks are allocated when the file is made; otherwise a full disk would kill the process. Entries are
+written by position, in order, before the slots that lead to them. After a crash it is unknown how much of a file
+survived. So files whose end_timestamp is not in the checkpoint are deleted and rebuilt (index_service.py).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _ENTRY_DTYPE: Final = np.dtype(
 
 
 class IndexHeader(NamedTuple):
-    """The header's fields. `next_entry` is the number that the next entry gets."""
+    """The header's fields. `next_entry` is the number of the next entry to be added."""
 
     begin_timestamp: int = 0
     end_timestamp: int = 0
@@ -58,7 +59,7 @@ class IndexHeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IndexShape:
-    """The numbers of slots and entries (number 0 included) in each index file of a store."""
+    """The numbers of slots and entries (entry 0 included) in each index file of a store."""
 
     slots: int
     entries: int
@@ -76,7 +77,7 @@ class IndexShape:
 
 @dataclass(frozen=True, slots=True)
 class IndexEntries:
-    """Entries to put, in the order of the log; one element of each column is one entry."""
+    """Entries to put, in log order, as columns of equal length."""
 
     key_hashes: NDArray[np.int32]
     physical_offsets: NDArray[np.int64]
@@ -86,12 +87,12 @@ class IndexEntries:
         return len(self.key_hashes)
 
     def from_entry(self, first: int) -> IndexEntries:
-        """The entries from `first` on."""
+        """Return the entries from `first` on."""
         return IndexEntries(self.key_hashes[first:], self.physical_offsets[first:], self.store_timestamps[first:])
 
 
 def join_entries(parts: Sequence[IndexEntries]) -> IndexEntries:
-    """The entries of all parts, of which there is at least one, in their order."""
+    """Join the entries of all parts, at least one, in their order."""
     if len(parts) == 1:
         return parts[0]
     return IndexEntries(
@@ -102,7 +103,7 @@ def join_entries(parts: Sequence[IndexEntries]) -> IndexEntries:
 
 
 def read_header(data: bytes | memoryview | mmap.mmap) -> IndexHeader:
-    """The header of a file's bytes; a next_entry of 0 (a file that was never written) counts as 1."""
+    """Read the header from a file's bytes; a next_entry of 0 (a file that was never written) becomes 1."""
     header = IndexHeader._make(_HEADER.unpack_from(data))
     return header._replace(next_entry=max(header.next_entry, 1))
 
@@ -124,9 +125,9 @@ class IndexFile:
 
     @classmethod
     def create(cls, path: Path, shape: IndexShape, previous: IndexHeader | None, *, scratch: Path) -> IndexFile:
-        """Make an empty file. Begin and end are those of the end of `previous`, the header of the file before.
+        """Make an empty file. Its begin and end are the end of `previous`, the header of the previous file.
 
-        OSError (a full disk, for one) leaves nothing behind. On return the name is on disk.
+        After an OSError (such as a full disk) no file is left. On return the name is on disk.
         """
         descriptor = disk.open_file(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
@@ -150,9 +151,9 @@ class IndexFile:
         return self.header.next_entry >= self._shape.entries
 
     def put_entries(self, entries: IndexEntries) -> int:
-        """Add as many of `entries` as fit, in order; returns how many (spec §3, Put).
+        """Add as many of `entries` as fit, in order. Returns the number added (spec §3, Put).
 
-        OSError: the file's content is as before, but for bytes that nothing leads to.
+        After an OSError the file's entries are unchanged; bytes that no slot leads to may have changed.
         """
         header = self.header
         count = min(len(entries), self._shape.entries - header.next_entry)
@@ -163,21 +164,22 @@ class IndexFile:
         begin = IndexHeader(header.begin_timestamp, 0, header.begin_physical_offset)
         seconds = _seconds(times, header.begin_timestamp)
         if header.next_entry <= 1:
-            # The first entry's seconds still count from what the file was made with: the end of the file before.
+            # The first entry's seconds still count from the begin that the file was made with: the end of the previous
+            # file.
             begin = IndexHeader(int(times[0]), 0, int(entries.physical_offsets[0]))
             seconds[1:] = _seconds(times[1:], begin.begin_timestamp)
-        # The entries by slot; those of one slot stay in the order of the log.
+        # Order the entries by slot; entries of one slot stay in log order.
         slots = hashes % np.int32(self._shape.slots)
         order = np.argsort(slots, kind="stable")
         ordered = slots[order]
-        # follows[i]: the i-th in this order has the slot of the one before it, which is then its chain's next entry.
+        # follows[i]: in this order entry i has the same slot as entry i - 1, and so becomes the next in its chain.
         follows = np.zeros(count, bool)
         follows[1:] = ordered[1:] == ordered[:-1]
-        # newest[i]: the number of the entry before in the slot, from the file, unless that cannot be, or of `entries`.
+        # newest[i]: the number of the previous entry in the slot, from the file (if plausible) or from `entries`.
         newest = self._slots[ordered].astype(np.int32)
         newest[(newest < 0) | (newest > numbers[order])] = 0
         newest[1:][follows[1:]] = numbers[order[:-1]][follows[1:]]
-        # Back in the order of the log, where entries are written.
+        # Restore log order, in which entries are written.
         rows = np.empty(count, _ENTRY_DTYPE)
         rows["key_hash"], rows["physical_offset"], rows["seconds"] = hashes, entries.physical_offsets[:count], seconds
         rows["previous"][order] = newest
@@ -192,18 +194,18 @@ class IndexFile:
                 header.next_entry + count,
             )
         )
-        # Each slot leads to the last of its entries, once these are in the file.
+        # Each slot points to the last of its entries, after these are in the file.
         last = np.ones(count, bool)
         last[:-1] = ~follows[1:]
         self._slots[ordered[last]] = numbers[order[last]]
         return count
 
     def flush(self) -> None:
-        """Wait until everything put is on disk."""
+        """Wait until all entries are on disk."""
         disk.flush(self._descriptor)
 
     def close(self) -> None:
-        """Close the file; idempotent. Nothing is flushed."""
+        """Close the file without a flush. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -216,14 +218,14 @@ class IndexFile:
 
 
 def _seconds(times: NDArray[np.int64], begin_timestamp: int) -> NDArray[np.int32]:
-    """Whole seconds from `begin_timestamp` on; 0 before it, and when it is not set."""
+    """Return whole seconds since `begin_timestamp`; 0 for earlier times, and if `begin_timestamp` is not set."""
     if begin_timestamp <= 0:
         return np.zeros(len(times), np.int32)
     return np.clip((times - begin_timestamp) // 1000, 0, SECONDS_MAX).astype(np.int32)
 
 
 class FoundEntry(NamedTuple):
-    """The record that an entry leads to, and the time in the entry: whole seconds after the begin of the file."""
+    """The record that an entry points to, and the time in the entry: whole seconds since the begin of the file."""
 
     physical_offset: int
     timestamp_ms: int
@@ -232,9 +234,9 @@ class FoundEntry(NamedTuple):
 def find_entries(
     data: memoryview, shape: IndexShape, key_hash: int, begin_ms: int, end_ms: int
 ) -> Iterator[FoundEntry]:
-    """The entries of `key_hash` with a time in [`begin_ms`, `end_ms`], newest first (spec §3, Query).
+    """Yield the entries of `key_hash` with a time in [`begin_ms`, `end_ms`], newest first (spec §3, Query).
 
-    May run while another thread puts: entries put meanwhile are left out. Never loops, whatever the bytes are.
+    May run while another thread puts: entries put during the search are left out. Ends for any content of the file.
     """
     header = read_header(data)
     (number,) = _SLOT.unpack_from(data, shape.slot_at(key_hash % shape.slots))

@@ -1,7 +1,8 @@
-"""The keys that records are found by, as hashes: of many records at a time, from their bytes (spec/storage.md §3).
+"""The keys by which records are found, as hashes: computed from the bytes of many records at a time (spec/storage.md
+§3).
 
-A record's keys are its unique id and each word of its KEYS property, in this order; the text `TOPIC#KEY` is hashed. An
-inner batch has those of its messages, too, which RocketMQ does not put into its index.
+A record's keys are its unique id and each word of its KEYS property, in this order; the hashed text is `TOPIC#KEY`. An
+inner batch also has the keys of its messages, which RocketMQ does not index.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ _HASH_OF_MARK: Final = ord("#")
 
 
 def index_entries(data: Bytes, starts: Ints, physical_offset: int) -> IndexEntries:
-    """The index entries of the records at `starts` of `data`, whose first byte has `physical_offset` in the log.
+    """Return the index entries of the records at `starts` of `data`, whose first byte is at `physical_offset` in the
+    log.
 
-    Records of rolled-back transactions are left out. RecordError when a record is damaged.
+    Records of rolled-back transactions are left out. RecordError: a record is damaged.
     """
     fields = find_fields(data, starts)
     shapes = find_property_shapes(data, fields.properties_at, fields.properties_size)
@@ -61,15 +63,17 @@ def index_entries(data: Bytes, starts: Ints, physical_offset: int) -> IndexEntri
 def _with_inner(
     data: Bytes, fields: FieldOffsets, inner: Ints, rows: Ints, hashes: NDArray[np.int32]
 ) -> tuple[Ints, NDArray[np.int32]]:
-    """These hashes, by record, and those of the messages in the records `inner`, which are inner batches. One that is
-    damaged has its own keys only."""
+    """Add to these hashes, by record, the hashes of the messages in the inner batches at `inner`.
+
+    A damaged inner batch gets only its own keys.
+    """
     for row in inner.tolist():
         start = int(fields.starts[row])
         record = data.data[start : start + int(fields.head["total_size"][row])]
         try:
             topic, keys = dispatch_view(record).topic, inner_keys(record)
         except RecordError as error:
-            logger.error("an inner batch is found by its own keys only: %s", error)
+            logger.error("the index holds only an inner batch's own keys, not its messages': %s", error)
             continue
         added = np.array([index_key_hash(topic, key) for key in keys], np.int32)
         added = np.setdiff1d(added, hashes[rows == row])
@@ -81,15 +85,17 @@ def _with_inner(
 def _hashes_in_shapes(
     data: Bytes, fields: FieldOffsets, shapes: list[PropertyShape]
 ) -> tuple[Ints, NDArray[np.int32]] | None:
-    """`_hashes` of records in shapes; None if a topic or a key is not ASCII, or if the words of KEYS are not of the
-    same lengths throughout a shape."""
+    """Compute `_hashes` of records whose properties have known shapes.
+
+    Returns None if a topic or a key is not ASCII, or if the words of KEYS differ in length within a shape.
+    """
     topics, topics_odd = _java_hashes(data, fields.topic_at, fields.topic_size)
     if topics_odd.any():
         return None
     before = topics * np.uint32(31) + np.uint32(_HASH_OF_MARK)
     rows: list[Ints] = []
     hashes: list[NDArray[np.uint32]] = []
-    # The number of each column of keys among those of its records.
+    # The position of each column of keys within its records' keys.
     numbers: list[int] = []
     for shape in shapes:
         keys = _keys_of(shape)
@@ -106,7 +112,7 @@ def _hashes_in_shapes(
         return rows[0], key_hashes(hashes[0])
     if not rows:
         return np.zeros(0, np.int64), np.zeros(0, np.int32)
-    # Sorted by record; within a record in the order of its keys.
+    # Sort by record, and within a record by the order of its keys.
     all_rows = np.concatenate(rows)
     all_numbers = np.repeat(np.array(numbers), [len(column) for column in rows])
     order = np.argsort(all_rows * (max(numbers) + 1) + all_numbers, kind="stable")
@@ -114,8 +120,10 @@ def _hashes_in_shapes(
 
 
 def _keys_of(shape: PropertyShape) -> list[Values] | None:
-    """The keys of the records of a shape, a column each, in their order: the unique id, then the words of KEYS. None if
-    the words are not in the same places in all records."""
+    """Return the keys of a shape's records, one column per key: the unique id, then the words of KEYS.
+
+    Returns None if the words are not at the same places in all records.
+    """
     unique, keys = shape.get(PROPERTY_UNIQ_KEY.encode()), shape.get(PROPERTY_KEYS.encode())
     found = [] if unique is None else [unique]
     if keys is not None:
@@ -131,12 +139,12 @@ def _keys_of(shape: PropertyShape) -> list[Values] | None:
 
 
 def _hashes(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]:
-    """The number of its record for each key, and the key hashes, in the order of the index: two arrays of one length.
+    """Return the record number of each key, and the key hashes, in index order: two arrays of one length.
 
-    Texts are handled as ranges of one array of bytes, `at` to `end`, so that no step is taken per record.
+    Texts are handled as ranges `at` to `end` of one array of bytes, so that no Python step is needed per record.
     """
     view = data.data
-    # text: the properties of all records, one after another, those of the i-th piece ending before row_ends[i].
+    # text: the properties of all records, one after another; the properties of row i end before row_ends[i].
     text, text_rows = _properties(data, fields)
     row_ends = np.cumsum(fields.properties_size[text_rows] + 1)
     # Each piece NAME\x01VALUE lies between two separators.
@@ -146,14 +154,14 @@ def _hashes(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]
     piece_starts[1:] = piece_ends[:-1] + 1
     unique_at, unique_end = _values(text, piece_starts, piece_ends, _UNIQUE_NAME)
     keys_at, keys_end = _values(text, piece_starts, piece_ends, _KEYS_NAME)
-    # The row of a value is found by where it lies in `text`: searchsorted in row_ends.
+    # The row of a value follows from its position in `text`: searchsorted in row_ends.
     for values_at in (unique_at, keys_at):
         named_rows = np.searchsorted(row_ends, values_at, "right")
         if (named_rows[1:] == named_rows[:-1]).any():
-            # A property that is there twice: the last one counts (spec §1, Properties).
+            # A property occurs twice: the last one counts (spec §1, Properties).
             return _hashes_one_by_one(data, fields)
     keys_at, keys_end = _words(text, keys_at, keys_end)
-    # Sorted by record; within a record the unique id comes first, then the words in their order.
+    # Sort by record; within a record the unique id comes first, then the words in their order.
     rows = text_rows[np.searchsorted(row_ends, np.concatenate([unique_at, keys_at]), "right")]
     order = np.argsort(rows * 2 + (np.arange(len(rows)) >= len(unique_at)), kind="stable")
     at, end = np.concatenate([unique_at, keys_at])[order], np.concatenate([unique_end, keys_end])[order]
@@ -163,7 +171,7 @@ def _hashes(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]
     hashes, keys_odd = _java_hashes(text, at, end - at)
     hashes += (topics[rows] * np.uint32(31) + np.uint32(_HASH_OF_MARK)) * _powers(end - at)
     result = key_hashes(hashes)
-    # A text that is not ASCII has other units in Java: hashed one by one.
+    # A text that is not ASCII has other units in Java, so it is hashed by itself.
     for entry in np.flatnonzero(topics_odd[rows] | keys_odd).tolist():
         row = int(rows[entry])
         topic = bytes(view[fields.topic_at[row] : fields.topic_at[row] + fields.topic_size[row]])
@@ -173,9 +181,9 @@ def _hashes(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]
 
 
 def _properties(data: Bytes, fields: FieldOffsets) -> tuple[Bytes, Ints]:
-    """The properties of all records, each with a separator behind, even if it has one, and spare bytes at the end for
-    windows; and the numbers of the records in the order in which their properties are there.
+    """Join the properties of all records, each followed by a separator, even if it ends with one.
 
+    The text ends with spare bytes for windows. Also returns the record numbers in the order of their properties.
     Properties of one size are copied together: there are few sizes.
     """
     at, sizes = fields.properties_at, fields.properties_size
@@ -185,7 +193,7 @@ def _properties(data: Bytes, fields: FieldOffsets) -> tuple[Bytes, Ints]:
     text[-_WINDOW_SPARE_BYTES:] = 0
     position = first = 0
     for length, count in zip(lengths.tolist(), counts.tolist(), strict=True):
-        # A view of `text`: count rows of one size, the separator in the last column.
+        # A view of `text`: `count` rows of one size, the separator in the last column.
         block = text[position : position + count * (length + 1)].reshape(count, length + 1)
         if length:
             found = windows(data, length)[at[order[first : first + count]]]
@@ -196,8 +204,8 @@ def _properties(data: Bytes, fields: FieldOffsets) -> tuple[Bytes, Ints]:
 
 
 def _values(text: Bytes, starts: Ints, ends: Ints, name: bytes) -> tuple[Ints, Ints]:
-    """The ranges of the values of the pieces that begin with `name`. Empty values are left out."""
-    # The first four bytes are compared as one number; of the pieces that pass, each further byte.
+    """Return the ranges of the values of the properties that begin with `name`. Empty values are left out."""
+    # Compare the first four bytes as one number, then each further byte of the properties that match.
     named = windows(text, 4)[starts].view(np.uint32) == np.frombuffer(name, np.uint32, 1)[0]
     candidates = np.flatnonzero(named)
     at, end = starts[candidates] + len(name), ends[candidates]
@@ -209,14 +217,14 @@ def _values(text: Bytes, starts: Ints, ends: Ints, name: bytes) -> tuple[Ints, I
 
 
 def _words(text: Bytes, at: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """The words, which spaces separate, of the values in [`at`, `end`)."""
+    """Return the ranges of the words, separated by spaces, of the values in [`at`, `end`)."""
     spaces = np.flatnonzero(text == _SPACE)
     if not len(at) or not len(spaces):
         return at, end
-    # value[i]: the number of the value that the i-th space lies in or behind.
+    # value[i]: the number of the value that holds the i-th space, or that ends before it.
     value = np.searchsorted(at, spaces, "right") - 1
     spaces = spaces[(value >= 0) & (spaces < end[value])]
-    # A space ends a word and begins the next. Words between two spaces side by side are empty.
+    # A space ends a word and begins the next. Two adjacent spaces enclose an empty word.
     at, end = np.sort(np.concatenate([at, spaces + 1])), np.sort(np.concatenate([end, spaces]))
     filled = at < end
     return at[filled], end[filled]
@@ -232,7 +240,7 @@ def _hashes_one_by_one(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray
 
 
 def _powers(exponents: Ints) -> NDArray[np.uint32]:
-    """31 to each power, modulo 2**32."""
+    """Return 31 to each power, modulo 2**32."""
     table = np.full(int(exponents.max(initial=0)) + 1, 31, np.uint32)
     table[0] = 1
     powers: NDArray[np.uint32] = np.multiply.accumulate(table, dtype=np.uint32)[exponents]
@@ -240,9 +248,9 @@ def _powers(exponents: Ints) -> NDArray[np.uint32]:
 
 
 def _java_hashes(data: Bytes, at: Ints, size: Ints) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """Java's hash of each text, unsigned, and a mask of the texts that are not ASCII, whose hashes are wrong.
+    """Return Java's hash of each text, unsigned, and a mask of the texts that are not ASCII, whose hashes are wrong.
 
-    Texts of one length are hashed together: there are few lengths, and all texts may have the same one.
+    Texts of one length are hashed together: there are few lengths, and often only one.
     """
     hashes = np.zeros(len(at), np.uint32)
     odd = np.zeros(len(at), bool)

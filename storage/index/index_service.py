@@ -3,20 +3,20 @@
 On disk
     index/20261120180926228        files in the order they were made (index_file.py); the last one takes entries
 
-The index follows the log: the thread puts the keys of the records that consumers may see, thousands of them at a time,
-outside the append lock. Appends leave it the ids of their batches (appended_batches.py); the keys of all other records,
-and of those that it has fallen far behind, it reads from the log. It keeps nothing else but its position there, so
-however far it falls behind, it holds little memory and no append waits for it. A query that needs the newest messages
-waits for it instead.
+The index follows the log: its thread puts the keys of the records that consumers may see, thousands at a time, outside
+the append lock. Appends pass the ids of their batches to the index (appended_batches.py). The index reads all other
+keys from the log, and also those it has fallen far behind. Apart from that it keeps only its position in the log. So
+even if it falls far behind, it takes little memory, and no append waits for it. A query that needs the newest messages
+waits for the index.
 
-The disk may change a file. One that does not match its checksum (index_sums.py) is made again, with those behind it.
+The disk may damage a file. A file that does not match its checksum (index_sums.py) is rebuilt, with all later files.
 
 After a crash, files whose end_timestamp is not in the checkpoint are deleted (spec/storage.md §3, Load), and after any
-stop those with records that the log does not hold any more. Then the index goes on where its last file ends. So a file
-that was deleted, by whomever, is made again. A file missing in the middle shows by the first record with a key behind
-the file before it: the files behind it are then made again too.
+stop files with records that the log does not hold any more. Then the index continues at the end of its last file. So a
+deleted last file is rebuilt. A gap between two files is found by looking for the first record with a key after the
+earlier file; the files after the gap are then rebuilt too.
 
-Without space on the disk, or without a descriptor, the thread tries again until it gets it, and then catches up.
+Without space on the disk, or without a descriptor, the thread retries until it gets it, and then catches up.
 """
 
 from __future__ import annotations
@@ -67,15 +67,17 @@ DRAIN_S: Final = 5.0
 INDEX_STOP_TIMEOUT_S: Final = 60.0
 _NAME_DIGITS: Final = 17
 _PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
-"""Errors that name something missing, which may come back; others say that the disk is broken."""
+"""Errors that name a resource which may become free again; other errors mean that the disk is broken."""
 
 
 class IndexService:
-    """The index of one store. Thread-safe. Its thread adds files, and retention takes the first ones, but never the
-    last: so the list of files changes under the lock only, and its last one only in the thread.
+    """The index of one store. Thread-safe.
 
-    `on_writable(error)` is called with an error when the index cannot be written, and with None when that is over; if
-    the disk fails, it never is.
+    The index thread adds files; retention deletes the first ones, but never the last. So the list of files changes only
+    under the lock, and its last file only in the thread.
+
+    `on_writable(error)` is called with an error when the index cannot be written, and with None once it can be again;
+    after a failure of the disk it never can.
     """
 
     def __init__(
@@ -106,18 +108,20 @@ class IndexService:
         self._current: IndexFile | None = None
         """The last file while it takes entries."""
         self.position = commit_log.min_offset
-        """The physical offset up to which records are indexed."""
+        """The physical offset up to which all records are indexed."""
         self.flushed_timestamp_ms = 0
-        """The end of the newest file that is on disk for sure, for the checkpoint; 0: none since the store opened."""
+        """The end time of the newest file that is surely on disk, for the checkpoint; 0: none since the store
+        opened.
+        """
         self.entries_put = 0
         """Entries added since the store was opened."""
         self._changed = threading.Condition()
         """Notified when `position`, `_wanted` or one of the flags below changes."""
         self._wanted = 0
-        """The physical offset that somebody waits for."""
+        """The highest physical offset that a caller of `wait_for` needs."""
         self._stopping = self._ended = self._failed = False
         self._stuck: OSError | DataLossError | None = None
-        """The error for which the thread waits and tries again; None while it works."""
+        """The error after which the thread waits and retries; None while it works."""
         self._thread = threading.Thread(target=self._run, name="raymq-index", daemon=True)
         self._thread.start()
 
@@ -125,8 +129,10 @@ class IndexService:
         return len(self._files)
 
     def wait_for(self, physical_offset: int, timeout_s: float) -> bool:
-        """Have everything before `physical_offset` indexed. False if it is not after `timeout_s`, after a
-        failure, or while the index cannot go on."""
+        """Wait until everything before `physical_offset` is indexed.
+
+        Returns False after `timeout_s`, after a failure, or while the index is stuck.
+        """
         with self._changed:
             self._wanted = max(self._wanted, physical_offset)
             self._changed.notify_all()
@@ -134,10 +140,9 @@ class IndexService:
             return self.position >= physical_offset
 
     def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
-        """Physical offsets of records that may have `key`, stored in [`begin_ms`, `end_ms`], newest files first.
+        """Yield physical offsets of records that may have `key`, stored in [`begin_ms`, `end_ms`], newest files first.
 
-        Hashes collide, and times are rounded down to a second: the caller looks at the record. An offset may come
-        twice.
+        Hashes collide, and times are rounded down to a second: the caller checks the record. An offset may occur twice.
         """
         key_hash = index_key_hash(topic, key)
         mended = self._mended.find(key_hash, begin_ms, end_ms)
@@ -151,10 +156,10 @@ class IndexService:
         yield from mended
 
     def put_mended(self, data: bytes, starts: Sequence[int], physical_offset: int) -> None:
-        """Have records found by their keys that were damaged when the index passed them. On return that is on disk.
+        """Index records that were damaged when the index passed them, and are mended now. On return that is on disk.
 
         The records are at `starts` of `data`, whose first byte is at `physical_offset`. Called by one thread at a time.
-        OSError.
+        OSError: the disk failed.
         """
         entries = index_entries(np.frombuffer(data, np.uint8), np.array(starts, np.int64), physical_offset)
         columns = entries.key_hashes, entries.physical_offsets, entries.store_timestamps
@@ -167,7 +172,7 @@ class IndexService:
             try:
                 data = self._reader.maps.get(str(path), at_random=True).data
             except FileNotFoundError:
-                continue  # retention was faster
+                continue  # retention deleted the file
             header = read_header(data)
             if begin_ms <= header.end_timestamp and end_ms >= header.begin_timestamp:
                 yield from _offsets(find_entries(data, self._shape, key_hash, begin_ms, end_ms))
@@ -175,7 +180,9 @@ class IndexService:
                 return
 
     def delete_before(self, physical_offset: int) -> int:
-        """Delete the files all of whose records are before `physical_offset`, but never the last; returns how many."""
+        """Delete the files that hold only records before `physical_offset`, but never the last file. Returns the number
+        deleted.
+        """
         with self._changed:
             files = self._files
             doomed = [path for path in files[:-1] if self._header(path).end_physical_offset < physical_offset]
@@ -186,12 +193,12 @@ class IndexService:
         return len(doomed)
 
     def close(self) -> bool:
-        """Index what is left, for some seconds at most, flush and stop. Idempotent.
+        """Index what is left, for at most DRAIN_S, flush and stop. Idempotent.
 
-        True if all is indexed and on disk: then `flushed_timestamp_ms` says so too. Otherwise the store must be opened
-        as after a crash.
+        Returns True if everything is indexed and on disk; `flushed_timestamp_ms` includes it. Otherwise the store must
+        be opened as after a crash.
         """
-        caught_up = self._ended or self.wait_for(self._visible(), DRAIN_S)  # ended: closed before, or failed
+        caught_up = self._ended or self.wait_for(self._visible(), DRAIN_S)  # ended: closed already, or failed
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -199,7 +206,7 @@ class IndexService:
         return caught_up and self._ended and not self._failed
 
     def _load(self, *, after_crash: bool, checkpoint_ms: int) -> list[Path]:
-        """The files to keep; deletes those that cannot be trusted."""
+        """Return the files to keep, and delete those that cannot be trusted."""
         files: list[Path] = []
         for path in sorted(self.directory.iterdir()):
             if not path.name.isdecimal():
@@ -208,7 +215,7 @@ class IndexService:
             reason = self._reason_to_drop(path, checkpoint_ms if after_crash else None)
             if reason:
                 if after_crash:
-                    logger.info("%s %s; it is made again", path, reason)
+                    logger.info("%s %s; it is rebuilt", path, reason)
                 else:
                     self._damage.note(f"{path} {reason}; it is made again from the log")
                 disk.unlink(path)
@@ -252,7 +259,7 @@ class IndexService:
                 self._changed.notify_all()
 
     def _retry_until_closed(self, work: Callable[[], None]) -> None:
-        """Do `work`, again and again while the disk is full or a log file is damaged, until the index closes."""
+        """Do `work`, and retry while the disk is full or a log file is damaged, until the index closes."""
         while not self._stopping:
             try:
                 work()
@@ -267,9 +274,11 @@ class IndexService:
                 self._changed.wait_for(lambda: self._stopping, INDEX_RETRY_S)
 
     def _report_stuck(self, error: OSError | DataLossError) -> None:
-        """Report, once, that the index waits."""
+        """Report once that the index is stuck."""
         if self._stuck is None:
-            logger.error("the index in %s stands still at %d: %s", self.directory, self.position, error)
+            logger.error(
+                "the index in %s is stuck at physical offset %d and retries: %s", self.directory, self.position, error
+            )
         if isinstance(error, OSError):
             self._on_writable(error)
         with self._changed:
@@ -277,44 +286,49 @@ class IndexService:
             self._changed.notify_all()
 
     def _report_unstuck(self) -> None:
-        """Report, once, that the index does not wait any more."""
+        """Report once that the index is not stuck any more."""
         if self._stuck is not None:
-            logger.warning("the index in %s goes on", self.directory)
+            logger.warning("the index in %s continues", self.directory)
             self._stuck = None
             self._on_writable(None)
 
     def _prepare(self) -> None:
-        """Find the position to go on at; drop the files behind a gap."""
+        """Find the position to continue at, and drop the files after a gap."""
         position = self._log.min_offset
         self._drop_damaged()
         for path in self._files:
             try:
                 header = self._header(path)
             except FileNotFoundError:
-                continue  # retention was faster
+                continue  # retention deleted the file
             first = self._first_with_key(position, header.begin_physical_offset)
             if first is not None:
-                logger.warning("%s begins behind a record with a key at %d; making it again", path, first)
+                logger.warning(
+                    "%s begins after a record with a key at %d that no file has; rebuilding the file", path, first
+                )
                 for doomed in self._remove_from(path):
                     disk.unlink(doomed)
                 break
             position = max(position, header.end_physical_offset)
             if header.next_entry < self._shape.entries and not self._after_crash:
-                # All keys of the last record are in. (Those of a full file's may go on in the next one.)
+                # All keys of the last record are in the file, unless the file is full: then the next file may have the
+                # rest.
                 position = max(position, self._end_of_record(header.end_physical_offset))
         if self._files and self._header(self._files[-1]).next_entry < self._shape.entries:
             self._current = IndexFile(self._files[-1], self._shape)
         self._advance(position)
 
     def _drop_damaged(self) -> None:
-        """Drop the first file that the disk has changed, and those behind it, to be made again from the log. Only the
-        newest files are looked at, VERIFY_MAX_BYTES of them."""
+        """Drop the first file that the disk has damaged, and all later files, to rebuild them from the log.
+
+        Checks only the newest files, at most VERIFY_MAX_BYTES.
+        """
         damaged, left_bytes = None, VERIFY_MAX_BYTES
         for path in reversed(self._files):
             try:
                 header, data = self._header(path), self._reader.maps.get(str(path), at_random=True).data
             except FileNotFoundError:
-                continue  # retention was faster
+                continue  # retention deleted the file
             left_bytes -= self._sums.used_bytes(header)
             if left_bytes < 0 or self._stopping:
                 break
@@ -327,7 +341,7 @@ class IndexService:
                 disk.unlink(doomed)
 
     def _remove_from(self, path: Path) -> list[Path]:
-        """Take the files from `path` on out of the list; returns them."""
+        """Remove the files from `path` on from the list, and return them."""
         with self._changed:
             forgotten = [file for file in self._files if file >= path]
             self._files = [file for file in self._files if file < path]
@@ -339,7 +353,9 @@ class IndexService:
             self._changed.notify_all()
 
     def _end_of_record(self, physical_offset: int) -> int:
-        """The end of the record at `physical_offset`; the same offset if the log does not have it any more."""
+        """Return the end of the record at `physical_offset`; `physical_offset` itself if the log no longer has the
+        record.
+        """
         try:
             return physical_offset + int.from_bytes(self._reader.log_bytes(physical_offset, physical_offset + 4))
         except DataLossError:
@@ -348,7 +364,7 @@ class IndexService:
             return physical_offset
 
     def _first_with_key(self, position: int, limit: int) -> int | None:
-        """The first record in (`position`, `limit`) that has a key."""
+        """Return the physical offset of the first record in (`position`, `limit`) that has a key."""
         position = max(position, self._log.min_offset)
         behind = position if position == self._log.min_offset else position + 1
         while position < limit and not self._stopping:
@@ -368,7 +384,7 @@ class IndexService:
         while self.position < limit and not self._stopping:
             if self._put_appended(limit):
                 continue
-            # Up to the next batch that need not be walked.
+            # Walk up to the next batch whose ids are known.
             until = self._appended.next_start()
             chunk = self._walk(self.position, limit if until is None else min(until, limit))
             if chunk is None:
@@ -377,8 +393,10 @@ class IndexService:
                 self._put_entries(_entries(chunk), chunk.end_offset)
 
     def _put_appended(self, limit: int) -> bool:
-        """Put the keys of the batches before `limit` that were appended from `position` on, if they are as told. False
-        if the log has to be walked there."""
+        """Put the keys of the batches before `limit` that were appended from `position` on, if the log confirms them.
+
+        Returns False if the log has to be walked there.
+        """
         columns: list[IndexEntries] = []
         entries, end = 0, self.position
         while entries < INDEX_ENTRIES_AT_A_TIME and (run := self._appended.take_run(end, limit)):
@@ -392,7 +410,7 @@ class IndexService:
         return bool(columns)
 
     def _walk(self, position: int, limit: int) -> WalkedRecords | None:
-        """Records from `position` on; None if retention took them."""
+        """Return the records from `position` on; None if retention deleted them."""
         try:
             return walk_log(self._reader, position, limit, INDEX_CHUNK_BYTES)
         except DataLossError:
@@ -403,7 +421,7 @@ class IndexService:
     def _put_entries(self, entries: IndexEntries, end_offset: int) -> None:
         """Put the entries of the records from `position` to `end_offset`."""
         if self._files and len(entries):
-            # Without the entries that a full last file has already (spec §3). The last record of that file may have
+            # Leave out the entries that a full last file has already (spec §3). The last record of that file may have
             # more keys than fitted in.
             end = self._header(self._files[-1]).end_physical_offset
             entries = entries.from_entry(int(np.searchsorted(entries.physical_offsets, end)))
@@ -417,7 +435,9 @@ class IndexService:
         self._advance(end_offset)
 
     def _next_file(self) -> IndexFile:
-        """A new file, named after the time, or a little later: names must ascend. OSError after some tries."""
+        """Make a new file, named after the current time or slightly later, since names must ascend. OSError after some
+        tries.
+        """
         previous = self._header(self._files[-1]) if self._files else None
         now = datetime.now()
         number = int(f"{now:%Y%m%d%H%M%S}{now.microsecond // 1000:03d}")
@@ -431,7 +451,7 @@ class IndexService:
             except OSError as error:
                 if not tries_left:
                     raise
-                logger.warning("cannot make %s, trying again: %s", path, error)
+                logger.warning("cannot make the index file %s, retrying: %s", path, error)
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopping, INDEX_RETRY_S)
         assert self._current is not None
@@ -440,7 +460,7 @@ class IndexService:
         return self._current
 
     def _finish_current(self) -> None:
-        """Flush and close the last file, which is full, or the store closes; the checkpoint counts on that."""
+        """Flush and close the last file, because it is full or the store closes. The checkpoint relies on that."""
         if self._current is not None:
             try:
                 self._current.flush()
@@ -451,7 +471,7 @@ class IndexService:
             try:
                 data = self._reader.maps.get(str(path), at_random=True).data
             except FileNotFoundError:
-                logger.warning("%s was deleted under the store", path)
+                logger.warning("the index file %s was deleted while the store had it open; it is rebuilt", path)
             else:
                 self._sums.write_down(path, header, data, self._files)
             self.flushed_timestamp_ms = header.end_timestamp
@@ -459,7 +479,7 @@ class IndexService:
             self._current = None
 
     def _discard_current(self) -> None:
-        """Delete the file that could not be flushed: the disk has an unknown part of it, so it is made again."""
+        """Delete the file that could not be flushed and rebuild it: it is unknown which part of it is on disk."""
         assert self._current is not None
         path, begin = self._current.path, self._current.header.begin_physical_offset
         self._current.close()
@@ -476,13 +496,13 @@ def _offsets(entries: Iterator[FoundEntry]) -> Iterator[int]:
 
 
 def _entries(chunk: WalkedRecords) -> IndexEntries:
-    """The entries of a chunk's records, without the records that were damaged since they were checked."""
+    """Return the entries of a chunk's records, without records that were damaged since they were checked."""
     try:
         return index_entries(chunk.data, chunk.starts, chunk.physical_offset)
     except RecordError:
         good = [start for start in chunk.starts.tolist() if check_record(chunk.data.data, start, check_crc=False).ok]
         logger.error(
-            "%d damaged records behind physical offset %d are not in the index",
+            "%d damaged records after physical offset %d are not in the index",
             len(chunk.starts) - len(good),
             chunk.physical_offset,
         )

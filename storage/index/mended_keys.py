@@ -1,12 +1,12 @@
 """The keys of records that were damaged when the index passed them, and mended later.
 
 On disk
-    index.mended    1a2b3c4d                                    the CRC-32 of what follows
+    index.mended    1a2b3c4d                                    the CRC-32 of the next line
                     [[key hash, physical offset, store time in ms], …]
 
 An index file takes entries in the order of the log, so the keys of an older record have no place in the newest file.
-They are few: only damaged records have any. A search looks through this table beside the files. RocketMQ does not look
-at it, and finds these records again once the index files are made again from the log.
+The table is small, because only damaged records enter it. A search reads this table and the index files. RocketMQ
+ignores the table; it finds these records after the index files are rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class MendedKeys:
     def __init__(self, root: Path, min_offset: int, end_offset: int, damage: DamageNotes) -> None:
         """Read the file, if it exists, without the keys of records that are not in the log any more. OSError.
 
-        The log reaches from `min_offset` to `end_offset`. `damage` takes note of a file that cannot be read.
+        The log reaches from `min_offset` to `end_offset`. `damage` records a file that cannot be read.
         """
         self._path = root / MENDED_KEYS_FILE
         self._keys: tuple[MendedKey, ...] = ()
-        """All keys, those of the newest records first."""
+        """All keys, newest records first."""
         try:
             crc, _, text = self._path.read_bytes().partition(b"\n")
             if crc != b"%08x" % crc32(text):
@@ -58,7 +58,7 @@ class MendedKeys:
             damage.note(f"{self._path} is damaged ({error}): some mended records are not found by their keys")
 
     def add(self, keys: list[MendedKey]) -> None:
-        """Add keys; on return they are on disk. OSError: the table is as before."""
+        """Add keys; on return they are on disk. OSError: the table is unchanged."""
         merged = sorted({*self._keys, *keys}, key=lambda key: key.physical_offset, reverse=True)
         if len(merged) > MENDED_KEYS_MAX:
             logger.error("%s is full: %d keys are dropped", self._path, len(merged) - MENDED_KEYS_MAX)
@@ -68,7 +68,9 @@ class MendedKeys:
         self._keys = tuple(merged)
 
     def find(self, key_hash: int, begin_ms: int, end_ms: int) -> list[int]:
-        """The physical offsets of records that may have a key, stored in [`begin_ms`, `end_ms`], newest first."""
+        """Return the physical offsets of records that may have a key, stored in [`begin_ms`, `end_ms`], newest
+        first.
+        """
         return [
             key.physical_offset
             for key in self._keys

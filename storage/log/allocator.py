@@ -1,7 +1,7 @@
 """Making the next commit-log file in a thread, before the log needs it.
 
-At most one file is ready at a time. It has its final name and is all zero. RocketMQ does the same, so recovery accepts
-such a file at the end of the log. A clean stop deletes it.
+At most one file is prepared at a time. It has its final name, and all its bytes are zero. RocketMQ does the same, so
+recovery accepts such a file at the end of the log. A clean stop deletes it.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ ALLOCATOR_STOP_TIMEOUT_S = 30.0
 
 
 class Allocator:
-    """Makes files of `size` bytes, each behind those before it, at the paths that `paths` chooses."""
+    """Makes files of `size` bytes, each one after the log's existing files, at the paths that `paths` chooses."""
 
     def __init__(self, paths: LogPaths, size: int) -> None:
         self._paths = paths
         self._size = size
         self._made = -1
-        """The start of the file made last; -1 before the first."""
+        """The start of the last file made; -1 before the first."""
         self._lock = threading.Lock()
-        """Held while a file is made, and while the one made ready changes hands."""
+        """Held while a file is made, and while the prepared file is set or taken."""
         self._wanted: int | None = None
-        """The start of the file that the thread is to make, or that was taken."""
+        """The start of the file that the thread should make, or of the file that was taken."""
         self._ready: MappedFile | None = None
-        """The file made ready and not taken."""
+        """The prepared file, until it is taken."""
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="raymq-allocate", daemon=True)
         self._thread.start()
 
     def prepare_file(self, start: int) -> None:
-        """Have the file that starts at `start` made in the background, if it is not ready already."""
+        """Prepare the file that starts at `start` in the background, if it is not ready already."""
         if self._wanted != start:
             self._wanted = start
             self._wake.set()
 
     def is_ready(self, start: int) -> bool:
-        """True if the file that starts at `start` is made and was not taken."""
+        """True if the file that starts at `start` is made and not taken yet."""
         ready = self._ready
         return ready is not None and ready.start == start
 
@@ -56,7 +56,7 @@ class Allocator:
                 self._ready = self._create(start)
 
     def take_file(self, start: int) -> MappedFile:
-        """The file that starts at `start`: the one made ready, or made now. OSError if it cannot be made."""
+        """Return the file that starts at `start`: the prepared one, or one made now. OSError if it cannot be made."""
         with self._lock:
             ready, self._ready = self._ready, None
             self._wanted = start
@@ -65,7 +65,7 @@ class Allocator:
             return self._create(start)
 
     def close(self) -> None:
-        """Stop the thread and delete the file that was made ready and not taken. Idempotent."""
+        """Stop the thread, and delete a prepared file that was not taken. Idempotent."""
         self._stopping = True
         self._wake.set()
         self._thread.join(ALLOCATOR_STOP_TIMEOUT_S)
@@ -76,7 +76,7 @@ class Allocator:
             try:
                 disk.unlink(ready.path)
             except OSError as error:
-                # All zero, as a crash may leave it too: the next open takes or deletes it.
+                # The file is all zero, as after a crash: the next open takes or deletes it.
                 logger.warning("cannot delete %s: %s", ready.path, error)
 
     def _run(self) -> None:
@@ -92,7 +92,7 @@ class Allocator:
                 try:
                     self._ready = self._create(start)
                 except OSError as error:
-                    # Not fatal yet: the append that needs the file tries again, and reports.
+                    # Not fatal yet: the append that needs the file retries, and reports an error.
                     logger.warning("cannot prepare %s: %s", self._paths.path(start), error)
 
     def _create(self, start: int) -> MappedFile:

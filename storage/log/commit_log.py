@@ -8,13 +8,14 @@ On disk
 
     | ... | room for the broker's state: 32 MiB, or an eighth of a small file |
 
-The end of a file is for records of the broker's state alone while the disk has no room for the next file: consumers
-commit, join and receive on a full disk.
+While the disk has no room for the next file, the end of a file takes only records of the broker's state. So consumers
+can commit, join and receive on a full disk.
 
-A record never crosses a file end; 8 bytes always remain for the BLANK that says that the log goes on in the next file.
+A record never crosses a file end; 8 bytes always remain for the BLANK, which marks that the log continues in the next
+file.
 
-A change belongs here if it is about the log as a row of files: where it ends, making and cutting files, flushing them.
-How bytes get into a file is the writer's matter (log_writer.py), which directory a file is in that of log_paths.py.
+This module treats the log as a sequence of files: it tracks the end, and makes, cuts and flushes files. log_writer.py
+puts bytes into a file; log_paths.py chooses the directory of a file.
 """
 
 from __future__ import annotations
@@ -39,89 +40,95 @@ from storage.log.log_paths import LogPaths
 from storage.log.log_writer import LogWriter, Stamp
 
 PREPARE_BYTES: Final = 64 << 20
-"""The next file is made once so little is left of the current one, or once half of it is written."""
+"""The next file is made when the current one has at most this many bytes left, or is half written."""
 STATE_ROOM_MAX_BYTES: Final = 32 << 20
-"""The end of a file that is for the broker's state alone while there is no next file."""
+"""The most bytes at the end of a file that only the broker's state may use while no next file exists."""
 
 logger = logging.getLogger(__name__)
 
 
 class CommitLog:
-    """The log at `paths`. One thread appends (the caller's lock), one flushes; offsets are plain reads.
+    """The log at `paths`. One thread appends (under the caller's lock) and one flushes; offsets can be read without a
+    lock.
 
     `open_for_append` must be called, with the end that recovery found, before anything is written.
     """
 
     def __init__(self, paths: LogPaths, file_size: int, writer: LogWriter | None = None) -> None:
-        """Find the files. StoreCorruptError when they do not form a log (spec §5, load). `writer`: how appends get into
-        the files; default: as each comes."""
+        """Find the files. StoreCorruptError if they do not form a log (spec §5, load).
+
+        `writer` puts appends into the files; by default each append is stored at once.
+        """
         self.paths = paths
         """The directories of the files."""
         self.file_size = file_size
         self.starts = paths.find()
-        """The first physical offsets of the files, ascending."""
+        """The physical offsets at which the files start, ascending."""
         self._writer = writer or LogWriter(file_size)
         self._files = self._writer.files
-        """The files open for writing: those that are not flushed to their ends."""
+        """The files open for writing: those that are not completely flushed."""
         self._allocator: Allocator | None = None
         """Makes the next file; None before `open_for_append` and after `close`."""
         self.end_offset = 0
-        """The end of what is written."""
+        """The end of the written part of the log."""
         self.flushed_offset = 0
-        """The end of what is on disk."""
+        """The end of the part of the log that is on disk."""
         self._store_timestamp_ms = 0
-        """The store time of the record written last."""
+        """The store time of the last written record."""
         self.flushed_store_timestamp_ms = 0
         """The store time of the last record that is on disk; 0: none since the store was opened."""
         self._used_ends: dict[int, tuple[int, int]] = {}
-        """The answers of `used_end` before the log is open: by a file's start, the position and the answer."""
+        """Cached results of `used_end` before the log is open: the position and the result, by a file's start."""
         self._staged_end = 0
-        """The end of the bytes that were staged; not after `end_offset` if nothing is staged."""
+        """The end of the staged bytes; at most `end_offset` if nothing is staged."""
         self._easy_end = 0
-        """Records that end before this offset, and leave space for a BLANK, need no `reserve`."""
+        """Records that end before this offset, with space for a BLANK after them, need no `reserve`."""
         self._begin(self.starts[-1] + file_size if self.starts else 0)
 
     @classmethod
     def of(cls, settings: StoreSettings) -> Self:
-        """The log that the settings name, with the writer that they ask for. Errors as of the constructor; OSError if
-        there is not so much address space as a transient store pool needs."""
+        """Open the log that the settings name, with the writer that they choose.
+
+        Errors as of the constructor. OSError: the address space is too small for the transient store pool.
+        """
         file_size = settings.mapped_file_size_commit_log_bytes
         return cls(LogPaths.of(settings), file_size, _choose_writer(settings, file_size))
 
     @property
     def min_offset(self) -> int:
-        """The physical offset at which the first file starts; 0 without files."""
+        """The physical offset at which the first file starts; 0 if there are no files."""
         return self.starts[0] if self.starts else 0
 
     def _begin(self, end_offset: int) -> None:
-        """All before `end_offset` is in the files, and nothing is behind it."""
+        """Set the log's end: everything before `end_offset` is in the files, and nothing follows."""
         self.end_offset = self.flushed_offset = end_offset
         self._staged_end = self._easy_end = 0
         self._writer.begin_at(end_offset)
 
     @property
     def committed_offset(self) -> int:
-        """The end of what can be read from the files: of all that is written, unless there is a pool."""
+        """The end of the bytes that can be read from the files. Without a pool these are all written bytes."""
         return self._writer.committed_offset(self.end_offset)
 
     @property
     def has_pool(self) -> bool:
-        """True if appends are not in the files before they are committed."""
+        """True if appends enter the files only when they are committed."""
         return self._writer.is_buffered
 
     def call_on_commit(self, callback: Callable[[int], None]) -> None:
-        """Have `callback` called with the end of what a commit brought to the files, before that commit returns."""
+        """Register `callback`, called before a commit returns with the end of the bytes that it wrote to the files."""
         self._writer.on_commit = callback
 
     def path(self, start: int) -> Path:
-        """The path of the file that starts at physical offset `start`."""
+        """Return the path of the file that starts at physical offset `start`."""
         return self.paths.path(start)
 
     def open_for_append(self, end_offset: int) -> int:
-        """Cut the log at `end_offset` and get ready to append there. Returns how many bytes were cut.
+        """Cut the log at `end_offset` and prepare for appends there. Returns the number of bytes cut.
 
-        Files beyond are deleted. The rest of former records behind the end is zeroed (RocketMQ leaves it): an
-        append over it could end where an old record starts, and the next recovery would take that for a new one.
+        Later files are deleted. The rest of former records after the end is zeroed (RocketMQ leaves it). Otherwise an
+        append over it could end where an old record starts, and the next recovery would mistake the old record for a
+        new one.
         """
         used_end = end_offset
         while self.starts and self.starts[-1] + self.file_size > end_offset:
@@ -139,7 +146,7 @@ class CommitLog:
                 break
             file.close()
             disk.unlink(file.path)
-            # One by one: a power cut must not lose a file in the middle and keep the one behind it.
+            # Delete one by one: a power cut must not lose a file in the middle and keep a later one.
             disk.sync_directory(file.path.parent)
             self.paths.forget_file(self.starts.pop())
         self._begin(end_offset)
@@ -148,8 +155,10 @@ class CommitLog:
         return used_end - end_offset
 
     def used_end(self, start: int, position: int) -> int:
-        """The position in the file at `start` behind its last byte, from `position` on, that is not zero; `position` if
-        all are zero. For a log that is not open for appending yet. OSError."""
+        """Return the end of the last byte that is not zero in the file at `start`, from `position` on.
+
+        Returns `position` if all are zero. For a log that is not open for appends yet. OSError.
+        """
         asked, used = self._used_ends.get(start, (-1, 0))
         if asked != position:
             file = MappedFile(self.path(start), start, self.file_size)
@@ -161,7 +170,9 @@ class CommitLog:
         return used
 
     def begin_at(self, physical_offset: int) -> None:
-        """Let an empty log begin at an offset. InvalidArgumentError unless it is empty and a file may begin there."""
+        """Let an empty log begin at an offset. InvalidArgumentError unless the log is empty and a file may begin
+        there.
+        """
         if self.starts or physical_offset % self.file_size:
             raise InvalidArgumentError(
                 f"the log in {self.paths} cannot begin at {physical_offset}: it has files, or files of "
@@ -170,17 +181,21 @@ class CommitLog:
         self._begin(physical_offset)
 
     def plan_append(self, batches: Sequence[NDArray[np.int64]]) -> tuple[list[list[AppendSpan]], int]:
-        """The spans of each batch, if they are the next to be written, and the log's end then; writes nothing.
-        `batches`: where the records of each end, in bytes of it. MessageIllegalError if a record is longer than a
-        file."""
+        """Plan the spans of batches appended to the log's end. Also returns the new end. Writes nothing.
+
+        `batches`: for each batch, the bytes from its start to the end of each record. MessageIllegalError: a record is
+        longer than a file.
+        """
         return plan_append(batches, self.end_offset, self.file_size)
 
     def reserve(self, new_end: int, *, for_state: bool = False) -> None:
-        """Make the files up to the one that holds the byte before `new_end`, so that writing up to there needs no more
-        space on the disk. For messages, keep room behind `new_end` for the broker's state, in this file or the next.
-        `for_state`: the append is of nothing but that state. Drops what is staged: an append is about to overwrite it.
+        """Make the files up to the one that holds the byte before `new_end`, so that writing there needs no more disk
+        space.
 
-        OSError if that fails; the log is as before then, but for files that are still empty.
+        For messages, keep room after `new_end` for the broker's state, in this file or the next. `for_state`: the
+        append holds only that state. Drops staged bytes, because an append is about to overwrite them.
+
+        OSError: a file cannot be made; the log is unchanged, except for files that are still empty.
         """
         assert self._allocator is not None
         self.drop_staged()
@@ -208,13 +223,15 @@ class CommitLog:
         return self.end_offset + size + BLANK_LENGTH <= self._easy_end
 
     def goes_on_in_file(self, size: int) -> bool:
-        """True if a record of `size` bytes goes to where the log ends, and not to the start of the file behind."""
+        """True if a record of `size` bytes goes to the log's end, and not to the start of the next file."""
         return self.end_offset % self.file_size + size + BLANK_LENGTH <= self.file_size
 
     def write_record(self, record: Bytes, queue_offset: int, store_timestamp_ms: int, store_host: bytes) -> bool:
-        """`write` for one record at the log's end, for which there is room (`has_room_for`, or `goes_on_in_file` and
-        `reserve`) and which has no property CRC: stamped here, in fewer steps. False, and nothing is done, if it has to
-        go by `write`."""
+        """Stamp and write one record at the log's end, in fewer steps than `write`.
+
+        The record has no property CRC, and there is room for it (`has_room_for`, or `goes_on_in_file` and `reserve`).
+        Returns False, and does nothing, if the record has to be written by `write`.
+        """
         end_offset = self.end_offset
         if not self._writer.write_record(end_offset, record, queue_offset, store_timestamp_ms, store_host):
             return False
@@ -223,7 +240,7 @@ class CommitLog:
         return True
 
     def has_buffer_for(self, size: int) -> bool:
-        """True if an append of so many bytes need not wait for a commit, for want of a buffer."""
+        """True if an append of `size` bytes does not have to wait for a commit to free a buffer."""
         return self._writer.has_buffer_for(self.end_offset, size)
 
     def write(
@@ -235,32 +252,33 @@ class CommitLog:
         *,
         whole: bool = True,
     ) -> None:
-        """Write records at an offset that `plan_append` gave and in files that `reserve` made, then move the end.
+        """Write records at an offset from `plan_append`, into files that `reserve` made, then move the log's end.
 
-        `stamp` fills in, in a copy, the fields that only the store knows; None: they are stamped already. Unless
-        `whole`, it neither reads nor writes the first 8 bytes. On return the records outlive this process, not a power
-        cut; with a pool they do so once they are committed. After an OSError the log's end has not moved.
+        `stamp` fills in the fields that only the store can set, in a copy; None: the records are stamped already.
+        Unless `whole`, `stamp` neither reads nor writes the first 8 bytes. On return the records survive the end of
+        this process, but not a power cut; with a pool they survive it once they are committed. After an OSError the
+        log's end has not moved.
         """
         self._writer.write(self.end_offset, physical_offset, records, stamp, whole=whole)
         self.end_offset = physical_offset + len(records)
         self._store_timestamp_ms = store_timestamp_ms
 
     def write_through(self, physical_offset: int, records: memoryview, store_timestamp_ms: int) -> None:
-        """`write` of stamped records, which are in the files on return even with a pool."""
+        """Write stamped records as `write` does, into the files even if there is a pool."""
         self._writer.write_through(self.end_offset, physical_offset, records, None)
         self.end_offset = physical_offset + len(records)
         self._store_timestamp_ms = store_timestamp_ms
 
     @property
     def staged_end(self) -> int:
-        """The end of the bytes that are staged; the log's end if nothing is staged."""
+        """The end of the staged bytes; the log's end if nothing is staged."""
         return max(self._staged_end, self.end_offset)
 
     def stage(self, physical_offset: int, data: Bytes) -> None:
         """Write a part of something that is appended in parts to a file that `reserve` made, and flush it.
 
-        The log's end stays: `take_staged` moves it once the last part is there. Recovery cuts off what is staged.
-        OSError: the disk failed.
+        The log's end stays until `take_staged` moves it after the last part. Recovery cuts off staged bytes. OSError:
+        the disk failed.
         """
         start = physical_offset - physical_offset % self.file_size
         self._easy_end = 0  # the next append calls `reserve`, which drops the staged bytes
@@ -269,35 +287,37 @@ class CommitLog:
         self._files[start].flush()
 
     def staged_bytes(self, physical_offset: int, end_offset: int) -> bytes:
-        """The staged bytes in a range. OSError."""
+        """Read the staged bytes in a range. OSError."""
         start = physical_offset - physical_offset % self.file_size
         with self.path(start).open("rb") as file:
             file.seek(physical_offset - start)
             return file.read(end_offset - physical_offset)
 
     def take_staged(self) -> None:
-        """Move the log's end behind the staged bytes. OSError: the disk failed."""
+        """Move the log's end to the end of the staged bytes. OSError: the disk failed."""
         self._writer.commit(self.end_offset)
-        # Before the log's end moves: nobody may commit there what the buffers hold from another time.
+        # Skip before the log's end moves: otherwise a commit could write old buffer content there.
         self._writer.skip_to(self._staged_end)
         self.end_offset = self._staged_end
 
     def drop_staged(self) -> None:
-        """Zero the bytes that are staged, if any are. OSError: the disk failed."""
+        """Zero the staged bytes, if any. OSError: the disk failed."""
         if self._staged_end > self.end_offset:
             start = self.end_offset - self.end_offset % self.file_size
             self._files[start].zero(self.end_offset - start, self._staged_end - start)
         self._staged_end = 0
 
     def commit(self) -> int:
-        """Have all that is written now in the files; returns its end. Any thread may. OSError, from then on for ever,
-        when the disk fails."""
+        """Bring everything written into the files, and return the end. Any thread may call it.
+
+        OSError: the disk failed; every later commit raises it, too.
+        """
         end_offset = self.end_offset
         self._writer.commit(end_offset)
         return end_offset
 
     def flush(self) -> int:
-        """Wait until all that is written now is on disk; returns its end. Called by one thread at a time."""
+        """Wait until everything written so far is on disk, and return its end. Called by one thread at a time."""
         store_timestamp_ms = self._store_timestamp_ms  # Read before the end: never newer than what is flushed.
         target = self.commit()
         start = self.flushed_offset - self.flushed_offset % self.file_size
@@ -305,7 +325,7 @@ class CommitLog:
             file = self._files[start]
             file.flush()
             if target >= start + self.file_size:
-                # The writer has left this file for good.
+                # The writer does not return to this file.
                 del self._files[start]
                 file.close()
             start += self.file_size
@@ -314,8 +334,11 @@ class CommitLog:
         return target
 
     def drop_files_before(self, physical_offset: int) -> list[Path]:
-        """Let the log start at the first file that ends behind `physical_offset`; returns the files before it, which
-        are now the caller's to delete. Only what is on disk, and never the last. Called under the append lock."""
+        """Let the log start at the first file that ends after `physical_offset`, and return the earlier files.
+
+        The caller then deletes those files. Drops only files that are on disk, and never the last one. Called under the
+        append lock.
+        """
         limit = min(physical_offset, self.flushed_offset)
         kept = [start for start in self.starts[:-1] if start + self.file_size > limit] + self.starts[-1:]
         forgotten = self.starts[: len(self.starts) - len(kept)]
@@ -323,7 +346,7 @@ class CommitLog:
         return [self.paths.forget_file(start) for start in forgotten]
 
     def close(self) -> None:
-        """Drop what is staged, stop preparing files and close those that are open. Nothing is flushed. Idempotent."""
+        """Drop staged bytes, stop preparing files and close the open files, without a flush. Idempotent."""
         try:
             self.drop_staged()
         except OSError as error:
@@ -337,7 +360,7 @@ class CommitLog:
 
 
 def _choose_writer(settings: StoreSettings, file_size: int) -> LogWriter:
-    """The writer that the settings ask for. The module of an option is imported only where the option is on."""
+    """Choose the writer that the settings need. An option's module is imported only if the option is on."""
     if settings.transient_store_pool_enable:
         from storage.log.pool_writer import PoolWriter
         from storage.log.transient_store_pool import TransientStorePool

@@ -1,10 +1,10 @@
 """The thread that commits a transient store pool: from its buffers to the log's files (spec/storage.md §6).
 
-An append wakes it once a commit is worth it; without that it commits in intervals. Consumers and other replicas see
-nothing that is not committed, so this thread reports what is stored.
+An append wakes the thread once a commit pays off; otherwise the thread commits at intervals. Consumers and other
+replicas see only committed bytes, so this thread reports what is stored.
 
-A commit that fails ends the service, because the content of the files is unknown then. So it is with a flush that
-fails (flush_service.py).
+A failed commit ends the service, because the content of the files is then unknown. A failed flush does the same
+(flush_service.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class CommitService:
     """The commit thread of one commit log that has a pool.
 
     The thread calls `on_committed(end)` after each commit, and `close` calls it for the last; `on_failed(error)` is
-    called once, if a commit fails. With `at_once` each append wakes the thread, however small: somebody waits for it.
+    called once, if a commit fails. With `at_once` each append wakes the thread, however small, because a caller waits
+    for it.
     """
 
     def __init__(
@@ -48,13 +49,14 @@ class CommitService:
         self._thread.start()
 
     def appended(self) -> None:
-        """Wake the thread, if that is worth it, after an append or a write past the pool. Called under the append
-        lock."""
+        """Wake the thread, if a commit pays off, after an append or a write past the pool. Called under the append
+        lock.
+        """
         if not self._wake.is_set() and self._is_worth_it():
             self._wake.set()
 
     def _is_worth_it(self) -> bool:
-        """True if there is enough to commit, or if something that is in the files has to be reported."""
+        """True if there is enough to commit, or if bytes in the files have not been reported."""
         pending = self._commit_log.end_offset - self._commit_log.committed_offset
         return pending <= 0 or pending >= self._least_bytes
 
@@ -73,7 +75,7 @@ class CommitService:
             self._wake.clear()
             if self._stopping:
                 return
-            # Looked at again: an append during the last commit may have woken this thread for what that commit took.
+            # Check again: an append during the last commit may have woken this thread for bytes that the commit took.
             worth_it = woken and self._is_worth_it()
             thorough_s = self._settings.commit_commit_log_thorough_interval_ms / 1000
             if worth_it or time.monotonic() - last_commit_s >= thorough_s:
@@ -86,7 +88,7 @@ class CommitService:
         try:
             end_offset = self._commit_log.commit()
         except OSError as error:
-            logger.error("committing to %s failed: %s", self._commit_log.paths, error)
+            logger.error("committing to the log in %s failed: %s", self._commit_log.paths, error)
             self._failed = True
             self._on_failed(error)
         else:

@@ -1,13 +1,13 @@
-"""Group commit: one thread flushes the log, and all appends that wait for what it flushed go on together.
+"""Group commit: one thread flushes the log, and each flush completes all appends that waited for it.
 
-SYNC_FLUSH: an append asks for its end and waits. While the disk works, more appends come in; the next flush takes them
-all. ASYNC_FLUSH: nobody waits, the thread flushes in intervals (spec/storage.md §6).
+SYNC_FLUSH: an append requests a flush up to its end and waits. While the disk works, more appends arrive; the next
+flush takes them all. ASYNC_FLUSH: appends do not wait; the thread flushes at intervals (spec/storage.md §6).
 
-What appends stored into the log's maps is flushed by the file's descriptor (disk.flush), as what `pwrite` wrote is.
-Nobody has to wait in here: `is_flushed` answers without a lock, and `on_progress` says when to ask.
+Bytes stored into the log's maps are flushed by the file's descriptor (disk.flush), like bytes written by `pwrite`.
+`is_flushed` answers without a lock, and `on_progress` reports when to ask again, so no caller has to block.
 
-A flush that fails ends the service: nobody knows then what is on disk, and the kernel may report success for the same
-pages next time. The store is told of the failure, and takes no more appends.
+A failed flush ends the service: it is unknown what is on disk, and the kernel may report success for the same pages
+next time. The store is notified of the failure, and takes no more appends.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FLUSH_STOP_TIMEOUT_S: Final = 60.0
 class FlushService:
     """The flush thread of one commit log.
 
-    The thread calls `on_flushed(end)` after each flush, before the appends that wait for it go on, and
-    `on_failed(error)` once, if a flush fails. After either of them it calls `on_progress()`: `is_flushed` and `failed`
-    say then what those callbacks were told.
+    After each flush the thread calls `on_flushed(end)`, before the waiting appends continue. If a flush fails it calls
+    `on_failed(error)` once. After either callback it calls `on_progress()`; `is_flushed` and `failed` then agree with
+    the callback.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class FlushService:
         self._settings = settings
         self._changed = threading.Condition()
         self._requested = commit_log.flushed_offset
-        """The end up to which somebody waits for a flush."""
+        """The highest log offset up to which a flush was requested."""
         self._flushed_before: int | None = None
-        """The end of what was flushed before the flush that is under way; None while none is."""
+        """The flushed end before the current flush; None while no flush runs."""
         self._stopping = False
         self.failed = False
         """True once a flush has failed."""
@@ -59,20 +59,20 @@ class FlushService:
         self._thread.start()
 
     def request(self, end_offset: int) -> None:
-        """Have the log flushed up to `end_offset` soon. Does not wait."""
+        """Request a flush up to `end_offset`, without waiting for it."""
         with self._changed:
             self._requested = max(self._requested, end_offset)
             self._changed.notify_all()
 
     def is_flushed(self, end_offset: int) -> bool:
         """True if the log is on disk up to `end_offset` and `on_flushed` has returned. Any thread may ask."""
-        # Read first: if no flush is under way afterwards, `on_flushed` has returned for this one.
+        # Read `flushed_offset` first: if no flush runs afterwards, `on_flushed` has returned for this offset.
         flushed = self._commit_log.flushed_offset
         before = self._flushed_before
         return (flushed if before is None else before) >= end_offset
 
     def wait_for(self, end_offset: int, timeout_s: float) -> bool:
-        """Have the log flushed up to `end_offset`. True if it is, False after `timeout_s` or after a failed flush."""
+        """Request a flush up to `end_offset` and wait. False after `timeout_s`, or after a failed flush."""
         self.request(end_offset)
         with self._changed:
             self._changed.wait_for(lambda: self.failed or self.is_flushed(end_offset), timeout_s)
@@ -111,7 +111,7 @@ class FlushService:
         try:
             end_offset = self._commit_log.flush()
         except OSError as error:
-            logger.error("flushing %s failed: %s", self._commit_log.paths, error)
+            logger.error("flushing the log in %s failed: %s", self._commit_log.paths, error)
             self._on_failed(error)
             self.failed = True
         else:

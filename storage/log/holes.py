@@ -1,12 +1,12 @@
-"""The holes of a log: damaged bytes with intact records behind them, which recovery keeps and names.
+"""The holes of a log: damaged bytes that are followed by intact records. Recovery keeps and names them.
 
 On disk
-    holes       1a2b3c4d                            the CRC-32 of what follows
+    holes       1a2b3c4d                            the CRC-32 of the next line
                 [[offset, size, reason], …]         ascending; no two touch in one file
 
-There is no such file while the log has no hole. Recovery finds the holes of what it walks, and takes those before that
-from this file. A hole ends when its bytes are replaced by good ones, or when retention deletes its log file. A slave
-whose master has a hole that nobody can mend gets the damaged bytes, and notes the same hole (chunk_appender.py).
+The file is missing while the log has no hole. Recovery finds the holes of the part that it walks, and takes earlier
+holes from this file. A hole ends when intact bytes replace it, or when retention deletes its log file. If a master has
+a hole that no replica can mend, its slaves copy the damaged bytes and record the same hole (chunk_appender.py).
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ HOLES_FILE: Final = "holes"
 
 
 class HoleTable:
-    """The holes of one store's log. Changed by one thread at a time; `holes` is a plain read."""
+    """The holes of one store's log. Changed by one thread at a time; `holes` can be read without a lock."""
 
     def __init__(self, root: Path, damage: DamageNotes) -> None:
-        """Read the file, if there is one. OSError. `damage` takes note of a file that cannot be read."""
+        """Read the file, if it exists. OSError. `damage` records a file that cannot be read."""
         self._path = root / HOLES_FILE
         self.holes: tuple[Hole, ...] = ()
         """All holes, ascending."""
         self.mended_bytes = self.mended_holes = 0
-        """The bytes that were replaced by good ones since the store was opened, and the holes that ended so."""
+        """The number of damaged bytes replaced by intact ones since the store was opened, and of holes that ended by
+        that.
+        """
         try:
             crc, _, text = self._path.read_bytes().partition(b"\n")
             if crc != b"%08x" % crc32(text):
@@ -47,8 +49,10 @@ class HoleTable:
             damage.note(f"{self._path} is damaged ({error}): the holes that it named are found when they are read")
 
     def replace(self, holes: Iterable[Hole], file_size: int) -> None:
-        """Have these holes from now on, those that touch in one file of `file_size` bytes as one. On return they are on
-        disk. OSError: the table is as before."""
+        """Replace the table by these holes, and join holes that touch within one file of `file_size` bytes.
+
+        On return they are on disk. OSError: the table is unchanged.
+        """
         merged: list[Hole] = []
         for hole in sorted(holes, key=lambda one: one.offset):
             last = merged[-1] if merged else None
@@ -67,12 +71,12 @@ class HoleTable:
         self.holes = tuple(merged)
 
     def from_offset(self, physical_offset: int) -> tuple[Hole, ...]:
-        """The holes that end behind a physical offset, where the log starts."""
+        """Return the holes that end after a physical offset, where the log starts."""
         return tuple(hole for hole in self.holes if hole.end_offset > physical_offset)
 
 
 def reason_of(record: memoryview, physical_offset: int) -> str:
-    """Say what is wrong with damaged bytes that should be the record at a physical offset."""
+    """Describe what is wrong with damaged bytes that should be the record at a physical offset."""
     if not any(record):
         return f"{len(record)} bytes that should be a record are zero"
     try:
@@ -93,7 +97,7 @@ def reason_of(record: memoryview, physical_offset: int) -> str:
 
 
 def is_changed_beside_body(record: memoryview) -> bool:
-    """True if the property CRC of a record, whose fields fit, says that something else than its body is damaged."""
+    """True if a record's fields are consistent, but its property CRC shows damage outside of its body."""
     if seal_holds(record):
         return False
     header = read_header(record)

@@ -1,16 +1,16 @@
 """Choosing and finding the paths of a log's files: in one directory, or in several (spec/storage.md §1, multi-path).
 
 On disk
-    commitlog/00000000000000000000              below the store's root, unless store_path_commit_log says otherwise
+    commitlog/00000000000000000000              below the store's root, unless store_path_commit_log is set
     /disk1/00000000000000000000                 with store_path_commit_log: [/disk1, /disk2]
     /disk2/00000000001073741824
     /disk2/.new/commitlog                       while a file grows to its size
 
 The i-th file is made in the i-th of the directories that may be written and whose disks are not full, in alphabetical
-order, counted round. No list of the files is kept but the directories: a file is found wherever it is.
+order and round-robin. The directories are the only list of the files: a file is found in any of them.
 
-RocketMQ 4.9 loads no log from a directory where anything else is. So `.new` is there only while a file grows; a kill
-may leave it until the next open.
+RocketMQ 4.9 loads no log from a directory that holds anything else. So `.new` exists only while a file grows; a killed
+process may leave it until the next open.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REMEDY_OF_SEVERAL: Final = f"see that the disks of store_path_commit_log are al
 
 
 class LogPaths:
-    """The directories of one log, and the path of each of its files. Each change is one dict operation."""
+    """The directories of one log, and the path of each file. Each change is one dict operation."""
 
     def __init__(
         self,
@@ -45,13 +45,16 @@ class LogPaths:
         read_only: Iterable[Path] = (),
         full_ratio: float = 1.0,
     ) -> None:
-        """Make the directories, but not those that are `read_only`, where no file is made. Nor is one made on a disk
-        that is fuller than `full_ratio`, unless all are."""
+        """Make the directories.
+
+        Directories that are `read_only` are not made, and get no new files. A disk that is fuller than `full_ratio`
+        gets no new files, unless all disks are.
+        """
         self._root, self._file_size, self._full_ratio = root, file_size, full_ratio
         self._writable = sorted(set(directories) or {root / COMMIT_LOG_DIR})
         self.directories = sorted({*self._writable, *read_only})
         self.is_elsewhere = self.directories != [root / COMMIT_LOG_DIR]
-        """True if the log is on disks of its own, which may be missing while the root is there."""
+        """True if the log is on disks of its own, which may be missing while the root exists."""
         self._paths: dict[int, Path] = {}
         for directory in self._writable:
             disk.make_directory(directory)
@@ -59,7 +62,7 @@ class LogPaths:
 
     @classmethod
     def of(cls, settings: StoreSettings) -> LogPaths:
-        """The directories that the settings name."""
+        """Return the directories that the settings name."""
         return cls(
             settings.store_path_root_dir,
             settings.mapped_file_size_commit_log_bytes,
@@ -72,14 +75,20 @@ class LogPaths:
         return ", ".join(map(str, self.directories))
 
     def find(self) -> list[int]:
-        """The physical offsets at which the files start, ascending. StoreCorruptError when they do not form a log."""
+        """Return the physical offsets at which the files start, ascending. StoreCorruptError if they do not form a
+        log.
+        """
         remedy = _REMEDY_OF_SEVERAL if self.is_elsewhere else _REMEDY
         self._paths = list_files(self.directories, self._file_size, remedy=remedy)
         return list(self._paths)
 
     def require_up_to(self, physical_offset: int) -> None:
-        """Raise StoreCorruptError if the log is known to have reached `physical_offset`, and its last files are on a
-        disk that is not there: the log would end sooner, and new records would get the offsets of the missing ones."""
+        """Raise StoreCorruptError if the log is known to have reached `physical_offset`, and its last files are
+        missing.
+
+        A disk may be absent. The log would then end too early, and new records would get the offsets of the missing
+        ones.
+        """
         end_offset = max(self._paths, default=-self._file_size) + self._file_size
         if self.is_elsewhere and end_offset < physical_offset:
             raise StoreCorruptError(
@@ -88,16 +97,19 @@ class LogPaths:
             )
 
     def path(self, start: int) -> Path:
-        """The path of the file that starts at physical offset `start`, or of a missing one the path it would have."""
+        """Return the path of the file that starts at `start`; for a missing file, the path it would have."""
         known = self._paths.get(start)
         return known or self._directory_of(start, self._writable) / file_name(start)
 
     def choose_path(self, start: int) -> tuple[Path, Path]:
-        """The path for a new file, which is remembered, and a scratch path on the same disk to make it under, which the
-        caller gives to `remove_scratch` then. OSError: the disk failed."""
+        """Choose and remember the path of a new file, and a scratch path on the same disk to make it under.
+
+        The caller passes the scratch path to `remove_scratch` afterwards. OSError: the disk failed.
+        """
         directory, before = self._writable[0], self._paths.get(start)
         if before is not None and before.exists():
-            directory = before.parent  # Something failed after it was made: there must not be two.
+            # An earlier attempt failed after the file was made. Use the same directory: two files must not exist.
+            directory = before.parent
         elif len(self._writable) > 1:
             not_full = [one for one in self._writable if disk_usage(one) <= self._full_ratio]
             directory = self._directory_of(start, not_full or self._writable)
@@ -107,14 +119,14 @@ class LogPaths:
         return self._paths[start], scratch
 
     def remove_scratch(self, scratch: Path) -> None:
-        """Remove the file or directory left under a scratch path that `choose_path` gave."""
+        """Remove the file or directory left at a scratch path from `choose_path`."""
         if scratch.parent.name == _NEW_DIR:
             disk.remove_tree(scratch.parent)
         else:
             disk.unlink(scratch)
 
     def forget_file(self, start: int) -> Path:
-        """Take the file that starts at `start`, which is about to be deleted, off the list; returns its path."""
+        """Remove the file that starts at `start`, which is about to be deleted, from the list. Returns its path."""
         return self._paths.pop(start)
 
     def _directory_of(self, start: int, directories: list[Path]) -> Path:

@@ -1,7 +1,7 @@
-"""Writing appends to a transient store pool: to its memory at once, and to the log's files with a commit.
+"""Writes appends to a transient store pool: into its memory at once, and into the log's files at a commit.
 
-The store uses this writer with transient_store_pool_enable. An append that is longer than a buffer of the pool, and
-records of another replica, go to the files at once, behind everything that is in the pool.
+The store uses this writer with transient_store_pool_enable. An append longer than a buffer of the pool, and records of
+another replica, go to the files at once, after everything that is in the pool.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ class PoolWriter(LogWriter):
             stamp(window)
 
     def make_pages(self, end_offset: int, new_end: int) -> int:
-        """Nothing to do: a commit writes long stretches."""
+        """Return `new_end` without prefaulting: a commit writes long ranges."""
         return (new_end - 1) // self._file_size * self._file_size + self._file_size
 
     def write_record(
         self, physical_offset: int, record: Bytes, queue_offset: int, store_timestamp_ms: int, store_host: bytes
     ) -> bool:
-        """False: a record alone goes the way of all others."""
+        """Return False: a single record is written by `write`, like all others."""
         return False
 
     def write_through(self, end_offset: int, physical_offset: int, records: memoryview, stamp: Stamp | None) -> None:
         self.commit(end_offset)
         super().write(end_offset, physical_offset, records, stamp, whole=True)
-        # Before the log's end moves: nobody may commit there what the buffers hold from another time.
+        # Skip before the log's end moves: otherwise a commit could write old buffer content there.
         self.skip_to(physical_offset + len(records))
 
     def skip_to(self, physical_offset: int) -> None:
@@ -70,7 +70,7 @@ class PoolWriter(LogWriter):
             self.on_commit(end_offset)
 
     def _window(self, end_offset: int, physical_offset: int, size: int) -> memoryview:
-        """The buffer's bytes for so much of the log, after a commit if no buffer is free."""
+        """Return the buffer's memory for `size` bytes of the log, after a commit if no buffer is free."""
         window = self.pool.window(physical_offset, size)
         if window is None:
             self.commit(end_offset)

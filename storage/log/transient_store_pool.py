@@ -1,13 +1,12 @@
 """Memory that appends are copied to before they are written to the log's files in large pieces (spec/storage.md §12).
 
-Each buffer holds a stretch of the log, whole appends of one file back to back, until it is committed: copied to the
-file. Records that are not committed are nowhere but in this process, and die with it. A commit brings all of its part
-of a buffer into the file or nothing: the first 8 bytes are written last, so a process killed on the way leaves the log
-as it was.
+Each buffer holds a range of the log, whole appends of one file back to back, until a commit copies it to the file.
+Uncommitted records exist only in this process, and die with it. A commit writes all of its part of a buffer to the
+file, or nothing: the first 8 bytes are written last, so a process killed during the commit leaves the log unchanged.
 
-RocketMQ's buffers are as large as a log file. These have 16 MiB: the same few, warm ones are used again and again, and
-five of them are not 5 GiB of locked memory. They are locked as they are filled, where the process may do that; else the
-kernel may swap them out.
+RocketMQ's buffers are as large as a log file. Buffers here have 16 MiB: the same few, warm ones are reused, and five of
+them do not lock 5 GiB of memory. They are locked as they are filled, if the process is allowed to lock memory;
+otherwise the kernel may swap them out.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Stretch:
-    """The log from `start` to `end`, which is in one buffer; some of it may be committed already."""
+    """A range of the log, from `start` to `end`, in one buffer. Part of it may be committed already."""
 
     start: int
     end: int
@@ -41,11 +40,13 @@ class _Stretch:
 
 
 class TransientStorePool:
-    """The buffers of one log whose files have `file_size` bytes. One thread writes, any commits. An append of more than
-    `buffer_bytes` does not go through the pool."""
+    """The buffers of one log whose files have `file_size` bytes. One thread writes, any thread commits.
+
+    An append of more than `buffer_bytes` does not go through the pool.
+    """
 
     def __init__(self, file_size: int, count: int) -> None:
-        """Make `count` buffers, two at least. OSError if there is not so much address space."""
+        """Make `count` buffers, but at least two. OSError: the address space is too small."""
         self._file_size = file_size
         self.buffer_bytes = min(BUFFER_BYTES, file_size)
         maps = [mmap.mmap(-1, self.buffer_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(count)]
@@ -60,24 +61,28 @@ class TransientStorePool:
             )
         self._free = [memoryview(one) for one in maps]
         self._stretches: list[_Stretch] = []
-        """Ascending. The writer adds and extends the last one; a commit removes those before it."""
+        """The buffered ranges, ascending. The writer adds ranges and extends the last one; a commit removes earlier
+        ones.
+        """
         self._lock = threading.Lock()
         self._failure: OSError | None = None
         self.committed_offset = 0
-        """The end of what is in the files: always where an append ended."""
+        """The end of the bytes in the files; always the end of an append."""
 
     def begin_at(self, physical_offset: int) -> None:
-        """Take note that the log ends at `physical_offset`, and all before is in the files."""
+        """Note that the log ends at `physical_offset`, and that everything before it is in the files."""
         self.committed_offset = physical_offset
 
     def has_buffer_for(self, physical_offset: int, size: int) -> bool:
-        """True if a buffer is free, or if these bytes, the next of the log, fit into the one written last."""
+        """True if a buffer is free, or if the log's next `size` bytes fit into the buffer written last."""
         in_one_file = physical_offset % self._file_size + size <= self._file_size
         return bool(self._free) or (in_one_file and self._fitting(physical_offset, size) is not None)
 
     def window(self, physical_offset: int, size: int) -> memoryview | None:
-        """The memory for `size` bytes, the next of the log to be written, at most `buffer_bytes`. None if no buffer is
-        free: all but the last one are, after a commit."""
+        """Return the memory for the log's next `size` bytes, at most `buffer_bytes`.
+
+        Returns None if no buffer is free. After a commit all buffers but the last one are free.
+        """
         stretch = self._fitting(physical_offset, size)
         if stretch is None:
             if not self._free:
@@ -89,7 +94,9 @@ class TransientStorePool:
         return stretch.buffer[position : position + size]
 
     def _fitting(self, physical_offset: int, size: int) -> _Stretch | None:
-        """The last stretch, if these bytes continue it or replace its last ones, and fit into its buffer and file."""
+        """Return the last range if these bytes continue it or replace its end, and fit into its buffer and file; else
+        None.
+        """
         last = self._stretches[-1] if self._stretches else None
         fits = (
             last is not None
@@ -100,10 +107,11 @@ class TransientStorePool:
         return last if fits else None
 
     def commit(self, end_offset: int, files: Mapping[int, MappedFile]) -> None:
-        """Write what is in the buffers up to `end_offset`, where an append ended, to `files`, which are by their
-        starts. On return it outlives this process, not a power cut.
+        """Write the buffered bytes up to `end_offset`, where an append ended, to `files`, which are keyed by their
+        starts.
 
-        After an OSError nothing more is committed: it is raised again, whoever asks.
+        On return the bytes survive the end of this process, but not a power cut. After an OSError nothing more is
+        committed: every later call raises the error again.
         """
         with self._lock:
             if self._failure is not None:
@@ -121,20 +129,21 @@ class TransientStorePool:
             self._committed_to(end_offset)
 
     def skip_to(self, physical_offset: int) -> None:
-        """Take note that all before `physical_offset` is in the files: the caller committed, and wrote the rest."""
+        """Note that everything before `physical_offset` is in the files: the caller committed, and wrote the rest."""
         with self._lock:
             self._committed_to(physical_offset)
 
     def _committed_to(self, end_offset: int) -> None:
         self.committed_offset = max(self.committed_offset, end_offset)
-        # Not the last one: the writer may be writing to it.
+        # Keep the last range: the writer may be writing to it.
         while len(self._stretches) > 1 and self._stretches[0].end <= self.committed_offset:
             self._free.append(self._stretches.pop(0).buffer)
 
 
 def _lock_in_memory(mapped: mmap.mmap) -> str:
-    """Keep the pages of a map in memory from when each is first written. Returns the reason if that is refused, else an
-    empty text."""
+    """Keep the pages of a map in memory from the first write to each. Returns the reason if refused, else an empty
+    text.
+    """
     lock = getattr(_LIBC, "mlock2", None)
     if lock is None:
         return "this system has no mlock2"

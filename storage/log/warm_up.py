@@ -1,13 +1,13 @@
-"""Having the log's next pages in memory before the writer gets there (warm_writer.py).
+"""Prefaults the log's next pages in a thread, before the writer gets there (warm_writer.py).
 
-A page that is written for the first time costs an allocation, several times what copying 4 KiB into it costs, and the
-writer pays it while the append lock is held. Here a thread pays it: it has the kernel make the pages of the log's map
-ahead of the writer (MADV_POPULATE_WRITE), a segment at a time. A store into them then costs the copy alone.
+The first write to a page costs an allocation, several times the cost of copying 4 KiB into it, and the writer would pay
+it while it holds the append lock. Here a thread pays it: it makes the kernel prefault the pages of the log's map ahead
+of the writer (MADV_POPULATE_WRITE), one segment at a time. A store into such a page then costs only the copy.
 
-Only a writer that is fast gets this, because the pages are dirty from then on, as zeros: a flush that comes before the
-writer writes them to the disk once for nothing. So nothing is warm before the writer crossed two segments within
-FAST_S, and never more than 64 MiB. For SYNC_FLUSH it would not pay: each append flushes. The start of a file is never
-warm, nor is a file without a map.
+Only a fast writer gets this, because prefaulted pages are dirty: a flush that comes before the writer writes their
+zeros to the disk for nothing. So nothing is prefaulted until the writer has crossed two segments within FAST_S, and
+never more than 64 MiB. With SYNC_FLUSH it would not pay off, because each append flushes. The start of a file is never
+prefaulted, nor is a file without a map.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ WARM_UP_STOP_TIMEOUT_S: Final = 30.0
 
 
 class WarmUp:
-    """Warm segments of a log whose files have `file_size` bytes, for which `fits` holds. `files` are those that are
-    open for writing, by their first physical offsets."""
+    """Prefaulted ("warm") segments of a log whose files have `file_size` bytes, for which `fits` holds.
+
+    `files` are the files open for writing, by their first physical offsets.
+    """
 
     def __init__(self, file_size: int, files: Mapping[int, MappedFile]) -> None:
         self._file_size, self._files = file_size, files
         self.segments: set[int] = set()
         """The numbers of the warm segments that the writer has not left, counted from the log's offset 0."""
         self._segment = -1
-        """The segment that the writer is in."""
+        """The number of the segment that the writer is in."""
         self._crossed_s = 0.0
-        """The time at which it was seen to have come there."""
+        """The time at which the writer was first seen in its segment."""
         self._lead = 0
-        """The number of segments ahead of the writer that are to be warm."""
+        """The number of segments to keep warm ahead of the writer."""
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="raymq-warm-up", daemon=True)
@@ -54,8 +56,10 @@ class WarmUp:
         return file_size % SEGMENT_BYTES == 0
 
     def note_writer_at(self, physical_offset: int) -> tuple[int, int]:
-        """Note that the writer is at an offset. Called by the thread that appends. Returns the end of the warm pages
-        there, 0 if there are none, and that of the segment."""
+        """Note that the writer is at an offset. Called by the thread that appends.
+
+        Returns the end of the warm pages there, 0 if there are none, and the end of the segment.
+        """
         segment = physical_offset // SEGMENT_BYTES
         if segment != self._segment:
             self._segment = segment
@@ -79,12 +83,11 @@ class WarmUp:
                     return
                 self._follow_writer(time.monotonic())
         except OSError as error:
-            # No page is warmed from here on; the appends go on without.
-            logger.warning("cannot warm up the log: %s", error)
+            # The thread stops warming pages; appends continue without it.
+            logger.warning("cannot warm up the log; appends continue without it: %s", error)
 
     def _follow_writer(self, now_s: float) -> None:
-        """Forget the segments behind the writer, which has come to another, and warm as many ahead of it as its speed
-        asks for."""
+        """Forget the segments before the writer's new one, and warm as many ahead as its speed needs."""
         self.segments -= {number for number in self.segments if number < self._segment}
         is_fast = now_s - self._crossed_s < FAST_S
         self._crossed_s = now_s
@@ -94,7 +97,7 @@ class WarmUp:
                 return
 
     def _warm(self, number: int) -> bool:
-        """Warm a segment; False if its file is not there yet, or has no map."""
+        """Warm a segment. Returns False if its file does not exist yet, or has no map."""
         position = number * SEGMENT_BYTES % self._file_size
         file = self._files.get(number * SEGMENT_BYTES - position)
         mapped = None if file is None else file.mapped

@@ -1,4 +1,4 @@
-"""Writing appends into pages of the log's files that a thread has made ahead of the writer (warm_up.py).
+"""Writes appends into pages of the log's files that a thread has prefaulted (warm_up.py).
 
 The store uses this writer with ASYNC_FLUSH and warm_mapped_file_enable, and without a transient store pool.
 """
@@ -13,8 +13,10 @@ from storage.log.warm_up import WarmUp
 
 
 class WarmWriter(LogWriter):
-    """Tells a WarmUp how far it is, and makes no pages where that has. `warm_up` is None before `start` and after
-    `close`."""
+    """Reports its position to a WarmUp, and prefaults only pages that the WarmUp has not prefaulted.
+
+    `warm_up` is None before `start` and after `close`.
+    """
 
     warm_up: WarmUp | None = None
 
@@ -23,7 +25,7 @@ class WarmWriter(LogWriter):
 
     def make_pages(self, end_offset: int, new_end: int) -> int:
         assert self.warm_up is not None
-        # Asked again at the end of the segment at the latest.
+        # Report again at the end of the segment at the latest.
         warm_end, segment_end = self.warm_up.note_writer_at(new_end - 1)
         if new_end <= warm_end:
             return warm_end

@@ -1,7 +1,7 @@
-"""The part that consume queues of both kinds have in common: their files, offsets, recovery and flushes.
+"""The common part of both kinds of consume queues: their files, offsets, recovery and flushes.
 
-A change belongs here if it holds for queues of single messages (consume_queue.py) and of inner batches
-(batch_consume_queue.py) alike, whatever their units look like.
+A change belongs here if it holds both for queues of single messages (consume_queue.py) and for queues of inner batches
+(batch_consume_queue.py), whatever their units look like.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ NO_LIMIT: Final = 2**63 - 1
 
 
 class BaseConsumeQueue(ABC):
-    """The units of one queue of one topic. One thread changes it (the store's append lock); offsets are plain reads."""
+    """The units of one queue of one topic. One thread changes it (under the store's append lock); offsets can be read
+    without a lock.
+    """
 
     store_directory: ClassVar[str]
-    """The folder of the store in which queues of this kind are."""
+    """The folder of the store that holds queues of this kind."""
     unit_bytes: ClassVar[int]
 
     def __init__(
@@ -38,14 +40,14 @@ class BaseConsumeQueue(ABC):
     ) -> None:
         """Find the files of the queue, which `recover` reads.
 
-        StoreCorruptError when they do not form a queue. With `repair` (after a crash) those that do not fit are deleted
-        instead, and their units made again from the log.
+        StoreCorruptError: the files do not form a queue. With `repair` (after a crash) files that do not fit are
+        deleted instead, and their units rebuilt from the log.
         """
         self.topic, self.queue_id = topic, queue_id
         self.key = (topic, queue_id)
         self.directory = root / self.store_directory / topic / str(queue_id)
         self._file_size = file_size
-        """Bytes of a file, which holds whole units."""
+        """The bytes of a file, which holds whole units."""
         self._units_per_file = file_size // self.unit_bytes
         self._reader = reader
         self._handles = handles
@@ -54,13 +56,13 @@ class BaseConsumeQueue(ABC):
         sparse = is_light_queue(topic)
         self._files = QueueFiles(root, self.directory, file_size, handles, repair=repair, sparse=sparse)
         self.min_offset = 0
-        """The queue offset of the first message still held."""
+        """The queue offset of the first message that the log still has."""
         self.next_offset = 0
-        """The queue offset that the next message gets."""
+        """The queue offset of the next message."""
         self.visible_offset = 0
         """The queue offset up to which consumers may read."""
         self.max_physical_offset = -1
-        """The physical offset at which the last record in the queue ends; -1 without one."""
+        """The physical offset at which the queue's last record ends; -1 if the queue is empty."""
 
     @property
     def exists(self) -> bool:
@@ -75,35 +77,35 @@ class BaseConsumeQueue(ABC):
     @property
     @abstractmethod
     def first_physical_offset(self) -> int | None:
-        """The physical offset of the first unit's record; None for a queue that points to none."""
+        """The physical offset of the first unit's record; None if no unit points to a record."""
 
     def recover(self) -> None:
-        """Find the queue's end: the first unit that was never written, looking from the third-last file on (spec §5).
+        """Find the queue's end: the first unit that was never written, from the third-last file on (spec §5).
 
-        All units behind that end are removed.
+        All units after that end are removed.
         """
         self._keep_good_units(self._files.starts[-3:], NO_LIMIT)
 
     def recover_until(self, physical_limit: int) -> None:
         """Keep the units of records before `physical_limit`, which are on disk, and remove all others.
 
-        After a crash those others may be anything. A sector that was not written is zero, and with it all of a unit or
-        its beginning or end, between units that are good: where it points, and which tag it has, must be read from the
-        log again.
+        After a crash the other units may be wrong. An unwritten sector is zero, and so is a unit in it, or the unit's
+        beginning or end, even between correct units. The positions and tags of such units must be read from the log
+        again.
         """
         starts = self._files.from_last(lambda start: self._starts_before(start, physical_limit))
         self._keep_good_units(starts, physical_limit)
         if self._files.starts and self._has_no_units():
-            # The queue may begin anywhere, once the log is walked.
+            # The queue may then begin at any offset, after the walk of the log.
             self._remove_all_units()
 
     @abstractmethod
     def truncate_from(self, physical_limit: int) -> int:
-        """Remove the units of records that start at or after `physical_limit`; returns how many there were."""
+        """Remove the units of records that start at or after `physical_limit`. Returns the number of units removed."""
 
     @abstractmethod
     def truncate_to(self, queue_offset: int) -> None:
-        """Remove the units that hold `queue_offset` or what is behind it, on disk too."""
+        """Remove the units from `queue_offset` on, on disk too."""
 
     @abstractmethod
     def correct_min_offset(self, min_physical_offset: int) -> None:
@@ -111,15 +113,19 @@ class BaseConsumeQueue(ABC):
 
     @abstractmethod
     def drop_files_before_min(self) -> list[Path]:
-        """Let the queue's files start at the one that holds `min_offset`; returns those before it, which are now the
-        caller's to delete. Never the last one. Called under the append lock."""
+        """Let the queue's files start at the one that holds `min_offset`, and return the earlier files.
+
+        The caller then deletes those files. Never drops the last file. Called under the append lock.
+        """
 
     @abstractmethod
     def first_at_or_after(self, physical_offset: int) -> int:
-        """The first queue offset, from `min_offset` on, whose record starts at or after `physical_offset`."""
+        """Return the first queue offset, from `min_offset` on, whose record starts at or after `physical_offset`."""
 
     def take_dirty(self, least_pages: int = 0) -> set[Path]:
-        """The files and directories to flush, which then count as flushed; none if they have fewer pages to flush."""
+        """Return the files and directories to flush, which then count as flushed. Empty if fewer than `least_pages` are
+        dirty.
+        """
         end = self._end_byte()
         return set() if least_pages and not self._files.is_flush_due(end, least_pages) else self._files.take_dirty(end)
 
@@ -133,17 +139,19 @@ class BaseConsumeQueue(ABC):
 
     @abstractmethod
     def _has_no_units(self) -> bool:
-        """True if no unit is left in the files."""
+        """True if the files hold no unit."""
 
     @abstractmethod
     def _remove_all_units(self) -> None:
-        """Make the queue empty, on disk too: it may begin at any offset then."""
+        """Remove all units, on disk too. The queue may begin at any offset afterwards."""
 
     @abstractmethod
     def _starts_before(self, start: int, physical_limit: int) -> bool:
-        """True if the first unit of the file at `start` is good and of a record before `physical_limit`."""
+        """True if the first unit of the file at `start` is correct and its record lies before `physical_limit`."""
 
     @abstractmethod
     def _keep_good_units(self, starts: list[int], physical_limit: int) -> None:
-        """End the queue before the first unit that was never written, is out of order, or reaches the limit; `starts`
-        are the files to look at, the last ones. They count as dirty: the process before may not have flushed them."""
+        """End the queue before the first unit that was never written, is out of order, or reaches the limit.
+
+        Checks the files `starts`, the last ones. They count as dirty: the previous process may not have flushed them.
+        """

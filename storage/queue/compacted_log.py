@@ -4,14 +4,14 @@ On disk
     compaction/TOPIC/QUEUE/00000000000000000007.log      records back to back, the same bytes as in the commit log
     compaction/TOPIC/QUEUE/00000000000000000007.units    | end offset 8 | COMPACTED_UNIT … |, ascending by queue offset
 
-The number is that of the generation. Each is written whole, beside the one before, and counts once its units have their
-name; then the one before is deleted. So a crash leaves the old one or the new one, and what else it leaves is deleted
-when the store opens. The copy lives on when the commit log's files are deleted.
+The number is that of the generation. A generation is written completely, beside the previous one, and becomes valid
+once its units file has its final name; then the previous generation is deleted. So a crash leaves the old or the new
+generation; other remains are deleted when the store opens. The copy stays when the commit log's files are deleted.
 
 A damaged record is not copied: its unit has the flag DAMAGED and size 0. The record stays in the commit log, and its
-unit in the consume queue, so that readers find it there.
+unit in the consume queue, so that readers find the record there.
 
-The files are raymq's own: RocketMQ's compactionLog and compactionCq have other formats, and it builds them anew.
+The format is raymq's own: RocketMQ's compactionLog and compactionCq have other formats, and RocketMQ rebuilds them.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ COMPACTED_UNIT: Final = np.dtype(
         ("key_low", "<u8"),
     ]
 )
-"""One message: its places in the queue, in the commit log and in the copy, and the hash of its key."""
+"""One message: its positions in the queue, the commit log and the copy, and the hash of its key."""
 TOMBSTONE: Final = 1
 KEYLESS: Final = 2
 DAMAGED: Final = 4
 _HEADER: Final = struct.Struct("<q")
 _SCAN_ROWS: Final = 16_384
-"""Units whose tag codes are compared in one fetch."""
+"""The most units whose tag codes one fetch compares."""
 _SCAN_BYTES: Final = 4 << 20
-"""The bytes of records that a filter expression looks at in one fetch."""
+"""The most bytes of records to which one fetch applies a filter expression."""
 
 
 class CompactedLog:
-    """One generation, read through maps. Never changed; thread-safe."""
+    """One generation, read through maps. Immutable and thread-safe."""
 
     def __init__(self, directory: Path, generation: int) -> None:
-        """Open a generation. StoreCorruptError if its files do not fit each other."""
+        """Open a generation. StoreCorruptError: its files do not match each other."""
         self.directory, self.generation = directory, generation
         head = _mapped(_units_path(directory, generation))
         self._data = _mapped(_log_path(directory, generation))
@@ -79,8 +79,7 @@ class CompactedLog:
             raise StoreCorruptError(f"{_log_path(directory, generation)} ends before its last record: it is damaged")
 
     def fetch(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
-        """Carry out a request from an offset before `end_offset` on; see LogReader.fetch. Offsets without a message are
-        passed over."""
+        """Fetch from an offset before `end_offset` (LogReader.fetch). Skips offsets without a message."""
         first = int(np.searchsorted(self._offsets, request.queue_offset))
         matches, end = self._matches(request, first)
         scanned_to = self.end_offset if end == len(self.units) else int(self._offsets[end])
@@ -98,14 +97,16 @@ class CompactedLog:
         return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, records, len(taken))
 
     def _matches(self, request: FetchRequest, first: int) -> tuple[NDArray[np.int64], int]:
-        """The numbers of the units from `first` on that answer a request, as far as one fetch looks, and the number of
-        the first unit behind."""
+        """Return the numbers of the units from `first` on that match a request, as far as one fetch searches.
+
+        Also returns the number of the unit to continue at.
+        """
         if request.tag_codes is None and request.sql is None:
             end = min(len(self.units), first + request.max_messages)
             return first + np.flatnonzero(self._has_record[first:end]), end
         end = min(len(self.units), first + _SCAN_ROWS)
         if request.sql is not None and first < end:
-            # By bytes, too; one record at least.
+            # Limit the search by bytes, too, but search at least one record.
             limit = int(self.units[first]["position"]) + _SCAN_BYTES
             end = max(first + 1, first + int(np.searchsorted(self.units["position"][first:end], limit)))
         wanted = self._has_record[first:end].copy()
@@ -120,7 +121,7 @@ class CompactedLog:
         return first + np.flatnonzero(wanted), end
 
     def records(self, rows: NDArray[np.int64]) -> Iterable[memoryview]:
-        """The records of units, by their numbers, in order; neighbours together."""
+        """Yield the records of units, by their numbers, in order. Adjacent records are joined."""
         if not len(rows):
             return
         edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
@@ -129,8 +130,11 @@ class CompactedLog:
             yield self._data[int(first["position"]) : int(last["position"]) + int(last["size"])]
 
     def offset_by_time(self, time_ms: int, boundary: Boundary) -> int:
-        """LOWER: the queue offset of the first message stored at a time or later, `end_offset` if there is none. UPPER:
-        that of the last one stored at the time or before, 0 if there is none."""
+        """Return the queue offset that belongs to a time.
+
+        LOWER: the first message stored at the time or later, `end_offset` if none was. UPPER: the last message stored
+        at the time or before, 0 if none was.
+        """
         times = self.units["store_timestamp"]
         if boundary is Boundary.LOWER:
             later = np.flatnonzero((times >= time_ms) & self._has_record)
@@ -139,18 +143,18 @@ class CompactedLog:
         return int(self._offsets[earlier[-1]]) if len(earlier) else 0
 
     def damaged_offsets(self) -> NDArray[np.int64]:
-        """The queue offsets whose records are damaged, and not copied; ascending."""
+        """Return the queue offsets whose records are damaged, and so not copied; ascending."""
         offsets: NDArray[np.int64] = self._offsets[~self._has_record]
         return offsets
 
     def delete(self) -> None:
-        """Delete the files. Readers that have them mapped keep their bytes."""
+        """Delete the files. Readers that have mapped them keep the bytes."""
         disk.unlink(_units_path(self.directory, self.generation))
         disk.unlink(_log_path(self.directory, self.generation))
 
 
 def newest(directory: Path) -> CompactedLog | None:
-    """The newest generation in a queue's directory; what a crash left of others is deleted. None if there is none."""
+    """Return the newest generation in a queue's directory; None if it has none. Deletes what a crash left of others."""
     numbers = sorted(int(path.stem) for path in directory.glob("*.units") if path.stem.isdecimal())
     found = CompactedLog(directory, numbers[-1]) if numbers else None
     keep = {_units_path(directory, numbers[-1]), _log_path(directory, numbers[-1])} if numbers else set()
@@ -161,11 +165,10 @@ def newest(directory: Path) -> CompactedLog | None:
 
 
 class NewGeneration:
-    """A generation that is being written. It does not count before `publish`; one that is not published is left to
-    `newest`."""
+    """A generation that is being written. It is valid only after `publish`; `newest` deletes an unpublished one."""
 
     def __init__(self, directory: Path, generation: int) -> None:
-        """Begin to write the records, in the order of the units. OSError."""
+        """Start writing the records, in the order of the units. OSError."""
         disk.make_directory(directory)
         self._directory, self._generation = directory, generation
         disk.unlink(_log_path(directory, generation))
@@ -179,20 +182,20 @@ class NewGeneration:
         self._size += len(data)
 
     def finish(self, units: NDArray[np.void], end_offset: int) -> None:
-        """Bring the records, and their `units`, to the disk. OSError. The units' positions are set here."""
+        """Flush the records and their `units` to the disk, after setting the units' positions. OSError."""
         disk.flush(self._file)
         ends = np.cumsum(units["size"], dtype=np.int64)
         units["position"] = ends - units["size"]
         disk.write_file(self._new_units, _HEADER.pack(end_offset) + units.tobytes())
 
     def publish(self) -> CompactedLog:
-        """Have the generation count after a crash of the process; after a power cut only once its directory is on disk.
-        OSError."""
+        """Make the generation valid. It survives a crash of the process, and a power cut once its directory is on disk.
+        OSError.
+        """
         disk.rename(self._new_units, _units_path(self._directory, self._generation))
         return CompactedLog(self._directory, self._generation)
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._file)
 
     @property
@@ -209,7 +212,7 @@ def _log_path(directory: Path, generation: int) -> Path:
 
 
 def _mapped(path: Path) -> memoryview:
-    """The bytes of a file, mapped; StoreCorruptError if it is not there."""
+    """Map a file and return its bytes. StoreCorruptError if it does not exist."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size

@@ -7,9 +7,9 @@ On disk
 A unit, big-endian
     | physical_offset 8 | size 4 | tags_code 8 |
 
-A unit (0, 2147483647, 0) points to nothing: it fills the offsets before the first message of a queue whose beginning
-is no longer in the log. Units are written right after their records; those that a crash took are made again from the
-log.
+A unit (0, 2147483647, 0) points to nothing. Such units fill the offsets before the first message of a queue whose
+beginning is no longer in the log. Units are written right after their records; units that a crash lost are rebuilt from
+the log.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from storage.queue.compacted_log import CompactedLog
 
 _UNIT: Final = struct.Struct(">qiq")
 _SIZE_AT: Final = 8
-"""The byte of a unit at which its size is."""
+"""The byte of a unit at which its size begins."""
 _BLANK_SIZE: Final = PRE_BLANK_SIZE.to_bytes(4)
 _SCAN_UNITS: Final = 16_384
 _RECOVER_FIRST_UNITS: Final = 256
-"""The units of a file that recovery looks at first. If all are good, it goes on with more at a time."""
+"""The units of a file that recovery checks first. If all are correct, it continues with more at a time."""
 _RECOVER_GROWTH: Final = 4
 _DAMAGED_MAX: Final = 1000
-"""So many damaged records in a row are passed over by a search by time."""
+"""The most damaged records in a row that a search by time skips."""
 _COMPARED_RECORDS: Final = 3
-"""The records before the end of old messages whose times are looked at, too."""
+"""The number of records before the end of old messages whose times are checked, too."""
 _LOST_UNITS_MAX: Final = 65_536
-"""About so many removed units are kept in memory while a store is recovered."""
+"""The most removed units, roughly, that are kept in memory while a store is recovered."""
 
 
 class ConsumeQueue(BaseConsumeQueue):
-    """The units of one queue, each of one message: the unit of queue offset n is the n-th of the queue."""
+    """The units of one queue, one for each message. The unit of queue offset n is the n-th of the queue."""
 
     store_directory = CONSUME_QUEUE_DIR
     unit_bytes = UNIT_BYTES
@@ -58,21 +58,21 @@ class ConsumeQueue(BaseConsumeQueue):
     compacted: CompactedLog | None = None
     """The queue's compacted log, for a topic that is compacted. Set under the append lock."""
     lost_units: NDArray[np.void] = np.empty(0, UNIT_DTYPE)
-    """A copy of the first units that `recover_until` removed: they may be right all the same. Empty after recovery."""
+    """A copy of the first units that `recover_until` removed, which may be correct. Empty after recovery."""
     lost_units_from = 0
-    """The queue offset of the first of them."""
+    """The queue offset of the first of `lost_units`."""
     _forgotten_before = 0
-    """The queue offset before which messages do not count any more, though the log may have them."""
+    """The queue offset before which messages no longer count, even if the log has them."""
     _map: mmap | None = None
-    """The map of the file written last, to be used only as `_map_at` says; None if it has none."""
+    """The map of the file written last, to be used only through `_map_at`; None if the file has no map."""
     _map_start = 0
-    """The byte of the queue at which that file starts."""
+    """The byte of the queue at which the file of `_map` starts."""
     _map_known = -1
-    """The count of closed files (WriteHandles) when `_map` was looked up; -1 if the next write must look."""
+    """The count of closed files (WriteHandles) when `_map` was looked up; -1 if the next write must look it up."""
 
     @property
     def first_offset(self) -> int:
-        """The queue offset of the first unit on disk, whether or not its message is still held."""
+        """The queue offset of the first unit on disk, whether or not the log still has its message."""
         return self._files.starts[0] // UNIT_BYTES if self._files.starts else self.next_offset
 
     @property
@@ -81,7 +81,7 @@ class ConsumeQueue(BaseConsumeQueue):
         return int(units[0]["physical_offset"]) if len(units) else None
 
     def file_ranges(self) -> list[tuple[int, int]]:
-        """For each file that has units: the queue offset of its first unit, and the number of its units."""
+        """Return, for each file that has units, the queue offset of its first unit and the number of its units."""
         firsts = [start // UNIT_BYTES for start in self._files.starts if start < self.next_offset * UNIT_BYTES]
         return [(first, min(self._units_per_file, self.next_offset - first)) for first in firsts]
 
@@ -110,7 +110,9 @@ class ConsumeQueue(BaseConsumeQueue):
         self.truncate_to(self.next_offset)
 
     def _keep_lost_units(self) -> None:
-        """Copy the first units behind `next_offset`, up to the first that was never written or is in another file."""
+        """Copy the first units after `next_offset`, up to the first one that was never written or is in another
+        file.
+        """
         units, count = np.empty(0, UNIT_DTYPE), 1
         while len(units) < _LOST_UNITS_MAX:
             units = self._reader.units(self.topic, self.queue_id, self.next_offset, count)
@@ -126,21 +128,22 @@ class ConsumeQueue(BaseConsumeQueue):
         self.lost_units = np.empty(0, UNIT_DTYPE)
 
     def _pass_good_units(self, file_end: int, reach: int, physical_limit: int) -> tuple[int, bool]:
-        """Move `next_offset`, at the start of a file, behind its good units, `file_end` at most.
+        """Move `next_offset` from the start of a file past the file's correct units, to at most `file_end`.
 
-        `reach`: how far in the log the records of earlier files' units reach. Returns how far they reach with this
-        file's, and if the queue ends in it. The file is looked at in parts, because most of a short queue's was never
-        written, and to read that costs memory, too.
+        `reach`: the end in the log of the records of earlier files' units. Returns the end including this file's units,
+        and whether the queue ends in this file. The file is read in parts: most of a short queue's file was never
+        written, and reading it would take memory.
         """
         is_first, count = True, _RECOVER_FIRST_UNITS
         while self.next_offset < file_end:
             asked = min(count, file_end - self.next_offset)
             units = self._reader.units(self.topic, self.queue_id, self.next_offset, asked)
-            # Where each record begins and ends in the log. A unit that points to nothing ends nowhere.
+            # The bounds of each record in the log. A unit that points to nothing has no end.
             points_nowhere = units["size"] == PRE_BLANK_SIZE
             begins = units["physical_offset"].astype(np.int64)
             ends = np.where(points_nowhere, 0, begins + units["size"])
-            # before[i]: how far the units before the i-th reach, those of earlier files included; one more than units.
+            # before[i]: the end in the log of the units before unit i, including earlier files; one element more than
+            # units.
             before = np.maximum.accumulate(np.concatenate(([reach], ends)))
             out_of_order = (begins < before[:-1]) & ~points_nowhere
             bad = np.flatnonzero((begins < 0) | (units["size"] <= 0) | (begins >= physical_limit) | out_of_order)
@@ -151,25 +154,29 @@ class ConsumeQueue(BaseConsumeQueue):
             self.next_offset += len(units)
             reach = int(before[-1])
             if len(units) < asked:
-                break  # the file is shorter than it should be: the queue goes on in the next one
+                break  # the file is shorter than expected: the queue continues in the next file
             is_first, count = False, min(count * _RECOVER_GROWTH, _SCAN_UNITS)
         return reach, False
 
     def units(self, from_offset: int, count: int) -> NDArray[np.void]:
-        """At most `count` units from `from_offset` on, below `next_offset`; fewer where a file ends."""
+        """Return at most `count` units from `from_offset` on, below `next_offset`; fewer at the end of a file."""
         count = min(count, self.next_offset - from_offset)
         if from_offset + count > self.visible_offset:
             self._handles.complete_writes()
         return self._reader.units(self.topic, self.queue_id, from_offset, count)
 
     def next_unit(self, from_offset: int, end_offset: int) -> NDArray[np.void]:
-        """The first unit in [`from_offset`, `end_offset`) that points to a record, as an array of one; empty if none
-        does."""
+        """Return the first unit in [`from_offset`, `end_offset`) that points to a record, as an array of one.
+
+        Returns an empty array if no unit does.
+        """
         return self._next_pointing(from_offset, end_offset)[1]
 
     def _next_pointing(self, from_offset: int, end_offset: int) -> tuple[int, NDArray[np.void]]:
-        """`next_unit`, and its queue offset. Without such a unit the offset is `end_offset`, or that of the first unit
-        that is not there."""
+        """Return `next_unit`, and its queue offset.
+
+        Without such a unit the offset is `end_offset`, or that of the first unit that does not exist.
+        """
         count = 1
         while from_offset < end_offset and len(units := self.units(from_offset, min(count, end_offset - from_offset))):
             pointing = np.flatnonzero(units["size"] != PRE_BLANK_SIZE)
@@ -181,7 +188,9 @@ class ConsumeQueue(BaseConsumeQueue):
         return from_offset, np.empty(0, UNIT_DTYPE)
 
     def reserve(self, count: int) -> None:
-        """Make the files for the next `count` units, so that writing needs no more space. OSError if that fails."""
+        """Make the files for the next `count` units, so that writing needs no more space. OSError: a file cannot be
+        made.
+        """
         if self.has_room_for(count):
             return
         last = (self.next_offset + count - 1) * UNIT_BYTES
@@ -199,7 +208,7 @@ class ConsumeQueue(BaseConsumeQueue):
     def append_unit(self, physical_offset: int, size: int, tags_code: int) -> None:
         """Write the unit of one record, `size` bytes long. `reserve` must have been called.
 
-        OSError: some of the unit may be written, `next_offset` has not moved.
+        OSError: a part of the unit may be written; `next_offset` has not moved.
         """
         position = self.next_offset * UNIT_BYTES
         mapped = self._map
@@ -219,14 +228,16 @@ class ConsumeQueue(BaseConsumeQueue):
         tags_codes: NDArray[np.int64],
         ends: NDArray[np.int64] | None = None,
     ) -> None:
-        """`append_unit` for records that lie back to back from `physical_offset` on. `ends`: `record_ends` of the
-        sizes, from a caller that has them."""
+        """Write the units of records that lie back to back from `physical_offset` on, as `append_unit` does.
+
+        `ends`: `record_ends` of the sizes, from a caller that has them.
+        """
         self.append_scattered(begins_of(physical_offset, sizes, ends), sizes, tags_codes)
 
     def append_scattered(
         self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]
     ) -> None:
-        """`append_unit` for records anywhere in the log, in ascending order."""
+        """Write the units of records anywhere in the log, in ascending order, as `append_unit` does."""
         position, count = self.next_offset * UNIT_BYTES, len(sizes)
         mapped = self._map_at(position)
         if mapped is not None and position + count * UNIT_BYTES <= self._map_start + self._file_size:
@@ -238,7 +249,7 @@ class ConsumeQueue(BaseConsumeQueue):
         self.max_physical_offset = int(physical_offsets[-1]) + int(sizes[-1])
 
     def start_at(self, queue_offset: int) -> None:
-        """Let an empty queue start at `queue_offset`: the units before, to the start of the file, point to nothing.
+        """Let an empty queue start at `queue_offset`: the earlier units of its file point to nothing.
 
         Also fills a hole: offsets from `next_offset` up to `queue_offset` whose records are lost (spec §2, rule 2).
         """
@@ -276,18 +287,18 @@ class ConsumeQueue(BaseConsumeQueue):
         Unlike RocketMQ, units that point to nothing never count as messages.
         """
         if self._files.starts:
-            # In one step: readers look at it meanwhile.
+            # Assign in one step, because readers may read the offset at any time.
             self.min_offset = max(self._first_at_or_after(min_physical_offset), self._forgotten_before)
 
     @property
     def first_readable_offset(self) -> int:
-        """The first offset that consumers may read. A compacted queue begins at 0: what is gone was superseded."""
+        """The first offset that consumers may read. A compacted queue begins at 0: missing messages were superseded."""
         return self.min_offset if self.compacted is None else 0
 
     def blank(self, queue_offsets: NDArray[np.int64]) -> None:
-        """Have the units at these offsets, which consumers may read, point to no record. Called under the append lock.
+        """Make the units at these offsets, which consumers may read, point to no record. Called under the append lock.
 
-        Of each unit only the size is written, so a reader finds it as it was, or blank. OSError.
+        Only the size of each unit is written, so a reader sees the old unit or a blank one. OSError.
         """
         for offset in queue_offsets.tolist():
             position = offset * UNIT_BYTES
@@ -297,8 +308,10 @@ class ConsumeQueue(BaseConsumeQueue):
             self._handles.write(path, position - start + _SIZE_AT, _BLANK_SIZE)
 
     def put_unit_at(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> bool:
-        """Replace the unit at an offset of the queue if it leads elsewhere; true if it did. A unit that keeps its
-        offset without a record stays. Called under the append lock. OSError."""
+        """Replace the unit at an offset of the queue if it leads elsewhere. Returns True if it did.
+
+        A unit without a record that fills an offset stays. Called under the append lock. OSError.
+        """
         [unit] = self.units(queue_offset, 1)
         if unit["size"] == PRE_BLANK_SIZE or (unit["physical_offset"], unit["size"]) == (physical_offset, size):
             return False
@@ -312,11 +325,11 @@ class ConsumeQueue(BaseConsumeQueue):
         return True
 
     def first_stored_at(self, time_ms: int) -> int:
-        """The first offset, from `min_offset` on, whose message was stored at `time_ms` or later; `visible_offset` if
-        none of those that consumers may read was.
+        """Return the first offset, from `min_offset` on, whose message was stored at `time_ms` or later.
 
-        Damaged records and units are passed over. If a record says that it is older than the records before it, those
-        count: retention must not drop messages because one time is wrong.
+        Returns `visible_offset` if no readable message was. Skips damaged records and units. If a record's time is
+        earlier than those of the records before it, the earlier records count: retention must not drop messages because
+        one time is wrong.
         """
         min_offset = self.min_offset
         first = self._search_stored_at(time_ms, min_offset, self.visible_offset)
@@ -325,10 +338,12 @@ class ConsumeQueue(BaseConsumeQueue):
         return first
 
     def _search_stored_at(self, time_ms: int, low: int, high: int) -> int:
-        """The offset in [`low`, `high`] before which all messages were stored before `time_ms`, if times ascend."""
+        """Return the offset in [`low`, `high`] before which all messages were stored before `time_ms`, if times
+        ascend.
+        """
         while low < high:
             middle = (low + high) // 2
-            # For an offset without a good record, the time of the next record counts.
+            # For an offset without an intact record, use the time of the next record.
             offset, stored_ms = self._next_stored(middle, high)
             if stored_ms is not None and stored_ms < time_ms:
                 low = offset + 1
@@ -337,8 +352,10 @@ class ConsumeQueue(BaseConsumeQueue):
         return low
 
     def _next_stored(self, from_offset: int, end_offset: int) -> tuple[int, int | None]:
-        """The offset and the store time of the first good record in [`from_offset`, `end_offset`). The time is None if
-        there is none among the next _DAMAGED_MAX records."""
+        """Return the offset and the store time of the first intact record in [`from_offset`, `end_offset`).
+
+        The time is None if there is none among the next _DAMAGED_MAX records.
+        """
         for _ in range(_DAMAGED_MAX):
             from_offset, unit = self._next_pointing(from_offset, end_offset)
             if not len(unit):
@@ -350,7 +367,7 @@ class ConsumeQueue(BaseConsumeQueue):
         return from_offset, None
 
     def _stored_before(self, queue_offset: int, time_ms: int, min_offset: int) -> int | None:
-        """The offset of one of the last records before `queue_offset` that was stored at `time_ms` or later."""
+        """Return the offset of one of the last records before `queue_offset` that was stored at `time_ms` or later."""
         for offset in range(queue_offset - 1, max(queue_offset - 1 - _COMPARED_RECORDS, min_offset - 1), -1):
             unit = self.units(offset, 1)
             stored_ms = self._stored_ms(unit) if len(unit) else None
@@ -359,7 +376,7 @@ class ConsumeQueue(BaseConsumeQueue):
         return None
 
     def _stored_ms(self, unit: NDArray[np.void]) -> int | None:
-        """The store time of the record that a unit leads to; None if the record is damaged, or not there."""
+        """Return the store time of the record that a unit leads to; None if the record is damaged or missing."""
         [[start, size, _]] = unit.tolist()
         if size == PRE_BLANK_SIZE:
             return None
@@ -370,8 +387,10 @@ class ConsumeQueue(BaseConsumeQueue):
         return header.store_timestamp_ms if (header.total_size, header.physical_offset) == (size, start) else None
 
     def forget_before(self, queue_offset: int) -> None:
-        """Let the queue begin at `queue_offset`, or its end if that comes first, whatever the log holds; never earlier
-        than now."""
+        """Let the queue begin at `queue_offset`, or at its end if that comes first, whatever the log holds.
+
+        The beginning never moves back.
+        """
         self._forgotten_before = max(self._forgotten_before, min(queue_offset, self.next_offset))
         self.min_offset = max(self.min_offset, self._forgotten_before)
 
@@ -388,8 +407,10 @@ class ConsumeQueue(BaseConsumeQueue):
         return self.next_offset * UNIT_BYTES
 
     def first_at_or_after(self, physical_offset: int) -> int:
-        """The first queue offset, from `min_offset` on, whose record starts at or after; `visible_offset` if none of
-        those that consumers may read does."""
+        """Return the first queue offset whose record starts at or after a physical offset, from `min_offset` on.
+
+        Returns `visible_offset` if no record that consumers may read does.
+        """
         while True:
             min_offset = self.min_offset
             try:
@@ -397,11 +418,12 @@ class ConsumeQueue(BaseConsumeQueue):
             except StoreCorruptError:
                 if self.min_offset == min_offset:
                     raise
-                # Retention deleted a file meanwhile.
+                # Retention deleted a file during the search.
 
     def first_placed_at(self, physical_offset: int) -> int:
-        """Do as `first_at_or_after` does, for all units: `next_offset` if none leads there. Called under the append
-        lock."""
+        """Search as `first_at_or_after` does, but in all units; `next_offset` if none matches. Called under the append
+        lock.
+        """
         return self._first_at_or_after(physical_offset, self.min_offset)
 
     def _first_at_or_after(self, physical_offset: int, from_offset: int = 0, end_offset: int | None = None) -> int:
@@ -409,7 +431,7 @@ class ConsumeQueue(BaseConsumeQueue):
         high = found = self.next_offset if end_offset is None else end_offset
         while low < high:
             middle = (low + high) // 2
-            # For an offset whose record is lost, the position of the next record counts.
+            # For an offset whose record is lost, use the position of the next record.
             queue_offset, unit = self._next_pointing(middle, high)
             if not len(unit):
                 if queue_offset < high:
@@ -422,8 +444,10 @@ class ConsumeQueue(BaseConsumeQueue):
         return found
 
     def _map_at(self, position: int) -> mmap | None:
-        """The map of the existing file that holds byte `position` of the queue, which counts as dirty; `_map_start` is
-        the byte at which it starts. None if it is written by `_handles`, or has none."""
+        """Return the map of the existing file that holds byte `position` of the queue, and mark the file dirty.
+
+        `_map_start` is the byte at which the file starts. None if `_handles` writes the file, or it has no map.
+        """
         if self._map_known == self._handles.closed_count and 0 <= position - self._map_start < self._file_size:
             return self._map
         start = position - position % self._file_size

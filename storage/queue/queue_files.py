@@ -1,9 +1,9 @@
-"""The files of one queue on disk: finding them, making the next, cutting the end off, letting go of the oldest.
+"""The files of one queue on disk: finds them, makes the next, cuts the end off, drops the oldest.
 
-They lie end to end, each named after the byte of the queue at which it starts (storage/files/file_names.py). Their
-units are the queue's matter: storage/queue/consume_queue.py, storage/queue/batch_consume_queue.py, and for its
-extension storage/queue/consume_queue_ext.py. All of them can be made again from the log, or done without, so a crash
-may leave any of them short, torn or missing.
+The files lie end to end; each is named after the byte of the queue at which it starts (storage/files/file_names.py).
+The format of their units is defined in storage/queue/consume_queue.py, batch_consume_queue.py and, for extensions,
+consume_queue_ext.py. All files can be rebuilt from the log, or are optional, so a crash may leave any of them short,
+torn or missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from storage.files.write_handles import WriteHandles
 
 
 class QueueFiles:
-    """The row of files of one queue. Not locked: one thread changes it (the store's append lock)."""
+    """The sequence of files of one queue. Not locked: one thread changes it (under the store's append lock)."""
 
     def __init__(
         self,
@@ -32,28 +32,31 @@ class QueueFiles:
         remedy: str = "",
         sparse: bool = False,
     ) -> None:
-        """Find the files. StoreCorruptError, which ends with `remedy`, when they do not form a queue; with `repair`
-        (after a crash) those that do not fit are deleted instead. With `sparse` a new file takes space on the disk only
-        for the units in it: a full disk is an error when these are written, not when the file is made."""
+        """Find the files.
+
+        StoreCorruptError, whose text ends with `remedy`: the files do not form a queue. With `repair` (after a crash)
+        files that do not fit are deleted instead. With `sparse` a new file takes disk space only for the units in it:
+        on a full disk, writing units fails, not making the file.
+        """
         self.directory = directory
         self._file_size = file_size
         self._scratch = root / "consumequeue.new"
         self._handles, self._sparse = handles, sparse
         remedy = remedy or f"delete the directory {directory} and the queue is made again from the commit log"
         self.starts = list_starts(directory, file_size, remedy=remedy, repair=repair)
-        """The files' first bytes, ascending."""
+        """The first bytes of the files, ascending."""
         self.dirty: set[Path] = set()
-        """The files and directories to be flushed."""
+        """The files and directories to flush."""
         self._flushed_end = 0
-        """The byte of the queue up to which it is flushed."""
+        """The byte of the queue up to which the queue is flushed."""
 
     def path(self, start: int) -> Path:
-        """The path of the file that starts at byte `start`."""
+        """Return the path of the file that starts at byte `start`."""
         return self.directory / file_name(start)
 
     def make(self, start: int) -> None:
-        """Make the file that starts there, behind the others. OSError: the disk failed or is full."""
-        # Its name is flushed with the file's, before the checkpoint or the snapshot counts on the queue.
+        """Make the file that starts at byte `start`, after the others. OSError: the disk failed or is full."""
+        # The new name is flushed with the file, before the checkpoint or the snapshot relies on the queue.
         disk.make_directory(self.directory, flush=False)
         allocate(self._scratch, self._file_size, sparse=self._sparse)
         disk.rename(self._scratch, self.path(start))
@@ -61,14 +64,16 @@ class QueueFiles:
         self.dirty.update((self.directory, self.directory.parent, self.directory.parent.parent))
 
     def from_last(self, is_good: Callable[[int], bool]) -> list[int]:
-        """The last file whose start is good, or else the first, and those behind it."""
+        """Return the starts of the last file whose start is good (else of the first file), and of the files after
+        it.
+        """
         index = len(self.starts) - 1
         while index > 0 and not is_good(self.starts[index]):
             index -= 1
         return self.starts[max(index, 0) :]
 
     def cut(self, end: int) -> None:
-        """Leave nothing at or behind byte `end`: files that start behind it go, the one that holds it ends in zeros."""
+        """Remove everything from byte `end` on: delete later files, and zero the end of the file that holds `end`."""
         while self.starts and self.starts[-1] > end:
             path = self.path(self.starts.pop())
             self._handles.close_file(path)
@@ -85,8 +90,10 @@ class QueueFiles:
             self.dirty.add(path)
 
     def drop_files_before(self, position: int) -> list[Path]:
-        """Let the files start at the one that holds byte `position`; returns those before it, which are now the
-        caller's to delete. Never the last one."""
+        """Let the files start at the one that holds byte `position`, and return the earlier files.
+
+        The caller then deletes those files. Never drops the last file.
+        """
         forgotten: list[Path] = []
         while len(self.starts) > 1 and self.starts[0] + self._file_size <= position:
             path = self.path(self.starts.pop(0))
@@ -96,12 +103,12 @@ class QueueFiles:
         return forgotten
 
     def is_flush_due(self, end: int, least_pages: int) -> bool:
-        """True if a queue that ends at byte `end` has so many pages to flush, or has filled a file (spec §6)."""
+        """True if a queue that ends at byte `end` has enough pages to flush, or has filled a file (spec §6)."""
         pages = end // disk.PAGE_BYTES - self._flushed_end // disk.PAGE_BYTES
         return pages >= least_pages or end // self._file_size > self._flushed_end // self._file_size
 
     def take_dirty(self, end: int = 0) -> set[Path]:
-        """The files and directories to be flushed, which then count as flushed: the queue up to byte `end`."""
+        """Return the files and directories to flush, which then count as flushed, up to byte `end` of the queue."""
         dirty, self.dirty = self.dirty, set()
         self._flushed_end = end
         return dirty

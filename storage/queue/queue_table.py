@@ -1,14 +1,14 @@
 """The consume queues of a store, by topic and queue id, and the topics that were deleted.
 
 On disk
-    consumequeue/TOPIC/QUEUE/          a directory is what makes a queue exist
+    consumequeue/TOPIC/QUEUE/          a queue exists if it has a directory
     consumequeue_ext/TOPIC/QUEUE/      the queue's extension, if it has one: storage/queue/consume_queue_ext.py
     compaction/TOPIC/QUEUE/            its compacted log, if it has one: storage/queue/compacted_log.py
     batchconsumequeue/TOPIC/QUEUE/     a queue of inner batches: a topic has queues of one kind
     config/deletedTopics.json          {"TOPIC": physical offset of the log's end when the topic was deleted}
 
-A deleted topic's messages stay in the log until their file goes. The file above keeps recovery from making queues of
-them again; messages sent to a topic of that name later are behind the offset and count.
+A deleted topic's messages stay in the log until their log file is deleted. config/deletedTopics.json keeps recovery
+from rebuilding queues from them. Later messages to a topic of the same name lie after the offset, and count.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ AnyQueue = ConsumeQueue | BatchConsumeQueue
 
 
 class _Parts(TypedDict):
-    """Arguments that queues of both kinds, and extensions, are made with."""
+    """The arguments for making queues of both kinds, and extensions."""
 
     reader: LogReader
     handles: WriteHandles
@@ -93,20 +93,20 @@ class QueueTable:
         return len(self._queues)
 
     def get(self, topic: str, queue_id: int) -> AnyQueue | None:
-        """The queue, of whatever kind."""
+        """Return the queue, of either kind."""
         return self._queues.get((topic, queue_id))
 
     def get_plain(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The queue, if it is one of single messages."""
+        """Return the queue if it holds single messages."""
         queue = self._queues.get((topic, queue_id))
         return queue if isinstance(queue, ConsumeQueue) else None
 
     def holds_batches(self, topic: str, queue_id: int) -> bool:
-        """True if the queue is one of inner batches."""
+        """True if the queue holds inner batches."""
         return isinstance(self._queues.get((topic, queue_id)), BatchConsumeQueue)
 
     def get_or_create_batch(self, topic: str, queue_id: int) -> BatchConsumeQueue | None:
-        """The queue of inner batches; None if the queue holds single messages."""
+        """Return the queue of inner batches; make it if it does not exist. None if the queue holds single messages."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             queue = BatchConsumeQueue(self._root, topic, queue_id, self._batch_file_size, **self._parts)
@@ -114,28 +114,30 @@ class QueueTable:
         return queue if isinstance(queue, BatchConsumeQueue) else None
 
     def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue; a new one is empty, and has no files before its first `reserve`. MessageIllegalError if it is one
-        of inner batches."""
+        """Return the queue. A new queue is empty, and has no files before its first `reserve`.
+
+        MessageIllegalError: the queue holds inner batches.
+        """
         queue = self._queues.get((topic, queue_id))
         if isinstance(queue, ConsumeQueue):
             return queue
         if queue is not None:
             raise MessageIllegalError(
-                f"queue {queue_id} of topic {topic!r} holds inner batches (its queue type is batch), and no single "
-                "messages: send to it by a producer, and without a delay"
+                f"queue {queue_id} of topic {topic!r} holds inner batches (its queue type is batch), not single "
+                "messages: send to it with a producer, and without a delay"
             )
         plain = self._queues[topic, queue_id] = self._make_plain(topic, queue_id)
         return plain
 
     def _make_plain(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """A queue of single messages, of the class that knows of extensions only if it has one or is to have one."""
+        """Make a queue of single messages; an ExtendedConsumeQueue only if it has an extension or will get one."""
         ext = ConsumeQueueExt.of_queue(self._settings, topic, queue_id, **self._parts)
         if ext is None:
             return ConsumeQueue(self._root, topic, queue_id, self._file_size, **self._parts)
         return ExtendedConsumeQueue(self._root, topic, queue_id, self._file_size, ext, **self._parts)
 
     def topics(self) -> dict[str, list[int]]:
-        """The ids of the queues that are on disk, by topic, both sorted."""
+        """Return the ids of the queues on disk, by topic, both sorted."""
         topics: dict[str, list[int]] = {}
         for (topic, queue_id), queue in sorted(self._queues.copy().items(), key=lambda item: item[0]):
             if queue.exists:
@@ -143,24 +145,26 @@ class QueueTable:
         return topics
 
     def count_topics(self, prefix: str) -> int:
-        """The number of topics whose names begin with `prefix`."""
+        """Return the number of topics whose names begin with `prefix`."""
         return len({topic for topic, _ in self._queues if topic.startswith(prefix)})
 
     def has_topic(self, topic: str) -> bool:
-        """True if a queue of the topic has a directory. Of a topic that RocketMQ deleted none has; RocketMQ 4.9 leaves
-        the topic's own directory behind."""
+        """True if a queue of the topic has a directory.
+
+        A topic that RocketMQ deleted has no such queue; RocketMQ 4.9 leaves the topic's own directory.
+        """
         queues = (path for kind in (self.directory, self._batch_directory) for path in kind.glob(f"{escape(topic)}/*"))
         return any(path.name.isdecimal() and path.is_dir() for path in queues)
 
     def was_deleted_after(self, topic: str, physical_offset: int) -> bool:
-        """True if a message of `topic` at `physical_offset` belongs to a topic that was deleted since."""
+        """True if `topic` was deleted after a message at `physical_offset` was stored."""
         return physical_offset < self._deleted.get(topic, 0)
 
     def end_deletions_at(self, end_offset: int) -> None:
-        """Take no topic for deleted later than at `end_offset`, where the log ends: else new messages would count as
-        deleted.
+        """Move deletions that are recorded after `end_offset`, the log's end, back to it.
 
-        (With ASYNC_FLUSH a power cut may take the log's end, but never the note of the deletion.)
+        Otherwise new messages would count as deleted. (With ASYNC_FLUSH a power cut may cut the log's end, but not the
+        record of the deletion.)
         """
         late = {topic: end_offset for topic, offset in self._deleted.items() if offset > end_offset}
         if late:
@@ -168,7 +172,7 @@ class QueueTable:
             self._config.write(_DELETED_TOPICS, json.dumps(self._deleted, indent=1))
 
     def delete_topic(self, topic: str, *, end_offset: int, min_offset: int) -> list[AnyQueue]:
-        """Delete the queues of `topic`; returns them. The deletion is on disk before the first file goes."""
+        """Delete the queues of `topic`, and return them. The deletion is on disk before the first file is deleted."""
         if not any(queue.topic == topic for queue in self):
             return []
         self._deleted = {name: offset for name, offset in self._deleted.items() if offset > min_offset}
@@ -177,10 +181,10 @@ class QueueTable:
         return self._remove(topic)
 
     def finish_deletions(self, min_physical_offset: int) -> None:
-        """Delete the queues that a crash in the middle of `delete_topic` left. For when the queues have their ends.
+        """Delete the queues that a crash during `delete_topic` left. Called when the queues have their ends.
 
-        A queue without units goes too if the log, which starts at `min_physical_offset`, still has the deleted
-        messages: later ones are found there by the walk. Else only the queue knows how far it went.
+        A queue without units is deleted too if the log, which starts at `min_physical_offset`, still has the deleted
+        messages: the walk then finds all later messages. Otherwise only the queue itself holds its next offset.
         """
         cut_short, emptied = set(), set()
         for queue in self:
@@ -210,8 +214,11 @@ class QueueTable:
         return queues
 
     def sweep_light_queue(self, queue: AnyQueue) -> bool:
-        """Delete a light queue whose messages are all gone by their age; true if it is one. It is made again when a
-        message names it, and then begins behind all offsets that it has had (`first_light_offset`)."""
+        """Delete a light queue if retention has deleted all of its messages. Returns True if it was deleted.
+
+        The queue is made again when a message names it. It then begins after all offsets that it has had
+        (`first_light_offset`).
+        """
         if not is_light_queue(queue.topic) or queue.min_offset < queue.next_offset:
             return False
         del self._queues[queue.key]
@@ -221,11 +228,11 @@ class QueueTable:
         return True
 
     def first_light_offset(self, log_start: int, log_end: int) -> int:
-        """The offset at which a new light queue begins in a log that holds these physical offsets.
+        """Return the offset at which a new light queue begins in a log that holds these physical offsets.
 
-        A queue of its name may have been swept before. All its records lay before `log_start`, so none had a higher
-        offset than there is room for records there; its consumers have committed such an offset, and must not miss what
-        comes now. A queue begins with a file, unless the log is too short for such an offset.
+        A queue of the same name may have been swept before. All of its records lay before `log_start`, so its offsets
+        are below the number of records that fit there. Its consumers have committed such an offset, and must not miss
+        new messages. The queue begins at the start of a file, unless the log is too short for such an offset.
         """
         least = log_start // MIN_RECORD_SIZE
         units = self._file_size // UNIT_BYTES
@@ -233,7 +240,7 @@ class QueueTable:
         return rounded if rounded <= log_end // MIN_RECORD_SIZE else least
 
     def delete_all(self) -> None:
-        """Delete every queue: the log they pointed into is gone (spec §5)."""
+        """Delete every queue, because the log that they pointed into no longer exists (spec §5)."""
         for queue in self:
             del self._queues[queue.topic, queue.queue_id]
             queue.delete()

@@ -12,8 +12,10 @@ from storage.files.config_files import ConfigFiles, parse_fastjson
 
 TOPICS_FILE: Final = "topics.json"
 SETTLED_MS: Final = 60_000
-"""The age from which on a message is surely of the topic that the file describes. (A topic of that name may have been
-deleted and created anew just before, with other attributes.)"""
+"""The age from which a message surely belongs to the topic that the file describes.
+
+(A topic of the same name may have been deleted and created again just before, with other attributes.)
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +29,7 @@ class StoredAttributes:
         self._attributes: Mapping[str, TopicAttributes] = {}
 
     def read(self) -> Mapping[str, TopicAttributes]:
-        """The attributes by topic, of topics that have some."""
+        """Return the attributes by topic, for topics that have some."""
         text = self._config.read(TOPICS_FILE)
         if text != self._text:
             self._text, self._attributes = text, parse_attributes(text)
@@ -35,12 +37,16 @@ class StoredAttributes:
 
 
 def parse_attributes(topics_json: str | None) -> dict[str, TopicAttributes]:
-    """The attributes in the text of topics.json, by topic; a topic has none if they cannot be. A file that is none of
-    RocketMQ's says nothing of any topic: the broker writes it anew."""
+    """Parse the attributes in the text of topics.json, by topic. Invalid attributes count as none.
+
+    A file that is not in RocketMQ's format gives no attributes; the broker rewrites it.
+    """
     try:
         table = _mapping(_mapping(parse_fastjson(topics_json or "{}")).get("topicConfigTable"))
     except ValueError as error:
-        logger.warning("no topic has attributes until %s is written anew: %s", TOPICS_FILE, error)
+        logger.warning(
+            "cannot parse the topics' attributes; no topic has any until the broker rewrites %s: %s", TOPICS_FILE, error
+        )
         return {}
     found: dict[str, TopicAttributes] = {}
     for topic, entry in table.items():
@@ -49,7 +55,7 @@ def parse_attributes(topics_json: str | None) -> dict[str, TopicAttributes]:
             try:
                 found[topic] = TopicAttributes.parse(attributes)
             except InvalidArgumentError as error:
-                logger.warning("the attributes of topic %s are passed over: %s", topic, error)
+                logger.warning("the invalid attributes of topic %s are ignored: %s", topic, error)
     return found
 
 

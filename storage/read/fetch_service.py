@@ -1,4 +1,4 @@
-"""Fetches and long polls: reading queues for consumers, and letting them wait for more messages."""
+"""Fetches and long polls: reads queues for consumers, and lets consumers wait for more messages."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from storage.read.long_polls import LongPolls
 from storage.stats import StoreStats
 
 FETCH_MAX_BYTES: Final = 128 << 20
-"""The most bytes that one fetch returns, whatever it asks for (spec/storage.md §10)."""
+"""The most bytes that one fetch returns, whatever limit it requests (spec/storage.md §10)."""
 _MENDED_MAX: Final = 10_000
-"""Wrong units are looked for once at so many places."""
+"""The most places at which a search for wrong units is remembered, so that it runs only once."""
 
 
 class FetchService:
-    """Answers the fetches of one store. Thread-safe. `check` raises when the store must not be read (any more)."""
+    """Answers the fetches of one store. Thread-safe. `check` raises if the store must not be read."""
 
     def __init__(
         self,
@@ -34,17 +34,19 @@ class FetchService:
         check: Callable[[], None],
         mend: Callable[[ConsumeQueue, int, int], int],
     ) -> None:
-        """`mend` makes the wrong units of a queue between two offsets again; returns how many there were."""
+        """`mend` rewrites the wrong units between two offsets of a queue, and returns the number of wrong units."""
         self._queues, self._reader, self._polls, self._stats = queues, reader, polls, stats
         self._check, self._mend = check, mend
         self._mended: set[tuple[tuple[str, int], int]] = set()
-        """Queues and offsets from which on wrong units were looked for: what is wrong there still is a record."""
+        """Queues and offsets at which wrong units were searched for. If a read still fails there, the record is
+        damaged.
+        """
         reader.mend_units = self._mend_units
 
     def fetch(
         self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False
     ) -> list[FetchResult]:
-        """Carry out `requests`, at most `max_bytes` of records for all of them; see `MessageStore.fetch`."""
+        """Carry out `requests`, with at most `max_bytes` of records in all; see `MessageStore.fetch`."""
         if max_bytes < 0 or any(request.max_messages <= 0 for request in requests):
             raise InvalidArgumentError("max_bytes must not be negative, and max_messages must be positive")
         max_bytes = min(max_bytes, FETCH_MAX_BYTES)
@@ -61,8 +63,7 @@ class FetchService:
         return concluded(requests, results)
 
     def ends(self, positions: Sequence[QueuePosition], *, patient: bool = False) -> tuple[list[QueueEnds], bool]:
-        """The ends of several queues, and if one of them has something behind its offset, or does not hold it; see
-        `MessageStore.ends`."""
+        """Return the ends of several queues, and whether one of them is ready; see `MessageStore.ends`."""
         self._check()
         ends, news = [], False
         for topic, queue_id, offset in positions:
@@ -77,7 +78,8 @@ class FetchService:
         results = self._fetch_all(requests, max_bytes, patient)
         found = sum(result.status is PullStatus.FOUND for result in results)
         messages = sum(result.count for result in results)
-        # Without bytes only the ends were asked for: who reads in place says what it has found there (`count_reads`).
+        # Without `max_bytes` the client asks only for the ends: it reads in place, and reports its gets by
+        # `count_reads`.
         got = found if max_bytes else 0
         self._stats.count_gets(got, len(results) - found, messages, time.monotonic() - start_s)
         return results
@@ -86,7 +88,7 @@ class FetchService:
         self._check()
         bounds = [self._readable(request) for request in requests]
         ready = sum(end > request.queue_offset for request, (_, end) in zip(requests, bounds, strict=True))
-        # Each queue gets an equal share of the bytes that are left for it and the ready queues behind it.
+        # Each queue gets an equal share of the bytes that are left for it and the later ready queues.
         results, left_bytes = [], max_bytes
         for request, (min_offset, max_offset) in zip(requests, bounds, strict=True):
             is_full = max_offset > request.queue_offset >= min_offset and max_bytes and left_bytes <= 0
@@ -108,16 +110,17 @@ class FetchService:
             end_offset = min(request.queue_offset + request.max_messages, max_offset)
             if self._mend_units(request.topic, request.queue_id, request.queue_offset, end_offset):
                 return self._fetch_one(request, min_offset, max_offset, max_bytes)
-            # Retention was faster than this read: then the queue's first offset has moved already.
+            # Retention deleted the record during the read: the queue's first offset has moved already.
             min_offset, max_offset = self._readable(request)
             if request.queue_offset >= min_offset:
-                # The lost record may be one of the later messages: those before it come first.
+                # The lost record may be one of the later messages: return the earlier ones first.
                 request = replace(request, max_messages=1)
         return self._read(request, min_offset, max_offset, max_bytes)
 
     def _mend_units(self, topic: str, queue_id: int, from_offset: int, end_offset: int) -> bool:
-        """Make the wrong units of a queue between two offsets again, unless that was tried before; true if there were
-        some."""
+        """Rewrite the wrong units between two offsets of a queue, unless that was tried before. True if some were
+        wrong.
+        """
         queue = self._queues.get_plain(topic, queue_id)
         if queue is None or (queue.key, from_offset) in self._mended:
             return False
@@ -127,7 +130,7 @@ class FetchService:
         return self._mend(queue, from_offset, end_offset) > 0
 
     def _read(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
-        """Read from the commit log, or from the queue's compacted log what the commit log does not have any more."""
+        """Read from the commit log, or from the queue's compacted log if the commit log no longer has the messages."""
         queue = self._queues.get_plain(request.topic, request.queue_id)
         if queue is not None and queue.compacted is not None:
             first_in_log = min(queue.min_offset, queue.compacted.end_offset)
@@ -136,20 +139,22 @@ class FetchService:
         return self._reader.fetch(request, min_offset, max_offset, max_bytes)
 
     def _readable(self, request: FetchRequest) -> tuple[int, int]:
-        """The first queue offset that can be read, and the end; 0 and 0 for a queue that is not there."""
+        """Return the first readable queue offset, and the end; 0 and 0 for a queue that does not exist."""
         queue = self._queues.get(request.topic, request.queue_id)
         return (0, 0) if queue is None else (queue.first_readable_offset, queue.visible_offset)
 
 
 def following(requests: Sequence[FetchRequest], results: Sequence[FetchResult]) -> list[FetchRequest]:
-    """The requests to go on with after these results: messages that the tags excluded are not looked at again."""
+    """Return the requests to continue with after these results. Messages that the tag filter excluded are not read
+    again.
+    """
     return [
         replace(request, queue_offset=result.next_offset) for request, result in zip(requests, results, strict=True)
     ]
 
 
 def concluded(requests: Sequence[FetchRequest], results: Sequence[FetchResult]) -> list[FetchResult]:
-    """The answer to `requests`, of which `results` are what the last look found."""
+    """Return the answer to `requests`, given the `results` of the last read."""
     return [
         replace(result, status=PullStatus.NO_MATCHED_MESSAGE)
         if result.status is PullStatus.NO_NEW_MESSAGE and result.next_offset > request.queue_offset
@@ -159,8 +164,10 @@ def concluded(requests: Sequence[FetchRequest], results: Sequence[FetchResult]) 
 
 
 def has_news(results: Sequence[FetchResult]) -> bool:
-    """True if a result is to be returned now. So it is if the queue has more to look through, which the client asks
-    for."""
+    """True if a result should be returned now.
+
+    That includes a queue with more messages to search: the client then sends the next request.
+    """
     return any(
         result.status in (PullStatus.FOUND, PullStatus.OFFSET_ILLEGAL)
         or (result.status is PullStatus.NO_MATCHED_MESSAGE and result.next_offset < result.max_offset)

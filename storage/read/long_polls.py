@@ -1,4 +1,4 @@
-"""Fetches that wait for a message: a bounded number, each woken only by the queues it asked for."""
+"""Fetches that wait for a message: a bounded number, each woken only by the queues it names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ QueueKey = tuple[str, int]
 
 
 class Waiter:
-    """One that waits for a change of some queues."""
+    """A waiting fetch, and the queues whose changes wake it."""
 
     __slots__ = ("keys", "wake")
 
@@ -21,11 +21,11 @@ class Waiter:
 
 
 class LongPolls:
-    """The fetches waiting now, by queue. Thread-safe."""
+    """The waiting fetches, by queue. Thread-safe."""
 
     def __init__(self, max_waiters: int) -> None:
         self.max_waiters = max_waiters
-        """The most that wait at a time; may be changed. Fewer end nobody's wait."""
+        """The most fetches that wait at a time; may be changed. A lower limit ends no current wait."""
         self._lock = threading.Lock()
         self._by_queue: dict[QueueKey, set[Waiter]] = {}
         self._all: set[Waiter] = set()
@@ -34,17 +34,17 @@ class LongPolls:
         return len(self._all)
 
     def register(self, queues: Iterable[QueueKey], wake: Callable[[], None]) -> Waiter:
-        """Have `wake` called, by any thread, for each change of one of `queues`, until `remove`. Look at the queues
-        after this. `wake` must not block, nor register or remove.
+        """Register `wake`, called by any thread for each change of one of `queues`, until `remove`.
 
-        SystemBusyError if the limit is reached: nothing was registered.
+        Check the queues after registering. `wake` must not block, register or remove. SystemBusyError: the limit is
+        reached; nothing was registered.
         """
         waiter = Waiter(frozenset(queues), wake)
         with self._lock:
             if len(self._all) >= self.max_waiters:
                 raise SystemBusyError(
                     f"{len(self._all)} fetches are waiting already (fetch_waiters_max); "
-                    "ask again without a wait, or later"
+                    "fetch again later, or without a wait"
                 )
             self._all.add(waiter)
             for key in waiter.keys:
@@ -52,7 +52,7 @@ class LongPolls:
         return waiter
 
     def remove(self, waiter: Waiter) -> None:
-        """Wake `waiter` no more. Idempotent."""
+        """Stop waking `waiter`. Idempotent."""
         with self._lock:
             if waiter not in self._all:
                 return
@@ -65,9 +65,9 @@ class LongPolls:
 
     @contextmanager
     def waiting(self, queues: Iterable[QueueKey]) -> Iterator[threading.Event]:
-        """An event that `wake_queue` sets for any of `queues`. Look at the queues after entering, then wait.
+        """Yield an event that `wake_queue` sets for any of `queues`. Check the queues after entering, then wait.
 
-        SystemBusyError if the limit is reached: nothing was registered.
+        SystemBusyError: the limit is reached; nothing was registered.
         """
         event = threading.Event()
         waiter = self.register(queues, event.set)
@@ -77,14 +77,14 @@ class LongPolls:
             self.remove(waiter)
 
     def wake_queue(self, queue: QueueKey) -> None:
-        """Wake the fetches that wait for `queue`, in which something changed."""
-        if queue in self._by_queue:  # Without the lock: a waiter registers before it looks at its queues.
+        """Wake the fetches that wait for a change of `queue`."""
+        if queue in self._by_queue:  # No lock needed: a waiter registers before it checks its queues.
             with self._lock:
                 for waiter in self._by_queue.get(queue, ()):
                     waiter.wake()
 
     def wake_all(self) -> None:
-        """Wake every fetch that waits."""
+        """Wake every waiting fetch."""
         with self._lock:
             for waiter in self._all:
                 waiter.wake()

@@ -1,9 +1,9 @@
-"""Finding messages other than by queue and offset: by key, by unique id, by position in the log, by time.
+"""Finds messages by key, by unique id, by position in the log, and by time.
 
 Queries change nothing in the store. A record that the index names is read from the log and compared with the key.
-Damage hides nothing: a record whose body fails its CRC is returned as it is, for the reader to say so. The physical
-offset is returned of a record that cannot be taken apart, that has no key for which the index names it, or whose queue
-has another record at the queue offset that it claims.
+Damaged records are not hidden: a record whose body fails its CRC is returned as it is, and the reader reports the
+damage. For some records only the physical offset is returned: the record cannot be parsed, it has no key for which the
+index names it, or its queue has another record at the queue offset that it claims.
 """
 
 from __future__ import annotations
@@ -42,13 +42,15 @@ from storage.queue.queue_table import AnyQueue, QueueTable
 UNIQUE_ID_MAX_NUM: Final = 32
 """The most messages that a query by unique id returns (spec/storage.md §3)."""
 _DAMAGED_MAX: Final = 1000
-"""So many damaged records in a row are passed over by a query by time."""
+"""The most damaged records in a row that a query by time skips."""
 _DAMAGED: Final = "its length fields or its header are damaged"
 _MISPLACED: Final = "its queue has another record at the offset that it claims"
 
 
 class StoreQueries:
-    """The queries of one store. `visible` returns the physical offset up to which messages may be seen. Thread-safe."""
+    """The queries of one store. `visible` returns the physical offset up to which consumers may see messages.
+    Thread-safe.
+    """
 
     def __init__(
         self,
@@ -66,36 +68,37 @@ class StoreQueries:
         self._max_num, self._wait_s = max_num, wait_s
 
     def limit(self, max_num: int, wait_s: float) -> None:
-        """Have queries return at most `max_num` messages, and wait so long for the index, from now on."""
+        """Set the most messages that a query returns, and the longest wait for the index."""
         self._max_num, self._wait_s = max_num, wait_s
 
     def by_key(
         self, topic: str, key: str, max_num: int = 32, begin_ms: int = 0, end_ms: int = 2**63 - 1
     ) -> QueryResult:
-        """The newest messages of `topic` with `key` among their keys, stored in [`begin_ms`, `end_ms`].
+        """Find the newest messages of `topic` that have `key` among their keys, stored in [`begin_ms`, `end_ms`].
 
-        Waits a bounded time for the index to know what is visible now. The index knows times to the second only.
-        InvalidArgumentError for a blank key, or when the store keeps no index.
+        Waits a bounded time until the index holds what is visible now. The index rounds times to seconds.
+        InvalidArgumentError: the key is blank, or the store keeps no index.
         """
         return self._find(topic, key, min(max_num, self._max_num), begin_ms, end_ms, lambda view: key in view.keys)
 
     def by_unique_id(self, topic: str, message_id: str) -> QueryResult:
-        """The messages of `topic` whose unique id is `message_id`: one, or several if it was sent again."""
+        """Find the messages of `topic` whose unique id is `message_id`: several if the message was sent again."""
         return self._find(
             topic, message_id, UNIQUE_ID_MAX_NUM, 0, 2**63 - 1, lambda view: view.message_id == message_id
         )
 
     def by_physical_offset(self, physical_offset: int) -> bytes:
-        """The record that starts at a physical offset; its body's CRC is not checked.
+        """Return the record that starts at a physical offset. Its body's CRC is not checked.
 
-        InvalidArgumentError when none does, DataLossError when it was there and was deleted, BodyUnreadableError when
-        it is damaged."""
+        InvalidArgumentError: no record starts there. DataLossError: the record was deleted. BodyUnreadableError: the
+        record is damaged.
+        """
         end = self._visible()
         if physical_offset < 0 or physical_offset > end - MIN_RECORD_SIZE:
             raise InvalidArgumentError(f"no message is at physical offset {physical_offset}; the log ends at {end}")
         if physical_offset < self._log.min_offset:
             raise DataLossError(
-                f"what was at physical offset {physical_offset} was deleted; the log starts at {self._log.min_offset}"
+                f"the log at physical offset {physical_offset} was deleted; the log starts at {self._log.min_offset}"
             )
         view = self._record_at(physical_offset, end)
         if view is not None and not self._has_its_place(view):
@@ -107,14 +110,17 @@ class StoreQueries:
         raise InvalidArgumentError(f"no message starts at physical offset {physical_offset}")
 
     def offset_by_time(self, queue: AnyQueue, timestamp_ms: int, boundary: Boundary) -> int:
-        """LOWER: the first queue offset stored at or after `timestamp_ms`, else the end. UPPER: the last one stored at
-        or before, else the first. Always in [min, max] of the queue (spec §2)."""
+        """Return the queue offset that belongs to a time, always in [min, max] of the queue (spec §2).
+
+        LOWER: the first message stored at or after `timestamp_ms`, else the queue's end. UPPER: the last message stored
+        at or before `timestamp_ms`, else the queue's first.
+        """
         if isinstance(queue, BatchConsumeQueue):
             return queue.offset_by_time(timestamp_ms, boundary)
         low, high = first, end = queue.min_offset, queue.visible_offset
         while low < high:
             middle = (low + high) // 2
-            # For an offset whose record is lost or damaged, the time of the next record counts.
+            # For an offset whose record is lost or damaged, use the time of the next record.
             stored_ms = self._stored_ms_from(queue, middle, high)
             if stored_ms < timestamp_ms or (stored_ms == timestamp_ms and boundary is Boundary.UPPER):
                 low = middle + 1
@@ -123,7 +129,7 @@ class StoreQueries:
         return low if boundary is Boundary.LOWER else min(max(low - 1, first), end)
 
     def stored_ms(self, queue: AnyQueue, queue_offset: int) -> int:
-        """When the message at an offset of a queue, or the next one that is there, was stored; 0 if there is none."""
+        """Return when the message at an offset of a queue, or the next existing one, was stored; 0 if there is none."""
         start, end = max(queue_offset, queue.first_readable_offset), queue.visible_offset
         if start >= end:
             return 0
@@ -134,13 +140,13 @@ class StoreQueries:
         return 0 if stored_ms == math.inf else int(stored_ms)
 
     def earliest_store_time_ms(self) -> int:
-        """The store time of the first intact record that is still there; -1 for an empty log."""
+        """Return the store time of the first intact record that still exists; -1 for an empty log."""
         start, end = self._log.min_offset, self._visible()
         while start < end:
             view = self._record_at(start, end) or self._record_behind(start, end)
             if view is not None:
                 return view.store_timestamp_ms
-            start += self._log.file_size  # a file that holds a BLANK only
+            start += self._log.file_size  # the file holds only a BLANK
         return -1
 
     def _find(
@@ -182,16 +188,21 @@ class StoreQueries:
         return QueryResult(b"".join(records), len(records), complete, tuple(sorted(damaged)))
 
     def _accepted(self, view: DispatchView, accept: Callable[[DispatchView], bool]) -> list[bytes]:
-        """The record of `view` if it is accepted. Of an inner batch the records of the messages that are accepted, or
-        of all of them where only the batch itself has the key. RecordError if the inner batch is damaged."""
+        """Return the record of `view` if it is accepted.
+
+        Of an inner batch, returns the records of the accepted messages, or of all messages if only the batch itself has
+        the key. RecordError: the inner batch is damaged.
+        """
         if not view.sys_flag & SYS_FLAG_INNER_BATCH:
             return [self._bytes_of(view)] if accept(view) else []
         messages = split_inner_batch(self._bytes_of(view))
         return [record for record in messages if accept(dispatch_view(record))] or (messages if accept(view) else [])
 
     def _fits(self, view: DispatchView, topic: str, key: str, *, is_wanted: bool) -> bool:
-        """False if the disk has changed a record that the index names for `topic` and `key`. `is_wanted`: the record
-        has this topic and this key. RecordError if it is an inner batch that is damaged."""
+        """False if the disk has changed a record that the index names for `topic` and `key`.
+
+        `is_wanted`: the record has this topic and this key. RecordError: the record is a damaged inner batch.
+        """
         if is_wanted:
             return self._has_its_place(view)
         # Hashes collide: the record may have another key of the same hash.
@@ -200,8 +211,10 @@ class StoreQueries:
         return any(index_key_hash(view.topic, one) == wanted for one in (*view.keys, *inner))
 
     def _has_its_place(self, view: DispatchView) -> bool:
-        """False if the queue that a record names has not come to the record's offset there, or has another record at
-        that offset. A queue that does not hold the offset any more says nothing, nor does a unit that is damaged."""
+        """False if a record's queue has another record at the record's queue offset, or has not reached that offset.
+
+        A queue that no longer holds the offset proves nothing, and neither does a damaged unit.
+        """
         topic, queue_id, offset = view.topic, view.queue_id, view.queue_offset
         if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
             return True
@@ -220,15 +233,18 @@ class StoreQueries:
         return bytes(self._reader.log_bytes(view.physical_offset, view.physical_offset + view.size))
 
     def _record_at(self, physical_offset: int, end: int) -> DispatchView | None:
-        """`_held_record`; None if it was deleted, too."""
+        """Return `_held_record`, or None if the record was deleted."""
         try:
             return self._held_record(physical_offset, end)
         except DataLossError:
             return None
 
     def _held_record(self, physical_offset: int, end: int) -> DispatchView | None:
-        """The record at `physical_offset` that names this offset itself and whose fields fit; its CRC is not checked.
-        None for anything else. DataLossError if it was deleted."""
+        """Return the record at `physical_offset` if it holds this offset itself and its fields are consistent; else
+        None.
+
+        Its CRC is not checked. DataLossError: the record was deleted.
+        """
         data = self._log_from(physical_offset, end)
         size, good = check_record(data, check_crc=False)
         if not good or size <= 0:
@@ -240,7 +256,7 @@ class StoreQueries:
         return view if view.physical_offset == physical_offset else None
 
     def _record_behind(self, physical_offset: int, end: int) -> DispatchView | None:
-        """The next record behind damaged bytes at `physical_offset`, in the same file; None if there is none."""
+        """Return the next record after damaged bytes at `physical_offset`, in the same file; None if there is none."""
         file_start = physical_offset - physical_offset % self._log.file_size
         try:
             data = self._reader.log_bytes(file_start, min(file_start + self._log.file_size, end))
@@ -253,8 +269,10 @@ class StoreQueries:
         return None if found is None else self._record_at(file_start + found, end)
 
     def _is_damaged(self, physical_offset: int, end: int) -> bool:
-        """True if a record begins at `physical_offset` by the record's own name for that place, or by the record that
-        follows it. False within a record, at the blank end of a file, and where the log is deleted."""
+        """True if a damaged record begins at `physical_offset`, as the record itself or the following record shows.
+
+        False inside a record, in the blank end of a file, and in the deleted part of the log.
+        """
         try:
             data = self._log_from(physical_offset, end)
             header = read_header(data)
@@ -270,13 +288,17 @@ class StoreQueries:
         return following == end or header.total_size == len(data) or self._record_at(following, end) is not None
 
     def _log_from(self, physical_offset: int, end: int) -> memoryview:
-        """The log from `physical_offset` to the end of that file, or to `end`. DataLossError if it was deleted."""
+        """Return the log from `physical_offset` to the end of that file, or to `end`. DataLossError if it was
+        deleted.
+        """
         file_end = physical_offset - physical_offset % self._log.file_size + self._log.file_size
         return self._reader.log_bytes(physical_offset, min(file_end, end))
 
     def _stored_ms_from(self, queue: ConsumeQueue, start: int, end: int) -> float:
-        """The store time of the first record from queue offset `start` on, before `end`, whose fields fit; infinity if
-        there is none among the next _DAMAGED_MAX. DataLossError if one was deleted."""
+        """Return the store time of the first consistent record in the queue offsets from `start` to before `end`.
+
+        Returns infinity if there is none among the next _DAMAGED_MAX records. DataLossError: a record was deleted.
+        """
         for offset in range(start, min(end, start + _DAMAGED_MAX)):
             units = queue.next_unit(offset, end)
             if not len(units):
@@ -287,7 +309,7 @@ class StoreQueries:
             except DataLossError:
                 if 0 <= position < self._log.min_offset:
                     raise
-                view = None  # the unit is damaged: it leads nowhere
+                view = None  # the unit is damaged, and leads to no record
             if view is not None:
                 return view.store_timestamp_ms
         return math.inf

@@ -1,8 +1,8 @@
-"""Makes queue units again that the disk has changed, when a reader meets them: from the records in the log.
+"""Rewrites queue units that the disk has damaged, when a reader finds them, from the records in the log.
 
-A unit is right if it leads to a record of its size that names the unit's queue and offset. The record of a wrong unit
-lies between those of its neighbours: there the log is walked. Recovery compares the units of what it walks itself
-(redispatch.py).
+A unit is correct if it leads to a record of its size that holds the unit's queue and offset. The record of a wrong unit
+lies between the records of the neighbouring units, so that part of the log is walked. Recovery checks the units of the
+part of the log that it walks itself (redispatch.py).
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue
 
 WALK_MAX_BYTES: Final = 64 << 20
-"""The bytes of the log that are searched for the record of one unit."""
+"""The most bytes of the log that are searched for the record of one unit."""
 _WALK_BYTES: Final = 4 << 20
 MISSED_MAX: Final = 4
-"""After so many units whose records are not found, the others are left as they are: this holds up appends."""
+"""After this many units without a record in the log, the other units stay as they are: the search blocks appends."""
 NEIGHBOURS_MAX: Final = 16
 
 logger = logging.getLogger(__name__)
 
 
 def mend_units(parts: StoreParts, queue: ConsumeQueue, from_offset: int, end_offset: int) -> int:
-    """Make the wrong units of a queue again, from one offset up to before another; returns how many there were. Called
-    under the append lock. A unit whose record is damaged stays. OSError."""
+    """Rewrite the wrong units of a queue, from one offset up to before another. Returns how many were wrong.
+
+    Called under the append lock. A unit whose record is damaged stays. OSError.
+    """
     if is_light_queue(queue.topic):
         return 0
     mended = missed = 0
@@ -49,14 +51,16 @@ def mend_units(parts: StoreParts, queue: ConsumeQueue, from_offset: int, end_off
         if view is not None and queue.put_unit_at(offset, view.physical_offset, view.size, view.tags_code):
             mended += 1
             logger.error(
-                "the unit of %s:%d at offset %d was damaged, and is made again: its record is at %d",
+                "the unit of %s:%d at offset %d was damaged and is rewritten: its record is at %d in the log",
                 *(queue.topic, queue.queue_id, offset, view.physical_offset),
             )
     return mended
 
 
 def _find_record(parts: StoreParts, queue: ConsumeQueue, queue_offset: int) -> DispatchView | None:
-    """The record of a queue's offset, between the records of the good units next to it; None if it is not there."""
+    """Return the record of a queue offset, searched between the records of the correct units next to it; None if not
+    found.
+    """
     start, end = parts.log.min_offset, parts.log.end_offset
     before = _neighbour(
         queue, range(queue_offset - 1, max(queue_offset - NEIGHBOURS_MAX, queue.min_offset) - 1, -1), parts.reader
@@ -67,7 +71,7 @@ def _find_record(parts: StoreParts, queue: ConsumeQueue, queue_offset: int) -> D
     if before is not None:
         start = before[0] + before[1]
     elif after is not None:
-        # The queue's first message: its file, or the file before, is as far as the search goes.
+        # For the queue's first message, the search covers its file and the file before.
         start = max(after[0] - after[0] % parts.log.file_size - parts.log.file_size, start)
     if after is not None:
         end = after[0]
@@ -90,7 +94,7 @@ def _find_record(parts: StoreParts, queue: ConsumeQueue, queue_offset: int) -> D
 
 
 def _neighbour(queue: ConsumeQueue, offsets: range, reader: LogReader) -> tuple[int, int] | None:
-    """Position and size of the record of the first of these offsets whose unit is right; None if none is."""
+    """Return position and size of the record of the first of these offsets whose unit is correct; None if none is."""
     for offset in offsets:
         units = queue.units(offset, 1)
         if len(units) and units[0]["size"] != PRE_BLANK_SIZE and leads_to_own(queue, offset, reader):

@@ -1,10 +1,10 @@
 """Appends another replica's chunks (log_chunks.py): to the log, the queues, the dedup table and the deliveries.
 
-A chunk of many ordinary records is appended as one block (record_blocks.py), a column at a time. On any doubt nothing
-is done, and the chunk is read record by record. That has the same result and can do more: say what is wrong, put inner
-batches into their queues (batch_dispatch.py) and messages into several (multi_dispatch.py), and delete a topic in the
-chunk's middle. It is also faster for few records. Which way a chunk goes is seen from its records, not from this
-store's settings: the master may have others.
+A chunk of many ordinary records is appended as one block (record_blocks.py), a column at a time. In any doubt the block
+path changes nothing, and the chunk is read record by record. That path has the same result, is faster for few records,
+and can do more: describe errors, put inner batches into their queues (batch_dispatch.py) and messages into several
+queues (multi_dispatch.py), and delete a topic in the middle of a chunk. The chunk's records decide on the path, not
+this store's settings: the master may have others.
 
 A hole of the master is appended by hole_appender.py.
 """
@@ -49,20 +49,22 @@ class _Last(NamedTuple):
 def parse_chunk(
     data: memoryview, physical_offset: int, file_size: int, delay_levels_ms: tuple[int, ...]
 ) -> list[DispatchView]:
-    """The records of a chunk that is to be written at `physical_offset`. InvalidArgumentError unless it is whole and
-    good."""
+    """Parse the records of a chunk that will be written at `physical_offset`.
+
+    InvalidArgumentError unless the chunk is whole and intact.
+    """
     if len(data) > file_size - physical_offset % file_size:
-        raise InvalidArgumentError(f"a chunk of {len(data)} bytes at {physical_offset} goes over its file's end")
+        raise InvalidArgumentError(f"a chunk of {len(data)} bytes at {physical_offset} crosses the end of its log file")
     views, end = leading_records(data, physical_offset, file_size, delay_levels_ms, len(data))
     if end < len(data):
-        raise InvalidArgumentError(f"the chunk for {physical_offset} has no good record at its byte {end}")
+        raise InvalidArgumentError(f"the chunk for {physical_offset} has no intact record at its byte {end}")
     return views
 
 
 def leading_records(
     data: memoryview, physical_offset: int, file_size: int, delay_levels_ms: tuple[int, ...], max_bytes: int
 ) -> tuple[list[DispatchView], int]:
-    """The intact records at the beginning of `data`, whose first byte is at `physical_offset`, and their length.
+    """Return the intact records at the beginning of `data`, whose first byte is at `physical_offset`, and their length.
 
     No record begins at `max_bytes` or after it. A BLANK at the end of a file counts, with the rest of the file.
     """
@@ -84,12 +86,14 @@ def leading_records(
 
 
 def _has_many(data: memoryview) -> bool:
-    """True if the chunk has so many records, if all are as long as the first, that it is faster as a block."""
+    """True if the chunk probably has enough records to be faster as a block, judging by the size of the first
+    record.
+    """
     return len(data) >= BLOCK_RECORDS_MIN * int.from_bytes(data[:4])
 
 
 def _fits(view: DispatchView, physical_offset: int) -> bool:
-    """True if the record says that it is at this offset, and recovery would keep it."""
+    """True if the record holds this offset, and recovery would keep the record."""
     return view.physical_offset == physical_offset and not is_implausible(view, physical_offset)
 
 
@@ -103,22 +107,25 @@ class ChunkAppender:
         self._delay_levels_ms = parts.settings.delay_levels_ms
         self._root = parts.settings.store_path_root_dir
         self._space = parts.space
-        # The units that the chunk under way put into queues: topic, messages, bytes.
+        # The units that the current chunk put into queues: topic, messages, bytes.
         self._puts: list[tuple[str, int, int]] = []
 
     def append_chunk(self, physical_offset: int, data: bytes | memoryview) -> list[tuple[str, int, int]]:
-        """Write a chunk at the log's end, which must be `physical_offset`. Called under the append lock. Returns the
-        units that were put into queues: topic, messages, bytes.
+        """Write a chunk at the log's end, which must be `physical_offset`. Called under the append lock.
 
-        InvalidArgumentError, and nothing is written, unless the chunk is whole, good, and continues the log. Its queues
-        may have gaps, as those of the other replica have (QueueGaps).
-        StoreNotWritableError, and nothing is written, for want of space. OSError: the disk failed in the middle.
+        Returns the units that were put into queues: topic, messages, bytes. The queues may have gaps, if those of the
+        other replica have the same gaps (QueueGaps).
 
-        A record with queue offset 0 in a queue that has some begins the queue anew: its topic was deleted on the other
-        replica, and created again. It is deleted here, too, before the record is written.
+        InvalidArgumentError: the chunk is not whole or not intact, or does not continue the log; nothing is written.
+        StoreNotWritableError: the disk has no space; nothing is written. OSError: the disk failed in the middle.
+
+        If a record has queue offset 0 and its queue is not empty, the topic was deleted on the other replica and
+        created again. The topic is then deleted here, too, before the record is written.
         """
         if physical_offset != self._log.end_offset:
-            raise InvalidArgumentError(f"the log ends at {self._log.end_offset}; a chunk for {physical_offset} came")
+            raise InvalidArgumentError(
+                f"the log ends at {self._log.end_offset}, but the chunk is for {physical_offset}"
+            )
         self._puts = []
         chunk = memoryview(data)
         if not (_has_many(chunk) and self._append_block(physical_offset, chunk)):
@@ -127,11 +134,10 @@ class ChunkAppender:
         return self._puts
 
     def _append_block(self, physical_offset: int, data: memoryview) -> bool:
-        """`append_chunk` for a chunk that is one block. False, and nothing is done, if it has to be looked at
-        singly."""
+        """Append a chunk as one block. Returns False, and does nothing, if the records have to be read one by one."""
         if len(data) > self._log.file_size - physical_offset % self._log.file_size:
             return False
-        # Its records' own fields must be good, and each record must say that it is where it will be.
+        # The fields of each record must be consistent, and its physical offset must be where it will be written.
         block = read_block(data, 0, physical_offset, check_crc=True, delay_levels_ms=self._delay_levels_ms)
         if block is None or not block.is_ordinary or not self._ends_with(data, block.length, physical_offset):
             return False
@@ -141,7 +147,7 @@ class ChunkAppender:
         producers = producers_of(block, counted)
         if not producers.fits_into(self._dedup):
             return False
-        # The units of each queue. One whose offsets have gaps is left out, so that the count below does not agree.
+        # The units of each queue. A queue whose offsets have gaps is left out, so that the count below differs.
         units = [
             QueueUnits(
                 block.queue_of(rows),
@@ -167,7 +173,9 @@ class ChunkAppender:
         return at_file_end and check_record(data, position) == (0, True)
 
     def _continues(self, units: QueueUnits) -> bool:
-        """True if these units follow the last one of their queue, or begin a queue. They never follow inner batches."""
+        """True if these units follow the last unit of their queue, or begin a queue. They never follow inner
+        batches.
+        """
         queue = self._queues.get(*units.key)
         if queue is None:
             return True
@@ -175,7 +183,7 @@ class ChunkAppender:
         return follows and isinstance(queue, ConsumeQueue)
 
     def _append_views(self, physical_offset: int, data: memoryview, views: Sequence[DispatchView]) -> None:
-        """`append_chunk` record by record."""
+        """Append a chunk record by record."""
         anew = self._first_begun_anew(views)
         if anew is not None:
             first, topic = anew
@@ -206,7 +214,7 @@ class ChunkAppender:
             remember_producer(view, self._dedup, self._deliveries)
 
     def _first_begun_anew(self, views: Sequence[DispatchView]) -> tuple[DispatchView, str] | None:
-        """The first record that begins a queue anew, and the queue's topic; None if there is none."""
+        """Return the first record that restarts a queue at offset 0, and its queue's topic; None if there is none."""
         seen: set[tuple[str, int]] = set()
         for view in views:
             is_batch = bool(view.sys_flag & SYS_FLAG_INNER_BATCH)
@@ -224,9 +232,11 @@ class ChunkAppender:
         return None
 
     def _by_kind(self, views: Sequence[DispatchView]) -> tuple[list[DispatchView], list[DispatchView]]:
-        """Divide records into those for queues of single messages, and those for `put_batch`, which also logs the ones
-        that belong to no queue. A queue that does not exist yet is of the kind of its first record, as if the records
-        came one at a time."""
+        """Divide records into those for queues of single messages, and those for `put_batch`.
+
+        `put_batch` also logs records that belong to no queue. The first record of a new queue decides the queue's kind,
+        as if the records arrived one at a time.
+        """
         singles: list[DispatchView] = []
         batches: list[DispatchView] = []
         of_batches: dict[tuple[str, int], bool] = {}
@@ -242,19 +252,21 @@ class ChunkAppender:
         return singles, batches
 
     def put_batch(self, view: DispatchView) -> None:
-        """Put an inner batch into its queue, if it belongs there."""
+        """Put an inner batch into its queue, if it belongs to one."""
         if put_batch(self._queues, view, view.physical_offset, may_fill_gaps=True):
             self._show_end_of((view.topic, view.queue_id))
             self._puts.append((view.topic, inner_batch(view)[1], view.size))
 
     def _show_end_of(self, key: tuple[str, int]) -> None:
-        """Let consumers see the queue's end once they see the rest of the chunk."""
+        """Show consumers the queue's end once they may see the rest of the chunk."""
         queue = self._queues.get(*key)
         assert queue is not None
         self._visibility.add(self._log.end_offset, queue, queue.next_offset)
 
     def _units_of(self, views: Sequence[DispatchView]) -> list[QueueUnits]:
-        """The units of these records, by queue, with those for what their queues lack before them (QueueGaps)."""
+        """Return the units of these records, by queue, preceded by units for the offsets that the queues lack
+        (QueueGaps).
+        """
         by_queue: dict[tuple[str, int], list[PlacedUnit]] = {}
         for view in views:
             unit = PlacedUnit(view.queue_offset, view.physical_offset, view.size, view.tags_code)
@@ -262,7 +274,7 @@ class ChunkAppender:
         return self._gaps.units_of(by_queue)
 
     def _write(self, physical_offset: int, data: memoryview, last: _Last | None, units: Sequence[QueueUnits]) -> None:
-        """Write a chunk that was found good, and its units. `last` is None for a chunk without a record."""
+        """Write a checked chunk and its units. `last` is None for a chunk without a record."""
         for_state = all(one.key[0] == STATE_TOPIC for one in units)
 
         def make_files() -> list[ConsumeQueue]:
@@ -276,9 +288,9 @@ class ChunkAppender:
         self.put_units(queues, units)
 
     def make_room(self, make_files: Callable[[], T], *, for_state: bool = False) -> T:
-        """Call a function that makes files; returns its result. `for_state`: from the room of the broker's state.
+        """Call a function that makes files, and return its result. `for_state`: use the room of the broker's state.
 
-        StoreNotWritableError for want of space. OSError: the disk failed.
+        StoreNotWritableError: the disk has no space. OSError: the disk failed.
         """
         try:
             return self._space.write(make_files) if for_state else make_files()
@@ -288,7 +300,7 @@ class ChunkAppender:
             raise StoreNotWritableError(no_space_text(self._root, self._log.file_size, error)) from error
 
     def queues_with_room(self, units: Sequence[QueueUnits]) -> list[ConsumeQueue]:
-        """The queues that units belong to, with files for them. OSError."""
+        """Return the queues of these units, after making the files that the units need. OSError."""
         queues = []
         for one in units:
             queue = self._queues.get_or_create(*one.key)
@@ -299,7 +311,7 @@ class ChunkAppender:
         return queues
 
     def put_units(self, queues: Sequence[ConsumeQueue], units: Sequence[QueueUnits]) -> None:
-        """Put units into their queues. Consumers see them once they see the log up to its end."""
+        """Put units into their queues. Consumers see the units once they may see the log up to its end."""
         for queue, one in zip(queues, units, strict=True):
             queue.append_scattered(one.physical_offsets, one.sizes, one.tags_codes)
             self._puts.append((one.key[0], len(one.sizes), int(one.sizes.sum(dtype=np.int64))))

@@ -5,16 +5,16 @@ confirm offset that the replica reported: a log that ends before that offset lac
 
 On disk
     epochFileCheckpoint         2                   the number of lines of epochs
-                                1895893516          CRC-32 of those lines, top bit cleared; 0 says unchecked
+                                1895893516          CRC-32 of the epoch lines, top bit cleared; 0: unchecked
                                 1-0                 epoch 1 began at physical offset 0
                                 2-1073741824
-    epochFileCheckpoint.bak     the text before
-    confirmOffset               two slots of 512 bytes, zeros behind the fields, big-endian:
+    epochFileCheckpoint.bak     the previous text
+    confirmOffset               two slots of 512 bytes, zeros after the fields, big-endian:
                                 CRC-32 of the next 24 bytes (4 bytes), number of the write, epoch, offset (8 bytes each)
 
-A new text of epochs is written beside the file and renamed: a crash leaves the new one, or the one before as `.bak`.
-The confirm file is written three times a second while messages come, so its two slots are overwritten in turn, in
-place: a crash damages one slot at most, and the other one has the floor before.
+A new text of epochs is written to another file and renamed: a crash leaves the new text, or the previous one as `.bak`.
+The confirm file is written three times a second while messages arrive, so its two slots are overwritten in turn, in
+place: a crash damages at most one slot, and the other slot has the previous floor.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ logger = logging.getLogger(__name__)
 EPOCH_FILE: Final = "epochFileCheckpoint"
 CONFIRM_FILE: Final = "confirmOffset"
 CONFIRM_SLOT_BYTES: Final = 512
-"""The size of a sector, which a power cut leaves old or new."""
+"""The size of a sector. A power cut leaves a sector completely old or completely new."""
 _FIELDS: Final = struct.Struct(">QQQ")
 
 
 def encode_epochs(entries: Sequence[EpochEntry]) -> bytes:
-    """The text of an epoch file."""
+    """Encode the text of an epoch file."""
     lines = "".join(f"{entry.epoch}-{entry.start_offset}\n" for entry in entries).encode()
     return b"%d\n%d\n" % (len(entries), body_crc(lines)) + lines
 
 
 def decode_epochs(text: bytes) -> list[EpochEntry]:
-    """The opposite of `encode_epochs`. ValueError when the text is damaged."""
+    """Decode the text of an epoch file. ValueError: the text is damaged."""
     count, crc, *lines = text.decode().splitlines()
     entries = [EpochEntry(*map(int, line.split("-"))) for line in lines]
     if len(entries) != int(count):
@@ -63,16 +63,16 @@ def decode_epochs(text: bytes) -> list[EpochEntry]:
 
 
 class EpochFile:
-    """The epochs of one store directory. For one thread at a time; each change is on disk on return."""
+    """The epochs of one store directory. For one thread at a time. Each change is on disk on return."""
 
     def __init__(self, root: Path) -> None:
-        """Read the file, or its `.bak` when it is missing or damaged. StoreCorruptError when that is damaged too."""
+        """Read the file, or its `.bak` if it is missing or damaged. StoreCorruptError: both are damaged."""
         self._path = root / EPOCH_FILE
         self._backup = root / f"{EPOCH_FILE}.bak"
         self.entries: tuple[EpochEntry, ...] = tuple(self._read())
 
     def begin_epoch(self, epoch: int, start_offset: int) -> None:
-        """Note that a new epoch began. InvalidArgumentError unless both numbers are larger than the last ones."""
+        """Record that a new epoch began. InvalidArgumentError unless both numbers are larger than the last ones."""
         entry = EpochEntry(epoch, start_offset)
         last = self.entries[-1] if self.entries else EpochEntry(-1, -1)
         if epoch <= last.epoch or start_offset <= last.start_offset:
@@ -80,11 +80,11 @@ class EpochFile:
         self._write((*self.entries, entry))
 
     def truncate_from(self, physical_offset: int) -> None:
-        """Forget the epochs that began at `physical_offset` or later: the log was cut there."""
+        """Remove the epochs that began at `physical_offset` or later, because the log was cut there."""
         self._write(tuple(entry for entry in self.entries if entry.start_offset < physical_offset))
 
     def forget_before(self, physical_offset: int) -> None:
-        """Forget the epochs that ended at or before `physical_offset`, where the log starts now. The last one stays."""
+        """Remove the epochs that ended at or before `physical_offset`, the log's new start. The last epoch stays."""
         ends = [entry.start_offset for entry in self.entries[1:]]
         self._write(tuple(e for e, end in zip(self.entries, [*ends, 2**63], strict=False) if end > physical_offset))
 
@@ -115,23 +115,23 @@ class EpochFile:
 
 
 class ConfirmFile:
-    """The highest confirm offset of one store directory. For one thread at a time; each change is on disk on return."""
+    """The highest confirm offset of one store directory. For one thread at a time. Each change is on disk on return."""
 
     def __init__(self, root: Path) -> None:
-        """Read the file, or make it. The floor is 0 if it is new, or if both of its slots are damaged. OSError."""
+        """Read the file, or make it. The floor is 0 if the file is new, or if both slots are damaged. OSError."""
         self._path = root / CONFIRM_FILE
         if not self._path.exists():
-            # Made in time: raising the floor must need no space on the disk.
+            # Make the file now: raising the floor later must need no space on the disk.
             disk.replace_file(self._path, bytes(2 * CONFIRM_SLOT_BYTES))
         self._write_number, self.floor = self._read()
 
     def raise_to(self, epoch: int, offset: int) -> None:
-        """Note that messages are confirmed up to `offset`, unless a higher floor is on disk already. OSError."""
+        """Record that messages are confirmed up to `offset`, unless a higher floor is on disk already. OSError."""
         if offset > self.floor.offset:
             self.reset(ConfirmFloor(epoch, offset))
 
     def reset(self, floor: ConfirmFloor) -> None:
-        """Replace the floor, by a lower one too: messages before the old floor are lost or given up. OSError."""
+        """Replace the floor, also by a lower one: messages before the old floor are lost or given up. OSError."""
         fields = _FIELDS.pack(self._write_number + 1, *floor)
         slot = struct.pack(">I", crc32(fields)) + fields
         descriptor = disk.open_file(self._path, os.O_RDWR)

@@ -1,11 +1,11 @@
-"""Appends a hole of a master to a slave's log, part by part: the same damaged bytes, the same units, the same note.
+"""Appends a hole of a master to a slave's log, part by part: the same damaged bytes, units and table entry.
 
     part ─▶ written after the log's end, flushed ─▶ … ─▶ last part ─▶ the log's end moves ─▶ units ─▶ file `holes`
 
-A hole may be as long as a log file, so it comes in parts. Nobody knows where records start in it, and its master may
-get intact bytes while it is copied. So the log of the slave always ends at a record's end: before the hole or after it.
-The parts stay after the log's end until the last one is there. Any other append, and the close of the store, overwrite
-them with zeros. After a crash recovery cuts them off. The hole is then copied from its start again.
+A hole may be as long as a log file, so it is copied in parts. It is unknown where records start in a hole, and its
+master may get intact bytes during the copy. So the log of the slave always ends at a record's end: before the hole or
+after it. The parts stay after the log's end until the last part arrives. Any other append, and the close of the store,
+overwrite the parts with zeros. After a crash recovery cuts them off. The hole is then copied again from its start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from storage.replication.chunk_appender import ChunkAppender
 from storage.replication.queue_gaps import PlacedUnit, QueueGaps, QueueUnits
 
 VIEWED_RECORDS_MAX: Final = 10_000
-"""The most damaged records of a hole whose headers are read for their producers: each takes some 20 µs."""
+"""The most damaged records of a hole whose headers are read to find their producers: each takes about 20 µs."""
 VIEWED_BYTES_MAX: Final = 64 << 20
 """The longest damaged record whose header is read."""
 
@@ -46,17 +46,17 @@ class HoleAppender:
         self._delay_levels_ms = parts.settings.delay_levels_ms
         self._chunks, self._gaps = chunks, QueueGaps(parts)
         self._begin = -1
-        """The log's end when the staged parts came."""
+        """The log's end when the first staged part arrived."""
         self._units: dict[tuple[str, int], list[PlacedUnit]] = {}
         """The units of the staged parts, by queue."""
 
     def append_hole(self, physical_offset: int, data: bytes | memoryview, hole: HoleCopy) -> None:
-        """Take a part of a master's hole, which begins at the log's end, or where the part before it ended. The bytes
-        are on disk on return. With the last part the log's end moves, and the hole is noted.
+        """Take a part of a master's hole, which begins at the log's end, or at the end of the previous part.
 
-        A part that was staged already changes nothing. InvalidArgumentError, and the parts that were staged may be
-        dropped, unless the part continues the log and the hole. Other errors as of
-        `ChunkAppender.append_chunk`.
+        On return the bytes are on disk. With the last part the log's end moves, and the hole is recorded.
+
+        A part that was staged already changes nothing. InvalidArgumentError: the part does not continue the log and the
+        hole; parts that were staged may be dropped. Other errors as of `ChunkAppender.append_chunk`.
 
         All bytes and units are on disk before the file `holes` names the hole, so recovery can rely on them. The
         master's units keep the places of the damaged records in their queues.
@@ -66,12 +66,12 @@ class HoleAppender:
         if self._begin != begin or log.staged_end == begin:
             self._begin, self._units = begin, {}
         if not begin <= physical_offset <= log.staged_end:
-            raise InvalidArgumentError(f"the log ends at {begin}; a part of a hole for {physical_offset} came")
+            raise InvalidArgumentError(f"the log ends at {begin}, but the part of a hole is for {physical_offset}")
         file_end = begin - begin % log.file_size + log.file_size
         if not part or hole.left < 0 or end_offset + hole.left > file_end:
             raise InvalidArgumentError(
-                f"a hole from {begin} to {end_offset + hole.left} is not in one file: a part for {physical_offset} "
-                f"has {len(part)} bytes"
+                f"a hole from {begin} to {end_offset + hole.left} crosses the end of a log file: "
+                f"the part for {physical_offset} has {len(part)} bytes"
             )
         if physical_offset < log.staged_end:
             if hole.left and end_offset <= log.staged_end and log.staged_bytes(physical_offset, end_offset) == part:
@@ -80,7 +80,7 @@ class HoleAppender:
             self._units.clear()
             if physical_offset != begin:
                 raise InvalidArgumentError(
-                    f"the hole at {begin} has changed on the master while it was copied: read it from there again"
+                    f"the hole at {begin} changed on the master during the copy: copy it again from {begin}"
                 )
         if physical_offset == begin:
             self._chunks.make_room(lambda: log.reserve(end_offset + hole.left))
@@ -90,8 +90,10 @@ class HoleAppender:
             self._finish(hole.reason)
 
     def _finish(self, reason: str) -> None:
-        """Append the hole, all of which is staged. InvalidArgumentError, and nothing is appended, if a queue of its
-        units has inner batches."""
+        """Append the hole, all of whose parts are staged.
+
+        InvalidArgumentError: a queue of its units has inner batches; nothing is appended.
+        """
         begin, end_offset = self._begin, self._log.staged_end
         by_queue, self._units = self._units, {}
         anew = frozenset(key[0] for key, rows in by_queue.items() if self._begins_anew(key, rows[0]))
@@ -116,16 +118,16 @@ class HoleAppender:
             if is_queued(view.sys_flag):
                 remember_producer(view, self._dedup, self._deliveries)
             if view.topic not in (HALF_TOPIC, OP_HALF_TOPIC):
-                self._halves.note(view, b"")  # of those two topics the body counts
+                self._halves.note(view, b"")  # in the two topics of transactions only the body counts
         logger.error("%d damaged bytes at %d were copied from the master: %s", noted.size, noted.offset, noted.reason)
 
     def _begins_anew(self, key: tuple[str, int], unit: PlacedUnit) -> bool:
-        """True if a unit begins a queue that has some: the master's topic was deleted, and created again."""
+        """True if a unit restarts a queue at offset 0: the master's topic was deleted, and created again."""
         queue = self._queues.get(*key)
         return unit.queue_offset == 0 and queue is not None and queue.exists and queue.next_offset > 0
 
     def _views(self, hole: Hole, units: Sequence[QueueUnits]) -> Iterator[DispatchView]:
-        """The views of the damaged records of a hole whose headers can be believed, in the order of the log."""
+        """Yield the views of the damaged records of a hole whose headers are plausible, in log order."""
         places = {
             (begin, size)
             for one in units
@@ -134,12 +136,15 @@ class HoleAppender:
         }
         for begin, size in islice(sorted(places) if len(places) > 1 else self._by_sizes(hole), VIEWED_RECORDS_MAX):
             view = believable_view(self._reader.log_bytes(begin, begin + size), begin, self._delay_levels_ms)
-            # With units, a record that names another place is damaged just there.
+            # If the hole has units, a record that names another place is damaged in that very field.
             if view is not None and (not units or _is_placed(view, units)):
                 yield view
 
     def _by_sizes(self, hole: Hole) -> list[tuple[int, int]]:
-        """The records of a hole, if their sizes lead from its start to its end; else the hole as one record."""
+        """Return the position and size of each record of a hole, if their sizes lead from its start to its end.
+
+        Otherwise the hole counts as one record.
+        """
         places, at = [], hole.offset
         while at < hole.end_offset:
             size = int.from_bytes(self._reader.log_bytes(at, min(at + 4, hole.end_offset)), signed=True)
@@ -151,8 +156,10 @@ class HoleAppender:
         return [place for place in places if place[1] <= VIEWED_BYTES_MAX]
 
     def _add_units(self, physical_offset: int, end_offset: int, units: Sequence[HoleUnit]) -> None:
-        """Keep the units of a part of the hole. InvalidArgumentError, and nothing is kept, unless they lead into the
-        part, and their offsets ascend."""
+        """Keep the units of a part of the hole.
+
+        InvalidArgumentError: the units do not lead into the part, or their offsets do not ascend; nothing is kept.
+        """
         last = {key: rows[-1].queue_offset for key, rows in self._units.items()}
         for unit in units:
             key = unit.topic, unit.queue_id
@@ -164,6 +171,6 @@ class HoleAppender:
 
 
 def _is_placed(view: DispatchView, units: Sequence[QueueUnits]) -> bool:
-    """True if one of the units is at the place that a record names."""
+    """True if one of the units is at the queue offset that a record holds."""
     key, offset = (view.topic, view.queue_id), view.queue_offset
     return any(one.key == key and one.queue_offset <= offset < one.queue_offset + len(one.sizes) for one in units)

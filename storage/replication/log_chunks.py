@@ -1,9 +1,9 @@
-"""The log as chunks of bytes, for replication: chunks are read and appended, and a log is cut at an offset.
+"""The log as chunks of bytes, for replication: reads and appends chunks, and cuts a log at an offset.
 
 A chunk consists of the bytes between two record boundaries of one file: whole records, and at the file's end its BLANK
-with the bytes behind it. So a replica that appends chunk after chunk has the same files, byte for byte, and after each
-of them it has a log that recovery accepts. Queues, dedup table and index follow from the records as they do in
-recovery; chunk_appender.py sees to that.
+with the bytes after it. So a replica that appends chunk after chunk has the same files, byte for byte, and after each
+chunk its log is one that recovery accepts. chunk_appender.py makes queues, dedup table and index entries from the
+records, as recovery does.
 """
 
 from __future__ import annotations
@@ -69,11 +69,12 @@ class LogChunks:
         self._holes = HoleAppender(parts, self._appender)
 
     def read_chunk(self, physical_offset: int, max_bytes: int, limit: int | None = None) -> bytes:
-        """The log's bytes from a record's start on: whole records of one file, about `max_bytes`, at least a record.
+        """Read the log's bytes from a record's start: whole records of one file, about `max_bytes`, at least one
+        record.
 
-        Empty at `limit`, which is by default the end of what consumers see. A chunk ends before a hole. Errors as of
-        the function `read_chunk`; StoreCorruptError at a hole, which `read_hole` reads; ServiceNotAvailableError for a
-        store that is closed, or must not be read now.
+        Empty at `limit`, by default the end of what consumers see. A chunk ends before a hole. Errors as of the
+        function `read_chunk`. StoreCorruptError: the offset lies in a hole, which `read_hole` reads.
+        ServiceNotAvailableError: the store is closed, or must not be read now.
         """
         self._require_readable()
         limit = self._parts.visibility.visible_offset if limit is None else limit
@@ -81,22 +82,22 @@ class LogChunks:
         if hole is not None:
             raise StoreCorruptError(
                 f"the {hole.size} bytes at {hole.offset} in the log below {self._parts.reader.root} are damaged: "
-                f"{hole.reason}; they are not copied as records"
+                f"{hole.reason}; they cannot be copied as records"
             )
         limit = min([limit, *(one.offset for one in self._parts.holes.holes if one.offset > physical_offset)])
         return read_chunk(self._parts.reader, self._parts.log.min_offset, physical_offset, limit, max_bytes)
 
     def hole_at(self, physical_offset: int) -> Hole | None:
-        """The hole that a physical offset lies in; None if it lies in none."""
+        """Return the hole that contains a physical offset; None if no hole does."""
         holes = self._parts.holes.holes
         return next((one for one in holes if one.offset <= physical_offset < one.end_offset), None)
 
     def read_hole(self, physical_offset: int, limit: int, max_bytes: int = CHUNK_MAX_BYTES) -> tuple[bytes, HoleCopy]:
-        """A part of the damaged bytes of a hole, and what a replica that appends the part has to note.
+        """Read a part of the damaged bytes of a hole, and what a replica that appends the part has to record.
 
-        The part begins at a physical offset and has `max_bytes` at most. The hole ends for the replica at `limit`, if
-        it does not end before. StoreCorruptError if a queue's units cannot be read. InvalidArgumentError if the offset
-        lies in no hole; ServiceNotAvailableError as of `read_chunk`.
+        The part begins at a physical offset and has at most `max_bytes`. For the replica the hole ends at `limit`, if
+        it does not end earlier. StoreCorruptError: a queue's units cannot be read. InvalidArgumentError: the offset
+        lies in no hole. ServiceNotAvailableError as of `read_chunk`.
         """
         self._require_readable()
         hole = self.hole_at(physical_offset)
@@ -105,7 +106,7 @@ class LogChunks:
         hole_end = min(hole.end_offset, limit)
         end = min(hole_end, physical_offset + min(max(max_bytes, 1), CHUNK_MAX_BYTES))
         units: list[HoleUnit] = []
-        with self._parts.append_lock:  # what consumers do not see yet goes along
+        with self._parts.append_lock:  # includes units that consumers do not see yet
             for queue in self._parts.queues.plain:
                 units += _units_between(queue, physical_offset, end)
         data = bytes(self._parts.reader.log_bytes(physical_offset, end))
@@ -113,22 +114,23 @@ class LogChunks:
 
     @property
     def append_offset(self) -> int:
-        """The offset that the next chunk is for: the log's end, or the end of the parts of a hole that came so far."""
+        """The offset of the next chunk: the log's end, or the end of the parts of a hole that arrived so far."""
         return self._parts.log.staged_end
 
     def append_hole(self, physical_offset: int, data: Bytes, hole: HoleCopy) -> None:
         """Append a part of the damaged bytes of a hole (`HoleAppender.append_hole`). On return the part is on disk.
 
-        With the last part the log's end moves, and the hole is noted. Errors as of `WriteGate.write` and
-        `HoleAppender.append_hole`."""
+        With the last part the log's end moves, and the hole is recorded. Errors as of `WriteGate.write` and
+        `HoleAppender.append_hole`.
+        """
         self._gate.write(partial(self._holes.append_hole, physical_offset, data, hole), against=AGAINST_REPLICATION)
 
     def read_part(self, physical_offset: int, size: int, max_bytes: int = CHUNK_MAX_BYTES) -> tuple[int, bytes] | None:
-        """The first intact records in a range of the log, in one file: their physical offset and their bytes.
+        """Return the physical offset and the bytes of the first intact records in a range of the log, in one file.
 
-        A record starts at `physical_offset`. About `max_bytes` are returned, and at least a record. None if this log
-        has no intact record that lies in the range. ServiceNotAvailableError for a store that is closed, or must not be
-        read now. OSError.
+        A record starts at `physical_offset`. Returns about `max_bytes`, and at least one record. None if this log has
+        no intact record within the range. ServiceNotAvailableError: the store is closed, or must not be read now.
+        OSError.
         """
         self._require_readable()
         log, levels_ms = self._parts.log, self._parts.settings.delay_levels_ms
@@ -152,10 +154,11 @@ class LogChunks:
         return None
 
     def append_chunk(self, physical_offset: int, data: Bytes, *, wait: bool = True) -> bool:
-        """Append a chunk of another replica at the log's end (`ChunkAppender.append_chunk`). A fenced store takes it.
+        """Append a chunk of another replica at the log's end (`ChunkAppender.append_chunk`). A fenced store takes
+        chunks.
 
-        True if it is as durable as the settings promise, False if the disk was too slow for that or, without `wait`,
-        was only asked for it. Errors as of `WriteGate.write` and `ChunkAppender.append_chunk`.
+        Returns True if the chunk is as durable as the settings promise. Returns False if the disk was too slow or,
+        without `wait`, if a flush was only requested. Errors as of `WriteGate.write` and `ChunkAppender.append_chunk`.
         """
         write = partial(self._appender.append_chunk, physical_offset, data)
         against = AGAINST_REPLICATION
@@ -167,19 +170,24 @@ class LogChunks:
         return on_disk
 
     def is_durable(self, end_offset: int) -> bool:
-        """True if what was appended before `end_offset` is as durable as the settings promise. StoreFailedError: the
-        disk failed. The parts of a hole that is not whole yet are on disk."""
+        """True if everything appended before `end_offset` is as durable as the settings promise. StoreFailedError: the
+        disk failed.
+
+        The parts of an incomplete hole are on disk.
+        """
         return self._gate.is_durable(min(end_offset, self._parts.log.end_offset), late=False)
 
     def begin_at(self, physical_offset: int) -> None:
-        """Let an empty log begin at an offset, where a file of another replica's begins. InvalidArgumentError."""
+        """Let an empty log begin at an offset where a file of another replica begins. InvalidArgumentError."""
         with self._parts.append_lock:
             self._parts.log.begin_at(physical_offset)
 
 
 def _units_between(queue: ConsumeQueue, physical_offset: int, end_offset: int) -> list[HoleUnit]:
-    """The units of a queue that lead into a range of the log, those included that consumers do not see yet. Called
-    under the append lock. StoreCorruptError if the queue lacks one."""
+    """Return the units of a queue that lead into a range of the log, including units that consumers do not see yet.
+
+    Called under the append lock. StoreCorruptError: the queue lacks one of the units.
+    """
     units: list[HoleUnit] = []
     offset, found = queue.first_placed_at(physical_offset), True
     while found and offset < queue.next_offset:
@@ -195,13 +203,13 @@ def _units_between(queue: ConsumeQueue, physical_offset: int, end_offset: int) -
 
 
 def has_state_only(data: memoryview) -> bool:
-    """True if each record of a chunk is of a broker's state. False for a chunk that is not whole."""
+    """True if every record of a chunk is a record of a broker's state. False for a chunk that is not whole."""
     position = 0
     while position < len(data):
         size, good = check_record(data, position, check_crc=False)
         if not good:
             return False
-        if size == 0:  # a BLANK takes the rest of a file
+        if size == 0:  # a BLANK fills the rest of a file
             return True
         try:
             if dispatch_view(data, position).topic != STATE_TOPIC:
@@ -213,44 +221,47 @@ def has_state_only(data: memoryview) -> bool:
 
 
 def read_chunk(reader: LogReader, min_offset: int, physical_offset: int, limit: int, max_bytes: int) -> bytes:
-    """The log's bytes from `physical_offset` on, where a record or a file starts: about `max_bytes`, at least a record.
+    """Read the log's bytes from `physical_offset`, where a record or a file starts: about `max_bytes`, at least one
+    record.
 
-    Empty at `limit`, the end of what may be read. InvalidArgumentError for an offset beyond it, DataLossError for one
-    before `min_offset`, where the log starts, StoreCorruptError where it is damaged.
+    Empty at `limit`, the end of what may be read. InvalidArgumentError: the offset is after `limit`. DataLossError: it
+    is before `min_offset`, the log's start. StoreCorruptError: the log is damaged there.
     """
     if physical_offset > limit:
         raise InvalidArgumentError(f"the log ends at {limit}, before {physical_offset}")
     if physical_offset < min_offset:
-        raise DataLossError(f"the log starts at {min_offset}; what was at {physical_offset} was deleted")
+        raise DataLossError(f"the log starts at {min_offset}; the part at {physical_offset} was deleted")
     if physical_offset == limit:
         return b""
     file_end = physical_offset - physical_offset % reader.commit_log_file_size + reader.commit_log_file_size
-    # The rest of a file goes along only where the log goes on behind it.
+    # Include the rest of a file only if the log continues in the next file.
     data = reader.log_bytes(physical_offset, min(limit, file_end))
     max_bytes = min(max(max_bytes, 1), CHUNK_MAX_BYTES)
     if len(data) > max_bytes:
-        # Only sizes and magics are looked at: the replica that appends the chunk checks the rest.
+        # Only sizes and magics are checked here: the replica that appends the chunk checks the rest.
         data = data[: _records_end(data, max_bytes)]
         if not data:
             raise StoreCorruptError(
-                f"no record is at {physical_offset} in the log below {reader.root}: its disk has damaged it; have "
-                "another replica lead, and this one filled anew"
+                f"no record is at {physical_offset} in the log below {reader.root}: its disk has damaged the log; let "
+                "another replica lead, and have this replica filled again"
             )
     return bytes(data)
 
 
 def _records_end(data: memoryview, max_bytes: int) -> int:
-    """The end of the first record that ends at or after `max_bytes`, or of the last record; a BLANK takes the rest of
-    `data`. 0 if `data` does not start with a record."""
+    """Return the end of the first record that ends at or after `max_bytes`, or of the last record.
+
+    A BLANK takes the rest of `data`. 0 if `data` does not start with a record.
+    """
     end = walk_records(data, 0, max_bytes).end
     return len(data) if end < max_bytes and is_blank(data, end) else end
 
 
 def truncate_log(settings: StoreSettings, physical_offset: int) -> int:
-    """Cut the log of a store that is not open at `physical_offset`; returns how many bytes that took away.
+    """Cut the log of a closed store at `physical_offset`, and return the number of bytes removed.
 
-    On return it is on disk; queues, index and dedup table follow when the store is opened. StoreLockedError while it is
-    open; InvalidArgumentError, and nothing is changed, unless a record starts or the log ends there.
+    On return the cut is on disk; queues, index and dedup table follow when the store is opened. StoreLockedError: the
+    store is open. InvalidArgumentError: no record starts there, and the log does not end there; nothing has changed.
     """
     root = settings.store_path_root_dir
     lock = DirectoryLock(root, settings.log_directories_elsewhere)
@@ -260,7 +271,7 @@ def truncate_log(settings: StoreSettings, physical_offset: int) -> int:
             damage = DamageNotes()
             holes = HoleTable(root, damage)
             _require_boundary(log, physical_offset, holes.holes)
-            # Before the cut: no hole is known where new records will be.
+            # Remove the holes before the cut: no hole may be recorded where new records will be.
             holes.replace([one for one in holes.holes if one.end_offset <= physical_offset], log.file_size)
             snapshot = read_snapshot(root / SNAPSHOT_FILE, damage)
             if snapshot is not None and snapshot.end > physical_offset:

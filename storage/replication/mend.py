@@ -1,9 +1,9 @@
-"""Replaces damaged bytes of a log by the good ones of another replica, in place.
+"""Replaces damaged bytes of a log by the intact bytes of another replica, in place.
 
-All replicas have the same bytes at the same physical offsets, so bytes are right for a part of a hole if they are
-whole, good records, each of which says that it is at its place. A large hole is mended part by part: each part is
-checked and on disk before the hole shrinks by it, so a crash leaves a smaller hole and whole records. The queues' units
-that lead into the part are made again from these records, and the index gets their keys.
+All replicas have the same bytes at the same physical offsets. So bytes fit a part of a hole if they are whole, intact
+records, and each record holds the physical offset of its place. A large hole is mended part by part: each part is
+checked and on disk before the hole shrinks, so a crash leaves a smaller hole and whole records. The units that lead
+into the part are rewritten from these records, and the index gets their keys.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from storage.replication.chunk_appender import parse_chunk
 logger = logging.getLogger(__name__)
 
 PutKeys = Callable[[bytes, Sequence[int], int], None]
-"""Puts the keys of records into the index: their bytes, the starts of the records there, and the offset of the bytes.
+"""Puts the keys of records into the index: takes bytes, the starts of the records in them, and the bytes' physical
+offset.
 """
 
 
 def mend_part(parts: StoreParts, offset: int, data: bytes, put_keys: PutKeys) -> None:
-    """Write `data` over a part of a hole, from a physical offset on. Called under the append lock. On return it is on
-    disk, and the hole is smaller by this part.
+    """Write `data` over a part of a hole, from a physical offset on. Called under the append lock.
 
-    InvalidArgumentError, and nothing is changed, unless the part lies in one hole and `data` are good records for it.
-    OSError: the disk failed; the hole stays.
+    On return the bytes are on disk, and the hole is smaller by this part. InvalidArgumentError: the part does not lie
+    in one hole, or `data` is no sequence of intact records for it; nothing has changed. OSError: the disk failed; the
+    hole stays.
     """
     end = offset + len(data)
     hole = next((one for one in parts.holes.holes if one.offset <= offset < end <= one.end_offset), None)

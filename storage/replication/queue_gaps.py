@@ -1,15 +1,15 @@
-"""Finds the units that a slave's queue gets for offsets that no record of its master's log has, or that several have.
+"""Finds a slave's queue units for offsets that no record of its master's log has, or that several records have.
 
-A log may have such offsets: records were lost before RocketMQ or this store wrote on, or a disk has changed the places
-that records name. The master's recovery took the log as it is (storage/dispatch/redispatch.py), so a slave has to take
-it, too, or it would wait for ever. The same rules give the same units:
+A log has such offsets if records were lost before RocketMQ or this store appended more, or if the disk changed the
+offsets in records. The master's recovery accepted the log as it is (storage/dispatch/redispatch.py), so a slave has to
+accept it, too, or it would wait forever. The same rules give the same units:
 
 - Offsets that are missing before a record lead to the damaged records before it to which no unit leads yet, if there
   are so many. A reader gets an error for each, and good bytes that come later get their units.
 - Otherwise they lead to nothing, and readers go on after them.
 - A record at an offset that its queue has already gets no unit.
 
-The log is the same, so nothing intact that belongs to the offsets is anywhere in it before that record.
+Both logs are equal, so the log holds no intact record for the missing offsets before that record.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class QueueUnits(NamedTuple):
-    """The units that a chunk, or a hole, adds to one queue, in order; one element of each array per unit."""
+    """The units that a chunk, or a hole, adds to one queue, in order; each array has one element per unit."""
 
     # The topic and queue id.
     key: tuple[str, int]
@@ -45,7 +45,7 @@ class QueueUnits(NamedTuple):
 
 
 class PlacedUnit(NamedTuple):
-    """One unit and its offset in its queue."""
+    """A unit and its offset in its queue."""
 
     queue_offset: int
     physical_offset: int
@@ -54,7 +54,7 @@ class PlacedUnit(NamedTuple):
 
 
 class QueueGaps:
-    """Brings units in line with the queues of one store. Called under the append lock."""
+    """Fits units to the queues of one store. Called under the append lock."""
 
     def __init__(self, parts: StoreParts) -> None:
         self._queues, self._holes = parts.queues, parts.holes
@@ -62,9 +62,9 @@ class QueueGaps:
     def units_of(
         self, by_queue: Mapping[tuple[str, int], Sequence[PlacedUnit]], anew: frozenset[str] = frozenset()
     ) -> list[QueueUnits]:
-        """The units to append to each queue, so that the given ones are at their offsets; nothing is changed.
+        """Return the units to append to each queue, so that the given units are at their offsets. Changes nothing.
 
-        `anew`: topics whose queues are deleted before. InvalidArgumentError for a queue of inner batches.
+        `anew`: topics whose queues are deleted first. InvalidArgumentError: a queue holds inner batches.
         """
         units = []
         for key, rows in by_queue.items():
@@ -77,7 +77,7 @@ class QueueGaps:
         return units
 
     def _units_in(self, key: tuple[str, int], queue: ConsumeQueue | None, rows: Sequence[PlacedUnit]) -> QueueUnits:
-        """The units to append to one queue; None: it begins with them."""
+        """Return the units to append to one queue, which begins with them if `queue` is None."""
         first = rows[0].queue_offset if queue is None else queue.next_offset
         following, reach = first, -1 if queue is None else queue.max_physical_offset
         placed: list[tuple[int, int, int]] = []
@@ -95,7 +95,7 @@ class QueueGaps:
         return QueueUnits(key, first, columns[:, 0], columns[:, 1].astype(np.int32), columns[:, 2])
 
     def _fill(self, key: tuple[str, int], count: int, reach: int, physical_offset: int) -> Ints:
-        """The units for offsets of a queue whose records should lie in a range of the log, as columns."""
+        """Return the units, as columns, for offsets of a queue whose records should lie in a range of the log."""
         places = _places_in(self._unplaced(reach, physical_offset), count)
         logger.error(
             "%d offsets of queue %s:%d have no intact record before physical offset %d: they lead to %s",
@@ -106,7 +106,7 @@ class QueueGaps:
         return np.tile(np.array([0, PRE_BLANK_SIZE, 0], np.int64), (count, 1))
 
     def _unplaced(self, start: int, end_offset: int) -> list[Hole]:
-        """The damaged ranges in a range of the log to which no queue leads."""
+        """Return the damaged ranges within a range of the log to which no queue leads."""
         holes = [hole for hole in self._holes.holes if start <= hole.offset < end_offset]
         return [hole for hole in holes if not any(self._leads_into(queue, hole) for queue in self._queues.plain)]
 
@@ -125,9 +125,9 @@ def _columns(rows: Sequence[tuple[int, int, int]]) -> Ints:
 
 
 def _places_in(holes: Sequence[Hole], count: int) -> list[tuple[int, int]]:
-    """The physical offsets and sizes of `count` damaged records in holes, in order; empty if there is no room for them.
+    """Return positions and sizes of `count` damaged records in holes, in order; empty if they do not fit.
 
-    Nobody knows how many records a hole had. Each has one; the largest hole has all others.
+    The number of records in a hole is unknown. Each hole gets one record; the largest hole gets all others.
     """
     holes = holes[:count]
     if not holes:
@@ -140,6 +140,6 @@ def _places_in(holes: Sequence[Hole], count: int) -> list[tuple[int, int]]:
     places = []
     for hole, records in zip(holes, room, strict=True):
         step = hole.size // records
-        # So few bytes are never taken for a message, whatever they are.
+        # Units this small never count as a message, whatever their bytes are.
         places += [(hole.offset + step * record, min(step, MIN_RECORD_SIZE)) for record in range(records)]
     return places

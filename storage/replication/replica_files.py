@@ -1,12 +1,12 @@
-"""The files by which a store directory is known as a replica: its id, and the newest sync-state set it heard of.
+"""The files that identify a store directory as a replica: its id, and the newest sync-state set that it received.
 
 On disk
     config/replica.json         {"storeId": "9f…", "incarnation": 4}
     config/syncStateSet.json    {"epoch": 6, "version": 9, "stores": {"0": "9f…", "1": "c2…"}}
 
-The id is made with the directory and goes with it: a directory that is begun anew at the same path is another store.
-The incarnation counts the openings; it is on disk before the directory is used. A crash leaves the old text or the new
-one.
+The id is made with the directory and lost with it: a directory that is made again at the same path is another store.
+The incarnation counts how often the store was opened; it is on disk before the directory is used. A crash leaves the
+old or the new text.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ SET_FILE: Final = "syncStateSet.json"
 
 
 class ReplicaFiles:
-    """The two files of one directory. For one thread at a time; each change is on disk on return."""
+    """The two files of one directory. For one thread at a time. Each change is on disk on return."""
 
     def __init__(self, config: ConfigFiles) -> None:
-        """Begin another incarnation. StoreCorruptError when a file cannot be understood."""
+        """Start another incarnation. StoreCorruptError: a file cannot be parsed."""
         self._config = config
         known = _parse(config.read(REPLICA_FILE) or "{}")
         self.store_id = str(known.get("storeId") or secrets.token_hex(8))
@@ -36,7 +36,7 @@ class ReplicaFiles:
         self.sync_state_set = self._read_set()
 
     def note_set(self, newest: SyncStateSet) -> None:
-        """Write down a set, if it is newer than the one that is known."""
+        """Store a sync-state set, if it is newer than the stored one."""
         known = self.sync_state_set
         if known is None or newest.order > known.order:
             stores = {str(replica): store_id for replica, store_id in sorted(newest.stores.items())}

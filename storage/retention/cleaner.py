@@ -1,15 +1,16 @@
-"""The cleaner looks at the disk now and then, and deletes the files that storage/retention/rules.py names.
+"""The cleaner checks the disk at intervals, and deletes the files that storage/retention/rules.py names.
 
-A change to how files are deleted belongs here; a change to which files are deleted, into the rules.
+How files are deleted belongs here; which files are deleted belongs in the rules.
 
 On disk
     config/retentionHolds.json      {"TOPIC": {"QUEUE": offset}}: a server keeps the messages of its own topics from
                                     there on
 
-The queues are flushed before anything is deleted. Old log files go first, oldest first and one by one, so that a crash
-leaves no hole. The queues' first offsets move before the files go: a later read is told so, and a reader that has a
-file mapped keeps its bytes. Then go the files of the queues and of the index that lead only to deleted records. Records
-that are still needed stay, with everything behind them: delayed messages that wait, and those that the holds name.
+The queues are flushed before anything is deleted. Log files are deleted first, one by one from the oldest on, so that a
+crash leaves no gap. The queues' first offsets move before the files are deleted: a later read gets the new offset, and
+a reader that has mapped a file keeps its bytes. Then the files of the queues and of the index are deleted that lead
+only to deleted records. Records that are still needed stay, with everything after them: waiting delayed messages, and
+messages that the holds name.
 """
 
 from __future__ import annotations
@@ -43,12 +44,15 @@ RUNS_BY_HAND: Final = 20
 DELETE_PAUSE_S: Final = 0.1
 CLEANER_STOP_TIMEOUT_S: Final = 30.0
 LOGGED_MAX: Final = 10
-"""Queues that a line of the log names."""
+"""The most queues that one log message names."""
 
 
 class Holds(Protocol):
-    """Names the parts of the log that compaction needs: from `held_from` on whatever happens, from `reserved_from` on
-    unless the disk is nearly full. What is before `settled_offset` cannot be cut from the log any more."""
+    """Names the parts of the log that compaction needs.
+
+    The log from `held_from` on is always kept; from `reserved_from` on it is kept unless the disk is nearly full. The
+    log before `settled_offset` cannot be cut any more.
+    """
 
     def settled_offset(self) -> int: ...
 
@@ -58,10 +62,11 @@ class Holds(Protocol):
 
 
 class Cleaner:
-    """Deletes the old files of one store, in a thread of its own that looks every clean_resource_interval_ms.
+    """Deletes the old files of one store, in a thread of its own that runs every clean_resource_interval_ms.
 
-    It deletes nothing in the first minute. Whether the disk is too full is known when the constructor returns.
-    Thread-safe. Nothing before `log_start_on_disk` comes back after a power cut."""
+    It deletes nothing in the first minute. The constructor measures how full the disk is before it returns.
+    Thread-safe. No file before `log_start_on_disk` reappears after a power cut.
+    """
 
     def __init__(
         self,
@@ -73,47 +78,47 @@ class Cleaner:
         flush_queues: Callable[[], None],
         on_failed: Callable[[OSError], None],
     ) -> None:
-        """Start the thread. `holds` says what compaction still needs.
+        """Start the thread. `holds` names what compaction still needs.
 
-        `flush_queues` brings all units of the queues to the disk, and raises OSError if it fails. `on_failed` is told
-        when the disk fails in the thread, which ends then.
+        `flush_queues` flushes all units of the queues to the disk, or raises OSError. `on_failed` is called when the
+        disk fails in the thread, which then ends.
         """
         settings = parts.settings
         self._root = settings.store_path_root_dir
         self._parts, self._log, self._queues = parts, parts.log, parts.queues
-        # The key index, None in a store without one: its files follow those of the log.
+        # The key index, None in a store without one. Its files are deleted after those of the log.
         self._index = index
-        # DISK_FULL and DISK_CRITICAL are set and cleared here.
+        # The flags in which DISK_FULL and DISK_CRITICAL are set and cleared.
         self._flags = flags
         self._settings = settings
         self._holds = holds
-        # The topics that are kept for a time of their own.
+        # The topics that have a reserved time of their own.
         self._topic_times = TopicTimes(parts)
         self._flush_queues, self._on_failed = flush_queues, on_failed
-        # Held for a whole run: one at a time.
+        # Held for a whole run, so that runs happen one at a time.
         self._run_lock = threading.Lock()
         self._stop, self._wake = threading.Event(), threading.Event()
-        # The runs that are left of those somebody asked for.
+        # The number of remaining runs that `request_run` asked for.
         self._by_hand = 0
-        # The share of the fullest disk that is in use, by the last run.
+        # The used share of the fullest disk, at the last run.
         self._usage = UNKNOWN_USAGE
         # Counters since the store was opened, of log files and of their bytes.
         self._files_deleted = self._bytes_deleted = self._young_files_deleted = 0
-        # By topic and queue id, the messages that a full disk took before their time.
+        # By topic and queue id, the messages that a full disk deleted before their time.
         self._deleted_young: dict[tuple[str, int], DeletedRange] = {}
-        # The log's first offset whose files before it are known to be gone; the log itself starts there a little
+        # The log's first offset whose earlier files are surely deleted on disk. The log itself moves its start slightly
         # earlier.
         self.log_start_on_disk = parts.log.min_offset
-        # Why files were deleted last.
+        # The reason of the last deletion.
         self._last_reason = ""
         self.look_at_disk()
         self._thread = threading.Thread(target=self._run, name="raymq-clean", daemon=True)
         self._thread.start()
 
     def request_run(self) -> None:
-        """Delete expired files now, whatever the hour; for 20 runs, so that many files go in small portions.
+        """Delete expired files now, at any hour, in the next 20 runs, so that many files are deleted in small portions.
 
-        ServiceNotAvailableError once the store is closed.
+        ServiceNotAvailableError: the store is closed.
         """
         if self._stop.is_set():
             raise ServiceNotAvailableError(f"the store {self._root} is closed")
@@ -121,8 +126,10 @@ class Cleaner:
         self._wake.set()
 
     def pinned_physical_offset(self) -> int:
-        """The start of the first message that still waits, for its time or for the end of its transaction, which
-        retention keeps; the log's end if none does."""
+        """Return the start of the first message that waits for its time or for the end of its transaction.
+
+        Retention keeps the log from there. Returns the log's end if no message waits.
+        """
         with self._parts.append_lock:
             pins = (
                 self._parts.deliveries.pinned_physical_offset(self._queues.plain),
@@ -131,8 +138,11 @@ class Cleaner:
             return min([pin for pin in pins if pin is not None], default=self._log.end_offset)
 
     def run_once(self, now: datetime) -> int:
-        """Look at the disk once and delete what the rules say, and let topics forget what is older than their own time;
-        returns how many log files were deleted. OSError."""
+        """Measure the disk once, delete what the rules name, and advance topics past messages older than their own
+        time.
+
+        Returns the number of deleted log files. OSError.
+        """
         rules = RetentionRules.from_settings(self._settings)
         with self._run_lock:
             usages = self._measure()
@@ -160,15 +170,15 @@ class Cleaner:
             return 0
 
     def look_at_disk(self) -> None:
-        """Find out if the disk is too full for appends, and delete nothing."""
+        """Determine whether the disk is too full for appends. Deletes nothing."""
         with self._run_lock:
             rules, fullest = RetentionRules.from_settings(self._settings), max(self._measure())
             full, critical = is_full(fullest, rules, disk_full=self._is_marked_full)
             self._mark_disk(full=full, critical=critical)
 
     def _measure(self) -> list[float]:
-        """The share in use of each disk that counts."""
-        # Of several disks for the log, the emptiest counts.
+        """Return the used share of each relevant disk."""
+        # If the log has several disks, the emptiest counts.
         of_log = min(disk_usage(directory) for directory in self._log.paths.directories)
         usages = [of_log, disk_usage(self._queues.directory)]
         self._usage = max(usages)
@@ -179,7 +189,7 @@ class Cleaner:
         return bool(self._flags.bits & RunningFlag.DISK_FULL)
 
     def status(self) -> RetentionStatus:
-        """The disk's usage, and what was deleted since the store was opened."""
+        """Return the disk's usage, and what was deleted since the store was opened."""
         of_log = max(disk_free_bytes(directory) for directory in self._log.paths.directories)
         return RetentionStatus(
             self._usage,
@@ -192,12 +202,14 @@ class Cleaner:
         )
 
     def deleted_young(self) -> list[DeletedRange] | None:
-        """Per queue the messages that a full disk took before their time, since the store was opened; None if the
-        settings forbid it (clean_file_forcibly_enable)."""
+        """Return, by queue, the messages that a full disk deleted before their time, since the store was opened.
+
+        None if the settings forbid it (clean_file_forcibly_enable).
+        """
         return list(self._deleted_young.copy().values()) if self._settings.clean_file_forcibly_enable else None
 
     def close(self) -> None:
-        """Stop the thread; a file that is being deleted goes. Idempotent."""
+        """Stop the thread, after the deletion of the current file. Idempotent."""
         self._stop.set()
         self._wake.set()
         self._thread.join(CLEANER_STOP_TIMEOUT_S)
@@ -215,7 +227,7 @@ class Cleaner:
                 else:
                     self.look_at_disk()
             except OSError as error:
-                logger.error("deleting old files failed: %s", error)
+                logger.error("deleting old files failed; the cleaner stops: %s", error)
                 self._on_failed(error)
                 return
 
@@ -227,7 +239,7 @@ class Cleaner:
         return files
 
     def _held_from(self) -> int:
-        """The physical offset of the first record that a hold keeps; the log's end if there is none."""
+        """Return the physical offset of the first record that a hold keeps; the log's end if none does."""
         end_offset = self._log.end_offset
         text = self._parts.config.read(HOLDS_FILE)
         for topic, queues in parse_fastjson(text).items() if text else ():
@@ -256,10 +268,12 @@ class Cleaner:
             logger.info("the disk of %s has space again; appends are taken", self._log.paths)
 
     def _delete_log_files(self, limit: int, reason: str, young_from: int | None = None) -> int:
-        """Delete the log files that end at or before `limit`, and the files that lead only there; returns how many log
-        files. The files from `young_from` on go before their time."""
-        # How far a queue went is in its units alone once its records are gone.
-        with suppress(NoRoomError):  # the units are on disk all the same, and the files that go make room
+        """Delete the log files that end at or before `limit`, and the files that lead only there.
+
+        Returns the number of deleted log files. Files from `young_from` on are deleted before their time.
+        """
+        # After its records are deleted, only a queue's units hold its next offset. So flush them first.
+        with suppress(NoRoomError):  # the units are on disk even so, and deleting files makes room
             self._flush_queues()
         with self._parts.append_lock:
             doomed = self._log.drop_files_before(limit)
@@ -293,7 +307,7 @@ class Cleaner:
         return len(doomed)
 
     def _note_young(self, lost: list[DeletedRange], files: int) -> None:
-        """Log which messages go before their time, and remember them for `deleted_young`."""
+        """Log which messages are deleted before their time, and keep them for `deleted_young`."""
         self._young_files_deleted += files
         for one in lost:
             key = (one.topic, one.queue_id)
@@ -303,7 +317,7 @@ class Cleaner:
             f"{one.topic}:{one.queue_id} {one.begin_offset} to {one.end_offset - 1}" for one in lost[:LOGGED_MAX]
         )
         logger.warning(
-            "the disk is full: %d log files with %d messages of %d queues go before their time "
+            "the disk is full: %d log files with %d messages of %d queues are deleted before their time "
             "(clean_file_forcibly_enable): %s%s",
             files,
             sum(one.end_offset - one.begin_offset for one in lost),
@@ -313,7 +327,7 @@ class Cleaner:
         )
 
     def _unlink(self, path: Path) -> None:
-        """Delete one file, on disk on return: a power cut must not bring an old file back without a newer one."""
+        """Delete one file, on disk on return: a power cut must not restore an old file without the later ones."""
         disk.unlink(path)
         disk.sync_directory(path.parent)
         self._parts.reader.maps.drop_map(str(path))

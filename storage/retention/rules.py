@@ -1,8 +1,8 @@
 """The rules of retention (spec/storage.md §9): they name the log files to delete, and delete nothing themselves.
 
-Time, the disk's usage and the files come in as arguments; the answer is a list of files and whether the disk counts as
+Time, the disk's usage and the files come in as arguments; the result is a list of files and whether the disk counts as
 full. It does not matter whether the messages were consumed. Files younger than their reserved time stay, and a full
-disk refuses appends instead, unless clean_file_forcibly_enable says otherwise.
+disk refuses appends instead. With clean_file_forcibly_enable a full disk deletes young files, too.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class RetentionRules:
     delete_hours: frozenset[int]
     # The age up to which a file is kept.
     reserved_ms: int
-    # Over this share of a disk in use, expired files are deleted at any hour.
+    # If more than this share of a disk is used, expired files are deleted at any hour.
     max_used_ratio: float
-    # Over this share, files younger than their reserved time are deleted too, if `forcibly`.
+    # If more than this share is used, files younger than their reserved time are deleted too, if `forcibly`.
     clean_forcibly_ratio: float
-    # Over this share, the disk counts as full and no appends are taken.
+    # If more than this share is used, the disk counts as full and no appends are taken.
     warning_ratio: float
-    # True if a full disk may take files that are younger than their reserved time.
+    # True if a full disk may delete files that are younger than their reserved time.
     forcibly: bool
     # The most files that one run deletes.
     batch_max: int
 
     @classmethod
     def from_settings(cls, settings: StoreOptions) -> RetentionRules:
-        """The rules of a store with these settings, within RocketMQ's bounds."""
+        """Build the rules of a store with these settings, within RocketMQ's bounds."""
         return cls(
             frozenset(int(hour) for hour in settings.delete_when.split(";")),
             settings.file_reserved_time_hours * HOUR_MS,
@@ -59,7 +59,9 @@ class RetentionRules:
 
     @property
     def critical_ratio(self) -> float:
-        """Over this share, a full disk takes no more chunks of messages from a master: half of the rest is used."""
+        """The used share above which a full disk takes no chunks of messages from a master: half of the rest is then
+        used.
+        """
         return (1 + self.warning_ratio) / 2
 
 
@@ -69,15 +71,15 @@ def _clamp(percent: int, low: int, high: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RetentionDecision:
-    """The answer of `decide`."""
+    """The result of `decide`."""
 
     # The files to delete, oldest first.
     delete: tuple[LogFile, ...]
-    # True if appends are to be refused from now on.
+    # True if the store must refuse appends now.
     disk_full: bool
-    # Why files are deleted now, for the log; empty when it is not the time for it.
+    # Why files are deleted now, for the log; empty if none are due.
     reason: str
-    # True if chunks of messages from a master are to be refused, too.
+    # True if the store must also refuse chunks of messages from a master.
     disk_critical: bool
     # The start of the first deleted file that is younger than its reserved time; None if there is none.
     young_from: int | None = None
@@ -95,13 +97,13 @@ def decide(
     keep_from: int,
     reserved_from: int,
 ) -> RetentionDecision:
-    """Decide which of `files`, the whole log's, oldest first, are to be deleted now.
+    """Decide which of `files`, all files of the log from the oldest on, to delete now.
 
-    `usages`: the share in use of each partition the store is on; negative if unknown. `by_hand`: true if somebody asked
-    for a run. `disk_full`: what the last decision said. `keep_from`: the physical offset from which on everything is
-    still needed, whatever its age. `reserved_from`: the physical offset from which on topics have a longer time than
-    the store's, and files count as younger than their reserved time. The last file is never deleted, nor one behind a
-    file that is kept.
+    `usages`: the used share of each partition that the store is on; negative if unknown. `by_hand`: true if a run was
+    requested. `disk_full`: the result of the last decision. `keep_from`: the physical offset from which everything is
+    still needed, whatever its age. `reserved_from`: the physical offset from which topics have a longer time than the
+    store, so that files count as younger than their reserved time. Never deletes the last file, nor a file after one
+    that is kept.
     """
     known = list(usages)
     fullest = max(known, default=UNKNOWN_USAGE)
@@ -129,7 +131,10 @@ def decide(
 
 
 def is_full(fullest: float, rules: RetentionRules, *, disk_full: bool) -> tuple[bool, bool]:
-    """True if a disk of which the share `fullest` is in use takes no messages, and true if it takes no chunks either.
-    `disk_full`: it counted as full before, and goes on to, until it is below the next lower level."""
+    """Return whether a disk takes no messages, and whether it takes no chunks either.
+
+    `fullest`: the used share of the disk. `disk_full`: the disk counted as full before, and still does until its usage
+    is below the next lower level.
+    """
     full = fullest > rules.warning_ratio or (disk_full and fullest > rules.clean_forcibly_ratio)
     return full, fullest > rules.critical_ratio

@@ -4,12 +4,12 @@ On disk
     config/topics.json              the topics' attributes, as the broker writes them, some seconds after a change
     config/topicMinOffsets.json     {"TOPIC": {"QUEUE": [first offset, physical offset of the message before it]}}
 
-Shorter: a queue's first offset moves on when its messages are old enough by their store time, as if their log files had
-been deleted. The files stay until the store's own time has passed, because other topics' messages are in them. How far
-the offsets have moved is on disk before a reader sees it, so messages that were gone do not come back after a crash.
+Shorter: a queue's first offset advances past messages that are old enough by their store time, as if their log files
+had been deleted. The files stay until the store's own time has passed, because they also hold messages of other topics.
+A new first offset is on disk before readers see it, so expired messages do not reappear after a crash.
 
-Longer: log files from the first message on that is not old enough stay, with all that lies behind it. A disk that is
-nearly full takes them anyway, where clean_file_forcibly_enable says so.
+Longer: log files stay from the first message on that is not old enough. With clean_file_forcibly_enable a nearly full
+disk deletes them anyway.
 
 Each replica moves its own offsets, by the store times in the records, which all replicas have; they differ by the time
 between two runs. Queues of inner batches keep the store's time.
@@ -34,18 +34,18 @@ class TopicTimes:
     """The topics of one store that have a reserved time of their own. Used by one thread at a time."""
 
     def __init__(self, parts: StoreParts) -> None:
-        """Move the queues' first offsets to where they were when the store was closed, or died."""
+        """Restore the queues' first offsets to their values when the store was closed, or crashed."""
         self._parts, self._queues, self._log = parts, parts.queues, parts.log
         self._attributes = StoredAttributes(parts.config)
         text = parts.config.read(MIN_OFFSETS_FILE)
         self._moved: dict[str, dict[str, list[int]]] = parse_fastjson(text) if text else {}
         for queue, (offset, physical_offset) in self._known():
-            # What lies before the log is gone anyway, and may be of an earlier topic of that name.
+            # An offset before the log's start has no effect, and may be of an earlier topic of the same name.
             if physical_offset >= self._log.min_offset:
                 queue.forget_before(offset)
 
     def times(self) -> Mapping[str, int]:
-        """The reserved time of each topic that has one, in ms; a compacted topic has none."""
+        """Return the reserved time of each topic that has one, in ms; a compacted topic has none."""
         return {
             topic: max(values.reserve_time_ms, SETTLED_MS)
             for topic, values in self._attributes.read().items()
@@ -53,8 +53,10 @@ class TopicTimes:
         }
 
     def trim(self, now_ms: int, settled_offset: int) -> list[Path]:
-        """Move the first offsets of queues behind their old messages, those before the physical `settled_offset`;
-        returns the queues' files that are the caller's to delete. OSError."""
+        """Advance the first offsets of queues past old messages that lie before the physical `settled_offset`.
+
+        Returns the queues' files that the caller has to delete. OSError.
+        """
         moved: dict[ConsumeQueue, tuple[int, int]] = {}
         for queue, time_ms in self._timed():
             first = min(queue.first_stored_at(now_ms - time_ms), queue.first_at_or_after(settled_offset))
@@ -72,14 +74,16 @@ class TopicTimes:
         files: list[Path] = []
         for queue, (first, _) in moved.items():
             with self._parts.append_lock:
-                if self._queues.get(*queue.key) is queue:  # else its topic was deleted meanwhile
+                if self._queues.get(*queue.key) is queue:  # otherwise its topic was deleted in the meantime
                     queue.forget_before(first)
                     files += queue.drop_files_before_min()
         return files
 
     def reserved_from(self, now_ms: int, longer_than_ms: int) -> int:
-        """The physical offset of the first message that a topic keeps longer than the store; the log's end if there is
-        none."""
+        """Return the physical offset of the first message that a topic keeps longer than the store.
+
+        Returns the log's end if there is none.
+        """
         start = self._log.end_offset
         for queue, time_ms in self._timed():
             if time_ms > longer_than_ms:
@@ -93,7 +97,9 @@ class TopicTimes:
         return [(queue, times[queue.topic]) for queue in self._queues.plain if queue.topic in times] if times else []
 
     def _known(self) -> list[tuple[ConsumeQueue, tuple[int, int]]]:
-        """The queues whose first offsets were moved, with where to; without those of topics deleted since."""
+        """Return the queues whose first offsets were moved, with the new offsets; without queues of topics deleted
+        since.
+        """
         known = []
         for topic, queues in self._moved.items():
             for queue_id, (offset, physical_offset) in queues.items():

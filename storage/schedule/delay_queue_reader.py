@@ -1,10 +1,10 @@
 """Reads the queues of delayed messages for the scheduler: their ends, their units' times, and their records.
 
-The reader keeps nothing: it looks at the store's own parts. The messages it reads may not be on disk yet: a delivery
-comes after its source in the log, so a power cut that takes the source takes the delivery too.
+The reader keeps no state: it reads the store's own parts. The messages it reads may not be on disk yet. A delivery
+comes after its source in the log, so a power cut that loses the source loses the delivery too.
 
 A record is compared with its unit, as readers of other queues do (raymq/records/logfiles/own_records.py). If they
-disagree, the store first makes the unit again from the log. What disagrees then is a damaged record: its size is
+disagree, the store first rewrites the unit from the log. If they still disagree, the record is damaged: its size is
 corrected, and any other damage makes it unreadable.
 """
 
@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 class DelayQueueReader:
-    """The scheduler's view of one store's delay queues, and its note of how far they are delivered. Thread-safe."""
+    """The scheduler's view of one store's delay queues, and of their delivery progress. Thread-safe."""
 
     def __init__(self, parts: StoreParts, appender: Appender) -> None:
-        """`appender` says the time, and writes what was appended to the files, to be read."""
+        """`appender` gives the time, and commits appended records to the files, so that they can be read."""
         self._append_lock = parts.append_lock
         self._appender = appender
         self._queues = parts.queues
@@ -52,9 +52,9 @@ class DelayQueueReader:
         return len(self._appender.store_host) == IPV6_HOST_BYTES
 
     def read_bounds(self) -> tuple[int, dict[Source, Bounds]]:
-        """The time now in ms, and the bounds of each delay queue. No message gets an earlier store time from here on.
+        """Return the time now in ms, and the bounds of each delay queue. No later message gets an earlier store time.
 
-        OSError: the appended records cannot be written to the log's files, to be read.
+        OSError: the appended records cannot be written to the log's files.
         """
         with self._append_lock:
             self._appender.commit()
@@ -67,22 +67,22 @@ class DelayQueueReader:
         return now_ms, bounds
 
     def delivery_times(self, source: Source, from_offset: int, count: int) -> NDArray[np.int64]:
-        """The delivery times, in ms, of at most `count` units from an offset on; fewer where a file ends.
+        """Return the delivery times, in ms, of at most `count` units from an offset on; fewer at the end of a file.
 
-        A unit that RocketMQ made again holds its tag's code, 32 bits, and no time: then the time is in the record.
+        A unit that RocketMQ rebuilt holds its tag's code, 32 bits, and no time: the time is then read from the record.
         """
         queue = self._queues.get_plain(*source)
         if queue is None:
             return _NO_CODES
         units = queue.units(from_offset, count)
         codes = self._reader.tags_codes(*source, units)[0]
-        # A time has more than 32 bits: codes that fit into them are of tags, or of units without a record.
+        # A time has more than 32 bits: smaller codes are of tags, or of units without a record.
         for row in np.flatnonzero((codes == codes.astype(np.int32)) & (units["size"] != PRE_BLANK_SIZE)).tolist():
             codes[row] = self._time_of(units[row : row + 1], int(codes[row]))
         return codes
 
     def _time_of(self, units: NDArray[np.void], otherwise: int) -> int:
-        """The delivery time that the record of one unit holds; `otherwise` if it cannot be read."""
+        """Return the delivery time in the record of one unit; `otherwise` if the record cannot be read."""
         view = self._record(units)
         try:
             return otherwise if view is None else dispatch_view(view, delay_levels_ms=self._levels_ms).tags_code
@@ -90,8 +90,10 @@ class DelayQueueReader:
             return otherwise
 
     def read_records(self, source: Source, queue_offsets: Sequence[int]) -> list[memoryview | None]:
-        """The records at these offsets of a queue; None for one that is gone. A damaged record has the size, the queue
-        offset and the physical offset that its unit says."""
+        """Return the records at these offsets of a queue; None for a missing record.
+
+        A damaged record gets the size, the queue offset and the physical offset of its unit.
+        """
         queue = self._queues.get_plain(*source)
         if queue is None:
             return [None] * len(queue_offsets)
@@ -111,7 +113,7 @@ class DelayQueueReader:
         return found
 
     def _records(self, units: NDArray[np.void]) -> list[memoryview | None]:
-        """The record of each unit; None for one without, or if the record is lost, which is logged."""
+        """Return the record of each unit; None for a unit without one, or if the record is lost, which is logged."""
         if (units["size"] > 0).all() and not (units["size"] == PRE_BLANK_SIZE).any():
             try:
                 views = self._reader.views(units)
@@ -120,7 +122,7 @@ class DelayQueueReader:
             found: list[memoryview | None] = []
             sizes = iter(units["size"].tolist())
             for view in views:
-                # Neighbours in the log share a view.
+                # Neighbours in the log share one view.
                 at = 0
                 while at < len(view):
                     size = next(sizes)
@@ -131,7 +133,9 @@ class DelayQueueReader:
         return [self._record(units[row : row + 1]) for row in range(len(units))]
 
     def _record(self, units: NDArray[np.void]) -> memoryview | None:
-        """The record of the first unit; None without one, or if the record is lost, which is logged."""
+        """Return the record of the first unit; None for a unit without one, or if the record is lost, which is
+        logged.
+        """
         if units[0]["size"] == PRE_BLANK_SIZE:
             return None
         try:
@@ -141,27 +145,27 @@ class DelayQueueReader:
             return None
 
     def progress(self, source: Source) -> SourceProgress:
-        """The progress of a queue's delivery."""
+        """Return the progress of a queue's delivery."""
         with self._append_lock:
             return self._deliveries.get(source)
 
     def advance(self, source: Source, epoch: int, queue_offset: int) -> None:
-        """Note that a message was delivered or given up, as were those before it."""
+        """Record that a message, and all messages before it, were delivered or given up."""
         with self._append_lock:
             self._deliveries.advance(source, epoch, queue_offset + 1)
 
     def raise_low(self, source: Source, low: int) -> None:
-        """Note that no message of a timer queue before offset `low` waits any more."""
+        """Record that no message of a timer queue before offset `low` waits any more."""
         with self._append_lock:
             self._deliveries.raise_low(source, low)
 
 
 def _units_at(queue: ConsumeQueue, queue_offsets: Sequence[int]) -> NDArray[np.void]:
-    """The units at these offsets of a queue; one that points to no record for an offset that the queue lacks."""
+    """Return the units at these offsets of a queue; a unit without a record for an offset that the queue lacks."""
     wanted = np.array(queue_offsets, np.int64)
     found = np.zeros(len(wanted), UNIT_DTYPE)
     found["size"] = PRE_BLANK_SIZE
-    # The units of a queue lie in several files.
+    # The units of a queue are in several files.
     first, end = max(min(queue_offsets), queue.min_offset), max(queue_offsets) + 1
     while first < end and len(units := queue.units(first, end - first)):
         here = (wanted >= first) & (wanted < first + len(units))
@@ -173,7 +177,7 @@ def _units_at(queue: ConsumeQueue, queue_offsets: Sequence[int]) -> NDArray[np.v
 def _rows_elsewhere(
     records: Sequence[memoryview | None], units: NDArray[np.void], queue_offsets: Sequence[int]
 ) -> list[int]:
-    """The rows of the records that do not agree with their units."""
+    """Return the rows of the records that disagree with their units."""
     return [
         row
         for row, (record, position, offset) in enumerate(

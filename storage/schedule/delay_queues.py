@@ -1,17 +1,17 @@
 """Decides which messages of a delay queue are due, and in which order. Pure: the time is an argument.
 
 There are two kinds of delay queues, by the order of their units' times. Both return due messages in one fixed order,
-and both start from the progress of the last process (storage.dispatch.delivery_progress.SourceProgress). What `due`
-returns stays due until `done` is called with it.
+and both start from the progress of the last process (storage.dispatch.delivery_progress.SourceProgress). Messages that
+`due` returned stay due until `done` is called with them.
 
-    LevelQueue    Each message waits equally long: the one that was stored first is due first. The queue holds one
-                  number, the next offset.
-    TimerQueue    Each message has a time of its own. The times and offsets of those due in the next minutes are held,
-                  sorted; the others are read again from the units when the first of them is due. The order is that of
+    LevelQueue    Each message waits equally long: the first stored is due first. The object holds one
+                  number: the next offset.
+    TimerQueue    Each message has a time of its own. Times and offsets of messages due in the next minutes are held,
+                  sorted; later ones are read again from the units when the first of them is due. The order is by
                   (time, offset).
 
 For a TimerQueue's order to be complete, a unit that is appended after `due` was called with a time must have a later
-one. The store takes care of that (raymq.common.delay), as long as it was told that time before.
+time. The store ensures that (raymq.common.delay), if it was given the same time before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from storage.dispatch.delivery_progress import SourceProgress
 
 Ints = NDArray[np.int64]
 Codes = Callable[[int, int], Ints]
-"""Returns the times in the units from a queue offset on, at most so many; fewer where a file ends."""
+"""Returns the times in the units from a queue offset on, at most the given number; fewer at the end of a file."""
 
 WINDOW_MS: Final = 600_000
 HELD_MAX: Final = 1_000_000
@@ -39,14 +39,14 @@ class Due(NamedTuple):
     """A message that is due."""
 
     queue_offset: int
-    # Orders the messages of a queue before their offsets do: in a timer queue the time, else 0.
+    # Orders the messages of a queue before their offsets do: the time in a timer queue, else 0.
     epoch: int
-    # The time it was due at.
+    # The time at which the message is due.
     due_ms: int
 
 
 class Bounds(NamedTuple):
-    """The queue offsets that a queue holds now: `min_offset` up to `end`, exclusive."""
+    """The range of queue offsets in a queue: from `min_offset` up to `end`, exclusive."""
 
     min_offset: int
     end: int
@@ -62,10 +62,10 @@ class LevelQueue:
         self._wake_ms: int | None = None
 
     def due(self, bounds: Bounds, now_ms: int, limit: int) -> list[Due]:
-        """The first messages that are due at `now_ms`, at most `limit`.
+        """Return the first messages that are due at `now_ms`, at most `limit`.
 
-        A time further ahead than the delay says that the clock was set back, or the level changed: then it is due now
-        (spec/storage.md §12).
+        If a time is further ahead than the delay, the clock was set back, or the level changed: the message is then due
+        now (spec/storage.md §12).
         """
         self._position = min(max(self._position, bounds.min_offset), bounds.end)
         self._wake_ms = None
@@ -83,20 +83,20 @@ class LevelQueue:
         return dues
 
     def done(self, dues: Sequence[Due]) -> None:
-        """Note that `dues`, the first of those that `due` returned, were delivered or given up."""
+        """Record that `dues`, the first messages that `due` returned, were delivered or given up."""
         self._position = dues[-1].queue_offset + 1
 
     def wake_ms(self) -> int | None:
-        """The time the next message will be due, as far as the last `due` saw; None if it saw none."""
+        """Return when the next message is due, as far as the last `due` read; None if it read none."""
         return self._wake_ms
 
     def pending(self, bounds: Bounds) -> int:
-        """The number of messages that wait."""
+        """Return the number of waiting messages."""
         return bounds.end - min(max(self._position, bounds.min_offset), bounds.end)
 
 
 class TimerQueue:
-    """A queue whose messages wait for times of their own. At most `held_max` of them are held, 16 bytes each."""
+    """A queue of messages that each have a time of their own. Holds at most `held_max` of them, 16 bytes each."""
 
     def __init__(
         self, codes: Codes, progress: SourceProgress, *, window_ms: int = WINDOW_MS, held_max: int = HELD_MAX
@@ -105,25 +105,25 @@ class TimerQueue:
         self._window_ms, self._held_max = window_ms, held_max
         # Everything before this (time, offset) is done.
         self._mark = (progress.epoch, progress.next_offset)
-        # The offset up to which units were looked at.
+        # The offset up to which units were read.
         self._seen = progress.low
-        # The messages that are held: their times and offsets, sorted by (time, offset); `_at` is the index of the first
-        # that is not done.
+        # The held messages: their times and offsets, sorted by (time, offset). `_at` is the index of the first one that
+        # is not done.
         self._held_codes = self._held_offsets = _NO_INTS
         self._at = 0
-        # Messages that were appended since, and are due before the horizon, in the order of their offsets: all of them
-        # are later in the queue than everything held.
+        # Newly appended messages that are due before the horizon, by ascending offset. All of them come later in the
+        # queue than the held messages.
         self._fresh_codes = self._fresh_offsets = _NO_INTS
-        # The last time of which messages are held; -1 before the first look.
+        # The latest time of held messages; -1 before the first read.
         self._horizon_ms = -1
-        # The messages beyond the horizon, which are not held: the first time and the lowest offset of any, and how many
-        # there are. In the order of (time, offset) they come after all that is held.
+        # The messages after the horizon, which are not held: their first time, lowest offset, and number. In the order
+        # of (time, offset) they come after all held messages.
         self._beyond_ms: int | None = 0
         self._beyond_low: int | None = progress.low
         self._beyond = 0
 
     def due(self, bounds: Bounds, now_ms: int, limit: int) -> list[Due]:
-        """The first messages that are due at `now_ms`, at most `limit`."""
+        """Return the first messages that are due at `now_ms`, at most `limit`."""
         self._seen = max(self._seen, bounds.min_offset)
         if self._horizon_ms >= 0:
             self._look_at_new(bounds.end)
@@ -139,12 +139,12 @@ class TimerQueue:
         ]
 
     def done(self, dues: Sequence[Due]) -> None:
-        """Note that `dues`, the first of those that `due` returned, were delivered or given up."""
+        """Record that `dues`, the first messages that `due` returned, were delivered or given up."""
         self._mark = (dues[-1].epoch, dues[-1].queue_offset + 1)
         self._at += len(dues)
 
     def wake_ms(self) -> int | None:
-        """The time the next message will be due, of those that `due` has seen; None if there is none."""
+        """Return when the next message that `due` has read is due; None if there is none."""
         firsts = [] if self._beyond_ms is None else [self._beyond_ms]
         if self._at < len(self._held_codes):
             firsts.append(int(self._held_codes[self._at]))
@@ -153,11 +153,11 @@ class TimerQueue:
         return min(firsts) if firsts else None
 
     def pending(self, bounds: Bounds) -> int:
-        """The number of messages that wait, of those that `due` has seen."""
+        """Return the number of waiting messages that `due` has read."""
         return len(self._held_codes) - self._at + len(self._fresh_codes) + self._beyond
 
     def low(self) -> int:
-        """The offset before which no message waits any more."""
+        """Return the offset before which no message waits any more."""
         lows = [self._seen] if self._beyond_low is None else [self._beyond_low]
         if self._at < len(self._held_offsets):
             lows.append(int(self._held_offsets[self._at :].min()))
@@ -166,11 +166,13 @@ class TimerQueue:
         return min(lows)
 
     def _ready(self, now_ms: int, limit: int) -> int:
-        """The number of held messages that are due, at most `limit`: their times are sorted."""
+        """Return the number of held messages that are due, at most `limit`. The times are sorted."""
         return int(np.searchsorted(self._held_codes[self._at : self._at + limit], now_ms, "right"))
 
     def _look_at_new(self, end: int) -> None:
-        """Read the units from `_seen` up to `end`: those within the horizon are fresh, the others beyond it."""
+        """Read the units from `_seen` up to `end`: those before the horizon become fresh, the others count as beyond
+        it.
+        """
         while self._seen < end:
             codes = self._codes(self._seen, min(end - self._seen, SCAN_UNITS))
             if not len(codes):
@@ -193,16 +195,16 @@ class TimerQueue:
             self._beyond += len(codes)
 
     def _merge_fresh(self, now_ms: int | None) -> None:
-        """Move the fresh messages to the held ones if one of them is due at `now_ms`; with None in any case."""
+        """Move the fresh messages to the held ones if one of them is due at `now_ms`; always if `now_ms` is None."""
         fresh = self._fresh_codes
         if not len(fresh) or (now_ms is not None and fresh.min() > now_ms):
             return
         # Sort them by time; a stable sort keeps the order of offsets within a time.
         order = np.argsort(fresh, kind="stable")
         fresh, offsets = fresh[order], self._fresh_offsets[order]
-        # Of the held ones only those that are not done are kept.
+        # Keep only the held messages that are not done.
         codes, held_offsets = self._held_codes[self._at :], self._held_offsets[self._at :]
-        # Each fresh one goes behind the held ones of its time, whose offsets are all lower.
+        # Insert each fresh message after the held ones of its time, whose offsets are all lower.
         positions = np.searchsorted(codes, fresh, "right")
         self._held_codes = np.insert(codes, positions, fresh)
         self._held_offsets = np.insert(held_offsets, positions, offsets)
@@ -211,19 +213,20 @@ class TimerQueue:
         self._trim()
 
     def _trim(self) -> None:
-        """Hold only the first `held_max` messages; the others are beyond the horizon from here on."""
+        """Hold only the first `held_max` messages; the others count as beyond the horizon."""
         last = self._at + self._held_max
         if last < len(self._held_codes):
             self._leave_beyond(self._held_codes[last:], self._held_offsets[last:])
-            # A later unit with the time of the last one held comes after those left out now: it is beyond, too.
+            # A later unit with the time of the last held message comes after the messages left out now: it is beyond,
+            # too.
             self._horizon_ms = int(self._held_codes[last - 1]) - 1
             self._held_codes = self._held_codes[self._at : last].copy()
             self._held_offsets = self._held_offsets[self._at : last].copy()
             self._at = 0
 
     def _reload(self, bounds: Bounds, now_ms: int) -> None:
-        """Read all units that may wait, and hold those that are due within the window."""
-        # Before everything is forgotten: the lowest offset that may wait.
+        """Read all units that may wait, and hold the messages that are due within the window."""
+        # Compute this before the state is reset: the lowest offset that may wait.
         offset = max(self.low(), bounds.min_offset)
         self._held_codes = self._held_offsets = self._fresh_codes = self._fresh_offsets = _NO_INTS
         self._at = 0
@@ -237,20 +240,20 @@ class TimerQueue:
             if not len(codes):
                 break
             offsets = np.arange(offset, offset + len(codes))
-            # Those that are not done yet, in the order of (time, offset); of them, those within the window.
+            # The messages that are not done yet, by (time, offset), and those of them that are within the window.
             waits = (codes > epoch) | ((codes == epoch) & (offsets >= next_offset))
             near = waits & (codes <= self._horizon_ms)
             self._leave_beyond(codes[waits & ~near], offsets[waits & ~near])
             parts.append((codes[near], offsets[near]))
             offset += len(codes)
-            # Now and then the parts are cut to what may be held, so that memory stays bounded.
+            # Trim the parts at intervals, so that memory stays bounded.
             if sum(len(part) for part, _ in parts) > 2 * self._held_max:
                 parts = self._hold(parts)
         self._hold(parts)
         self._seen = offset
 
     def _hold(self, parts: list[tuple[Ints, Ints]]) -> list[tuple[Ints, Ints]]:
-        """Hold the messages of these parts (times and offsets), as many as may be held; returns them as one part."""
+        """Hold the messages of these parts (times and offsets), as many as allowed. Returns them as one part."""
         codes = np.concatenate([part for part, _ in parts]) if parts else _NO_INTS
         offsets = np.concatenate([part for _, part in parts]) if parts else _NO_INTS
         order = np.lexsort((offsets, codes))

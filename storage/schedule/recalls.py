@@ -1,10 +1,10 @@
-"""The delayed messages that are recalled, as the scheduler knows them: read from the timer queue of the recalls.
+"""The recalls of delayed messages, which the scheduler reads from the timer queue of recalls.
 
-The queue is part of the log, so recovery and replicas have it, and the table is made anew by each scheduler. A round of
-the scheduler reads the recalls that were stored before it asked for the time, so it knows each one whose store time is
-before its message's. A recall stays in the table until its message's time is past and every timer queue is delivered
-up to now. Like a message of the roll queue, one that is for later than a day is filed again after a day, so that it
-does not keep the log's files. The appender refuses more recalls than RECALLS_MAX at a time.
+The queue is part of the log, so recovery and replicas have it, and each scheduler rebuilds the table. A round of the
+scheduler reads the recalls that were stored before it read the clock. So the table has every recall that was stored
+before its message was due. A recall stays in the table until its message's time is past and every timer queue is
+delivered up to now. A recall for more than a day ahead is stored again after a day, like a message of the roll queue,
+so that it does not keep old log files. The appender refuses more recalls than RECALLS_MAX at a time.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ logger = logging.getLogger(__name__)
 
 
 class Recall(NamedTuple):
-    """A recall: the key of the message, and the time when the message is due, in ms since 1970."""
+    """A recall: the key of the message, and when the message is due, in ms since 1970."""
 
     key: str
     deliver_at_ms: int
 
 
 class RecallTable:
-    """The recalls that are in force. Used by the scheduler's thread."""
+    """The recalls in force. Used by the scheduler's thread."""
 
     def __init__(self, reader: DelayQueueReader) -> None:
         self._reader = reader
         self._seen = reader.progress(RECALLS).next_offset
         self._due_ms: dict[str, int] = {}
-        # How many recalled messages are due at each time: most messages need no further look.
+        # How many recalled messages are due at each time: for most messages this check is enough.
         self._times: Counter[int] = Counter()
 
     def look(self, bounds: Bounds) -> None:
-        """Read the recalls that were stored since the last look."""
+        """Read the recalls that were stored since the last call."""
         self._seen = max(self._seen, bounds.min_offset)
         while self._seen < bounds.end:
             end = min(self._seen + _CHUNK, bounds.end)
@@ -61,7 +61,7 @@ class RecallTable:
                 recall = read_recall(view)
                 if recall is None:
                     logger.error(
-                        "%s:%d: the recall at offset %d cannot be read: its message is delivered", *RECALLS, offset
+                        "%s:%d: the recall at offset %d cannot be read, so its message is delivered", *RECALLS, offset
                     )
                 elif recall.key not in self._due_ms:
                     self._due_ms[recall.key] = recall.deliver_at_ms
@@ -69,7 +69,7 @@ class RecallTable:
             self._seen = end
 
     def among(self, source: Source, dues: Sequence[Due], views: Sequence[memoryview | None]) -> set[int]:
-        """The indices of messages of a delay queue that are recalled."""
+        """Return the indices of the recalled messages among due messages of a delay queue."""
         if not self._due_ms or source[0] != TIMER_TOPIC:
             return set()
         return {
@@ -79,7 +79,7 @@ class RecallTable:
         }
 
     def forget(self, recall: Recall) -> None:
-        """Drop a recall: its message's time is past, and the message is not in a timer queue any more."""
+        """Drop a recall whose message's time is past, and whose message has left the timer queues."""
         due_ms = self._due_ms.pop(recall.key, None)
         if due_ms is not None:
             self._times[due_ms] -= 1
@@ -88,7 +88,7 @@ class RecallTable:
 
 
 def read_recall(view: memoryview | None) -> Recall | None:
-    """The recall in a record; None if there is none to be read."""
+    """Read the recall in a record; None if there is none, or it cannot be read."""
     try:
         properties = {} if view is None else decode_properties(split_record(view).properties)
     except RecordError:
@@ -98,7 +98,7 @@ def read_recall(view: memoryview | None) -> Recall | None:
 
 
 def _key_of(view: memoryview) -> str:
-    """The key of a message that waits; empty if it cannot be read."""
+    """Return the key of a waiting message; empty if it cannot be read."""
     try:
         properties = decode_properties(split_record(view).properties)
     except RecordError:

@@ -1,8 +1,8 @@
 """Starts and stops the delivery of delayed messages (RocketMQ's ScheduleMessageService); the scheduler does the work.
 
-A change to when a store delivers belongs here; a change to what it delivers, into storage.schedule.scheduler. Only a
-master may deliver, or a message would be delivered by two stores. After a fault of its own the scheduler pauses for
-10 s, as RocketMQ's does (spec/storage.md §12).
+When a store delivers belongs here; what it delivers belongs in storage.schedule.scheduler. Only a master may deliver:
+otherwise two stores would deliver the same message. After a fault of its own the scheduler pauses for 10 s, as
+RocketMQ's does (spec/storage.md §12).
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class ScheduleService:
     """The delivery of one store's delayed messages. Thread-safe. Nothing is delivered before `start_delivery`."""
 
     def __init__(self, parts: StoreParts, gate: WriteGate, appender: Appender, stats: StoreStats) -> None:
-        """`gate` and `appender` store what is due, and `stats` counts it."""
+        """`gate` and `appender` store due messages, and `stats` counts them."""
         self._parts, self._gate, self._appender, self._stats = parts, gate, appender, stats
-        # Held while delivery starts or stops; never while the thread ends.
+        # Held while delivery starts or stops, but not while the thread ends.
         self._lock = threading.Lock()
-        # The thread that delivers; None while nothing is delivered. A closed store keeps its last one, for `status`.
+        # The thread that delivers; None while nothing is delivered. A closed store keeps its last thread, for `status`.
         self._thread: DeliveryThread | None = None
         self._closed = False
 
     def start_delivery(self) -> None:
-        """Deliver delayed messages from here on, until `stop_delivery` or `close`. Only a master may. Idempotent.
+        """Deliver delayed messages until `stop_delivery` or `close`. Only a master may call it. Idempotent.
 
-        ServiceNotAvailableError once the store is closed.
+        ServiceNotAvailableError: the store is closed.
         """
         with self._lock:
             if self._closed:
@@ -56,9 +56,9 @@ class ScheduleService:
                 self._thread = DeliveryThread(self.new_scheduler())
 
     def stop_delivery(self) -> None:
-        """Deliver no more delayed messages: this store is no master any more. Idempotent.
+        """Stop delivering delayed messages, because this store is no master any more. Idempotent.
 
-        On return the append under way has ended.
+        On return the current append has ended.
         """
         with self._lock:
             thread, self._thread = self._thread, None
@@ -66,26 +66,28 @@ class ScheduleService:
             thread.close()
 
     def close(self) -> None:
-        """Stop delivery for good, as `stop_delivery` does. Idempotent."""
+        """Stop delivery permanently. Idempotent."""
         with self._lock:
             self._closed, thread = True, self._thread
         if thread is not None:
             thread.close()
 
     def status(self) -> ScheduleStatus | None:
-        """The messages that wait, by the scheduler's last round; None while nothing is delivered."""
+        """Return the waiting messages, by the scheduler's last round; None while nothing is delivered."""
         thread = self._thread
         return None if thread is None else thread.scheduler.status()
 
     def waiting(self, begin_ms: int, end_ms: int, limit: int) -> DelayedInStore:
-        """The delayed messages that wait, and the first `limit` of those that are due in a time
-        (storage.schedule.waiting). InvalidArgumentError."""
+        """Count the waiting delayed messages, and return the first `limit` that are due in a time range.
+
+        See storage.schedule.waiting. InvalidArgumentError.
+        """
         if not 1 <= limit <= WAITING_LIMIT_MAX:
             raise InvalidArgumentError(f"limit must be 1 to {WAITING_LIMIT_MAX} messages, not {limit}")
         return waiting(DelayQueueReader(self._parts, self._appender), begin_ms, end_ms, limit)
 
     def new_scheduler(self) -> Scheduler:
-        """A scheduler that goes on where the store's progress says. One at a time may run."""
+        """Make a scheduler that continues from the store's progress. Only one may run at a time."""
         reader = DelayQueueReader(self._parts, self._appender)
         return Scheduler(reader, self._store_deliveries, self._parts.settings.delay_levels_ms)
 
@@ -108,7 +110,7 @@ class DeliveryThread:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop after the append under way. Idempotent."""
+        """Stop after the current append. Idempotent."""
         self._stop.set()
         self.scheduler.stop()
         self._thread.join(SCHEDULE_STOP_TIMEOUT_S)
@@ -117,7 +119,7 @@ class DeliveryThread:
         while not self._stop.is_set():
             try:
                 pause_s = self.scheduler.round()
-            except Exception:  # a fault here must not end delivery for good
-                logger.exception("the scheduler pauses for %g s", FAULT_PAUSE_S)
+            except Exception:  # a fault here must not end delivery permanently
+                logger.exception("the scheduler of delayed messages failed, and pauses for %g s", FAULT_PAUSE_S)
                 pause_s = FAULT_PAUSE_S
             self._stop.wait(pause_s)

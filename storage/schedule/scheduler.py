@@ -1,16 +1,15 @@
-"""The scheduler stores delayed messages in the queues they are for, once they are due.
+"""The scheduler stores delayed messages in their target queues once they are due.
 
-In each round it visits the delay queues (raymq.common.delay), takes the due messages of each
+In each round it visits the delay queues (raymq.common.delay), takes the due messages of each queue
 (storage.schedule.delay_queues), and appends them as any producer would. A message that is due in more than a day is
-filed again, nearer to its time: so no message keeps the log's files for longer than about a day after it was stored
-last.
+stored again each day until then. So no message keeps old log files for longer than about a day after it was last
+stored.
 
 The rules are RocketMQ's (spec/storage.md §12): a message that cannot be read, or whose target is the half topic, is
-given up with a line in the log; a put that was refused is tried again in 100 ms. Unlike in RocketMQ, a put that was
-stored but not known to be on disk in time is not repeated.
+given up and logged; a refused put is retried after 100 ms. Unlike in RocketMQ, a put that was stored but not known to
+be on disk in time is not repeated.
 
-The scheduler holds nothing that must survive: storage.dispatch.delivery_progress tells the next process how far this
-one got.
+The scheduler holds nothing that must survive: storage.dispatch.delivery_progress stores how far it got.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """The scheduler of one store. One thread calls `round`, again and again; `status` may be called by any."""
+    """The scheduler of one store. One thread calls `round` repeatedly; any thread may call `status`."""
 
     def __init__(
         self,
@@ -67,16 +66,16 @@ class Scheduler:
         self._reader = reader
         self._store = store
         self._levels_ms = levels_ms
-        # The delay queues that were seen, and their bounds in the last round.
+        # The delay queues found so far, and their bounds in the last round.
         self._queues: dict[Source, LevelQueue | TimerQueue] = {}
         self._bounds: dict[Source, Bounds] = {}
-        # Queues of which a put was refused: when it is tried again.
+        # Queues whose last put was refused, and when to retry it.
         self._retry_at_ms: dict[Source, int] = {}
-        # When the timer queues' lows were last noted.
+        # When the `low` offsets of the timer queues were last recorded.
         self._low_at_ms = 0
-        # How late the latest message of the last round was.
+        # How late the most delayed message of the last round was.
         self._late_ms = 0
-        # The messages that it was about to deliver.
+        # The number of messages that the last round was about to deliver.
         self._due = 0
         self._round_ms = 0
         # Counters of messages since the scheduler was made.
@@ -85,11 +84,11 @@ class Scheduler:
         self._stopping = False
 
     def stop(self) -> None:
-        """End the round under way after its current append."""
+        """End the current round after its current append."""
         self._stopping = True
 
     def status(self) -> ScheduleStatus:
-        """The messages that wait, by the last round, and the counters."""
+        """Return the waiting messages, by the last round, and the counters."""
         pending: dict[str, int] = {}
         by_hour: dict[int, int] = {}
         for (topic, queue_id), queue in self._queues.copy().items():
@@ -99,14 +98,15 @@ class Scheduler:
             name = f"level {queue_id + 1}" if topic == SCHEDULE_TOPIC else "deliver_at"
             if count:
                 pending[name] = pending.get(name, 0) + count
-                if isinstance(queue, TimerQueue):  # of the next day; what is due later rolls
+                if isinstance(queue, TimerQueue):  # due within a day; later messages are in the roll queue
                     by_hour[timer_queue_hours(queue_id, self._round_ms)] = count
         figures = self._delivered, self._given_up, self._recalled, self._due, by_hour
         return ScheduleStatus(pending, self._late_ms, *figures)
 
     def round(self) -> float:
-        """Deliver the first due messages of each queue, up to a bound; returns the seconds to wait before the next
-        round."""
+        """Deliver the first due messages of each queue, up to a bound. Returns the seconds to wait before the next
+        round.
+        """
         now_ms, self._bounds = self._reader.read_bounds()
         late_ms, wake_ms, settled = 0, now_ms + DELIVERY_POLL_MS, True
         due = 0
@@ -159,7 +159,7 @@ class Scheduler:
         return queue
 
     def _deliver(self, source: Source, queue: LevelQueue | TimerQueue, dues: list[Due], now_ms: int) -> bool:
-        """Store due messages in their order; False if the store refused them, to be tried again."""
+        """Store due messages in their order. Returns False if the store refused them, so that they must be retried."""
         deliveries: list[Delivery] = []
         done: list[Due] = []
         size = 0
@@ -186,7 +186,7 @@ class Scheduler:
             self._log_given_up(source, done[0], error)
             deliveries = []
         except RaymqError as error:
-            logger.warning("%s:%d: delivering is tried again: %s", *source, error)
+            logger.warning("%s:%d: delivery of delayed messages was refused, and is retried: %s", *source, error)
             return False
         last = done[-1]
         self._reader.advance(source, last.epoch, last.queue_offset)
@@ -200,7 +200,7 @@ class Scheduler:
     def _move_together(
         self, source: Source, dues: Sequence[Due], views: Sequence[memoryview | None]
     ) -> list[MovedRecord | None]:
-        """The records of due messages for the queues they are for; None for each that has to be looked at singly."""
+        """Build the records of due messages for their target queues; None for each message that needs a closer look."""
         here = [view for view in views if view is not None]
         if len(here) < len(views) or source == (TIMER_TOPIC, TIMER_ROLL_QUEUE) or self._reader.store_host_ipv6:
             return [None] * len(views)
@@ -209,8 +209,10 @@ class Scheduler:
         return [None if record is None or record.topic == HALF_TOPIC else record for record in moved]
 
     def _file_recalls_again(self, bounds: Bounds, now_ms: int) -> None:
-        """Store the recalls of a day ago once more whose messages are not due yet, and forget the others: no message
-        that is due waits in a timer queue now."""
+        """Store again the day-old recalls whose messages are not due yet, and forget the others.
+
+        No due message waits in a timer queue now.
+        """
         queue = self._queue(RECALLS)
         dues = queue.due(bounds, now_ms, DELIVERY_CHUNK_MESSAGES)
         views = self._reader.read_records(RECALLS, [due.queue_offset for due in dues]) if dues else []
@@ -226,7 +228,7 @@ class Scheduler:
             if deliveries:
                 self._store(RECALLS, deliveries)
         except RaymqError as error:
-            logger.warning("%s:%d: filing recalls again is tried later: %s", *RECALLS, error)
+            logger.warning("%s:%d: storing recalls again was refused, and is retried: %s", *RECALLS, error)
             return
         self._reader.advance(RECALLS, 0, dues[-1].queue_offset)
         queue.done(dues)
@@ -237,10 +239,14 @@ class Scheduler:
     def _prepare_delivery(
         self, source: Source, due: Due, view: memoryview | None, now_ms: int, *, recalled: bool = False
     ) -> Delivery | None:
-        """The delivery of the message whose record is `view` to its next queue, or to the topic of recalled ones; None
-        if it is gone or is given up, which is logged."""
+        """Build the delivery of the message with record `view` to its next queue, or to the topic of recalled messages.
+
+        Returns None if the message is missing or is given up, which is logged.
+        """
         if view is None:
-            logger.warning("%s:%d: the message at offset %d is gone", *source, due.queue_offset)
+            logger.warning(
+                "%s:%d: the delayed message at offset %d is missing, and is not delivered", *source, due.queue_offset
+            )
             return None
         producer = ProducerSequence(delivery_producer_id(*source), due.epoch, due.queue_offset)
         try:
@@ -249,7 +255,7 @@ class Scheduler:
             if recalled:
                 topic, queue_id, code = RECALLED_TOPIC, 0, tags_code(record.tags)
             if topic == HALF_TOPIC:
-                raise RecordError("its target is the half topic")
+                raise RecordError("its target is the half topic, to which only the store writes")
             data = move_record(record, topic, queue_id, producer=producer, store_host_ipv6=self._reader.store_host_ipv6)
         except _UNREADABLE as error:
             self._log_given_up(source, due, error)
@@ -261,8 +267,7 @@ class Scheduler:
 
 
 def _next_queue(source: Source, record: WaitingRecord, now_ms: int) -> tuple[str, int, int]:
-    """The topic, queue id and tag code with which the message is stored next: in the queue it is for, or in the timer
-    queue where it waits next."""
+    """Return the topic, queue id and tag code of the next queue of a message: its target, or a timer queue."""
     if source == RECALLS:
         return TIMER_TOPIC, TIMER_RECALL_QUEUE, 0
     if source == (TIMER_TOPIC, TIMER_ROLL_QUEUE) and (record.deliver_at_ms or 0) > now_ms:

@@ -1,6 +1,6 @@
-"""The delayed messages that wait now: counted by level and by hour, and the first ones that are due. Changes nothing.
+"""The delayed messages that wait now: counts by level and by hour, and the first ones that are due. Changes nothing.
 
-Units are read where they lie, 20 bytes each; records are read only of the messages that are listed.
+Units, 20 bytes each, are read from the queues; records are read only for the messages that are listed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from storage.schedule.delay_queues import Bounds
 HOURS: Final = 24
 _HOUR_MS: Final = 3_600_000
 WAITING_UNITS_MAX: Final = 2_000_000
-"""The most units of one queue that are looked at, from the first that may wait."""
+"""The most units of one queue that are read, from the first that may wait."""
 WAITING_RECORD_BYTES: Final = 2 << 20
-"""The bytes of records of one answer; the record with which they are reached is the last."""
+"""The bytes of records at which one answer ends; the record that reaches them is the last."""
 WAITING_LIMIT_MAX: Final = 1000
 
 Ints = NDArray[np.int64]
 
 
 class DelayQueues(Protocol):
-    """The parts of DelayQueueReader that are used here."""
+    """The methods of DelayQueueReader that this module needs."""
 
     def read_bounds(self) -> tuple[int, dict[Source, Bounds]]: ...
 
@@ -41,10 +41,10 @@ class DelayQueues(Protocol):
 
 
 def waiting(queues: DelayQueues, begin_ms: int, end_ms: int, limit: int) -> DelayedInStore:
-    """The messages that wait, and at most `limit` records of those due from `begin_ms` on and before `end_ms`.
+    """Count the waiting messages, and return at most `limit` records of those due in [`begin_ms`, `end_ms`).
 
-    What is due later than a day waits in the roll queue, where its unit holds another time: it is counted, and neither
-    in the hours nor listed.
+    A message that is due in more than a day waits in the roll queue, whose unit holds another time. It is counted, but
+    neither listed nor assigned to an hour.
     """
     now_ms, bounds = queues.read_bounds()
     levels: dict[str, int] = {}
@@ -76,7 +76,7 @@ def waiting(queues: DelayQueues, begin_ms: int, end_ms: int, limit: int) -> Dela
 
 
 def _undelivered(queues: DelayQueues, source: Source, held: Bounds) -> tuple[Ints, Ints, bool]:
-    """The times and offsets of the units that wait, in the order of the offsets; False if there are more."""
+    """Return the times and offsets of the units that wait, by offset; False if there are more units."""
     progress = queues.progress(source)
     timer = source[0] == TIMER_TOPIC
     begin = min(max(progress.low if timer else progress.next_offset, held.min_offset), held.end)
@@ -98,7 +98,7 @@ def _undelivered(queues: DelayQueues, source: Source, held: Bounds) -> tuple[Int
 
 
 def _read(queues: DelayQueues, listed: list[tuple[int, Source, int]]) -> tuple[tuple[int, ...], list[bytes], bool]:
-    """The times and records of listed messages; False if the bytes were too many."""
+    """Return the times and records of listed messages; False if the bytes exceeded the limit."""
     by_source: dict[Source, list[int]] = {}
     for _, source, at in listed:
         by_source.setdefault(source, []).append(at)
@@ -113,7 +113,7 @@ def _read(queues: DelayQueues, listed: list[tuple[int, Source, int]]) -> tuple[t
     for time, source, at in listed:
         record = found[source, at]
         if record is None:
-            continue  # lost, which is logged; or a recall took its place
+            continue  # the record is lost, which is logged; or a recall replaced it
         if size >= WAITING_RECORD_BYTES:
             return tuple(due), records, False
         due.append(time)

@@ -1,4 +1,4 @@
-"""The records that the end of a transaction and a check consist of, made from the half message."""
+"""Builds from a half message the records that end or check its transaction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from storage.dispatch.half_messages import HALF_QUEUE_ID, OP_TAG, HalfMessage, o
 
 
 class HalfRecord:
-    """The record of a half message, taken apart. RecordError when its fields do not add up, or name no real queue."""
+    """The parsed record of a half message. RecordError: its fields are inconsistent, or name no real queue."""
 
     def __init__(self, half: HalfMessage, record: bytes | memoryview, *, store_host_ipv6: bool) -> None:
         self._half = half
@@ -43,17 +43,19 @@ class HalfRecord:
         return self._parts.body_is_intact
 
     def final_message(self) -> Delivery:
-        """The message in its real queue, which consumers get. Its commit bit and its transaction id say that the
-        transaction is committed. It is not delayed, whatever its properties are.
+        """Build the message for its real queue, which consumers get.
 
-        MessageIllegalError when it breaks a rule; IllegalNameError when its topic is no name.
+        Its commit bit and its transaction id mark the transaction as committed. The message is not delayed, whatever
+        its properties are. MessageIllegalError: it breaks a rule. IllegalNameError: its topic is no valid name.
         """
         queue_id = int(self._properties[PROPERTY_REAL_QUEUE_ID])
         kept = {PROPERTY_WAIT: "false", PROPERTY_DELAY: "", PROPERTY_TIMER_DELIVER_MS: ""}
         return self._moved(self._properties[PROPERTY_REAL_TOPIC], queue_id, kept, SYS_FLAG_TRANSACTION_COMMIT)
 
     def checked_copy(self) -> Delivery:
-        """The half message once more, with one check more. It names the offset of its first record."""
+        """Copy the half message, with its number of checks increased by one. The copy holds the offset of the first
+        record.
+        """
         counted = {
             PROPERTY_WAIT: "false",
             PROPERTY_TRANSACTION_CHECK_TIMES: str(self._half.check_times + 1),
@@ -62,7 +64,9 @@ class HalfRecord:
         return self._moved(HALF_TOPIC, HALF_QUEUE_ID, counted, 0)
 
     def given_up(self) -> Delivery:
-        """The message for those who look into what was given up. A damaged body is marked as unreadable."""
+        """Build the message for the topic of transactions that were given up. A damaged body is marked as
+        unreadable.
+        """
         return self._moved(CHECK_MAX_TIME_TOPIC, 0, {PROPERTY_WAIT: "false"}, 0)
 
     def _moved(self, topic: str, queue_id: int, exchanged: Mapping[str, str], bits: int) -> Delivery:
@@ -83,7 +87,7 @@ class HalfRecord:
 def op_record(
     queue_offsets: list[int], now_ms: int, store_host: tuple[str, int], *, ipv6: bool, property_crc: bool
 ) -> Delivery:
-    """The record that says that the half messages at these offsets are finished."""
+    """Build the record that marks the half messages at these offsets as finished."""
     message = Message(OP_HALF_TOPIC, op_body(queue_offsets), OP_TAG, wait_store_msg_ok=False)
     batch = encode_batch(
         [message],

@@ -24,8 +24,11 @@ _DONE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TransactionRules:
-    """The settings that decide. `time_out_ms`: the age before a first check; `check_max`: the checks before a half
-    message is given up, `reserved_ms` the age."""
+    """The settings of the rules.
+
+    `time_out_ms`: the age before the first check. A half message is given up after `check_max` checks, or at the age
+    `reserved_ms`.
+    """
 
     time_out_ms: int
     check_max: int
@@ -33,7 +36,7 @@ class TransactionRules:
 
 
 class CheckDecision(Enum):
-    """The part of a half message in a round of checks."""
+    """The action of a round of checks on one half message."""
 
     WAIT = "WAIT"
     ASK = "ASK"
@@ -42,18 +45,18 @@ class CheckDecision(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NamedHalf:
-    """The half message that an END names, as the log has it."""
+    """The half message that an END names, as it is in the log."""
 
     producer_group: str
     queue_offset: int
     physical_offset: int
     born_ms: int
-    # The text of CHECK_IMMUNITY_TIME_IN_SECONDS, if the message has it.
+    # The value of CHECK_IMMUNITY_TIME_IN_SECONDS, if the message has it.
     immunity: str | None
 
 
 def wanted_outcome(commit_or_rollback: int) -> Outcome:
-    """The outcome that an END asks for. InvalidArgumentError unless it is COMMIT_MESSAGE or ROLLBACK_MESSAGE."""
+    """Return the outcome that an END requests. InvalidArgumentError unless it is COMMIT_MESSAGE or ROLLBACK_MESSAGE."""
     outcome = _WANTED.get(commit_or_rollback)
     if outcome is None:
         raise InvalidArgumentError(
@@ -71,7 +74,7 @@ def check_end(end: EndTransaction, named: NamedHalf | None, now_ms: int, rules: 
         if now_ms - named.born_ms > limit_ms:
             raise TransactionTooLateError(
                 f"transaction {end.transaction_id} is {now_ms - named.born_ms} ms old, and only {limit_ms} ms are its "
-                "producer's; from then on a check ends it"
+                "producer's; only a check can end it now"
             )
     for what, said, found in (
         ("producer group", end.producer_group, named.producer_group),
@@ -83,9 +86,11 @@ def check_end(end: EndTransaction, named: NamedHalf | None, now_ms: int, rules: 
 
 
 def check_repeat(transaction_id: str, wanted: Outcome, ended: EndedTransaction | None) -> EndedTransaction:
-    """The outcome of a transaction that has ended, if it is the one that is wanted; else TransactionError."""
+    """Return the outcome of a transaction that has ended, if it is `wanted`; else raise TransactionError."""
     if ended is None:
-        raise TransactionError(f"transaction {transaction_id} ended so long ago that its outcome is not known any more")
+        raise TransactionError(
+            f"transaction {transaction_id} ended so long ago that its outcome is not stored any more"
+        )
     if ended.outcome is not wanted:
         raise TransactionError(
             f"transaction {transaction_id} cannot be {_DONE[wanted]}: it is {_DONE[ended.outcome]} already"
@@ -94,7 +99,7 @@ def check_repeat(transaction_id: str, wanted: Outcome, ended: EndedTransaction |
 
 
 def immunity_ms(immunity: str | None, rules: TransactionRules) -> int:
-    """The age up to which no check asks for a half message, by the text of its immunity time in seconds."""
+    """Return the age up to which no check asks about a half message, from its immunity time in seconds (a text)."""
     seconds = None if immunity is None else parse_number(immunity)
     return rules.time_out_ms if seconds is None or seconds == -1 else seconds * 1000
 
@@ -102,8 +107,8 @@ def immunity_ms(immunity: str | None, rules: TransactionRules) -> int:
 def decide_check(half: HalfMessage, now_ms: int, rules: TransactionRules) -> CheckDecision:
     """Decide what a round at `now_ms` does with a half message, in RocketMQ's order (spec §1.5).
 
-    An age below 0 (the clock went back) is asked about at once. Unlike in RocketMQ, a message that waits for its
-    immunity time is left where it is, so that waiting does not use up its checks.
+    A message with an age below 0 (the clock went back) is checked at once. Unlike in RocketMQ, a message that waits for
+    its immunity time is not appended again, so that waiting does not use up its checks.
     """
     age_ms = now_ms - half.born_ms
     if half.check_times >= rules.check_max or age_ms > rules.reserved_ms:

@@ -1,9 +1,10 @@
-"""The transactions of one store: ends them, and finds the half messages whose producers are to be asked.
+"""The transactions of one store: ends them, and finds the half messages whose producers should be asked.
 
-Each change is one append under the append lock, where the table of half messages (storage.dispatch.half_messages) says
-if the transaction is still open. So a transaction ends once, however often its end is asked for, and whoever asks.
+Each change is one append under the append lock, under which the table of half messages (storage.dispatch.half_messages)
+shows whether the transaction is still open. So a transaction ends once, however often and by whomever its end is
+requested.
 
-Only a master may do any of this; the write gate refuses it on others.
+Only a master may do this; on other replicas the write gate refuses it.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ from storage.transactions.rules import (
 )
 
 CHECKS_AT_ONCE_MAX: Final = 256
-"""The most half messages that one call of `check` appends anew, or gives up: it holds the append lock."""
+"""The most half messages that one call of `check` appends again, or gives up: it holds the append lock."""
 LATENCY_TOPICS_MAX: Final = 1000
-"""The most topics whose transactions are timed apart, for metrics; further ones are timed together."""
+"""The most topics whose transactions are timed separately, for metrics; all further topics are timed together."""
 _HOUR_MS: Final = 3_600_000
 _HALF_QUEUE: Final = f"queue {HALF_QUEUE_ID} of {HALF_TOPIC}"
 
@@ -68,13 +69,13 @@ logger = logging.getLogger(__name__)
 
 
 class _Durable(Struct, frozen=True):
-    """The end of a transaction waits for the disk and the copies, whatever its message says."""
+    """The end of a transaction, which always waits for the disk and the copies."""
 
     wait_store_msg_ok: bool = True
 
 
 class _Actions(NamedTuple):
-    """The half messages of one call of `check`: those to ask about, each with its copy, and those to give up."""
+    """The half messages that one call of `check` asks about, each with its copy, and those that it gives up."""
 
     asked: list[tuple[HalfMessage, Delivery]]
     given_up: list[Delivery]
@@ -95,14 +96,14 @@ class TransactionService:
         self._store_host = ip.strip("[]"), int(port)
         self._ipv6 = len(appender.store_host) == IPV6_HOST_BYTES
         self._property_crc = settings.enabled_append_prop_crc
-        # The checks since the store was opened.
+        # The number of checks since the store was opened.
         self._checked = 0
         self._finish_latencies: dict[str, Histogram] = {}
-        """The times from half messages to their ends, by topic; under the append lock."""
+        """The times from half messages to their ends, by topic. Changed under the append lock."""
 
     @property
     def _rules(self) -> TransactionRules:
-        """The rules by the settings as they are now."""
+        """Return the rules according to the current settings."""
         settings = self._settings
         return TransactionRules(
             settings.transaction_time_out_ms,
@@ -112,18 +113,21 @@ class TransactionService:
 
     @property
     def _op_size(self) -> int:
-        """So many characters fit in an op record."""
+        """Return the number of characters that fit in an op record."""
         return self._settings.transaction_op_msg_max_size
 
     def start_end(
         self, end: EndTransaction, *, require_topic: Callable[[str], None], acks: ReplicaAcks | None = None
     ) -> StartedAppend:
-        """Commit or roll back a transaction; the one result is an EndResult, as durable as the settings promise when it
-        is settled. `require_topic` raises for a topic that messages must not be stored in.
+        """Commit or roll back a transaction.
 
-        Ending a transaction in the same way again changes nothing, and succeeds. InvalidArgumentError: neither commit
-        nor rollback. TransactionTooLateError, TransactionError: it is not this group's, or has another outcome.
-        MessageIllegalError: its message cannot be stored; it stays open. The errors of MessageStore.append.
+        The one result is an EndResult, as durable as the settings promise when it is settled. `require_topic` raises
+        for a topic that messages must not be stored in.
+
+        Ending a transaction again in the same way changes nothing, and succeeds. InvalidArgumentError: neither commit
+        nor rollback. TransactionTooLateError, TransactionError: the transaction is not this group's, or has another
+        outcome. MessageIllegalError: its message cannot be stored; the transaction stays open. Also the errors of
+        MessageStore.append.
         """
         wanted = wanted_outcome(end.commit_or_rollback)
         start_s, gate = time.monotonic(), self._gate
@@ -145,30 +149,32 @@ class TransactionService:
         require_topic: Callable[[str], None] = lambda topic: None,
         acks: ReplicaAcks | None = None,
     ) -> EndResult:
-        """Do as `start_end` does, and wait."""
+        """Commit or roll back a transaction as `start_end` does, and wait for the result."""
         started = self.start_end(end, require_topic=require_topic, acks=acks)
         [result] = self._gate.progress.wait_settled(started)
         assert isinstance(result, EndResult)
         return result
 
     def check(self, groups: Sequence[str], start_ms: int = 0) -> CheckRound:
-        """A part of a round of checks, which began at `start_ms` (0: now, by the store's clock).
+        """Run a part of a round of checks, which began at `start_ms` (0: now, by the store's clock).
 
-        Half messages that are old enough are appended anew, counted, and returned to be asked about, if their producer
-        group is among `groups`, which have live producers. Others wait, and are not counted. Those that were asked
-        about often enough, or are as old as files are kept, are given up. A damaged one is logged, and waits until it
-        is mended or given up.
+        Half messages that are old enough are appended again with a higher count, and returned so that their producers
+        can be asked. That needs a producer group among `groups`, which have live producers; other half messages wait,
+        and are not counted. A half message is given up if it was checked often enough, or is as old as files are kept.
+        A damaged half message is logged, and waits until it is mended or given up.
         """
         checks, _ = self._gate.write(partial(self._check, frozenset(groups), start_ms))
         return checks
 
     def write_ops(self) -> None:
-        """Write op records for the half messages that have ended and have none yet: RocketMQ wants them."""
+        """Write the missing op records of half messages that have ended. RocketMQ needs them."""
         if self._halves.unwritten_ops:
             self._gate.write(lambda: self._deliver([self._op([])]))
 
     def figures(self) -> TransactionFigures:
-        """The transactions that wait, the group with the oldest one first; and counters since the store was opened."""
+        """Return the waiting transactions, the group with the oldest one first, and counters since the store was
+        opened.
+        """
         waiting: dict[tuple[str, str], tuple[int, int]] = {}
         with self._append_lock:
             for half in self._halves.open.values():
@@ -187,8 +193,10 @@ class TransactionService:
         )
 
     def finish_latencies(self) -> dict[str, HistogramFigures]:
-        """The times from half messages' birth to their commit or rollback since the store was opened, by topic, in
-        ms."""
+        """Return the times from half messages' birth to their commit or rollback, by topic, in ms.
+
+        Counts from when the store was opened.
+        """
         with self._append_lock:
             return {topic: latencies.figures() for topic, latencies in self._finish_latencies.items()}
 
@@ -223,7 +231,7 @@ class TransactionService:
         return _end_result(ended, duplicate=False)
 
     def _named(self, end: EndTransaction) -> tuple[str, NamedHalf | None]:
-        """The id of the transaction that an END names, and its half message at the offset that it names."""
+        """Return the id of the transaction that an END names, and the half message at the offset that it names."""
         half = self._halves.open.get(end.transaction_id)
         if half is not None and half.physical_offset == end.physical_offset:
             place = half.queue_offset, half.physical_offset
@@ -270,7 +278,7 @@ class TransactionService:
         given_up: list[Delivery] = []
         for half in list(self._halves.open.values()):
             if half.stored_ms >= start_ms:
-                break  # stored in this round: so are all that follow
+                break  # stored in this round, like all that follow
             if len(asked) + len(given_up) == CHECKS_AT_ONCE_MAX:
                 return _Actions(asked, given_up, more=True)
             decision = decide_check(half, now_ms, self._rules)
@@ -281,10 +289,10 @@ class TransactionService:
             except DataLossError:
                 self._halves.drop(half.transaction_id)
                 continue
-            except BodyUnreadableError as error:  # the others are asked about; its bytes stay
+            except BodyUnreadableError as error:  # others are still checked; the damaged bytes stay
                 logger.error("transaction %s cannot be checked: %s", half.transaction_id, error)
                 if decision is CheckDecision.GIVE_UP:
-                    # It would keep the log's files for ever. There is nothing of it to be looked into.
+                    # The half message would keep the log's files forever, and nothing of it can be inspected.
                     logger.error("transaction %s counts as rolled back from now on", half.transaction_id)
                     given_up.append(self._op(list(half.queue_offsets)))
                 continue
@@ -305,7 +313,9 @@ class TransactionService:
         return TransactionCheck(half.producer_group, half.transaction_id, *offsets, half.check_times, record)
 
     def _read(self, half: HalfMessage) -> HalfRecord:
-        """The newest record of a half message. DataLossError if it is gone, BodyUnreadableError if it is damaged."""
+        """Return the newest record of a half message. DataLossError if it was deleted, BodyUnreadableError if it is
+        damaged.
+        """
         self._appender.commit()
         record = self._reader.log_bytes(half.physical_offset, half.physical_offset + half.size)
         try:
@@ -314,7 +324,7 @@ class TransactionService:
             raise _unreadable(half, error.reason) from None
 
     def _op(self, first: list[int]) -> Delivery:
-        """An op record for these offsets, and for as many as fit of those that have none yet."""
+        """Build an op record for these offsets, and for as many other finished half messages as fit."""
         offsets, size = list(first), 0
         for offset in self._halves.unwritten_ops:
             size += len(str(offset)) + 1
@@ -325,7 +335,7 @@ class TransactionService:
         return op_record(offsets, now_ms, self._store_host, ipv6=self._ipv6, property_crc=self._property_crc)
 
     def _fitting(self, delivery: Delivery) -> Delivery:
-        """The delivery. MessageIllegalError if its record is longer than this store's may be."""
+        """Return the delivery. MessageIllegalError: its record is longer than this store allows."""
         size = len(delivery.record)
         if size > self._appender.record_max_bytes:
             raise MessageIllegalError(
@@ -339,7 +349,7 @@ class TransactionService:
 
 
 def _unreadable(half: HalfMessage, reason: str) -> BodyUnreadableError:
-    """The error for a half message whose record is damaged."""
+    """Build the error for a half message whose record is damaged."""
     place = half.queue_offset, half.physical_offset
     return BodyUnreadableError(_HALF_QUEUE, *place, reason, True)
 

@@ -228,7 +228,7 @@ def test_a_consume_hook_that_fails_changes_nothing(hooks, opened):
     ("path", "reason"),
     [
         ("no_such_package.hooks:check", "cannot be imported in the store's process"),
-        (f"{MODULE}:missing", "there is no 'missing'"),
+        (f"{MODULE}:missing", "has no 'missing'"),
         (f"{MODULE}:number", "cannot be called"),
         (f"{MODULE}:NeedsMore", "making it failed"),
     ],

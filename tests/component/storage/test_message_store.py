@@ -839,12 +839,12 @@ def test_a_store_whose_directory_is_deleted_acknowledges_no_more(tmp_path, flush
     eventually(lambda: store.status().flushed_physical_offset == store.end_offset, "the flush")
     shutil.rmtree(root)
     if flush is FlushDiskType.SYNC_FLUSH:
-        with pytest.raises(StoreFailedError, match="was deleted under the store"):
+        with pytest.raises(StoreFailedError, match="was deleted while the store had it open"):
             store.append([make_batch([b"after"])])
     else:
         store.append([make_batch([b"in doubt"])])
         eventually(lambda: not store.status().writable, "the next flush notices")
-    with pytest.raises(StoreNotWritableError, match="was deleted under the store"):
+    with pytest.raises(StoreNotWritableError, match="was deleted while the store had it open"):
         store.append([make_batch([b"later"])])
     store.close()
 
