@@ -1,16 +1,16 @@
-"""The door of a server's process, where access is on: every call and every lane comes through it.
+"""The access control of a server's process, if access is on: every call and every lane passes it.
 
 A stand-in (actors.actor_class) opens the door before it makes the real server. From then on the process acts as raymq's
-internal user in its own calls; its lanes ask for users, and their frames pass the gate (`lane_users`, `lane_guard`). A
-method is called by its signed twin only: the signature is checked, the arguments are unpickled after that, the gate
-decides (actors.core.access.gate), and a list is cut to what the user may see (actors.core.access.shown).
+internal user in its own calls. Its lanes require users, and the gate checks their frames (`lane_users`, `lane_guard`).
+A method can only be called by its signed twin: the signature is checked first, then the arguments are unpickled, then
+the gate decides (actors.core.access.gate). A returned list is cut to what the user may see (actors.core.access.shown).
 
-This keeps users of raymq from each other's topics. It does not keep out who may submit any work to Ray: Ray itself
-unpickles what comes with an actor call, and whoever has Ray's token may run code.
+This keeps users of raymq away from each other's topics. It does not protect against clients that may submit any work to
+Ray: Ray itself unpickles what comes with an actor call, and the holder of Ray's token may run code.
 
-The servers that this one starts get the same access by `access_for`. Users and policies that are changed while raymq
-runs are kept by the first broker group, in its log; every door asks it for them at intervals. Nothing else survives
-the process. Where access is off none of this exists.
+The servers that this server starts get the same access by `access_for`. The first broker group keeps changes of users
+and policies in its log; every door asks it for changes at intervals. Nothing else survives the process. If access is
+off, none of this exists.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from raymq.remoting.lane.calls import Guard
 from raymq.remoting.lane.connection import LaneRequest, Users
 
 USERS_INTERVAL_S: Final = 2.0
-"""A change of users or policies is known to every server after so long, or as soon as it reaches the broker again."""
+"""The interval at which each server asks the broker for changes of users and policies."""
 USERS_TIMEOUT_S: Final = 10.0
 
 logger = logging.getLogger(__name__)
@@ -51,11 +51,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerAccess:
-    """The access that a server is started with; it is pickled with the server's arguments, and shown nowhere.
+    """The access that a server is started with. It is pickled with the server's arguments, and never displayed.
 
-    `server`: the actor's name. `internal`: as whom raymq's own actors sign. `state`: the users and policies at first.
-    `home`: the broker group that keeps changes of them; empty where nothing changes. `owner`: the super user of the
-    settings, who is as the settings say.
+    `server`: the actor's name. `internal`: the user with which raymq's own actors sign. `state`: the initial users and
+    policies. `home`: the broker group that keeps changes of them; empty if nothing changes. `owner`: the super user of
+    the settings, whose secret and rights always come from the settings.
     """
 
     server: str
@@ -66,7 +66,7 @@ class ServerAccess:
 
 
 class Door:
-    """The door of one server, of the class `server_class`. Thread-safe.
+    """The access control of one server, of the class `server_class`. Thread-safe.
 
     `clock` returns ms and never goes back. `life`: the id of this process; None draws one.
     """
@@ -82,16 +82,18 @@ class Door:
         self.gate = Gate(access.server, access.internal, rules_of(server_class), access.state, life)
 
     def know(self, state: AuthState) -> None:
-        """Decide by these users and policies from now on, if they are newer than those that are known."""
+        """Use these users and policies from now on, if they are newer than the current ones."""
         self.gate.know(self.with_owner(state))
 
     def with_owner(self, state: AuthState) -> AuthState:
-        """These users and policies, with the super user of the settings as the settings have it."""
+        """Return these users and policies, with the super user as defined in the settings."""
         return state.with_owner(self.access.state.users.get(self.access.owner))
 
     def follow(self, ask: Callable[[int], AuthState | None], stopping: threading.Event) -> None:
-        """Ask for newer users and policies again and again, until `stopping` is set. A failure is logged, once until
-        it is over: what is known counts meanwhile."""
+        """Ask for newer users and policies at intervals, until `stopping` is set.
+
+        A failure is logged once until it is over; until then the current users and policies apply.
+        """
         failed = False
         while not stopping.is_set():
             try:
@@ -99,43 +101,43 @@ class Door:
                 if state is not None:
                     self.know(state)
                 failed = False
-            except Exception as error:  # without this thread a deleted user would stay for good
+            except Exception as error:  # without this thread a deleted user would keep access
                 if not failed:
-                    logger.info("%s cannot ask for changes of users now: %s", self._server, error)
+                    logger.info("%s cannot ask for changes of users, and retries: %s", self._server, error)
                 failed = True
             stopping.wait(USERS_INTERVAL_S)
 
     def is_owners_secret(self, secret: str) -> bool:
-        """True for the secret of the super user of the settings. Takes some 30 ms, whatever the secret."""
+        """True for the secret of the super user of the settings. Takes about 30 ms for any secret."""
         owner = self.access.state.users.get(self.access.owner)
         if owner is None or len(secret) < SECRET_MIN_CHARACTERS:
             return False
         return hmac.compare_digest(owner.key, derive_key(owner.name, secret))
 
     def refuse_unsigned(self, method: str) -> NoReturn:
-        """Refuse a call that is not signed. AuthenticationError."""
+        """Refuse a call that is not signed. Raises AuthenticationError."""
         raise AuthenticationError(
             f"{method} of {self._server} needs a user: give raymq.connect credentials, or set RAYMQ_USER and "
             "RAYMQ_SECRET"
         )
 
     def enter(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
-        """Carry out a signed call of `method`, called `name`, and return what its user may see of the result.
+        """Execute a signed call of `method`, called `name`, and return the part of the result that its user may see.
 
-        AuthenticationError if it is not signed by the user it names, or was taken before; SignedTooEarlyError if it
-        must be signed anew for this process; AccessDeniedError and QuotaExceededError as `Gate.admit`: then the method
-        was not called.
+        AuthenticationError: the call is not signed by the user it names, or was executed before. SignedTooEarlyError:
+        the call must be signed again for this process. AccessDeniedError and QuotaExceededError as in `Gate.admit`; the
+        method was then not called.
         """
         if not isinstance(signature, Signature) or not isinstance(payload, bytes):
             self.refuse_unsigned(name)
         try:
             user = self.gate.user_of(signature, name, payload, self._clock())
         except SignedTooEarlyError:
-            raise  # each client's first call of this process
+            raise  # raised by each client's first call of this process
         except AuthenticationError as error:
             logger.warning("a call of %s.%s is refused: %s", self._server, name, error)
             raise
-        args, kwargs = pickle.loads(payload)  # only now: nothing of a call counts before its signature
+        args, kwargs = pickle.loads(payload)  # only now: nothing of a call is trusted before its signature is checked
         if user == self.access.internal.user:
             return method(*args, **kwargs)
         self.gate.admit(user, "", name, _in_order(method, args, kwargs), time.monotonic() * 1000)
@@ -150,11 +152,11 @@ class Door:
         self.gate.admit(request.user, request.address, method, arguments, time.monotonic() * 1000)
 
     def portion(self, user: str) -> Portion | None:
-        """The most that a request of a user may read (actors.core.access.meter.Consumption)."""
+        """Return the most that a request of a user may read (actors.core.access.meter.Consumption)."""
         return self.gate.meter.portion(user)
 
     def consumed(self, user: str, size_bytes: int, messages: int) -> None:
-        """Note that a user gets messages (actors.core.access.meter.Consumption)."""
+        """Record that a user gets messages (actors.core.access.meter.Consumption)."""
         self.gate.meter.consumed(user, size_bytes, messages, time.monotonic() * 1000)
 
     def _sight(self, user: str) -> Sight:
@@ -167,19 +169,21 @@ class Door:
 
 
 def _in_order(method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-    """The arguments of a call in the order of the method's own, with its defaults. TypeError as the call itself."""
+    """Return the arguments of a call in the method's order, with defaults. TypeError as the call itself raises it."""
     bound = inspect.signature(method).bind(*args, **kwargs)
     bound.apply_defaults()
     return list(bound.arguments.values())
 
 
 _open: Final[list[Door]] = []
-"""The door of this process, at most one: an actor has its process for itself."""
+"""The door of this process, at most one: each actor has a process of its own."""
 
 
 def open_door(access: ServerAccess, server_class: str) -> Door:
-    """Open the door of this process's server; the process acts as the internal user from now on. ClientStateError if it
-    acts as somebody else."""
+    """Open the door of this process's server, and let the process act as the internal user.
+
+    ClientStateError: the process acts as another user already.
+    """
     identity.take(access.internal)
     door = Door(access, server_class)
     _open[:] = [door]
@@ -191,27 +195,27 @@ def open_door(access: ServerAccess, server_class: str) -> Door:
 
 
 def door_here() -> Door | None:
-    """The door of this process's server; None where access is off."""
+    """Return the door of this process's server; None if access is off."""
     return _open[0] if _open else None
 
 
 def lane_users() -> Users | None:
-    """The `users` of this process's lanes; None where access is off."""
+    """Return the `users` of this process's lanes; None if access is off."""
     return _open[0].gate.key_of if _open else None
 
 
 def lane_meter() -> Consumption | None:
-    """The meter of what this process's lanes hand out; None where access is off."""
+    """Return the meter of what this process's lanes return; None if access is off."""
     return _open[0] if _open else None
 
 
 def lane_guard() -> Guard | None:
-    """The `guard` of this process's lanes; None where access is off."""
+    """Return the `guard` of this process's lanes; None if access is off."""
     return _open[0].guard if _open else None
 
 
 _handed_on: Final[list[ServerAccess]] = []
-"""The access that a process without a door gives to the servers it starts: the launcher has one."""
+"""The access that a process without a door, such as the launcher, gives to the servers that it starts."""
 
 
 def hand_on(access: ServerAccess) -> None:
@@ -220,7 +224,7 @@ def hand_on(access: ServerAccess) -> None:
 
 
 def access_for(server: str) -> dict[str, Any]:  # Any: keyword arguments
-    """The keyword argument that gives a server, which this process starts, its access; none where access is off."""
+    """Return the keyword argument with the access for a server that this process starts; empty if access is off."""
     if _open:
         return {"access": replace(_open[0].access, server=server, state=_open[0].gate.state)}
     return {"access": replace(_handed_on[0], server=server)} if _handed_on else {}

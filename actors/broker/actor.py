@@ -5,11 +5,11 @@ starts what consumers need in the cluster (Rebalance and Pull actors). Messages 
 `send` and `pull`: plain methods at the price of a second hop, so that any Ray program can produce and consume with
 nothing but `ray.get_actor("broker-a", namespace="raymq")`.
 
-A change of a remote method belongs here, in actors.broker.group_methods if it is about consumer groups, or in
-actors.broker.pop if it is about simple consumers; a change of what is decided belongs in actors.core.broker.
+Remote methods belong here, those about consumer groups in actors.broker.group_methods, and those about simple consumers
+in actors.broker.pop; decisions belong in actors.core.broker.
 
 What survives its death: all of the state, because each change is a record in the group's own log before it is answered.
-A new instance reads the snapshot in `config/` and the records behind it. Safe to repeat: everything except `send`.
+A new instance reads the snapshot in `config/` and the later records. Safe to repeat: everything except `send`.
 
 May wait for: its own Storage, NameServers. Never for another Broker, Rebalance or Pull.
 """
@@ -91,7 +91,7 @@ logger = logging.getLogger(__name__)
 
 
 class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, QuestionMethods):
-    """The shell around one broker group's state and its client registry.
+    """The actor around one broker group's state and its client registry.
 
     Its threads find the group's master, read the master's state, keep the broker registered, and do the housekeeping.
     """
@@ -117,7 +117,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         SettingsMethods.__init__(self, settings, store, self._storages)
         QuestionMethods.__init__(self, lambda: self._lane.loop)
         self._read_from = store.present()
-        """The store whose state is the present one, and the epoch in which it led then."""
+        """The store from which the current state was read, and the epoch in which the store then led."""
         self._another_leads = threading.Event()
         self._life = next_life(settings.broker_name)
         self._nodes: dict[int, str] = {}
@@ -178,7 +178,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         layout: str = "",
         attributes: Mapping[str, str] = NO_ATTRIBUTES,
     ) -> None:
-        """Create a topic with so many queues in this broker group.
+        """Create a topic in this broker group, with the given numbers of queues.
 
         `layout`: the topic's queues in all broker groups (raymq.common.protocol.route). `attributes`: RocketMQ's
         (raymq.common.protocol.attributes). Repeating it changes nothing; TopicExistsError if the topic exists with
@@ -188,8 +188,11 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
             self._change(lambda state: state.decide_topic(topic, read_queue_nums, write_queue_nums, layout, attributes))
 
     def create_topics(self, topics: Sequence[NewTopic]) -> bool:
-        """Create several topics: all, or none when one raises. True if every NameServer knows them on return; else they
-        learn it soon. Repeating it changes nothing; raises as `create_topic`."""
+        """Create several topics: all, or none if one raises. Repeating it changes nothing.
+
+        Returns True if every NameServer has them on return; otherwise they get the topics soon. Raises as
+        `create_topic`.
+        """
         with self._monitor.creations.measure(TOPIC_CREATION):
             return self._change(lambda state: state.decide_topics(topics))
 
@@ -202,19 +205,21 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         layout: str = "",
         attributes: Mapping[str, str] = NO_ATTRIBUTES,
     ) -> None:
-        """Change what is given: more queues (never fewer), the permission, the queues of an order topic
-        (raymq.common.protocol.route), more queues in other groups (`layout`), or attributes, of which an empty one
-        goes.
+        """Change the given attributes of a topic.
+
+        These can be: more queues (never fewer), the permission, the queues of an order topic
+        (raymq.common.protocol.route), more queues in other groups (`layout`), or attributes, of which an empty one is
+        removed.
 
         TopicNotExistError, IllegalNameError, NoPermissionError (no permission), InvalidArgumentError.
         """
         self._change(lambda state: state.decide_topic_update(topic, queue_nums, perm, order_config, layout, attributes))
 
     def auto_create_topic(self, topic: str, default_topic_queue_nums: int, layout: str = "") -> None:
-        """Create a topic because a message is sent to it (spec/messaging.md §2.5); of one that exists, only the layout
+        """Create a topic because a message is sent to it (spec/messaging.md §2.5). If the topic exists, only its layout
         grows.
 
-        TopicNotExistError if auto_create_topic_enable is off, IllegalNameError.
+        TopicNotExistError: auto_create_topic_enable is off. IllegalNameError.
         """
         options = self._settings.options
         if not options.auto_create_topic_enable:
@@ -231,7 +236,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         try:
             self._change(lambda state: state.decide_topic_delete(topic))
         except TopicNotExistError:
-            # This broker may have died between the two steps of an earlier attempt.
+            # This broker may have crashed between the two steps of an earlier attempt.
             self._store.control("delete_topic", topic)
             raise
         self._store.control("delete_topic", topic)
@@ -239,16 +244,16 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         self._monitor.forget(topic=topic)
 
     def topic_config(self, topic: str) -> TopicConfig:
-        """A topic's configuration in this broker group; TopicNotExistError."""
+        """Return a topic's configuration in this broker group; TopicNotExistError."""
         return self._log.ready().require_topic(topic)
 
     def start_rebalance(self) -> list[str]:
-        """Make sure that the Rebalance actors run; returns their names."""
+        """Make sure that the Rebalance actors run, and return their names."""
         settings = self._settings
         return start_rebalance(settings.rebalance_servers, settings.nameservers, settings.metrics)
 
     def start_pull(self, node_id: str) -> str:
-        """Make sure that the Pull actor of a Ray node runs, there if the node can take it; returns its name."""
+        """Make sure that the Pull actor of a Ray node runs, on that node if possible, and return its name."""
         name = str(PullName(node_id))
         strategy = NodeAffinitySchedulingStrategy(node_id, soft=True)
         PullActor.options(name=name, get_if_exists=True, scheduling_strategy=strategy).remote(
@@ -273,9 +278,9 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
     ) -> dict[str, Any]:
         """Store one message in a queue of this group. Not safe to repeat: each call is a new message.
 
-        A sharding key chooses among this group's queues only: not the queue that a producer, which counts all groups,
-        sends it to. The answer and the errors need no raymq where they are read (actors.broker.plain_answers): a dict
-        with status, message_id, offset_message_id, topic, broker_name, queue_id and queue_offset; ValueError for a
+        A sharding key chooses among this group's queues only. A producer counts the queues of all groups, and may send
+        the key to another queue. The answer and the errors can be read without raymq (actors.broker.plain_answers): a
+        dict with status, message_id, offset_message_id, topic, broker_name, queue_id and queue_offset; ValueError for a
         message that breaks a rule, RuntimeError named TopicNotExistError (unless auto_create_topic_enable is on),
         NoPermissionError…
         """
@@ -285,7 +290,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
                     f"{self._settings.broker_name} takes no messages (broker_permission); send to another "
                     f"broker group, or see `raymq broker writable on {self._settings.broker_name}`"
                 )
-            self._log.ready()  # or calls of a broker that starts would hold its threads for the whole send timeout
+            self._log.ready()  # otherwise calls of a starting broker would hold its threads for the whole send timeout
             message = Message(
                 topic,
                 body,
@@ -311,9 +316,9 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
     ) -> dict[str, Any]:
         """Read a queue of this group from `offset`, waiting up to `wait_s` (at most 15 s) for a message.
 
-        The answer and the errors need no raymq where they are read (actors.broker.plain_answers): a dict with status,
-        messages, next_offset, min_offset and max_offset, each message a dict of MessageExt's fields; ValueError for an
-        argument that breaks a rule and an offset the queue has not, RuntimeError named TopicNotExistError,
+        The answer and the errors can be read without raymq (actors.broker.plain_answers): a dict with status, messages,
+        next_offset, min_offset and max_offset, each message a dict of MessageExt's fields; ValueError for an argument
+        that breaks a rule and for an offset that the queue lacks, RuntimeError named TopicNotExistError,
         NoPermissionError (a topic that may not be read, a group that may not consume, or not this topic)…
         """
         with plain_errors():
@@ -328,8 +333,10 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
     # Clients and counters
 
     def heartbeat(self, heartbeat: ClientHeartbeat) -> ClientMetrics:
-        """Note a client's producers and consumers, in place of those noted before; create its groups if they are
-        new. Returns what the client is to report of them."""
+        """Replace the recorded producers and consumers of a client, and create its groups if they are new.
+
+        Returns the metrics that the client should report.
+        """
         known = self._log.ready().groups
         for group in {consumer.group for consumer in heartbeat.consumers if consumer.group not in known}:
             self.ensure_group(group)
@@ -344,18 +351,20 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         self._client_has_ended(client_id)
 
     def knows_client(self, client_id: str) -> bool:
-        """False if a client is gone: it said so, or its heartbeats ended two minutes ago. A broker that began less than
-        that ago has not heard of all clients, and says True."""
+        """False if a client is gone: it unregistered, or its last heartbeat is two minutes old.
+
+        A broker that started less than two minutes ago may not have all clients yet, and returns True.
+        """
         with self._clients_lock:
             return self._clients.knows(client_id, time.monotonic())
 
     def producer_connections(self, group: str | None = None) -> list[ProducerConnection]:
-        """The producers of a group, or of all, whose clients sent a heartbeat in the last two minutes."""
+        """Return the producers of a group, or of all groups, whose clients sent a heartbeat in the last two minutes."""
         with self._clients_lock:
             return self._clients.producers(time.monotonic(), group)
 
     def consumer_connections(self, group: str | None = None) -> list[ConsumerConnection]:
-        """The consumers of a group, or of all, whose clients sent a heartbeat in the last two minutes."""
+        """Return the consumers of a group, or of all groups, whose clients sent a heartbeat in the last two minutes."""
         with self._clients_lock:
             return self._clients.consumers(time.monotonic(), group)
 
@@ -365,18 +374,18 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
             return Clients(self._clients.producers(now_s), self._clients.consumers(now_s))
 
     def topic_stats(self, topic: str) -> TopicStats:
-        """Counts of the messages and bytes put into a topic in this broker group; TopicNotExistError."""
+        """Return the counts of messages and bytes put into a topic in this broker group; TopicNotExistError."""
         self._log.ready().require_topic(topic)
         return self._monitor.topic_stats(topic)
 
     # Life
 
     def describe(self) -> BrokerDescription:
-        """This broker, and the address of its lane."""
+        """Return the description of this broker, with the address of its lane."""
         return BrokerDescription(self._settings.broker_name, self._node_id, self._lane.address)
 
     def status(self) -> dict[str, Any]:
-        """Counts, for `raymq status`."""
+        """Return counts for `raymq status`."""
         state = self._log.ready() if self._log.is_ready else BrokerState()
         return {
             "broker": self._settings.broker_name,
@@ -391,31 +400,33 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         }
 
     def look_for_master(self) -> None:
-        """Ask who leads this group's replicas. From now on calls go to another master, and a thread reads its log.
+        """Ask the Controller for the master of this group's replicas.
 
-        Nothing happens in a group of one replica. Raises RaymqError if the Controller does not answer.
+        If there is a new master, calls go to it from now on, and a thread reads its log. Does nothing in a group of one
+        replica. Raises RaymqError if the Controller does not answer.
         """
         if self._settings.replicas > 1 and self._store.find():
             self._another_leads.set()
 
     def _read_master(self) -> None:
-        """Read the master's state, if another master leads than at the last reading, and register with the
-        NameServers."""
+        """Read the master's state and register with the NameServers, if the master has changed since the last
+        reading.
+        """
         storage, epoch = self._store.present()
         if self._read_from[1] == epoch and self._log.is_ready:
             return
-        # This waits for a change that is under way, which may need the next master in order to end. So the next master
-        # is looked for in another thread.
+        # This call waits for a running change, which may need the next master in order to end. So another thread looks
+        # for the next master.
         self._log.move(storage, self._store.copies(storage))
-        # Tried once: if the new master has died, too, there will be another. A store knows only the topics that were
-        # deleted while it led, so it gets the existing ones before any can be created.
+        # Tried only once: if the new master has crashed, too, another will follow. A store has only the deletions of
+        # topics from the time when it led. So it gets the existing topics before any topic can be created.
         agree_on_topics = partial(storage.control, "agree_on_topics", timeout_s=AGREE_TIMEOUT_S)
         self._log.load(lambda state: agree_on_topics(list(state.topics)))
         self._read_from = storage, epoch
         self._registrar.register()
 
     def close(self) -> None:
-        """Write the snapshot and leave the NameServers. The storage actor must still run."""
+        """Write the snapshot and unregister from the NameServers. The storage actor must still run."""
         if self._metrics is not None:
             self._metrics.close()
         self._receives.close()
@@ -432,16 +443,16 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         self._registrar.leave()
         self._storages.close()
 
-    # Threads: none of these loops may wait for another one, because a store or a NameServer may stand still.
+    # Threads: none of these loops may wait for another one, because a store or a NameServer may hang.
 
     def _follow_masters(self) -> None:
-        """Look for the master again and again."""
+        """Look for the master at intervals."""
         while self._settings.replicas > 1 and not self._stopping.is_set():
             self._try(self.look_for_master)
             self._stopping.wait(BROKER_HEARTBEAT_INTERVAL_S if self._log.is_ready else NOT_READY_INTERVAL_S)
 
     def _read_masters(self) -> None:
-        """Read the state of each master that is found."""
+        """Read the state of each new master."""
         if self._settings.replicas == 1:
             self._log.load_until(self._stopping)
             return
@@ -452,15 +463,17 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
             self._another_leads.clear()
 
     def _stay_registered(self) -> None:
-        """Send heartbeats to the NameServers, once the master's state has been read."""
+        """Send heartbeats to the NameServers, after the master's state has been read."""
         while not self._stopping.is_set():
             if self._log.is_ready:
                 self._try(self._registrar.beat)
             self._stopping.wait(BROKER_HEARTBEAT_INTERVAL_S if self._log.is_ready else NOT_READY_INTERVAL_S)
 
     def _do_housekeeping(self) -> None:
-        """Sample the counters, note deletions, write the snapshot, protect the store and drop dead offsets, each at
-        its interval."""
+        """Run the periodic tasks, each at its interval.
+
+        The tasks sample the counters, note deletions, write the snapshot, protect the store and drop dead offsets.
+        """
         tasks = {
             self._monitor.sample: STATS_INTERVAL_S,
             self._monitor.note_deletions: STATS_INTERVAL_S,
@@ -476,11 +489,13 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         )
 
     def _do_checks(self) -> None:
-        """Check transactions. A round may take a minute, for which no snapshot may wait."""
+        """Check transactions in a thread of its own: a round may take a minute, and must not delay a snapshot."""
         self._repeat({self._check_transactions: lambda: self._settings.options.transaction_check_interval_ms / 1000})
 
     def _repeat(self, tasks: Mapping[Callable[[], None], Callable[[], float]]) -> None:
-        """Run tasks, each at its interval in seconds, while the state is known. An interval may change meanwhile."""
+        """Run tasks, each at its interval in seconds, while the state is loaded. An interval may change between
+        runs.
+        """
         began_s: dict[Callable[[], None], float] = {}
         while not self._stopping.is_set():
             for task, every_s in tasks.items():
@@ -492,9 +507,9 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
             self._stopping.wait(next_s if self._log.is_ready else NOT_READY_INTERVAL_S)
 
     def _try(self, task: Callable[[], None]) -> None:
-        """Run a task that is repeated: a failure is logged only.
+        """Run a periodic task, and only log its failure.
 
-        Without its thread the group would never find its next master, or would be dropped by the NameServers. So even a
+        Without its thread the group would never find its next master, or the NameServers would drop it. So even a
         programming error does not end the thread.
         """
         try:
@@ -507,12 +522,15 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
             logger.exception("%s: %s failed and is tried again later", self._settings.broker_name, task.__name__)
 
     def _change(self, decide: Callable[[BrokerState], DecidedChanges]) -> bool:
-        """Carry a change of the state out. If topics changed, the NameServers that answer know it on return. True if
-        topics changed, and all of them know it."""
+        """Carry out a change of the state.
+
+        If topics changed, the NameServers that answer have the change on return. Returns True if topics changed, and
+        all NameServers have the change.
+        """
         return self._log.change(decide) and self._registrar.register()
 
     def _take_settings(self, settings: BrokerSettings) -> None:
-        """Go on with other settings, which differ in live ones only."""
+        """Apply other settings, which differ only in live settings."""
         self._settings = settings
         self._monitor.options = settings.options
         self._lane.limit(settings.options)
@@ -539,7 +557,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         try:
             self._nodes = {MASTER_ID: storage.describe().node_id}
         except RaymqError as error:
-            logger.info("%s does not answer on which node it is: %s", name, error)
+            logger.info("%s does not answer which node it runs on: %s", name, error)
         topics, version = self._log.read(lambda state: (tuple(state.topics.values()), state.topics_version))
         if self._settings.options.auto_create_topic_enable:
             nums = self._settings.options.default_topic_queue_nums
@@ -564,7 +582,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
 
 
 def _client_metrics(settings: BrokerSettings) -> ClientMetrics:
-    """The figures that clients are to report, for the answers to their heartbeats."""
+    """Return the metrics that clients should report, for the answers to their heartbeats."""
     metrics, limits = settings.metrics, settings.metrics.options
     return ClientMetrics(metrics.cluster, limits.enable, limits.per_topic_max, limits.per_group_max)
 

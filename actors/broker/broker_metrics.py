@@ -1,7 +1,7 @@
-"""The metrics of a broker: topics, groups, clients, what groups have consumed, and how far behind they are.
+"""The metrics of a broker: topics, groups, clients, consumed messages, and the lag of groups.
 
-One call to the store per report tells the ends of all queues, and one more the ages of the oldest messages that groups
-have not committed. A message's time never changes, so only positions are asked for that are new.
+Each report makes one call to the store for the ends of all queues, and one for the ages of the oldest messages that
+groups have not committed. A message's time never changes, so a report asks only for new positions.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ from raymq.telemetry.metrics.reporter import Reporter
 
 STORE_READ_TIMEOUT_S: Final = 5.0
 TIMES_MAX: Final = 2000
-"""The most messages whose times one report asks for; the ages of further groups are told by the next ones."""
+"""The most messages whose times one report asks for; later reports ask for the ages of further groups."""
 KEPT_UP_MAX: Final = 200
-"""The most groups and topics without unread messages of which that is reported: each number that is handed to Ray costs
-70 us here every 10 s, and its agent as much. In an idle cluster of 500 topics and 20 groups all 10,000 are 0."""
+"""The most pairs of group and topic without unread messages that are reported.
+
+Each number that is passed to Ray costs 70 µs here every 10 s, and as much in Ray's agent. In an idle cluster of 500
+topics and 20 groups all 10,000 numbers are 0.
+"""
 LANGUAGE: Final = "PYTHON"
 
 _Pair = tuple[str, str]
@@ -47,14 +50,14 @@ _UnreadByPair = Mapping[_Pair, Unread]
 
 
 class Clients(NamedTuple):
-    """The clients of a broker, as its heartbeats tell."""
+    """The clients of a broker, according to its heartbeats."""
 
     producers: Sequence[ProducerConnection]
     consumers: Sequence[ConsumerConnection]
 
 
 class BrokerMetrics:
-    """The source of one broker's metrics. One thread reports."""
+    """The source of one broker's metrics. Only one thread reports."""
 
     def __init__(
         self,
@@ -65,19 +68,23 @@ class BrokerMetrics:
         version: str,
         requests: Callable[[], Sequence[RequestFigures]],
     ) -> None:
-        """`version`: of raymq, the label of clients. `requests`: what waits for a thread of the broker's lane."""
+        """`version`: raymq's, the label of clients. `requests` returns the calls that wait for a thread of the broker's
+        lane.
+        """
         self._log, self._monitor, self._storage, self._clients = log, monitor, storage, clients
         self._client_labels = {"language": LANGUAGE, "version": version}
         self._requests = requests
         self._behind: set[_Pair] = set()
-        """The groups and topics with unread messages, as of the last report."""
+        """The groups and topics with unread messages at the last report."""
         self._times: dict[QueuePosition, int] = {}
-        """When the first messages that groups have not committed were stored, as of the last report."""
+        """When the first messages that groups have not committed were stored, by position, at the last report."""
         self._counted: tuple[BrokerState, int, _Bounds, _UnreadByPair] | None = None
-        """The last report's state, its log position, the bounds of the queues, and the unread messages by them."""
+        """The last report's state, its log position, the bounds of the queues, and the unread messages computed from
+        them.
+        """
 
     def report(self, reporter: Reporter) -> None:
-        """Report what this broker knows by itself; only what waits in its lane before it has read its state."""
+        """Report the broker's own figures; before the state is loaded, only the calls that wait in its lane."""
         report_requests(reporter, self._requests())
         if not self._log.is_ready:
             return
@@ -99,7 +106,7 @@ class BrokerMetrics:
         self._report_leases(reporter)
 
     def report_lags(self, reporter: Reporter) -> None:
-        """Report how far groups are behind; RaymqError if the store does not answer."""
+        """Report the lag of groups. RaymqError: the store does not answer."""
         if not self._log.is_ready:
             return
         state, position = self._log.ready(), self._log.position
@@ -122,7 +129,7 @@ class BrokerMetrics:
             }
             reporter.gauge("raymq_consumer_lag_messages", behind.messages, **labels)
             stored_ms = oldest.get((group, topic))
-            # A group that keeps up has an age of 0 once, and then none: most groups keep up.
+            # A group that catches up reports an age of 0 once, and then none, because most groups keep up.
             if stored_ms is not None or ((group, topic) in self._behind and not behind.messages):
                 age_ms = 0 if stored_ms is None else max(now_ms - stored_ms, 0)
                 reporter.gauge("raymq_consumer_lag_latency_milliseconds", age_ms, **labels)
@@ -133,7 +140,7 @@ class BrokerMetrics:
             reporter.gauge("raymq_dead_letters", waiting, consumer_group=group)
 
     def _unread(self, state: BrokerState, position: int, bounds: _Bounds) -> _UnreadByPair:
-        """The messages that groups have not committed. Counted anew if a commit or a message has come since."""
+        """Return the messages that groups have not committed. Counts again only after a new commit or message."""
         known = self._counted
         if known is None or known[0] is not state or known[1:3] != (position, bounds):
             pairs = [(group, topic) for topic, group in list(state.offsets.tables) if _has_lag(state, group, topic)]
@@ -165,7 +172,7 @@ class BrokerMetrics:
         return {topic: bounds.get(topic, []) for topic in topics}
 
     def _oldest(self, unread: Mapping[_Pair, Unread]) -> dict[_Pair, int]:
-        """When the oldest unread message of each group in each topic was stored, in ms since 1970."""
+        """Return when the oldest unread message of each group in each topic was stored, in ms since 1970."""
         positions = {
             (group, topic): [QueuePosition(topic, queue_id, offset) for queue_id, offset in behind.firsts]
             for (group, topic), behind in unread.items()
@@ -186,7 +193,7 @@ class BrokerMetrics:
 
 
 def _has_lag(state: BrokerState, group: str, topic: str) -> bool:
-    """True for a topic whose messages a group is to consume, and not to bring back, nor the server's own."""
+    """True for a topic that a group should consume, False for dead letters and the server's own topics."""
     return (
         topic in state.topics
         and group in state.groups

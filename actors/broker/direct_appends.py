@@ -1,7 +1,7 @@
-"""DirectAppends sends a broker's state records from the thread of its lane, which takes the answers as events.
+"""Sends a broker's state records from the thread of its lane, which receives the answers as events.
 
-A change of how a record gets to the store without a thread that waits belongs here. Whatever goes wrong is not dealt
-with here: the writer of the state log goes on with the very same batch (actors.broker.state_records).
+How a record reaches the store without a waiting thread belongs here. Failures are not handled here: after one, the
+writer of the state log continues with the same batch (actors.broker.state_records).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from raymq.remoting.lane_pool import LANE_NOT_OPENED
 from raymq.remoting.storage_client import StorageClient
 
 CONNECT_PAUSE_S: Final = 5.0
-"""The pause after a lane could not be opened."""
+"""The pause after a failure to open a lane."""
 DIRECT_MAX_BYTES: Final = 64 << 10
-"""The longest records that are sent: a socket takes so much at once."""
+"""The longest records that are sent: a socket accepts this much at once."""
 PROMPT_S: Final = 0.2
-"""Bounds what should not wait at all: sending that much, and receiving an answer that has begun to come."""
+"""The limit for steps that should not wait at all: sending that much, and receiving the rest of an answer."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """Records that were sent. `deadline_s`: the latest time of the answer."""
+    """Sent records. `deadline_s`: the latest time of the answer."""
 
     records: StateRecords
     batch: EncodedBatch
@@ -49,13 +49,15 @@ class _Sent:
     in_doubt: bool = True
 
     def finish(self) -> StoredRecords:
-        """Their place; they are sent again if it is not known. Raises as StateRecords.append."""
+        """Return the records' place, sending them again if it is unknown. Raises as StateRecords.append."""
         return self.stored or self.records.store(self.batch, in_doubt=self.in_doubt)
 
 
 class DirectAppends:
-    """One lane to the group's master, for one batch of records at a time. The lane's loop calls everything but
-    `connect`, `leads_to`, `call_soon` and `close`, which any thread may call."""
+    """One lane to the group's master, for one batch of records at a time.
+
+    Any thread may call `connect`, `leads_to`, `call_soon` and `close`; only the lane's loop calls the other methods.
+    """
 
     def __init__(self, loop: Loop, records: StateRecords, node_id: str) -> None:
         """`node_id`: the Ray node that this process runs on."""
@@ -77,11 +79,11 @@ class DirectAppends:
         return self._loop.is_own_thread
 
     def leads_to(self, storage: StorageClient) -> bool:
-        """True if there is a lane to this store, as far as is known."""
+        """True if there is a lane to this store that is not known to be broken."""
         return self._storage is storage
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Have the loop's thread call `callback`; after `close`, when that thread may have ended, call it here."""
+        """Make the loop's thread call `callback`. After `close`, when that thread may have ended, call it here."""
         with self._lock:
             if not self._is_closed:
                 self._loop.call_soon(callback)
@@ -89,8 +91,10 @@ class DirectAppends:
         callback()
 
     def connect(self, storage: StorageClient) -> None:
-        """Open a lane to the store, unless there is one, or none could be opened a moment ago. Not over TLS, whose
-        sockets do not tell by epoll what they have decrypted: the writer sends there."""
+        """Open a lane to the store, unless there is one, or opening one just failed.
+
+        Not over TLS: epoll does not report what a TLS socket has decrypted, so the writer sends the records then.
+        """
         if self._storage is storage or self._is_closed or time.monotonic() < self._connect_at_s:
             return
         self._connect_at_s = time.monotonic() + CONNECT_PAUSE_S
@@ -101,7 +105,11 @@ class DirectAppends:
                 return
             lane = Lane(description.lane, remote=remote)
         except (RaymqError, *LANE_NOT_OPENED) as error:
-            logger.info("no lane of its own to %s can be opened for the broker's state: %r", storage.name, error)
+            logger.info(
+                "cannot open a lane to %s for the broker's state; the writer thread sends its records: %r",
+                storage.name,
+                error,
+            )
             return
         self._connect_at_s = 0.0
         self._loop.call_soon(lambda: self._use(storage, lane))
@@ -116,8 +124,10 @@ class DirectAppends:
         self._loop.watch(self._descriptor, select.EPOLLIN, self._on_event)
 
     def send(self, storage: StorageClient, bodies: Sequence[bytes], done: Callable[[SentRecords], None]) -> bool:
-        """Send records with these bodies in one batch; `done` is called when the store has answered, or will not.
-        False, and nothing was sent, without a lane to this store, and for long records."""
+        """Send records with these bodies in one batch. `done` is called when the store has answered, or will not.
+
+        Returns False, and sends nothing, without a lane to this store, and for long records.
+        """
         lane = self._lane
         if lane is None or self._is_closed or self._storage is not storage or sum(map(len, bodies)) > DIRECT_MAX_BYTES:
             return False
@@ -140,13 +150,13 @@ class DirectAppends:
         return True
 
     def close(self) -> None:
-        """Send nothing any more, and hand over what was sent. Before the loop is stopped."""
+        """Stop sending, and pass on what was sent. Call it before the loop is stopped."""
         with self._lock:
             self._is_closed = True
         self._loop.call_soon(self._drop_lane)
 
     def _on_event(self, _events: int) -> None:
-        """Take the answer; without a question it is the lane's end."""
+        """Receive the answer. An event without a question means that the lane has ended."""
         lane, sent = self._lane, self._sent
         if lane is None:
             return
@@ -171,7 +181,7 @@ class DirectAppends:
         sent.done(sent)
 
     def _look_at_time(self) -> None:
-        """Give the lane up if its answer is late."""
+        """Close the lane if its answer is late."""
         self._is_timed = False
         if self._sent is None:
             return
@@ -182,10 +192,10 @@ class DirectAppends:
         self._loop.call_at(self._sent.deadline_s, self._look_at_time)
 
     def _drop_lane(self) -> None:
-        """Close the lane; what was sent is handed over."""
+        """Close the lane, and pass on the records that were sent."""
         lane, self._lane, self._storage = self._lane, None, None
         if lane is not None:
-            with suppress(OSError):  # of one that was closed by a failure, epoll knows nothing any more
+            with suppress(OSError):  # epoll no longer has a socket that a failure has closed
                 self._loop.forget(self._descriptor)
             lane.close()
         if self._sent is not None:

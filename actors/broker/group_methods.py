@@ -1,6 +1,6 @@
-"""The consumer-group methods of the Broker actor: configuration, offsets, and messages that were given back.
+"""The consumer-group methods of the Broker actor: configuration, offsets, and returned messages.
 
-A change of a remote method about consumer groups belongs here; the decisions themselves are in actors.core.broker.
+Remote methods about consumer groups belong here; the decisions themselves are in actors.core.broker.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ logger = logging.getLogger(__name__)
 
 
 class _Commit:
-    """A commit of offsets, and what became of it when it was decided."""
+    """A commit of offsets, and the outcome of its decision."""
 
     def __init__(self, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]], owners: Owners) -> None:
         self.group, self.commits = group, commits
         self._owners = owners
         self.verdicts: dict[str, TopicCommits] = {}
         self.gone: Mapping[str, Sequence[int]] = {}
-        """The queues that are not here, by topic."""
+        """The committed queues that do not exist here, by topic."""
         self.before: dict[str, dict[int, int]] = {}
-        """The committed offsets before, by topic and queue id, where there were any."""
+        """The previous committed offsets, by topic and queue id, if there were any."""
         self._stopped: dict[str, str] = {}
-        """The reason by topic that the group may not read now."""
+        """The reason, by topic, why the group may not read the topic now."""
 
     def decide(self, state: BrokerState) -> list[Change]:
-        """The records to store."""
+        """Return the records to store."""
         changes, self.verdicts, self.gone = state.decide_commits(self._owners, self.group, self.commits)
         self._stopped = {topic: reason for topic in self.verdicts if (reason := state.stop_reason(self.group, topic))}
         for topic, verdict in self.verdicts.items():
@@ -68,7 +68,9 @@ class _Commit:
         return changes
 
     def answer(self, broker_name: str) -> CommitAnswer:
-        """The outcome, once the records are stored. A fenced queue is its new owner's, whatever else there is."""
+        """Return the outcome, once the records are stored. If a queue is fenced, that outcome comes before all
+        others.
+        """
 
         def queue(topic: str, queue_id: int) -> MessageQueue:
             return MessageQueue(topic, broker_name, queue_id)
@@ -88,7 +90,7 @@ class _Commit:
 
 
 class GroupMethods(ABC):
-    """One part of the Broker, which inherits it, so that these are methods of the actor. Thread-safe.
+    """The part of the Broker for consumer groups; the actor inherits its methods. Thread-safe.
 
     Every change of a group is a record in the state log, and durable on return.
     """
@@ -96,7 +98,7 @@ class GroupMethods(ABC):
     def __init__(self, settings: BrokerSettings, log: StateLog, store: MasterStore, monitor: BrokerMonitor) -> None:
         self._settings, self._log, self._store, self._monitor = settings, log, store, monitor
         self._owners = Owners()
-        """The newest owner of each queue. Changed only while the state log is held."""
+        """The newest owner of each queue. Changed only under the lock of the state log."""
         self._returns = ReturnWriter(f"send-back-{secrets.token_hex(8)}", secrets.randbelow)
         self._returns_lock = threading.Lock()
 
@@ -106,12 +108,14 @@ class GroupMethods(ABC):
 
     @abstractmethod
     def _change(self, decide: Callable[[BrokerState], DecidedChanges]) -> bool:
-        """Carry a change of the state out; durable on return. True if topics changed, and all NameServers know it."""
+        """Carry out a change of the state; durable on return. True if topics changed and all NameServers have the
+        change.
+        """
 
     def ensure_group(self, group: str) -> None:
         """Create a consumer group and its retry topic, if they do not exist yet.
 
-        IllegalNameError; GroupNotExistError for a new group if auto_create_subscription_group is off.
+        IllegalNameError; GroupNotExistError: the group is new and auto_create_subscription_group is off.
         """
         auto_create = self._settings.options.auto_create_subscription_group
         if group in self._log.ready().groups:
@@ -121,25 +125,27 @@ class GroupMethods(ABC):
             self._change(lambda state: state.decide_group(group, auto_create=auto_create))
 
     def group_config(self, group: str) -> GroupConfig:
-        """A group's configuration in this broker group; GroupNotExistError."""
+        """Return a group's configuration in this broker group; GroupNotExistError."""
         return self._log.ready().require_group(group)
 
     def check_broadcast(self, group: str, topics: Sequence[str] = ()) -> None:
-        """NoPermissionError for a group that may not consume in BROADCASTING, or may not read one of `topics`; an
-        unknown group may."""
+        """Raise NoPermissionError if a group may not consume in BROADCASTING, or may not read one of `topics`.
+
+        An unknown group may do both.
+        """
         self._log.ready().check_broadcast(group, topics)
 
     def forbid_topic(self, group: str, topic: str, forbidden: bool) -> None:
-        """Forbid a group to read a topic, or allow it again; the group becomes known here. Durable on return.
+        """Forbid a group to read a topic, or allow it again. Creates the group if it is new. Durable on return.
 
-        Members that read the topic stop with their next commit, which may be an empty one, and ask every few seconds if
-        they may read again. Simple consumers receive nothing more of the topic.
-        Repeating it changes nothing. IllegalNameError.
+        Members that read the topic stop with their next commit, which may be empty, and ask every few seconds if they
+        may read again. Simple consumers receive no more messages of the topic. Repeating it changes nothing.
+        IllegalNameError.
         """
         self._change(lambda state: state.decide_forbid(group, topic, forbidden=forbidden))
 
     def forbidden_topics(self, group: str) -> list[str]:
-        """The topics that a group may not read, sorted; GroupNotExistError."""
+        """Return the topics that a group may not read, sorted; GroupNotExistError."""
         state = self._log.ready()
         state.require_group(group)
         return sorted(state.forbidden.get(group, ()))
@@ -149,9 +155,11 @@ class GroupMethods(ABC):
         self.update_groups([config])
 
     def update_groups(self, configs: Sequence[GroupConfig]) -> list[str]:
-        """As `update_group` for several groups: all, or none when one raises. Returns the groups whose consume_enable
-        has changed: their members should be told to ask the broker
-        (raymq.client.consumer.rebalance_client.offsets_reset)."""
+        """Set several groups' configurations as `update_group`: all, or none if one raises.
+
+        Returns the groups whose consume_enable has changed. Their members should be notified, so that they ask the
+        broker (raymq.client.consumer.rebalance_client.offsets_reset).
+        """
         switched: list[str] = []
 
         def decide(state: BrokerState) -> list[Change]:
@@ -163,7 +171,7 @@ class GroupMethods(ABC):
         return switched
 
     def delete_group(self, group: str, dead_letters: bool = False) -> None:
-        """Delete a group, its offsets and its retry topic, with `dead_letters` also its dead-letter topic.
+        """Delete a group, its offsets and its retry topic; with `dead_letters` also its dead-letter topic.
 
         GroupNotExistError.
         """
@@ -175,15 +183,15 @@ class GroupMethods(ABC):
                 self.delete_topic(topic)
 
     def groups(self) -> list[str]:
-        """The names of all groups of this broker group, sorted."""
+        """Return the names of all groups of this broker group, sorted."""
         return sorted(self._log.ready().groups)
 
     def commit_offsets(self, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]]) -> CommitAnswer:
         """Commit, per topic and queue id, the offset of the next message to consume. Durable on return.
 
-        The answer names the queues whose commits do not count, and why. In a group whose consume_enable is off, and
-        of a topic that it is forbidden to read, the commits count, and the answer names the queues as stopped.
-        GroupNotExistError, InvalidArgumentError.
+        The answer names the queues whose commits were rejected, and why. If the group's consume_enable is off, or the
+        group may not read the topic, the commits count, and the answer names the queues as stopped. GroupNotExistError,
+        InvalidArgumentError.
         """
         commit = _Commit(group, commits, self._owners)
         self._log.change(commit.decide)
@@ -196,8 +204,10 @@ class GroupMethods(ABC):
         answer: Callable[[CommitAnswer], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """As `commit_offsets`, without waiting: once it is durable, or failed, `answer` or `fail` is called, by the
-        thread that wrote it. Neither may block. SystemBusyError."""
+        """Commit as `commit_offsets`, without waiting. SystemBusyError.
+
+        Once the commit is durable, or failed, the writing thread calls `answer` or `fail`. Neither may block.
+        """
         commit = _Commit(group, commits, self._owners)
 
         def done(_: bool, error: Exception | None) -> None:
@@ -212,7 +222,7 @@ class GroupMethods(ABC):
         self._log.submit_with(commit.decide, done)
 
     def _committed(self, commit: _Commit) -> CommitAnswer:
-        """The answer to a commit that is durable."""
+        """Return the answer to a durable commit."""
         group = commit.group
         for topic, verdict in commit.verdicts.items():
             got = sum(max(at - commit.before[topic].get(q, at), 0) for q, at in verdict.offsets.items())
@@ -220,16 +230,17 @@ class GroupMethods(ABC):
         return commit.answer(self._settings.broker_name)
 
     def reset_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Set offsets per queue id, backwards too; members learn of it from the answer to their next commit or
-        start_offset.
+        """Set offsets per queue id, backwards too. Members learn of them with their next commit or start_offset.
 
         Durable on return. GroupNotExistError, TopicNotExistError, InvalidArgumentError.
         """
         self._change(lambda state: state.decide_reset(group, topic, offsets))
 
     def delete_offsets(self, group: str, topics: Sequence[str]) -> list[str]:
-        """Drop what a group has committed in topics, as if it had never consumed them; returns those of the topics in
-        which it had committed here, sorted. Durable on return. GroupNotExistError."""
+        """Drop what a group has committed in topics, as if it had never consumed them. Durable on return.
+
+        Returns the topics in which it had committed here, sorted. GroupNotExistError.
+        """
         dropped: list[str] = []
 
         def decide(state: BrokerState) -> list[Change]:
@@ -241,8 +252,11 @@ class GroupMethods(ABC):
         return dropped
 
     def _sweep_offsets(self) -> None:
-        """Drop the offsets of groups in topics to which none of their consumers subscribes, and of which they have
-        nothing left to go on from. Groups without consumers keep theirs."""
+        """Drop offsets of groups in topics to which no consumer of the group subscribes, and which they cannot use
+        again.
+
+        Groups without consumers keep their offsets.
+        """
         subscriptions = self._subscriptions()
         if subscriptions is None:
             return
@@ -250,7 +264,7 @@ class GroupMethods(ABC):
             dead = [topic for topic in topics if self._is_dead(group, topic)]
             if dead and (dropped := self.delete_offsets(group, dead)):
                 logger.info(
-                    "%s: dropped what %s had committed in %s, to which it subscribes no more",
+                    "%s: dropped the offsets of group %s in %s, to which it no longer subscribes",
                     *(self._settings.broker_name, group, ", ".join(dropped)),
                 )
 
@@ -261,16 +275,19 @@ class GroupMethods(ABC):
 
     @abstractmethod
     def _subscriptions(self) -> Mapping[str, Collection[str]] | None:
-        """The topics to which the consumers of each group subscribe; None while not all consumers may be known."""
+        """Return the topics to which the consumers of each group subscribe; None while consumers may still be
+        missing.
+        """
 
     def committed_offsets(self, group: str, topic: str) -> dict[int, int]:
-        """Committed offset per queue id of this group's queues; queues without one are absent."""
+        """Return the committed offset per queue id of this group's queues; queues without one are absent."""
         return self._log.ready().offsets.committed(group, topic)
 
     def start_offset(self, group: str, queue: MessageQueue, query: StartOffsetQuery, generation: int) -> QueueOffset:
-        """The offset where the group starts in a queue, as `start_offsets` gives it. TopicNotExistError,
-        GroupNotExistError, InvalidArgumentError, and NoPermissionError if the group's consume_enable is off, the
-        topic may not be read, or not by this group.
+        """Return the offset at which the group starts in a queue, as `start_offsets` does.
+
+        TopicNotExistError, GroupNotExistError, InvalidArgumentError. NoPermissionError: the group's consume_enable is
+        off, the topic may not be read, or not by this group.
         """
         self._log.ready().check_readable(group, queue.topic)
         return self._start_offsets(group, {queue.topic: {queue.queue_id: generation}}, query)[queue.topic][
@@ -280,15 +297,15 @@ class GroupMethods(ABC):
     def start_offsets(
         self, group: str, generations: Mapping[str, Mapping[int, int]], query: StartOffsetQuery
     ) -> dict[str, dict[int, QueueOffset]]:
-        """The offsets where the group starts in queues (spec/messaging.md §2.9, §5.4), by topic and queue id: the
-        committed ones, else those that `query` says.
+        """Return the offsets at which the group starts in queues (spec/messaging.md §2.9, §5.4), by topic and queue id.
 
-        A member of the group asks with the generation of its assignment of each queue. If nothing is committed yet, the
-        start is committed, durably, so that a member that dies at once skips nothing; and commits of older generations
-        are fenced from then on. Generation 0 only asks. CONSUME_FROM_LAST_OFFSET starts at 0 while the queue is young
-        (its first message is still in memory), and so does a retry topic.
+        These are the committed offsets, or else those that `query` asks for. A member of the group passes the
+        generation of its assignment of each queue. If nothing is committed yet, the start is committed durably, so that
+        a member that dies at once skips nothing. Commits of older generations are fenced from then on. Generation 0
+        only reads. CONSUME_FROM_LAST_OFFSET starts at 0 while the queue is young (its first message is still in
+        memory), and so does a retry topic.
 
-        Topics whose queues cannot be started with are left out; `start_offset` says why. GroupNotExistError.
+        Topics that cannot be read are left out; `start_offset` raises the reason. GroupNotExistError.
         """
         state = self._log.ready()
         readable = {}
@@ -302,7 +319,7 @@ class GroupMethods(ABC):
     def _start_offsets(
         self, group: str, generations: Mapping[str, Mapping[int, int]], query: StartOffsetQuery
     ) -> dict[str, dict[int, QueueOffset]]:
-        # Read before the state is held: another replica may have become the master by the time this is known.
+        # Read this before the state is locked: another replica may become the master during the read.
         first = self._first_offsets(group, generations, query)
 
         def decide(state: BrokerState) -> list[Change]:
@@ -332,7 +349,9 @@ class GroupMethods(ABC):
     def _first_offsets(
         self, group: str, queues: Mapping[str, Iterable[int]], query: StartOffsetQuery
     ) -> dict[str, dict[int, int]]:
-        """The offsets that `query` says, by topic and queue id; 0 for queues in which the group has committed."""
+        """Return the offsets that `query` asks for, by topic and queue id; 0 for queues in which the group has
+        committed.
+        """
         known = self._log.ready().offsets
         first = {topic: dict.fromkeys(queue_ids, 0) for topic, queue_ids in queues.items()}
         new = [(topic, q) for topic, by_queue in first.items() for q in by_queue if not known.get(group, topic, q)]
@@ -366,14 +385,14 @@ class GroupMethods(ABC):
     ) -> SendBackAnswer:
         """Take back messages that the group could not consume: whole records as consumed, back to back.
 
-        Each is delivered again from `%RETRY%group` after `delay_level`, or with 0 the later the more often it was given
-        back. After `max_reconsume_times` returns (negative: the group's retry_max_times), and with a negative
-        `delay_level`, it goes to `%DLQ%group` instead (spec/messaging.md §5.9); so it does with a `reason`, why none of
-        them can be read. `failure`: why they failed, which a dead letter keeps. `attempts`: how often they were handed
-        out, by a consumer that counts that itself.
+        Each message is delivered again from `%RETRY%group` after `delay_level`; with 0 the delay grows with the number
+        of returns. It goes to `%DLQ%group` instead (spec/messaging.md §5.9) after `max_reconsume_times` returns
+        (negative: the group's retry_max_times), with a negative `delay_level`, or with a `reason`, which says why the
+        messages cannot be read. `failure`: why the messages failed, which a dead letter keeps. `attempts`: how often
+        they were delivered, if the consumer counts that itself.
 
-        Durable on return; a call that is repeated may do it twice. GroupNotExistError, InvalidArgumentError (damaged
-        records), MessageIllegalError (properties too long).
+        Durable on return; a repeated call may do it twice. GroupNotExistError, InvalidArgumentError (damaged records),
+        MessageIllegalError (properties too long).
         """
         config = self._log.ready().require_group(group)
         returned, answer = read_returned(
@@ -397,8 +416,10 @@ class GroupMethods(ABC):
         return answer
 
     def replay(self, group: str, records: bytes) -> None:
-        """Have the group consume dead letters again, whole records of `%DLQ%group` back to back, as if for the first
-        time. Durable on return; a call that is repeated may do it twice. Raises as `send_back` does.
+        """Let the group consume dead letters again: whole records of `%DLQ%group`, back to back, as if for the first
+        time.
+
+        Durable on return; a repeated call may do it twice. Raises as `send_back` does.
         """
         config = self._log.ready().require_group(group)
         self._store_returned(config, read_replayed(records))
@@ -411,14 +432,17 @@ class GroupMethods(ABC):
                 self._store.call(lambda storage, left_s: storage.append(batches, min(left_s, APPEND_TIMEOUT_S)))
 
     def group_topics(self, group: str) -> list[str]:
-        """The topics in whose queues of this broker group the consumer group has committed; GroupNotExistError."""
+        """Return the topics in whose queues of this broker group the consumer group has committed;
+        GroupNotExistError.
+        """
         state = self._log.ready()
         state.require_group(group)
         return state.offsets.topics(group)
 
     def group_progress(self, group: str, topic: str) -> list[GroupQueueProgress]:
-        """The group's committed offset and lag in each queue of a topic, with the queue's bounds;
-        TopicNotExistError."""
+        """Return the group's committed offset and lag in each queue of a topic, with the queue's bounds;
+        TopicNotExistError.
+        """
         state = self._log.ready()
         committed = state.offsets.committed(group, topic)
         in_flight = self._log.read(lambda state: state.pop.in_flight(group, topic, LEASE_CLOCK.now_ms()))
@@ -435,18 +459,20 @@ class GroupMethods(ABC):
         return progress
 
     def readings(self, with_pairs: bool = True) -> BrokerReadings:
-        """The totals of all topics and groups, and `with_pairs` the progress of each group in each topic, in a few
-        calls to the store."""
+        """Return the totals of all topics and groups, in a few calls to the store.
+
+        `with_pairs`: also the progress of each group in each topic.
+        """
         state, monitor = self._log.ready(), self._monitor
         return take_readings(state, self._store, monitor.consumed(), monitor.topic_stats, with_pairs=with_pairs)
 
     def topic_offsets(self, topic: str) -> dict[str, dict[int, int]]:
-        """The offsets that groups have committed in a topic, by group and queue id."""
+        """Return the offsets that groups have committed in a topic, by group and queue id."""
         state = self._log.ready()
         groups = [group for name, group in list(state.offsets.tables) if name == topic]
         return {group: state.offsets.committed(group, topic) for group in sorted(groups)}
 
     def group_stats(self, group: str) -> dict[str, GroupStats]:
-        """Counts of the messages that a group consumed and gave back, by topic; GroupNotExistError."""
+        """Return counts of the messages that a group consumed and gave back, by topic; GroupNotExistError."""
         self._log.ready().require_group(group)
         return self._monitor.group_stats(group)

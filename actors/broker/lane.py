@@ -1,9 +1,9 @@
 """The lane of a broker: the frequent calls of its clients, without Ray (raymq.remoting.broker_client).
 
-A method of the Broker that is served here answers as its actor method does. Commits are not waited for by any thread:
-the lane's own hands them to the state log, which answers them once they are durable, as a rule in the same thread
-(actors.broker.direct_appends). So it is with receives and acknowledgements (actors.broker.pop). The other methods may
-wait, and run in a pool.
+A Broker method that is served here answers as its actor method does. No thread waits for commits: the lane's thread
+passes them to the state log, which answers once they are durable, usually in the same thread
+(actors.broker.direct_appends). Receives and acknowledgements work in the same way (actors.broker.pop). The other
+methods may wait, and run in a pool of threads.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from raymq.remoting.lane.server import LaneServer
 logger = logging.getLogger(__name__)
 
 LANE_THREADS: Final = 16
-"""The most calls that wait at a time; further ones wait for these."""
+"""The most calls that wait in threads at a time; further calls queue."""
 _COMMIT: Final = "commit_offsets"
 _HEARTBEATS: Final = frozenset({"heartbeat", "unregister_client"})
-"""The methods that wait in the queue of heartbeats, as in RocketMQ; the others in that of the client manager."""
+"""The methods in the queue of heartbeats, as in RocketMQ; the others are in the queue of the client manager."""
 
 
 class CommitSoon(Protocol):
-    """GroupMethods._commit_soon."""
+    """The signature of GroupMethods._commit_soon."""
 
     def __call__(
         self,
@@ -51,7 +51,7 @@ DEFAULT_OPTIONS: Final = BrokerOptions()
 
 
 def request_kinds(options: BrokerOptions) -> list[RequestKind]:
-    """The kinds of requests that wait for a thread of a broker's lane."""
+    """Return the kinds of requests that wait for a thread of a broker's lane."""
     return [
         RequestKind(
             "heartbeat",
@@ -71,8 +71,10 @@ def request_kinds(options: BrokerOptions) -> list[RequestKind]:
 
 
 class BrokerLane:
-    """Serves the methods of `broker` that LANE_RESULTS names. `host`: an IP address of this node, for clients on other
-    nodes."""
+    """Serves the methods of `broker` that LANE_RESULTS names.
+
+    `host`: an IP address of this node, for clients on other nodes.
+    """
 
     def __init__(
         self,
@@ -83,8 +85,10 @@ class BrokerLane:
         at_once: Mapping[str, Callable[..., None]] | None = None,
         options: BrokerOptions = DEFAULT_OPTIONS,
     ) -> None:
-        """`at_once`: methods that answer by themselves, and wait for nothing, in place of `broker`'s. `options`: how
-        many of the others may wait for a thread, and how long."""
+        """`at_once`: non-blocking methods that answer by themselves, in place of `broker`'s methods of the same names.
+
+        `options`: how many other calls may wait for a thread, and how long.
+        """
         self._commit_soon = commit_soon
         answered_later = {_COMMIT: self._commit, **(at_once or {})}
         self._pool = RequestPool("broker-lane", LANE_THREADS, request_kinds(options))
@@ -94,13 +98,15 @@ class BrokerLane:
         try:
             self._server = LaneServer(label, {Kind.CALL: calls}, host=host, tls=rays_tls(), users=lane_users())
         except (OSError, KeyError) as error:  # the address, or the files of TLS
-            logger.error("%s has no lane for other nodes, whose calls are actor methods now: %r", label, error)
+            logger.error(
+                "%s cannot open a lane for other nodes; their clients call actor methods instead: %r", label, error
+            )
             self._server = LaneServer(label, {Kind.CALL: calls}, users=lane_users())
         self._pool.refuse_by(self._server.loop)
 
     @property
     def address(self) -> LaneAddress:
-        """The address that clients open lanes at."""
+        """The address at which clients open lanes."""
         return self._server.address
 
     @property
@@ -109,16 +115,16 @@ class BrokerLane:
         return self._server.loop
 
     def close(self) -> None:
-        """End every lane, and the threads once their calls have ended. Idempotent."""
+        """End every lane, and the threads after their calls have ended. Idempotent."""
         self._server.close()
         self._pool.close()
 
     def requests(self) -> list[RequestFigures]:
-        """The figures of what waits for a thread, by kinds."""
+        """Return the figures of the calls that wait for a thread, by kind."""
         return self._pool.figures()
 
     def limit(self, options: BrokerOptions) -> None:
-        """Have so many calls wait for a thread, for so long, from now on."""
+        """Change how many calls may wait for a thread, and how long."""
         self._pool.limit(request_kinds(options))
 
     def _call_soon(self, method: str, call: Callable[[], None], fail: Callable[[RaymqError], None]) -> None:

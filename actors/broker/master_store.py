@@ -1,7 +1,7 @@
-"""The storage actor of a broker group's master replica: which one it is, and calls to it.
+"""The storage actor of a broker group's master replica: finds it, and calls it.
 
-A change of how a broker finds its master, or calls it, belongs here. Nothing of it survives the broker: in a group of
-several replicas a new broker asks the Controller.
+How a broker finds its master, or calls it, belongs here. Nothing here survives the broker: in a group of several
+replicas a new broker asks the Controller.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MasterStore:
     """The master of one broker group of `replicas` replicas: replica 0, until the Controller has named another.
 
     Thread-safe. Each call waits up to STORE_TIMEOUT_S, over a restart of the storage actor and over a change of master,
-    so whatever is called must be safe to repeat.
+    so every call must be safe to repeat.
     """
 
     def __init__(self, broker_name: str, replicas: int, storages: StorageClients) -> None:
@@ -43,7 +43,7 @@ class MasterStore:
         self.replicas = [str(StorageName(broker_name, replica)) for replica in range(replicas)]
         """The names of all storage actors of the group."""
         self.storage = storages.get(self.replicas[0])
-        """The master's, as far as is known now."""
+        """The storage actor of the last known master."""
 
     @property
     def epoch(self) -> int:
@@ -51,16 +51,16 @@ class MasterStore:
         return self._epoch
 
     def present(self) -> tuple[StorageClient, int]:
-        """The master's store and the epoch in which it leads."""
+        """Return the master's store and the epoch in which it leads."""
         with self._lock:
             return self.storage, self._epoch
 
     def copies(self, master: StorageClient) -> list[StorageClient]:
-        """The stores of the group's other replicas."""
+        """Return the stores of the group's other replicas."""
         return [self._storages.get(name) for name in self.replicas if name != master.name]
 
     def find(self) -> bool:
-        """Ask the Controller for the group's master. True if it is another one, or leads a newer epoch, than before.
+        """Ask the Controller for the group's master. Returns True if the master or its epoch has changed.
 
         Raises RaymqError if the Controller does not answer.
         """
@@ -74,14 +74,17 @@ class MasterStore:
         return True
 
     def call(self, call: Callable[[StorageClient, float], T]) -> T:
-        """The result of a call, which gets the master's store and the seconds left; RaymqError if it kept failing."""
+        """Call `call` with the master's store and the seconds left, and return its result. RaymqError: every attempt
+        failed.
+        """
         return persist_until(time.monotonic() + STORE_TIMEOUT_S, lambda left_s: call(self.storage, left_s))
 
     def control(self, method: str, *args: Any) -> Any:
-        """The result of a method of the master's storage actor."""
+        """Call a method of the master's storage actor, and return its result."""
         return self.call(lambda storage, left_s: storage.control(method, *args, timeout_s=left_s))
 
     def bounds_of_queues(self, queues: Sequence[tuple[str, int]]) -> list[QueueBounds]:
-        """The first and the next visible offset of several queues, given by topic and queue id, and the first that is
-        in memory; in their order."""
+        """Return the first, the next visible and the first in-memory offset of queues (topic, queue id), in their
+        order.
+        """
         return self.call(lambda storage, left_s: storage.bounds_of_queues(queues, left_s)) if queues else []

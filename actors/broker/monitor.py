@@ -1,6 +1,6 @@
-"""A broker's counters, its protection against slow groups, and its notes of messages that were deleted unread.
+"""A broker's counters, its protection against slow groups, and its records of messages that were deleted unread.
 
-A new counter, or another check that runs at an interval, belongs here. Nothing of it survives the broker's death.
+Counters, and checks that run at an interval, belong here. Nothing here survives the broker's death.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ TOPIC_CREATION: Final = "raymq_topic_create_execution_time_milliseconds"
 GROUP_CREATION: Final = "raymq_consumer_group_create_execution_time_milliseconds"
 READ_TIMEOUT_S: Final = 20.0
 DAMAGED_MAX: Final = 8
-"""So many damaged messages in a row are passed over to find one with a time."""
+"""The most damaged messages in a row that are skipped to find a message with a time."""
 _FIRST: Final = np.zeros(1, np.int64)
 
 logger = logging.getLogger(__name__)
 
 
 class CreationTimes:
-    """How long it took to create topics and groups, by success and failure. Thread-safe."""
+    """How long the creation of topics and groups took, by success and failure. Thread-safe."""
 
     def __init__(self) -> None:
         self._histograms = {
@@ -58,7 +58,7 @@ class CreationTimes:
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Count the time of the block under TOPIC_CREATION or GROUP_CREATION; its error goes on."""
+        """Count the time of the block under TOPIC_CREATION or GROUP_CREATION. An error of the block is raised again."""
         start_s, status = time.monotonic(), "failure"
         try:
             yield
@@ -67,7 +67,7 @@ class CreationTimes:
             self._histograms[name, status].add((time.monotonic() - start_s) * 1000)
 
     def figures(self) -> dict[tuple[str, str], HistogramFigures]:
-        """By name of the metric and invocation status."""
+        """Return the histograms by metric name and invocation status."""
         return {key: histogram.figures() for key, histogram in self._histograms.items()}
 
 
@@ -90,7 +90,7 @@ class BrokerMonitor:
         self._stats = BrokerStats()
         self.creations = CreationTimes()
         self._committed: dict[str, dict[str, dict[int, int]]] = {}
-        """By group and topic, the committed offsets at the last `note_deletions`."""
+        """The committed offsets at the last `note_deletions`, by group and topic."""
         self._unread: dict[tuple[str, str, int], DeletedRange] = {}
 
     def count(self, kind: str, key: str, value: int) -> None:
@@ -99,19 +99,19 @@ class BrokerMonitor:
             self._stats.add(kind, key, value)
 
     def forget(self, topic: str | None = None, group: str | None = None) -> None:
-        """Drop the counters and notes of a topic, or of a group."""
+        """Drop the counters and records of a topic, or of a group."""
         with self._lock:
             for key in [key for key in self._unread if group == key[0] or topic == key[1]]:
                 del self._unread[key]
             self._stats.forget(topic, group)
 
     def topic_stats(self, topic: str) -> TopicStats:
-        """Counts of the messages and bytes put into a topic."""
+        """Return counts of the messages and bytes put into a topic."""
         with self._lock:
             return TopicStats(self._stats.figures(TOPIC_PUT_NUMS, topic), self._stats.figures(TOPIC_PUT_SIZE, topic))
 
     def group_stats(self, group: str) -> dict[str, GroupStats]:
-        """Counts of the messages that a group consumed and gave back, by topic."""
+        """Return counts of the messages that a group consumed and gave back, by topic."""
         with self._lock:
             keys = {key for kind in (GROUP_GET_NUMS, SNDBCK_PUT_NUMS) for key in self._stats.keys(kind)}
             return {
@@ -134,10 +134,10 @@ class BrokerMonitor:
             self._stats.sample(time.monotonic())
 
     def note_deletions(self) -> None:
-        """Note the groups that had not read messages which a full disk took early (clean_file_forcibly_enable).
+        """Record the groups that had not read messages that a full disk deleted early (clean_file_forcibly_enable).
 
-        A group that meets the gap goes on behind it, and commits that. So the offsets that it had committed at the last
-        call count.
+        A group that reaches the gap continues after it, and commits that. So the offsets committed before the last call
+        count.
         """
         deleted: list[DeletedRange] | None = self._storage().control("deleted_young", timeout_s=READ_TIMEOUT_S)
         if deleted is None:
@@ -162,13 +162,15 @@ class BrokerMonitor:
             self._unread[key] = lost
         if lost != known:
             logger.warning(
-                "group %s had not read messages %d to %d of %s:%d, which a full disk took before their time",
+                "group %s had not read messages %d to %d of %s:%d, which a full disk deleted before their time",
                 *(group, lost.begin_offset, lost.end_offset - 1, lost.topic, lost.queue_id),
             )
 
     def unread(self) -> list[dict[str, Any]]:
-        """By group and topic, the number of unread messages that a full disk took early, since this broker was
-        started."""
+        """Return, by group and topic, the number of unread messages that a full disk deleted early.
+
+        Counts from the start of this broker.
+        """
         with self._lock:
             noted = sorted(self._unread.items())
         counts: dict[tuple[str, str], int] = {}
@@ -177,10 +179,10 @@ class BrokerMonitor:
         return [{"group": group, "topic": topic, "messages": count} for (group, topic), count in counts.items()]
 
     def protect(self) -> None:
-        """Switch consume_enable off for groups that are too far behind, if the settings say so (spec/messaging.md
+        """Switch consume_enable off for groups that are too far behind, if the settings require it (spec/messaging.md
         §2.4).
 
-        Reading messages that left the memory long ago slows the disk down for all others.
+        Reading messages that are no longer in memory slows the disk down for all other groups.
         """
         if not self.options.disable_consume_if_consumer_read_slowly:
             return
@@ -189,19 +191,19 @@ class BrokerMonitor:
         for group, config in list(state.groups.items()):
             behind = self._behind_bytes(state, group, end)
             if config.consume_enable and behind > self.options.consumer_fallbehind_threshold_bytes:
-                logger.warning("group %s is %d bytes behind and may consume no more (consume_enable)", group, behind)
+                logger.warning("group %s is %d bytes behind; its consume_enable is switched off", group, behind)
                 self._update_group(replace(config, consume_enable=False))
 
     def consumed(self) -> dict[tuple[str, str], int]:
-        """By group and topic, the messages that were consumed since this broker was started."""
+        """Return the messages that were consumed since this broker was started, by group and topic."""
         return self._by_group_and_topic(GROUP_GET_NUMS)
 
     def sent_back(self) -> dict[tuple[str, str], int]:
-        """By group and topic, the messages that were given back since this broker was started."""
+        """Return the messages that were given back since this broker was started, by group and topic."""
         return self._by_group_and_topic(SNDBCK_PUT_NUMS)
 
     def dead(self) -> dict[tuple[str, str], int]:
-        """By group and topic, the messages that became dead letters since this broker was started."""
+        """Return the messages that became dead letters since this broker was started, by group and topic."""
         return self._by_group_and_topic(SNDBCK2DLQ_TIMES)
 
     def _by_group_and_topic(self, kind: str) -> dict[tuple[str, str], int]:
@@ -210,7 +212,7 @@ class BrokerMonitor:
         return {(group, topic): total for key, total in totals.items() for topic, _, group in [key.partition("@")]}
 
     def _behind_bytes(self, state: BrokerState, group: str, end: int) -> int:
-        """The bytes of the log behind the first message that the group has not committed."""
+        """Return the bytes of the log after the first message that the group has not committed."""
         behind = 0
         for topic in state.offsets.topics(group):
             for queue_id, offset in state.offsets.committed(group, topic).items():
@@ -219,8 +221,11 @@ class BrokerMonitor:
         return behind
 
     def message_at(self, topic: str, queue_id: int, offset: int) -> MessageExt | None:
-        """The message at an offset, or the first one held behind it if that was deleted or is damaged; None if there is
-        none, and after DAMAGED_MAX damaged ones. The body is not looked at."""
+        """Return the message at an offset, or the next one if that message was deleted or is damaged. Does not read the
+        body.
+
+        Returns None if there is none, and after DAMAGED_MAX damaged messages.
+        """
         for _ in range(DAMAGED_MAX + 1):
             read = partial(self._storage().fetch, [FetchRequest(topic, queue_id, offset, 1)], 1, 0.0)
             [result] = persist_until(time.monotonic() + READ_TIMEOUT_S, read)

@@ -1,7 +1,6 @@
-"""The routes of a broker's own producers: one broker group, whose topics the broker knows by itself.
+"""The routes of a broker's own producers: one broker group, whose topics the broker itself has.
 
-A change of where a broker's own messages may go belongs here. Routes for clients are the NameServer's
-(actors.nameserver).
+Where a broker's own messages may go belongs here. The NameServer has the routes for clients (actors.nameserver).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from raymq.common.protocol.route import MASTER_ID, BrokerData, QueueData, TopicR
 class OwnRoutes:
     """A Producer's RouteSource for one broker group. Nothing is cached.
 
-    `state` returns the broker's state, `auto_create` creates a topic with up to so many queues.
+    `state` returns the broker's state; `auto_create` creates a topic with at most the given number of queues.
     """
 
     def __init__(
@@ -32,9 +31,9 @@ class OwnRoutes:
         self._state, self._auto_create = state, auto_create
 
     def get(self, topic: str) -> TopicRoute:
-        """The part of a topic's route that lies in this broker group.
+        """Return the part of a topic's route that lies in this broker group.
 
-        TopicNotExistError; NoPermissionError if the topic may not be written.
+        TopicNotExistError. NoPermissionError: the topic may not be written.
         """
         config = self._state().require_topic(topic)
         name = self._settings.broker_name
@@ -44,7 +43,7 @@ class OwnRoutes:
         return TopicRoute(topic, {name: data}, (queues,), attributes=attributes).require_writable()
 
     def get_or_create(self, topic: str, default_topic_queue_nums: int) -> TopicRoute:
-        """The result of `get`, after creating a missing topic if auto_create_topic_enable is on."""
+        """Return the route as `get`, after creating a missing topic if auto_create_topic_enable is on."""
         if topic not in self._state().topics:
             self._auto_create(topic, default_topic_queue_nums)
         return self.get(topic)

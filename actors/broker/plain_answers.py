@@ -1,9 +1,9 @@
-"""Answers for programs that have nothing but Ray: built-in values, and built-in exceptions.
+"""Answers for programs that have only Ray: built-in values, and built-in exceptions.
 
-A change of the values that `Broker.send` and `Broker.pull` return or raise belongs here. An actor's answer is unpickled
-by the calling program. A SendResult, or an error of raymq, can only be unpickled
-where raymq is installed, and `Broker.send` and `Broker.pull` are for any Ray program. Each value of these answers is a
-str, int, bytes or None, or a list or dict of such; each error is a ValueError, TimeoutError or RuntimeError.
+The values that `Broker.send` and `Broker.pull` return or raise belong here. The calling program unpickles an actor's
+answer. A SendResult, or an error of raymq, can only be unpickled if raymq is installed, but `Broker.send` and
+`Broker.pull` are for any Ray program. Each value in these answers is a str, int, bytes or None, or a list or dict of
+these; each error is a ValueError, TimeoutError or RuntimeError.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from raymq.common.message import MessageExt, PullResult, SendResult
 
 
 def plain_send_result(result: SendResult) -> dict[str, Any]:
-    """SendResult's fields, with the status's name and, in place of the queue, its three fields."""
+    """Return SendResult's fields as a dict, with the status's name and, instead of the queue, its three fields."""
     return {
         "status": result.status.value,
         "message_id": result.message_id,
@@ -31,7 +31,7 @@ def plain_send_result(result: SendResult) -> dict[str, Any]:
 
 
 def plain_pull_result(result: PullResult) -> dict[str, Any]:
-    """PullResult's fields, with the status's name; each message is a dict of MessageExt's fields, keys a list."""
+    """Return PullResult's fields as a dict, with the status's name; each message is a dict of MessageExt's fields."""
     return {
         "status": result.status.value,
         "messages": [_plain_message(message) for message in result.messages],
@@ -53,7 +53,7 @@ def _plain_message(message: MessageExt) -> dict[str, Any]:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """A context that turns an error of raymq into the one of `plain_error`; other errors pass unchanged."""
+    """Turn an error of raymq in the block into the error of `plain_error`; other errors pass unchanged."""
     try:
         yield
     except RaymqError as error:
@@ -61,10 +61,10 @@ def plain_errors() -> Iterator[None]:
 
 
 def plain_error(error: RaymqError) -> Exception:
-    """The built-in exception that `error` also is (ValueError, TimeoutError), else a RuntimeError, with the same text.
+    """Return the built-in exception (ValueError, TimeoutError) that `error` also is, else a RuntimeError; same text.
 
-    Its attributes: `name`, the class of `error`; `code`, RocketMQ's response code; `retryable`, True if the same
-    call may succeed later. All of them survive pickling.
+    Its attributes: `name`, the class of `error`; `code`, RocketMQ's response code; `retryable`, True if the same call
+    may succeed later. All attributes survive pickling.
     """
     builtin = next((kind for kind in (ValueError, TimeoutError) if isinstance(error, kind)), RuntimeError)
     plain: Any = builtin(str(error))

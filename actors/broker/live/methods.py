@@ -1,9 +1,9 @@
-"""The methods of the Broker actor for live settings: changing them, telling them, and having them take effect.
+"""The methods of the Broker actor for live settings: changing and distributing them, and putting them into effect.
 
-A change of a remote method about settings belongs here; what may be set is decided in raymq.common.config.live. The
-changes are a part of the broker's state, each a record in the state log, so they survive restarts and failovers. The
-storage actors of the group are told at once, and again until each of them has answered; each keeps them in a file
-(actors.replica.live_settings). Which of them have answered is not kept: a new broker tells all of them.
+Remote methods about settings belong here; raymq.common.config.live defines what may be set. The changes are a part of
+the broker's state, each a record in the state log, so they survive restarts and failovers. The storage actors of the
+group get changes at once, and again until each of them has answered; each keeps them in a file
+(actors.replica.live_settings). The broker does not store which actors have answered: a new broker sends to all of them.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from raymq.common.protocol.settings import BrokerConfig
 from raymq.remoting.storage_clients import StorageClients
 
 TELL_TIMEOUT_S: Final = 3.0
-"""Bounds the call that tells a storage actor of the changes; one that is away is told again."""
+"""The timeout of a call that sends changes to a storage actor; an absent actor gets them later."""
 TELL_AGAIN_ROUNDS: Final = 6
-"""Every so many rounds of the housekeeping all storage actors are told, whatever they were told before."""
+"""Every this many rounds of the housekeeping all storage actors get the changes, whatever they got before."""
 
 logger = logging.getLogger(__name__)
 
 
 class SettingsMethods(ABC):
-    """One part of the Broker, which inherits it, so that these are methods of the actor. Thread-safe."""
+    """The part of the Broker for live settings; the actor inherits its methods. Thread-safe."""
 
     _log: StateLog
 
@@ -43,24 +43,24 @@ class SettingsMethods(ABC):
         self._start = LiveOptions(settings.options, settings.store, settings.replication, settings.metrics.options)
         self._replica_names, self._storage_of = store.replicas, storages.get
         self._followed: dict[str, SettingValue] = {}
-        """The changes that the broker itself obeys."""
+        """The changes that the broker itself has applied."""
         self._refused: dict[str, str] = {}
         self._told: dict[str, dict[str, SettingValue]] = {}
-        """By storage actor, the changes that it has been told."""
+        """The changes that each storage actor has received."""
         self._rounds = 0
         self._settings_lock = threading.Lock()
         self._tell_lock = threading.Lock()
 
     @abstractmethod
     def _change(self, decide: Callable[[BrokerState], DecidedChanges]) -> bool:
-        """Carry a change of the state out; durable on return."""
+        """Carry out a change of the state; durable on return."""
 
     @abstractmethod
     def _take_settings(self, settings: BrokerSettings) -> None:
-        """Have the broker itself go on with other settings."""
+        """Let the broker itself use other settings."""
 
     def config(self) -> BrokerConfig:
-        """The settings of this broker group: as started, as changed, as they count."""
+        """Return the settings of this broker group: as started, as changed, and as in effect."""
         changed = self._log.ready().settings
         now, refused = apply_changes(self._start, changed)
         started = self._start.plain()
@@ -68,22 +68,21 @@ class SettingsMethods(ABC):
         return BrokerConfig(started, dict(changed), now.plain(), refused, live, self._behind())
 
     def set_config(self, name: str, value: SettingValue) -> BrokerConfig:
-        """Change a live setting of this broker group; durable, and in effect where servers answer, on return.
+        """Change a live setting of this broker group. On return it is durable, and in effect on servers that answer.
 
-        `name` in any spelling. Returns the settings as they are then. InvalidArgumentError: an unknown name, or a
-        setting that is read only at a start. ConfigError: a value that raymq.yaml could not have either. Safe to
-        repeat.
+        `name` in any spelling. Returns the resulting settings. InvalidArgumentError: the name is unknown, or the
+        setting is read only at a start. ConfigError: raymq.yaml could not have this value either. Safe to repeat.
         """
         self._change(lambda state: state.decide_setting(self._start, name, value))
         return self._changed_config()
 
     def unset_config(self, name: str) -> BrokerConfig:
-        """Have a live setting be as raymq.yaml said when this broker was started. As `set_config`."""
+        """Reset a live setting to its value in raymq.yaml when this broker was started. Behaves as `set_config`."""
         self._change(lambda state: state.decide_setting_unset(name))
         return self._changed_config()
 
     def _differing(self, changed: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
-        """The changes with another value than the one that this broker was started with."""
+        """Return the changes whose values differ from those that this broker was started with."""
         return {name: value for name, value in changed.items() if self._start.plain().get(name) != value}
 
     def _changed_config(self) -> BrokerConfig:
@@ -92,14 +91,14 @@ class SettingsMethods(ABC):
         return self.config()
 
     def _follow_settings(self) -> None:
-        """Obey the changes that hold now. Cheap while nothing has changed."""
+        """Apply the changes that are in force. Cheap while nothing has changed."""
         changed = self._log.read(lambda state: state.settings)
         if changed is self._followed:
             return
         with self._settings_lock:
             now, self._refused = apply_changes(self._start, changed)
             for name, reason in self._refused.items():
-                logger.warning("the live setting %s does not count: %s", name, reason)
+                logger.warning("the live setting %s is ignored: %s", name, reason)
             started = self._started_with
             metrics = replace(started.metrics, options=now.metrics)
             self._take_settings(
@@ -108,8 +107,10 @@ class SettingsMethods(ABC):
             self._followed = changed
 
     def _tell_stores(self, *, again: bool = False) -> None:
-        """Tell the storage actors that have not heard of the newest changes, or with `again` all of them. One that is
-        away is told by a later call: this one does not fail for it."""
+        """Send the newest changes to the storage actors that lack them, or with `again` to all storage actors.
+
+        An absent actor gets the changes by a later call: this call does not fail for it.
+        """
         with self._tell_lock:
             wanted = changes_for_stores(self._log.ready().settings)
             for name in self._replica_names:
@@ -118,13 +119,16 @@ class SettingsMethods(ABC):
                 try:
                     self._storage_of(name).control("change_settings", wanted, timeout_s=TELL_TIMEOUT_S)
                 except RaymqError as error:
-                    logger.info("%s does not hear of its settings now: %s", name, error)
+                    logger.info("cannot send live settings to %s; a later round retries: %s", name, error)
                 else:
                     self._told[name] = wanted
 
     def _keep_settings(self) -> None:
-        """Obey, and tell, what has changed; called at intervals, and first when the state is known. A replica that was
-        made anew on another node has no file of changes, so that all are told now and then."""
+        """Apply and distribute changes; called at intervals, and first when the state is loaded.
+
+        A replica that was made again on another node has no file of changes, so all actors get the changes from time to
+        time.
+        """
         self._follow_settings()
         self._rounds += 1
         self._tell_stores(again=self._rounds % TELL_AGAIN_ROUNDS == 0)

@@ -1,8 +1,8 @@
-"""The methods of the Broker actor for users and policies: changing them while raymq runs, and telling them.
+"""The methods of the Broker actor for users and policies: changing and reading them while raymq runs.
 
-The first broker group keeps them, as one record in its state log, so they survive restarts and failovers; before the
-first change they are those that raymq was started with (the settings' super user and access.users_file). The doors of
-all servers ask for them (actors.access.door). Every broker has these methods, and those of the others refuse.
+The first broker group keeps them, as one record in its state log, so they survive restarts and failovers. Before the
+first change they are the initial ones (the settings' super user and access.users_file). The doors of all servers ask
+for them (actors.access.door). Every broker has these methods, but only the first group's broker accepts calls.
 """
 
 from __future__ import annotations
@@ -20,28 +20,31 @@ from raymq.remoting.access.state import AuthState
 
 
 class UserMethods(ABC):
-    """One part of the Broker, which inherits it, so that these are methods of the actor. Thread-safe."""
+    """The part of the Broker for users and policies; the actor inherits its methods. Thread-safe."""
 
     _log: StateLog
 
     @abstractmethod
     def _change(self, decide: Callable[[BrokerState], DecidedChanges]) -> bool:
-        """Carry a change of the state out; durable on return."""
+        """Carry out a change of the state; durable on return."""
 
     def auth_state(self, version: int) -> AuthState | None:
-        """The users and policies if they are newer than `version`, keys included, for raymq's own servers; else None,
-        also where nothing was changed since raymq was started."""
+        """Return the users and policies if they are newer than `version`, with keys, for raymq's own servers; else
+        None.
+
+        Also returns None if nothing was changed since raymq was started.
+        """
         state = self._log.ready().access
         return state if state is not None and state.version > version else None
 
     def users(self) -> list[UserDescription]:
-        """All users with their policies, sorted by name, without keys. InvalidArgumentError where access is off."""
+        """Return all users with their policies, sorted by name, without keys. InvalidArgumentError: access is off."""
         return describe_users(self._present(_door()))
 
     def change_access(self, change: AccessChange) -> None:
-        """Change a user or its policies; durable on return, known here, and to all servers within seconds.
+        """Change a user or its policies. Durable on return, in force here, and in force on all servers within seconds.
 
-        InvalidArgumentError: access is off, the user is the settings' own, or the change cannot be;
+        InvalidArgumentError: access is off, the user is the settings' own, or the change is not possible.
         UserNotExistError, PolicyNotExistError.
         """
         door = _door()

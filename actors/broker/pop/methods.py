@@ -1,8 +1,9 @@
-"""The methods of the Broker actor for simple consumers: messages handed out for a time, and settled one by one.
+"""The methods of the Broker actor for simple consumers: messages are leased for a time, and settled one by one.
 
-A change of a remote method about them belongs here; the decisions themselves are in actors.core.pop. RocketMQ keeps
-this state in check points and acknowledgements of its revive topics, and copies what comes again to a retry topic. Here
-it is a part of the broker's state, each change a record in the state log; what comes again is read in its own queue.
+Remote methods about simple consumers belong here; the decisions themselves are in actors.core.pop. RocketMQ keeps this
+state in check points and acknowledgements of its revive topics, and copies redelivered messages to a retry topic. Here
+it is a part of the broker's state, each change a record in the state log; redelivered messages are read in their own
+queue.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ Settle = Callable[[BrokerState, Committed], Settled]
 
 
 class PopMethods(GroupMethods):
-    """One part of the Broker, which inherits it, so that these are methods of the actor. Thread-safe.
+    """The part of the Broker for simple consumers; the actor inherits its methods. Thread-safe.
 
-    The methods whose names end in `_soon` are for the broker's lane: they wait for nothing, and answer later.
+    The methods whose names end in `_soon` are for the broker's lane: they do not block, and answer later.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class PopMethods(GroupMethods):
 
     @property
     def _answered_later(self) -> dict[str, Callable[..., None]]:
-        """The methods for the broker's lane that wait for nothing and answer by themselves, by their names there."""
+        """Return the methods for the broker's lane that do not block and answer by themselves, by their lane names."""
         return {
             "receive_messages": self._receive_soon,
             "ack_messages": self._ack_soon,
@@ -61,7 +62,7 @@ class PopMethods(GroupMethods):
         }
 
     def start_receiving(self, group: str, topics: Sequence[str], query: StartOffsetQuery) -> None:
-        """Create the group if it is new, and commit where it starts in queues in which it has committed nothing.
+        """Create the group if it is new, and commit its start in queues in which it has committed nothing.
 
         Safe to repeat. TopicNotExistError, GroupNotExistError, NoPermissionError.
         """
@@ -77,10 +78,12 @@ class PopMethods(GroupMethods):
         self._change(decide)
 
     def receive_messages(self, request: ReceiveRequest) -> ReceiveAnswer:
-        """Hand out up to `request.max_messages` messages, after up to `request.wait_s` for the first: their offsets,
-        which the consumer reads itself. Durable on return, and safe to repeat under the same attempt id.
+        """Lease up to `request.max_messages` messages, after waiting up to `request.wait_s` for the first.
 
-        InvalidArgumentError, GroupNotExistError, TopicNotExistError, NoPermissionError; SystemBusyError if too many
+        Returns their offsets; the consumer reads the messages itself. Durable on return, and safe to repeat under the
+        same attempt id.
+
+        InvalidArgumentError, GroupNotExistError, TopicNotExistError, NoPermissionError. SystemBusyError: too many
         receives wait.
         """
         future: Future[ReceiveAnswer] = Future()
@@ -93,20 +96,20 @@ class PopMethods(GroupMethods):
             raise RequestTimeoutError("the broker, to hand out messages,", request.wait_s + RECEIVE_GRACE_S) from None
 
     def _receive_soon(self, lane: LaneRequest, request: ReceiveRequest) -> None:
-        """`receive_messages` for the lane."""
+        """Receive messages for the lane, as `receive_messages`."""
         self._receives.submit(request, lambda answer: lane.answer(encode_result(answer)), _failing(lane, "a receive"))
 
     def ack_messages(self, group: str, parts: Sequence[LeasePart]) -> int:
-        """Settle received messages for good; returns how many this counts for. Durable on return, and safe to repeat.
+        """Acknowledge received messages. Returns how many were acknowledged. Durable on return, and safe to repeat.
 
-        Messages whose lease is not there any more, because they were settled or handed out again, do not count.
-        GroupNotExistError, InvalidArgumentError.
+        Messages whose lease has ended, because they were settled or leased again, do not count. GroupNotExistError,
+        InvalidArgumentError.
         """
         settled = self._settle(group, lambda state, committed: decide_ack(state.pop, committed, group, parts))
         return self._acked(group, parts, settled)
 
     def _ack_soon(self, lane: LaneRequest, group: str, parts: list[LeasePart]) -> None:
-        """`ack_messages` for the lane."""
+        """Acknowledge messages for the lane, as `ack_messages`."""
         self._settle_soon(
             group,
             lambda state, committed: decide_ack(state.pop, committed, group, parts),
@@ -122,10 +125,12 @@ class PopMethods(GroupMethods):
     def change_invisible(
         self, group: str, parts: Sequence[LeasePart], invisible_ms: int, counted: bool = True
     ) -> list[LeasedRange | None]:
-        """Have received messages come again `invisible_ms` from now; returns the new lease of each part, None where the
-        old one does not hold any more. Without `counted` the attempt is taken back: nobody has seen the messages.
+        """Make received messages visible again `invisible_ms` from now. Durable on return.
 
-        Durable on return. GroupNotExistError, InvalidArgumentError, SystemBusyError.
+        Returns the new lease of each part; None if the old lease has ended. Without `counted` the attempt is not
+        counted, because nobody has seen the messages.
+
+        GroupNotExistError, InvalidArgumentError, SystemBusyError.
         """
         settled = self._settle(group, _invisible(group, parts, invisible_ms, counted))
         return _new_ranges(parts, settled)
@@ -133,7 +138,7 @@ class PopMethods(GroupMethods):
     def _change_invisible_soon(
         self, lane: LaneRequest, group: str, parts: list[LeasePart], invisible_ms: int, counted: bool = True
     ) -> None:
-        """`change_invisible` for the lane."""
+        """Change the leases for the lane, as `change_invisible`."""
         self._settle_soon(
             group,
             _invisible(group, parts, invisible_ms, counted),

@@ -1,8 +1,8 @@
-"""The visible ends of queues, as the broker group's own store tells them: what receives may hand out.
+"""The visible ends of queues, as reported by the broker group's own store: what receives may lease.
 
-A change of how a broker learns that a message has arrived belongs here. One question is under way at a time, over a
-lane of its own: the store answers as soon as one of the queues has something behind the end that is known. Where no
-such lane can be opened, the ends are fetched every FETCH_PAUSE_S.
+How a broker learns that a message has arrived belongs here. One long poll is open at a time, over a lane of its own:
+the store answers as soon as one of the queues has messages after the known end. If no such lane can be opened, the ends
+are fetched every FETCH_PAUSE_S.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from raymq.remoting.storage_lane import EndsWatch
 
 FETCH_PAUSE_S: Final = 0.2
 ASK_TIMEOUT_S: Final = 5.0
-"""The time after a question's wait in which the answer must come."""
+"""The time, after a long poll's wait, in which the answer must arrive."""
 AGAIN_AFTER_S: Final = 0.3
-"""The pause after a question that failed."""
+"""The pause after a failed long poll."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +29,14 @@ TopicQueue = tuple[str, int]
 
 
 class QueueEndsWatch:
-    """The ends of queues of the store that `storage` returns, the master's. One thread uses it; `known` may be read by
-    any."""
+    """The ends of queues of the master's store, which `storage` returns. One thread uses it; any thread may read
+    `known`.
+    """
 
     def __init__(self, storage: Callable[[], StorageClient]) -> None:
         self._storage_now = storage
         self.known: dict[TopicQueue, QueueEnds] = {}
-        """The ends that the store has told."""
+        """The ends that the store has reported."""
         self._storage: StorageClient | None = None
         self._watch: EndsWatch | None = None
         self._asked: list[TopicQueue] = []
@@ -44,21 +45,24 @@ class QueueEndsWatch:
 
     @property
     def is_asking(self) -> bool:
-        """True while an answer is to come."""
+        """True while a long poll waits for its answer."""
         return bool(self._asked)
 
     @property
     def descriptor(self) -> int:
-        """The descriptor that is readable once the answer is there; -1 if there is none."""
+        """The descriptor that becomes readable when the answer arrives; -1 if there is none."""
         return self._watch.fileno() if self._watch is not None and self._asked else -1
 
     def next_look_s(self) -> float:
-        """The time at which to go on without an answer."""
+        """The time at which to continue without an answer."""
         return self._deadline_s if self._asked and self._watch is not None else self._not_before_s
 
     def ask(self, queues: Sequence[TopicQueue], wait_s: float) -> bool:
-        """Ask for the ends of some queues, in place of what was asked before: at once with `wait_s` 0, else when one of
-        them is another than known, and after `wait_s`. False if that cannot be now."""
+        """Start a long poll for the ends of some queues, in place of the previous one.
+
+        The store answers at once with `wait_s` 0; otherwise when an end differs from the known one, or after `wait_s`.
+        Returns False if the poll cannot start now.
+        """
         storage = self._storage_now()
         if storage is not self._storage:
             self._drop(storage)
@@ -83,7 +87,7 @@ class QueueEndsWatch:
         return True
 
     def take_answer(self, *, readable: bool) -> bool:
-        """Take the answer if the descriptor is readable. True if it was there, or is not to come any more."""
+        """Read the answer if the descriptor is readable. Returns True if it arrived, or will not arrive any more."""
         if not self._asked or self._watch is None:
             return bool(self._asked)
         if not readable:
@@ -97,7 +101,7 @@ class QueueEndsWatch:
             self._fail(error)
             return False
         if len(ends) != len(self._asked):
-            return False  # the answer to a question before
+            return False  # the answer to an earlier long poll
         self.known.update(zip(self._asked, ends, strict=True))
         self._asked = []
         return True
@@ -116,12 +120,12 @@ class QueueEndsWatch:
             self.known[queue] = QueueEnds(result.min_offset, result.max_offset)
 
     def _fail(self, error: Exception) -> None:
-        logger.info("the ends of queues are asked for again: %s", error)
+        logger.info("asking the store for the ends of queues failed, and is retried: %s", error)
         self.close()
         self._not_before_s = time.monotonic() + AGAIN_AFTER_S
 
     def _drop(self, storage: StorageClient) -> None:
-        """Forget what another store said."""
+        """Forget the ends that another store reported."""
         self.close()
         self.known = {}
         self._storage, self._not_before_s = storage, 0.0
