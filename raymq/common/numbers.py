@@ -155,13 +155,13 @@ def number_in(name: str, value: object, bounds: NumberRange) -> Any:  # Any: an 
     return (_real if isinstance(bounds.low, float) else _whole)(name, value, bounds)
 
 
-def shown(value: object) -> str:
+def shown(value: object, chars_max: int = _SHOWN_CHARS) -> str:
     """A refused value for an error. It is cut if it is long; an int of thousands of digits has no text at all."""
     try:
         text = repr(value)
     except ValueError:
         return "a number of thousands of digits"
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+    return text if len(text) <= chars_max else f"{text[:chars_max]}…"
 
 
 def _check_of(name: str, kind: str, bounds: NumberRange | None, *, is_mapping: bool) -> Callable[[object], Any]:
@@ -175,6 +175,8 @@ def _check_of(name: str, kind: str, bounds: NumberRange | None, *, is_mapping: b
     def check_all(values: object) -> dict[Any, Any]:
         if not isinstance(values, Mapping):
             raise InvalidArgumentError(f"{name} must map to numbers of {bounds}, not be {shown(values)}")
+        for key in values:
+            _whole(f"{name} of {shown(key)}: queue_id", getattr(key, "queue_id", 0), NOT_NEGATIVE)
         return {key: number(f"{name} of {key}", value, bounds) for key, value in values.items()}
 
     return check_all

@@ -14,6 +14,7 @@ from raymq.client.scan.offsets import timestamp_ms
 from raymq.client.scan.ranges import OffsetRange, ScanSource, bounded_range, select_topics
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageQueue
+from raymq.common.numbers import shown
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -98,7 +99,7 @@ def _check_one(value: Any, option: str, word: str, other: str) -> None:
 def _not_offsets(option: str, word: str, value: Any) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"{option} must be {word!r}, an offset from 0, a datetime, or offsets by topic and queue such as "
-        f'{{"orders": {{"broker-a:3": 1500}}}}, not {value!r}'
+        f'{{"orders": {{"broker-a:3": 1500}}}}, not {shown(value)}'
     )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
+
+from raymq.common.config.section import SettingsSection
 
 
-class AccessOptions(BaseModel):
+class AccessOptions(SettingsSection):
     """The options of access. Off, which is the default, servers take every call."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -20,10 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from raymq.common.config.access import AccessOptions
 from raymq.common.config.console import ConsoleOptions
 from raymq.common.config.metrics import MetricsOptions, MetricsSettings
+from raymq.common.config.section import SettingsSection
 from raymq.common.config.settings_file import read_settings_file
 from raymq.common.config.store import StoreOptions, absolute_path
 from raymq.common.errors import ConfigError
 from raymq.common.names import BROKER_GROUPS_MAX, REBALANCE_SLOTS, NameServerName
+from raymq.common.numbers import NUMBER_MAX, shown
 
 DEFAULT_FILE: Final = "raymq.yaml"
 
@@ -31,7 +33,7 @@ DATA_DIR_VARIABLE: Final = "RAYMQ_DATA_DIR"
 """Environment variable of a node's Ray processes: the directory of the stores on this node, instead of `data_dir`."""
 
 
-class BrokerOptions(BaseModel):
+class BrokerOptions(SettingsSection):
     """The options of all brokers: topics and groups that they create, registration, groups that fall behind."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,7 +55,7 @@ class BrokerOptions(BaseModel):
         bool, Field(description="Whether a group that fell too far behind may consume no more (consume_enable off).")
     ] = False
     consumer_fallbehind_threshold_bytes: Annotated[
-        int, Field(ge=1, description="How far behind, in bytes of the log, is too far.")
+        int, Field(ge=1, le=NUMBER_MAX, description="How far behind, in bytes of the log, is too far.")
     ] = 16 << 30
 
     broker_permission: Annotated[
@@ -97,7 +99,7 @@ class BrokerRole(Enum):
     SYNC_MASTER = "SYNC_MASTER"
 
 
-class ReplicationOptions(BaseModel):
+class ReplicationOptions(SettingsSection):
     """The options of replication: the number of copies, and when a message counts as copied (spec/storage.md §11)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -129,7 +131,7 @@ class ReplicationOptions(BaseModel):
         Field(description="Fixed roles: replica 0 is this, the others slaves that never lead. Unset: one is elected."),
     ] = None
     ha_max_gap_not_in_sync_bytes: Annotated[
-        int, Field(ge=1, description="broker_role: a slave that lacks as much is not in sync.")
+        int, Field(ge=1, le=NUMBER_MAX, description="broker_role: a slave that lacks as much is not in sync.")
     ] = 256 << 20
     slave_read_enable: Annotated[
         bool, Field(description="Whether consumers read from slaves: what is old, and everything while nobody leads.")
@@ -167,7 +169,7 @@ class ReplicationOptions(BaseModel):
         return self
 
 
-class PlacementOptions(BaseModel):
+class PlacementOptions(SettingsSection):
     """The options of placement: which nodes of the Ray cluster may hold stores."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -198,7 +200,7 @@ class BrokerSettings:
     replication: ReplicationOptions = field(default_factory=ReplicationOptions)
 
 
-class ClusterSettings(BaseModel):
+class ClusterSettings(SettingsSection):
     """A whole raymq, as `raymq.yaml` describes it. Every key is optional; the defaults run on one machine.
 
     `broker_groups` are named broker-a, broker-b … in order; if the setting is left out, and the data directories hold
@@ -295,7 +297,7 @@ def explain(where: str, error: ValidationError, section: str = "") -> str:
         if item["type"] == "extra_forbidden":
             problems.append(f"unknown key {key!r}{_hint(location)}")
         else:
-            problems.append(f"{key}: {item['msg']}, got {_short(repr(item['input']))}")
+            problems.append(f"{key}: {item['msg']}, got {shown(item['input'], SHOWN_MAX)}")
     if error.error_count() > PROBLEMS_MAX:
         problems.append(f"and {error.error_count() - PROBLEMS_MAX} more")
     return f"{where}: " + "; ".join(problems)

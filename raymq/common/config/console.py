@@ -6,10 +6,12 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
+
+from raymq.common.config.section import SettingsSection
 
 
-class ConsoleOptions(BaseModel):
+class ConsoleOptions(SettingsSection):
     """The options of the console: where it listens, who may look at what."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from raymq.common.config.section import SettingsSection
 
 
-class MetricsOptions(BaseModel):
+class MetricsOptions(SettingsSection):
     """The options of metrics: if there are any, and how many topics and groups have series of their own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -12,11 +12,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from raymq.common.config.section import SettingsSection
 from raymq.common.delay import DELAY_LEVELS, parse_delay_levels
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, MESSAGE_SIZE_LIMIT_BYTES
+from raymq.common.numbers import NUMBER_MAX
 
 CONSUME_QUEUE_UNIT_BYTES: Final = 20
 """A unit of a consume queue: UNIT_DTYPE of raymq.records.format.layout."""
@@ -45,7 +47,7 @@ class FlushDiskType(Enum):
     ASYNC_FLUSH = "ASYNC_FLUSH"
 
 
-class StoreOptions(BaseModel):
+class StoreOptions(SettingsSection):
     """The options of a store directory: the size of its files, its flushes, its bounds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -257,7 +259,12 @@ class StoreOptions(BaseModel):
         Field(description="Whether messages whose put hook failed are refused, as busy. Off: they are stored."),
     ] = False
     max_mapped_bytes: Annotated[
-        int, Field(ge=1 << 20, description="Address space for read-only maps of files; the least used are dropped.")
+        int,
+        Field(
+            ge=1 << 20,
+            le=NUMBER_MAX,
+            description="Address space for read-only maps of files; the least used are dropped.",
+        ),
     ] = 64 << 30
     max_mapped_files: Annotated[
         int, Field(ge=4, le=1 << 20, description="Files mapped, or held open, at a time; each costs a descriptor.")

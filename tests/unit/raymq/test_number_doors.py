@@ -36,12 +36,16 @@ from raymq.client.producer.settings import ProducerOptions
 from raymq.client.scan.offsets import ending_edge, starting_edge
 from raymq.client.scan.ranges import ScanOptions, check_options
 from raymq.common.closing import OfProcess
-from raymq.common.errors import InvalidArgumentError, MessageIllegalError
+from raymq.common.config.cluster import ClusterSettings
+from raymq.common.config.live import _SECTIONS as SECTIONS, LiveOptions, check_change, is_live
+from raymq.common.errors import ConfigError, InvalidArgumentError, MessageIllegalError
 from raymq.common.message import Message
 from raymq.common.numbers import LONGEST_TIME_S, NUMBER_MAX, NumberRange, number_checks
 from raymq.common.protocol.group import GroupChanges, GroupConfig, StartOffsetQuery, check_group_config
+from raymq.data.offsets import resolve_ranges
 from raymq.records.format.compression import Compression, CompressionType
 from raymq.remoting.access.users import QUOTA, Bounds, check_bounds
+from tests.support.clients.scan_source import Queues
 from tests.unit.raymq.test_forks import kinds
 
 _NUMERIC = re.compile(r"\b(int|float)\b")
@@ -103,16 +107,21 @@ def numbers_of(call: str, function: Callable[..., Any]) -> Iterator[Door]:
             options = OPTIONS[unpacked[1]]
             for name, kind in options.__annotations__.items():
                 text = kind.__forward_arg__ if isinstance(kind, typing.ForwardRef) else str(kind)
-                if _NUMERIC.search(_resolved(text, options)):
+                if is_number(text, vars(inspect.getmodule(options))):
                     yield Door(unpacked[1], name, text)
-        elif _NUMERIC.search(annotation) and "Callable[" not in annotation:
+        elif is_number(annotation, getattr(inspect.unwrap(function), "__globals__", {})):
             yield Door(call, parameter.name, annotation)
 
 
-def _resolved(text: str, options: Any) -> str:
-    """An annotation, with the aliases of its module written out."""
-    module = vars(inspect.getmodule(options))
-    return re.sub(r"\w+Option\b", lambda alias: str(module.get(alias[0], alias[0])), text)
+def is_number(annotation: str, names: Mapping[str, Any]) -> bool:
+    """True if values of this annotation are numbers or contain some. Aliases are looked up in `names`."""
+
+    def written_out(word: re.Match[str]) -> str:
+        alias = names.get(word[0])
+        return word[0] if alias is None or inspect.isclass(alias) else str(alias)
+
+    text = re.sub(r"\b[A-Z]\w+", written_out, annotation)
+    return _NUMERIC.search(text) is not None and "Callable[" not in text
 
 
 def fields_of(name: str, item: Any) -> Iterator[Door]:
@@ -251,6 +260,7 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("Admin.reset_offsets", "offset"): SIGNED,  # OffsetOutOfRangeError, where the queue's own bounds are known
     ("Admin.tail", "positions"): NOT_NEGATIVE,
     ("Admin.tail", "max_messages"): NumberRange(1, 1024),
+    ("Admin.set_config", "value"): "the setting's own bounds; tested below",
     ("DeadLetters.letters", "max_messages"): POSITIVE,
     ("DeadLetters.replay", "rate"): RATE,
     ("DeadLetters.replay", "max_messages"): NOT_NEGATIVE,
@@ -262,6 +272,11 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("raymq.data.TopicDatasource.__init__", "timeout_ms"): TASK_MS,
     ("raymq.data.TopicDatasource.get_read_tasks", "parallelism"): "Ray calls it",
     ("raymq.data.TopicDatasource.get_read_tasks", "per_task_row_limit"): "Ray calls it",
+    **{
+        (f"raymq.data.{call}", option): "an offset, a time, a word or a mapping; tested below"
+        for call in ("read_topic", "TopicDatasource.__init__")
+        for option in ("start_offset", "end_offset")
+    },
     ("raymq.data.iter_topic", "interval_s"): TIME_S,
     ("raymq.data.iter_topic", "max_rows"): POSITIVE,
     ("raymq.data.iter_topic", "timeout_ms"): TASK_MS,
@@ -455,3 +470,47 @@ def test_the_bounds_themselves_are_taken(door: Door, bounds: NumberRange) -> Non
         else:
             check, _ = number_checks(function_of(door))[door.argument]
             assert check(passed) == passed
+
+
+@pytest.mark.parametrize(
+    "value", [-1, True, math.nan, math.inf, 1.5, 2**63, 10**5000, None, b"1"], ids=lambda one: "value"
+)
+def test_an_absurd_offset_of_a_read_is_refused(value: Any) -> None:
+    source = Queues({("broker-a", 0): (0, 9)})
+    for absurd in (value, {"orders": {"broker-a:0": value}}):
+        for options in ((absurd, "latest"), ("earliest", absurd)):
+            with pytest.raises(InvalidArgumentError, match=r"(start|end)_offset must be") as caught:
+                resolve_ranges(source, "orders", *options, lenient=False)
+            assert len(str(caught.value)) < 400
+
+
+# Settings
+
+
+def numeric_settings() -> Iterator[tuple[str, type[BaseModel], str]]:
+    """The settings of `raymq.yaml` that are numbers: section, class of the section, and key."""
+    for section, kind in {"": ClusterSettings, **SECTIONS}.items():
+        for key, field in kind.model_fields.items():
+            if _NUMERIC.search(str(field.annotation)):
+                yield section, kind, key
+
+
+SETTINGS = list(numeric_settings())
+
+
+@pytest.mark.parametrize(("section", "kind", "key"), SETTINGS, ids=[f"{one[0]}.{one[2]}" for one in SETTINGS])
+def test_a_setting_takes_no_absurd_number(section: str, kind: type[BaseModel], key: str) -> None:
+    field = kind.model_fields[key]
+    names = {name for one in field.metadata for name in ("ge", "gt", "le", "lt") if hasattr(one, name)}
+    assert names & {"ge", "gt"}, "give this setting a least value"
+    assert names & {"le", "lt"}, "give this setting a greatest value"
+    allowed = [] if "None" not in str(field.annotation) else [None]
+    for value in (True, False, math.nan, math.inf, -math.inf, 2**63, 2**200, -1e30, "x", [1], None):
+        if value in allowed:
+            continue
+        with pytest.raises(ValidationError, match=key):
+            kind(**{key: value})
+    if section and is_live(f"{section}.{key}"):
+        for value in (True, math.nan, 2**200, -1e30, 10**5000):
+            with pytest.raises(ConfigError, match=key):
+                check_change(LiveOptions(), {}, f"{section}.{key}", value)

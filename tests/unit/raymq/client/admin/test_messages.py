@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from raymq.client.admin.admin import Admin
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import Message, MessageQueue
+from raymq.common.numbers import NUMBER_MAX
 from raymq.common.protocol.route import BrokerData, QueueData, TopicRoute
 from raymq.common.protocol.store import Boundary
 from raymq.records.format.encode import encode_batch
@@ -100,6 +101,23 @@ def test_offsets_by_time_have_both_boundaries(admin):
         assert admin.offset_by_time(queue, at + 1) == offset + 1
         assert admin.offset_by_time(queue, at + 1, Boundary.UPPER) == offset
     assert admin.offset_by_time(queue, 0) == admin.offset_by_time(queue, 0, Boundary.UPPER) == 0
+
+
+def test_the_greatest_numbers_are_obeyed(admin):
+    assert len(admin.query_by_key("orders", "all", max_messages=NUMBER_MAX, begin_ms=0, end_ms=NUMBER_MAX)) == 10
+    assert admin.query_by_key("orders", "all", begin_ms=NUMBER_MAX) == []
+    assert admin.query_by_key("orders", "all", end_ms=0) == []
+    queue = MessageQueue("orders", "broker-a", 0)
+    assert admin.offset_by_time(queue, NUMBER_MAX) == 5
+    assert admin.offset_by_time(queue, NUMBER_MAX, Boundary.UPPER) == 4
+
+
+@pytest.mark.parametrize("queue_id", [-1, 2**31, 2**200, True, 0.0, "0", None])
+def test_a_queue_with_an_absurd_id_is_refused(admin, queue_id):
+    queue = MessageQueue("orders", "broker-a", queue_id)
+    for call in (lambda: admin.offset_by_time(queue, 0), lambda: admin.pull(queue, 0)):
+        with pytest.raises(InvalidArgumentError, match="queue: queue_id must be"):
+            call()
 
 
 @pytest.fixture

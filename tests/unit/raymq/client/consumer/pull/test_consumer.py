@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pickle
 import threading
@@ -28,6 +29,7 @@ from raymq.common.errors import (
     ServiceNotAvailableError,
 )
 from raymq.common.message import ConsumeFromWhere, MessageExt, MessageQueue
+from raymq.common.numbers import LONGEST_TIME_S, NUMBER_MAX
 from raymq.common.protocol.clients import ConsumerData
 from raymq.common.protocol.group import OffsetCommit
 from raymq.common.protocol.membership import AllocateStrategy
@@ -137,6 +139,26 @@ def test_messages_come_in_the_order_of_their_queue_and_as_many_as_asked_for(cons
     holds(consumer, Q0, Q1)
     store.append([make_batch([b"5"])])
     assert poll(consumer) == [b"5"]
+
+
+def test_the_greatest_numbers_are_obeyed_and_absurd_ones_change_nothing(consume, store):
+    consumer = consume()
+    for arguments in ((0,), (2**63,), (1.0,), (1, -1), (1, math.nan), (1, 10**18)):
+        for call in (consumer.poll, consumer.poll_table):
+            with pytest.raises(InvalidArgumentError, match="must be"):
+                call(*arguments)
+    assert poll(consumer, 5, max_messages=NUMBER_MAX) == [b"0", b"1", b"2", b"3", b"4"]
+    for offset in (-NUMBER_MAX, -1, 6, NUMBER_MAX):
+        with pytest.raises(OffsetOutOfRangeError, match="holds offsets 0 to 5"):
+            consumer.seek(Q0, offset)
+        with pytest.raises(InvalidArgumentError):
+            consumer.commit({Q0: offset})
+    with pytest.raises(InvalidArgumentError, match="queue_id must be a whole number"):
+        consumer.commit({MessageQueue("orders", "a", 0.0): 5})
+    assert consumer.offset_for_timestamp(Q0, NUMBER_MAX) == 5
+    store.append([make_batch([b"5"])])
+    assert [message.body for message in consumer.poll(1, LONGEST_TIME_S)] == [b"5"]
+    assert consumer.commit()[Q0] == 6
 
 
 def test_the_queues_of_a_topic_are_read_together(consume, store):

@@ -1,0 +1,26 @@
+"""SettingsSection is the base of every group of settings in `raymq.yaml`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationInfo, field_validator
+
+_NUMBER: Final = re.compile(r"\b(int|float)\b")
+_BOOL: Final = re.compile(r"\bbool\b")
+
+
+class SettingsSection(BaseModel):
+    """Settings that are read together. ValidationError for a value that is not allowed.
+
+    Pydantic takes True for 1, and YAML reads ``yes`` as True. A setting that is a number refuses both.
+    """
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_bool_for_number(cls, value: Any, info: ValidationInfo) -> Any:
+        kind = str(cls.model_fields[info.field_name or ""].annotation)
+        if isinstance(value, bool) and _NUMBER.search(kind) and not _BOOL.search(kind):
+            raise ValueError(f"must be a number, not {str(value).lower()}")
+        return value
