@@ -35,6 +35,7 @@ from tests.support.stores.damage import flip
 BROKER, REPLICAS = "broker-a", 3
 STORES = [f"storage-{BROKER}-{replica}" for replica in range(REPLICAS)]
 COMMAND_TIMEOUT_S = 200.0
+PATIENCE_S = 180.0
 TOKEN = "the admins' token"
 
 
@@ -86,15 +87,17 @@ def findings(command: str, key: str) -> tuple[int, list[dict[str, Any]]]:
 
 def assert_shown(finding: dict[str, Any], console: str) -> None:
     """The tables of both commands and both pages of the console show where, what and what to do."""
-    for text in (run("status").stdout, run("doctor").stdout):
-        columns = columns_of(text)
-        for part in ("where", "seen", "do"):
-            assert any(finding[part] in column for column in columns), f"{part} of {finding} is not in:\n{text}"
+    for command in ("status", "doctor"):
+
+        def shows(command: str = command) -> bool:
+            columns = columns_of(run(command).stdout)
+            return all(any(finding[part] in column for column in columns) for part in ("where", "seen", "do"))
+
+        eventually(shows, f"{finding} in the table of raymq {command}", PATIENCE_S)
     problem = f"{finding['where']}: {finding['seen']}; {finding['do']}"
     for page in ("/", "/cluster"):
         eventually(lambda page=page: plain(problem) in plain(get(console + page)), f"{problem} at {page}")  # type: ignore[misc]
-    [same] = [row for row in json.loads(get(f"{console}/api/v1/status"))["problems"] if row == finding]
-    assert same["do"]
+    eventually(lambda: finding in json.loads(get(f"{console}/api/v1/status"))["problems"], f"{finding} in JSON")
 
 
 def get(url: str) -> str:
@@ -105,9 +108,8 @@ def get(url: str) -> str:
 def columns_of(tables: str) -> list[str]:
     """The text of each column of tables, from top to bottom: cells are broken into lines."""
     lines = [line.split("│")[1:-1] for line in tables.splitlines() if line.startswith("│")]
-    return [
-        " ".join(line[index].strip() for line in lines if len(line) > index) for index in range(max(map(len, lines)))
-    ]
+    width = max(map(len, lines), default=0)
+    return [" ".join(line[index].strip() for line in lines if len(line) > index) for index in range(width)]
 
 
 def plain(text: str) -> str:
@@ -127,24 +129,25 @@ def test_each_replica_with_a_damaged_log_is_named_with_the_damage_and_the_remedy
     roots = [box.data / f"{BROKER}-{replica}" for replica in range(REPLICAS)]
     for root in roots:
         flip(root, damaged.physical_offset, "body", file_size=SMALL_LOG_FILE_BYTES)
+    for root in roots:  # recovery reads the log from a snapshot on; a store that runs writes one every 10 s
+        (root / SNAPSHOT_FILE).unlink(missing_ok=True)
     kill_actors("Storage")
-    for root in roots:  # recovery reads the log from a snapshot on
+    for root in roots:
         (root / SNAPSHOT_FILE).unlink(missing_ok=True)
     replicas.settled()
-    code, found = eventually(lambda: three(findings("status", "problems")), "a hole in each log")
-    assert code == 0, "all replicas run and take messages"
-    assert sorted(row["where"] for row in found) == STORES
+    # A server that does not answer within 5 s, on a loaded machine, is a problem for that moment.
+    found = eventually(lambda: of_each_replica(0, "status", "problems"), "a hole in each log", PATIENCE_S)
     for row in found:
         assert f"damaged bytes at {damaged.physical_offset} of its log" in row["seen"]
         assert "check the disk" in row["do"]
-    code, same = findings("doctor", "findings")
-    assert code == 1
-    assert same == found
+    assert eventually(lambda: of_each_replica(1, "doctor", "findings"), "the doctor's findings", PATIENCE_S) == found
     assert_shown(found[0], console)
 
 
-def three(answer: tuple[int, list[dict[str, Any]]]) -> tuple[int, list[dict[str, Any]]] | None:
-    return answer if len(answer[1]) == REPLICAS else None
+def of_each_replica(code: int, command: str, key: str) -> list[dict[str, Any]]:
+    """The findings of a command that ends with an exit code and has one finding about each store; else none."""
+    ended, found = findings(command, key)
+    return found if ended == code and sorted(row["where"] for row in found) == STORES else []
 
 
 def test_a_replica_whose_disk_is_broken_is_named_with_its_directory_and_the_remedy(
@@ -159,18 +162,20 @@ def test_a_replica_whose_disk_is_broken_is_named_with_its_directory_and_the_reme
         with mq.producer() as producer:  # whose flush fails
             producer.send(raymq.Message("orders", b"last"))
         eventually(lambda: "cannot open" in why_out(BROKER, broken, patient=True), "a store that stays closed")
-        code, found = findings("status", "problems")
-        assert code == 1
-        [row] = [one for one in found if one["where"] == store]
+        [row] = eventually(lambda: closed_store(store, "status", "problems"), "a closed store", PATIENCE_S)
         assert str(machine.box.data / f"{BROKER}-{broken}") in row["seen"]
         assert "Input/output error" in row["seen"]
         assert "raymq drain" in row["do"]
-        code, same = findings("doctor", "findings")
-        assert code == 1
-        assert row in same
+        same = eventually(lambda: closed_store(store, "doctor", "findings"), "the doctor's finding", PATIENCE_S)
+        assert same == [row]
         assert_shown(row, console)
     finally:
         marker.unlink()
     replicas.settled()
-    _, found = findings("status", "problems")
-    assert "stores open" not in {one["check"] for one in found}
+    eventually(lambda: not closed_store(store, "status", "problems"), "a store that is open again", PATIENCE_S)
+
+
+def closed_store(store: str, command: str, key: str) -> list[dict[str, Any]]:
+    """The findings of a command that a store is closed."""
+    ended, found = findings(command, key)
+    return [row for row in found if ended == 1 and (row["where"], row["check"]) == (store, "stores open")]
