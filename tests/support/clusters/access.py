@@ -1,0 +1,140 @@
+"""Users of a cluster with access: programs that act as one, and what the cluster's named actors serve one.
+
+This module is pickled by value, as the tests that use it must be: Ray's workers cannot import tests.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import ray
+
+import raymq
+from raymq.client.predicates.source import GroupPredicate
+from raymq.common import identity
+from raymq.common.errors import AccessDeniedError, AuthenticationError
+from raymq.common.protocol.store import FetchRequest
+from raymq.remoting import actor_ref
+from raymq.remoting.access.requests import rules_of
+from raymq.remoting.storage_client import StorageClient
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+CALL_S = 120.0
+OWN_KINDS = ("nameserver-", "broker-", "storage-", "replicator-", "controller", "rebalance-", "console", "pull-")
+"""The beginnings of the names of raymq's actors in a cluster with replicas, a console and a push consumer."""
+
+
+@ray.remote(num_cpus=0)
+class Program:
+    """A program of one user."""
+
+    def __init__(self, credentials: raymq.Credentials | None) -> None:
+        for name in ("RAYMQ_USER", "RAYMQ_SECRET"):
+            os.environ.pop(name, None)
+        self._credentials = credentials
+
+    def run(self, work: Callable[[raymq.Client], Any]) -> Any:
+        """The result of `work` with the user's client."""
+        with raymq.connect(credentials=self._credentials) as client:
+            return work(client)
+
+
+def as_user(credentials: raymq.Credentials | None, work: Callable[[raymq.Client], Any]) -> Any:
+    """What `work` gives, or raises, in a program of this user."""
+    program = Program.remote(credentials)
+    try:
+        return ray.get(program.run.remote(work), timeout=CALL_S)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    finally:
+        ray.kill(program)
+
+
+def consume_with_predicates(topic: str, group: str, stop: Path) -> Callable[[raymq.Client], int]:
+    """Work that keeps a push consumer, a Pull actor and two predicates' actors running until the file `stop` exists.
+    Returns the number of records that the predicates let pass."""
+
+    def work(client: raymq.Client) -> int:
+        consumer = client.push_consumer(group, consume_from=raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+        consumer.subscribe(topic, raymq.predicate(lambda message: True, name="all"))
+        with consumer.on_message(lambda message: None).start():
+            store = StorageClient("storage-broker-a-0", ray.get_runtime_context().get_node_id())
+            shipped = pickle.loads(pickle.dumps(raymq.predicate(lambda message: True, name="own")))
+            reader = GroupPredicate(group, shipped).read_from(store)  # by an actor, since it is shipped
+            until_s, found = time.monotonic() + CALL_S, 0
+            while not stop.exists() and time.monotonic() < until_s:
+                for queue_id in range(2):
+                    [result] = reader.fetch([FetchRequest(topic, queue_id, 0, 32)], 1 << 20, 0.0, CALL_S)
+                    found += len(result.records)
+                time.sleep(0.1)
+            return found
+
+    return work
+
+
+def all_own_kinds_run() -> bool:
+    """True if an actor of each kind of raymq's runs, and predicates' actors of two users."""
+    names = [name for _, name in named_actors()]
+    users = {name.rpartition("-")[2] for name in names if name.startswith("predicate-")}
+    return len(users) == 2 and all(any(name.startswith(kind) for name in names) for kind in OWN_KINDS)
+
+
+def named_actors() -> dict[tuple[str, str], Any]:
+    """The handles of all named actors of the cluster, in all namespaces, by namespace and name."""
+    listed = ray.util.list_named_actors(all_namespaces=True)
+    return {(one["namespace"], one["name"]): ray.get_actor(one["name"], namespace=one["namespace"]) for one in listed}
+
+
+def class_of(handle: Any) -> str:
+    """The class of an actor, without its module; of a replica of Ray Serve without its application."""
+    return str(handle._ray_actor_creation_function_descriptor.class_name.rpartition(".")[2].partition(":")[0])
+
+
+def arguments(handle: Any, method: str) -> tuple[tuple[None, ...], dict[str, None]]:
+    """As many arguments for a method of an actor as it demands."""
+    needed = [one for one in handle._ray_method_signatures[method] if one.default is one.empty]
+    by_name = {one.name: None for one in needed if one.kind is one.KEYWORD_ONLY}
+    return (None,) * sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in needed), by_name
+
+
+def served(foreign: Collection[str] = ()) -> Callable[[raymq.Client], list[str]]:
+    """Work that returns the methods that serve its user otherwise than the table of requests says, of all named actors
+    but those of the classes `foreign`."""
+
+    def work(client: raymq.Client) -> list[str]:
+        me, failures = identity.present(), []
+        assert me is not None
+        for (_, name), handle in named_actors().items():
+            server = class_of(handle)
+            if server in foreign:
+                continue
+            methods = {one.removeprefix("signed_") for one in dir(handle) if one.startswith("signed_")}
+            plain = {one for one in dir(handle) if not one.startswith(("_", "signed_"))}
+            if not methods == plain != set():
+                failures.append(f"{server} {name}: it checks the user in {sorted(methods)} of {sorted(plain)}")
+                continue
+            calls = []
+            for one in methods:
+                args, by_name = arguments(handle, one)
+                calls.append((f"{one}, plain", getattr(handle, one).remote(*args, **by_name)))
+            unsigned = [(one, getattr(handle, f"signed_{one}").remote(None, b"")) for one in methods]
+            calls += [(f"{one}, no signature", reference) for one, reference in unsigned]
+            for method in methods - rules_of(server).keys():
+                heard = actor_ref._signed(me, name, method, *arguments(handle, method))
+                calls.append((f"{method}, signed", getattr(handle, f"signed_{method}").remote(*heard)))
+            for what, reference in calls:
+                try:
+                    actor_ref.resolve(reference, what, CALL_S)
+                    failures.append(f"{name}: {what}")
+                except (AuthenticationError, AccessDeniedError):
+                    continue
+        return failures
+
+    return work
