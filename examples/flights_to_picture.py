@@ -1,11 +1,11 @@
 # %% [markdown]
 # # From flights to a picture
 #
-# A month of flights lies in a topic. Spark reads it as a table, which stands still: the offsets are fixed when the
-# DataFrame is made. The question is at which hour of the day flights are late.
+# A topic holds a month of flights. Spark reads the topic as a fixed table: the DataFrame's offsets do not change after
+# its creation. The question is at which hour of the day flights are late.
 
 # %%
-"""A month of flights, from a topic to the mean delay per hour and airport; draws `delays.png`."""
+"""Compute the mean delay of a month of flights per hour and airport, and draw `delays.png`."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ FIELDS = ["origin", "carrier", "hour", "dep_delay", "distance"]
 
 # %%
 def month() -> pd.DataFrame:
-    """The flights of January 2013 from New York."""
+    """Return the flights of January 2013 from New York."""
     flights = load_flights()
     return flights[flights.month == MONTH]
 
 
 def send(mq: raymq.Client, flights: pd.DataFrame) -> int:
-    """Send each flight as JSON; returns how many were sent."""
+    """Send each flight as JSON. Returns the number of sent flights."""
     bodies = flights[FIELDS].to_json(orient="records", lines=True).splitlines()
     table = pa.table({"body": pa.array(bodies), "tags": pa.array(flights.origin.astype(str).tolist())})
     with mq.producer("airports") as producer:
@@ -54,12 +54,12 @@ def send(mq: raymq.Client, flights: pd.DataFrame) -> int:
 
 # %% [markdown]
 # ## The question
-# Tags are looked at while the topic is read: what is not wanted is not even fetched.
+# The read skips messages with other tags without fetching them.
 
 
 # %%
 def delays(spark: SparkSession, mq: raymq.Client) -> DataFrame:
-    """Mean departure delay in minutes, and the number of flights that left, per hour and airport."""
+    """Return the mean departure delay in minutes and the number of departed flights, per hour and airport."""
     messages = read_topic(spark, TOPIC, tags="JFK || LGA", columns=["tags", "body"], client=mq)
     flight = f.from_json(f.col("body").cast("string"), "hour int, dep_delay double")
     return (
@@ -73,7 +73,7 @@ def delays(spark: SparkSession, mq: raymq.Client) -> DataFrame:
 
 # %%
 def main(directory: Path) -> dict[str, float]:
-    """Send a month of flights, compute the delays, draw `delays.png` into the directory; returns the figures."""
+    """Send a month of flights, compute the delays and draw `delays.png` into the directory. Returns the figures."""
     with raymq.connect() as mq:
         mq.admin.create_topic(TOPIC, queues=4)
         sent = send(mq, month())
@@ -95,7 +95,7 @@ def main(directory: Path) -> dict[str, float]:
 
 # %%
 def draw(rows: list[DataFrame], file: Path) -> None:
-    """Delay over the hours of the day, a line per airport."""
+    """Draw the delay over the hours of the day, one line per airport."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     for origin in sorted({row.origin for row in rows}):

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # From orders to windows
 #
-# A shop's orders come into a topic one after another. Spark reads the topic as a stream, sums the sales per minute and
-# shop by the time at which an order was made, and has a new result a moment after each batch of orders.
+# Shops send their orders to a topic one after another. Spark reads the topic as a stream and sums the sales per minute
+# and shop by the time of each order. Each batch of orders updates the result within a moment.
 
 # %%
-"""Orders become sales per minute and shop while they come in; draws `sales.png`."""
+"""Aggregate a stream of orders into sales per minute and shop, and draw `sales.png`."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ PATIENCE_S = 90.0
 
 # %% [markdown]
 # ## The orders
-# Ten minutes of orders, a fifth of a second apart. A sharding key keeps the orders of one shop in one queue, in order.
+# The program sends ten minutes of orders, a fifth of a second apart. A sharding key keeps the orders of one shop in one
+# queue, in order.
 
 
 # %%
 def orders() -> Iterator[tuple[str, dict[str, object]]]:
-    """Each order with its shop."""
+    """Yield each order with its shop."""
     for number in range(ORDERS):
         at = OPENED + timedelta(seconds=number * SECONDS_BETWEEN)
         shop = SHOPS[number * number % 7 % 3]
@@ -47,7 +48,7 @@ def orders() -> Iterator[tuple[str, dict[str, object]]]:
 
 
 def send(mq: raymq.Client) -> None:
-    """Send all orders, as a shop's till would: many small messages."""
+    """Send all orders as many small messages, like a shop's till."""
     with mq.producer("tills") as producer:
         for shop, order in orders():
             producer.send_async(raymq.Message(TOPIC, json.dumps(order).encode(), tags=shop), sharding_key=shop)
@@ -56,13 +57,13 @@ def send(mq: raymq.Client) -> None:
 
 # %% [markdown]
 # ## The windows
-# A streaming DataFrame has the columns of the topic. The body is JSON; its own time decides about the window, and the
-# watermark how long Spark waits for orders that are late.
+# A streaming DataFrame has the columns of the topic. The body is JSON. The time in the body selects the window, and the
+# watermark limits how long Spark waits for late orders.
 
 
 # %%
 def sales(spark: SparkSession, mq: raymq.Client) -> DataFrame:
-    """Euros per minute and shop, of the orders that came so far."""
+    """Return the euros per minute and shop of the orders so far."""
     stream = stream_topic(spark, TOPIC, starting_offsets="earliest", client=mq)
     order = f.from_json(f.col("body").cast("string"), "shop string, at timestamp, euros double")
     return (
@@ -76,12 +77,13 @@ def sales(spark: SparkSession, mq: raymq.Client) -> DataFrame:
 
 # %% [markdown]
 # ## The run
-# The query starts first, on an empty topic. Orders come while it runs; we look at its table until all are counted.
+# The query starts first, on an empty topic. Orders arrive while the query runs. The program reads the query's table
+# until it counts all orders.
 
 
 # %%
 def main(directory: Path) -> dict[str, float]:
-    """Send the orders, sum them up while they come, draw `sales.png` into the directory; returns the figures."""
+    """Send the orders, sum them as they arrive and draw `sales.png` into the directory. Returns the figures."""
     with raymq.connect() as mq:
         mq.admin.create_topic(TOPIC, queues=4)
         configs = {"spark.sql.session.timeZone": "UTC", "spark.sql.shuffle.partitions": "2"}
@@ -104,7 +106,7 @@ def main(directory: Path) -> dict[str, float]:
 
 
 def await_orders(spark: SparkSession) -> list[DataFrame]:
-    """The rows of the result, once every order is in them."""
+    """Wait until the result counts every order, then return its rows."""
     deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:
         rows: list[DataFrame] = spark.sql(
@@ -122,7 +124,7 @@ def await_orders(spark: SparkSession) -> list[DataFrame]:
 
 # %%
 def draw(rows: list[DataFrame], file: Path) -> None:
-    """Sales per minute, the shops on top of each other."""
+    """Draw the sales per minute, with the shops stacked."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     minutes = sorted({row.minute for row in rows})

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # From points to classes
 #
-# A topic holds measurements, two numbers each, as bytes. A small model, trained in numpy, says for each which of three
-# classes it is of. Ray Data reads the topic, in place where it is stored, and runs the model on whole batches.
+# A topic holds measurements, each of two numbers, as bytes. A small model, trained in numpy, assigns each measurement
+# to one of three classes. Ray Data reads the topic in place and runs the model on whole batches.
 
 # %%
-"""A small model labels the messages of a topic with Ray Data; draws `classes.png`."""
+"""Label the messages of a topic with a small model in Ray Data, and draw `classes.png`."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ Classes = NDArray[np.int64]
 
 # %% [markdown]
 # ## The measurements
-# Three clouds of points. A message is 16 bytes: two float64.
+# The measurements are three clouds of points. A message has 16 bytes: two float64.
 
 
 # %%
 def measure(count: int, seed: int) -> tuple[Points, Classes]:
-    """Points, and the class that each was drawn from."""
+    """Return random points and the class of each point."""
     dice = np.random.default_rng(seed)
     classes = dice.integers(0, len(CENTRES), count)
     return CENTRES[classes] + dice.normal(0.0, 0.8, (count, 2)), classes
@@ -60,12 +60,13 @@ def send(mq: raymq.Client, points: Points) -> None:
 
 # %% [markdown]
 # ## The model
-# Softmax regression: a matrix of weights, found by 500 steps of gradient descent on a few labelled points.
+# The model is a softmax regression: a matrix of weights, fitted by 500 steps of gradient descent on a few labelled
+# points.
 
 
 # %%
 def train(points: Points, classes: Classes, steps: int = 500, rate: float = 0.5) -> Points:
-    """The weights: a row per coordinate, and one for the constant; a column per class."""
+    """Fit the weights. Returns a matrix: a row per coordinate, a row for the constant, and a column per class."""
     inputs, wanted = with_constant(points), np.eye(len(CENTRES))[classes]
     weights = np.zeros((inputs.shape[1], len(CENTRES)))
     for _ in range(steps):
@@ -75,13 +76,15 @@ def train(points: Points, classes: Classes, steps: int = 500, rate: float = 0.5)
 
 
 def with_constant(points: Points) -> Points:
-    """The points with a third coordinate, which is 1."""
+    """Return the points with a third coordinate of 1."""
     return np.hstack([points, np.ones((len(points), 1))])
 
 
 def model(weights: Points) -> Callable[[pa.Table], pa.Table]:
-    """The model as Ray Data runs it. A function inside a function is shipped by value, so that workers need not have
-    this file; it uses nothing else of it."""
+    """Return the function that Ray Data runs on each batch.
+
+    Ray pickles an inner function by value, so workers do not need this file. The function must use nothing else of it.
+    """
 
     def classify(batch: pa.Table) -> pa.Table:
         points = np.frombuffer(b"".join(batch.column("value").to_pylist()), np.float64).reshape(-1, 2)
@@ -93,13 +96,13 @@ def model(weights: Points) -> Callable[[pa.Table], pa.Table]:
 
 # %% [markdown]
 # ## The run
-# `raymq.data.read_topic` fixes the offsets and reads nothing yet; `columns` leaves out what the model does not look at.
-# The names are those of `ray.data.read_kafka`: the body of a message is its `value`.
+# `raymq.data.read_topic` fixes the offsets and reads no message yet. `columns` selects the model's input columns.
+# Columns have the names of `ray.data.read_kafka`: the body of a message is its `value`.
 
 
 # %%
 def main(directory: Path) -> dict[str, float]:
-    """Send the points, have them classified, draw `classes.png` into the directory; returns the figures."""
+    """Send the points, classify them and draw `classes.png` into the directory. Returns the figures."""
     points, classes = measure(POINTS, SEED)
     with raymq.connect() as mq:
         mq.admin.create_topic(TOPIC, queues=4)
@@ -118,7 +121,7 @@ def main(directory: Path) -> dict[str, float]:
 
 
 def correct_share(points: Points, classes: Classes, seen: Points, found: Classes) -> float:
-    """The share of points whose class was found; the order of messages is not that of sending, so both are sorted."""
+    """Return the share of correctly classified points. Messages arrive in another order, so both sides are sorted."""
     order, other = np.lexsort(points.T), np.lexsort(seen.T)
     return float((classes[order] == found[other]).mean())
 
@@ -129,7 +132,7 @@ def correct_share(points: Points, classes: Classes, seen: Points, found: Classes
 
 # %%
 def draw(points: Points, classes: Classes, file: Path) -> None:
-    """The points in the colours of their classes."""
+    """Draw the points in the colours of their classes."""
     figure = Figure(figsize=(6, 5), layout="constrained")
     axes = figure.subplots()
     axes.scatter(points[:, 0], points[:, 1], c=classes, s=1, cmap="viridis")
