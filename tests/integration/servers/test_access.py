@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 import time
@@ -22,15 +21,18 @@ import pytest
 import ray
 
 import raymq
-from raymq.client.predicates.source import GroupPredicate
-from raymq.common import identity
 from raymq.common.errors import AccessDeniedError, AuthenticationError
-from raymq.common.names import CONSOLE as CONSOLE_ACTOR, INSTANCES, NAMESPACE
-from raymq.common.protocol.store import FetchRequest
+from raymq.common.names import CONSOLE as CONSOLE_ACTOR, NAMESPACE
 from raymq.remoting import actor_ref
-from raymq.remoting.access.requests import rules_of
 from raymq.remoting.actor_ref import ActorRef
-from raymq.remoting.storage_client import StorageClient
+from tests.support.clusters.access import (
+    CALL_S,
+    Program,
+    all_own_kinds_run,
+    as_user,
+    consume_with_predicates,
+    served,
+)
 from tests.support.clusters.cluster import Sandbox, embedded, kill_actors, one_group, user_environment
 from tests.support.history.waiting import eventually
 
@@ -65,7 +67,6 @@ users:
       - {{resource: "Topic:bulk", actions: [Pub, Sub]}}
       - {{resource: "Group:bulk*", actions: [Sub]}}
 """
-CALL_S = 120.0
 CONSOLE = "console: {enable: true, port: 0}\n"
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
@@ -89,32 +90,6 @@ def mq(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[raymq
             client.admin.create_topic("orders", 2)
             client.admin.create_topic("bills", 2)
             yield client
-
-
-@ray.remote(num_cpus=0)
-class Program:
-    """A program of one user."""
-
-    def __init__(self, credentials: raymq.Credentials | None) -> None:
-        for name in ("RAYMQ_USER", "RAYMQ_SECRET"):
-            os.environ.pop(name, None)
-        self._credentials = credentials
-
-    def run(self, work: Callable[[raymq.Client], Any]) -> Any:
-        """The result of `work` with the user's client."""
-        with raymq.connect(credentials=self._credentials) as client:
-            return work(client)
-
-
-def as_user(credentials: raymq.Credentials | None, work: Callable[[raymq.Client], Any]) -> Any:
-    """What `work` gives, or raises, in a program of this user."""
-    program = Program.remote(credentials)
-    try:
-        return ray.get(program.run.remote(work), timeout=CALL_S)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from None
-    finally:
-        ray.kill(program)
 
 
 def send(topic: str, body: bytes = b"x") -> Callable[[raymq.Client], Any]:
@@ -431,83 +406,20 @@ def test_a_handle_serves_only_what_is_signed_and_once(mq: raymq.Client) -> None:
         actor_ref.resolve(handle.signed_groups.remote(*heard), "groups", CALL_S)
 
 
-def named_actors() -> dict[str, Any]:
-    """The handles of all named actors of raymq in the cluster, by name."""
-    listed = ray.util.list_named_actors(all_namespaces=True)
-    return {
-        one["name"]: ray.get_actor(one["name"], namespace=one["namespace"])
-        for one in listed
-        if one["namespace"] in (NAMESPACE, INSTANCES)
-    }
-
-
-def arguments(handle: Any, method: str) -> tuple[tuple[None, ...], dict[str, None]]:
-    """As many arguments for a method of an actor as it demands."""
-    needed = [one for one in handle._ray_method_signatures[method] if one.default is one.empty]
-    by_name = {one.name: None for one in needed if one.kind is one.KEYWORD_ONLY}
-    return (None,) * sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in needed), by_name
-
-
-def served(client: raymq.Client) -> list[str]:
-    """The methods of all named actors that serve this program's user otherwise than the table of requests says."""
-    me, failures = identity.present(), []
-    assert me is not None
-    for name, handle in named_actors().items():
-        server = handle._ray_actor_creation_function_descriptor.class_name.rpartition(".")[2]
-        methods = {one.removeprefix("signed_") for one in dir(handle) if one.startswith("signed_")}
-        assert {one for one in dir(handle) if not one.startswith(("_", "signed_"))} == methods, f"{name}: {methods}"
-        calls = []
-        for one in methods:
-            args, by_name = arguments(handle, one)
-            calls.append((f"{one}, plain", getattr(handle, one).remote(*args, **by_name)))
-        calls += [(f"{one}, no signature", getattr(handle, f"signed_{one}").remote(None, b"")) for one in methods]
-        for method in methods - rules_of(server).keys():
-            heard = actor_ref._signed(me, name, method, *arguments(handle, method))
-            calls.append((f"{method}, signed", getattr(handle, f"signed_{method}").remote(*heard)))
-        for what, reference in calls:
-            try:
-                actor_ref.resolve(reference, what, CALL_S)
-                failures.append(f"{name}: {what}")
-            except (AuthenticationError, AccessDeniedError):
-                continue
-    return failures
-
-
 def test_no_named_actor_of_a_running_cluster_serves_a_user_without_rights(mq: raymq.Client, tmp_path: Path) -> None:
     as_user(TEAM, send("orders", b"one"))
     stop = tmp_path / "stop"
-
-    def work(client: raymq.Client) -> int:
-        consumer = client.push_consumer("billing-named", consume_from=FIRST)
-        consumer.subscribe("orders", raymq.predicate(lambda message: True, name="all"))
-        with consumer.on_message(lambda message: None).start():
-            store = StorageClient("storage-broker-a-0", ray.get_runtime_context().get_node_id())
-            shipped = pickle.loads(pickle.dumps(raymq.predicate(lambda message: True, name="own")))
-            reader = GroupPredicate("billing-named", shipped).read_from(store)  # by an actor, since it is shipped
-            until_s = time.monotonic() + CALL_S
-            found = 0
-            while not stop.exists() and time.monotonic() < until_s:
-                for queue_id in range(2):
-                    [result] = reader.fetch([FetchRequest("orders", queue_id, 0, 32)], 1 << 20, 0.0, CALL_S)
-                    found += len(result.records)
-                time.sleep(0.1)
-            return found
-
     program = Program.remote(TEAM)
-    reference = program.run.remote(work)
+    reference = program.run.remote(consume_with_predicates("orders", "billing-named", stop))
     try:
-        kinds = ("nameserver-", "broker-", "storage-", "replicator-", "controller", "rebalance-", "console")
-        kinds += ("pull-billing-named-", "predicate-")
 
         def all_run() -> bool:
-            names = list(named_actors())
             if ray.wait([reference], timeout=0)[0]:
                 ray.get(reference)  # the program has failed
-            users = {name.rpartition("-")[2] for name in names if name.startswith("predicate-")}
-            return len(users) == 2 and all(any(name.startswith(kind) for name in names) for kind in kinds)
+            return all_own_kinds_run()
 
         eventually(all_run, "an actor of each kind runs", 60.0)
-        assert as_user(OTHER, served) == []
+        assert as_user(OTHER, served()) == []
     finally:
         stop.touch()
     assert ray.get(reference, timeout=CALL_S) > 0
