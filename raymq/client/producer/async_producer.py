@@ -5,7 +5,10 @@
 
 Nothing blocks the loop, and no thread is spent per message: a send that finds no space in the buffer awaits its turn in
 the same queue as waiting threads, and a result comes to the loop from the sender thread. Only asking a NameServer,
-every ROUTE_VALID_S, `send_table` and `close` borrow a thread of the loop's pool.
+every ROUTE_VALID_S, `send_table`, requests, recalls and `close` use threads of the producer's own pool.
+
+Where signal handlers may raise, in the main thread, messages that open a batch are handed over in a helper thread for
+some 50 µs, while the loop waits (raymq.common.parallel).
 
 Cancelling: a send that is cancelled while it awaits a route or buffer space sends nothing. After that its message is on
 its way and stays so, as if the answer had been lost: it is stored or not, and `flush` and `close` wait for it. A
@@ -16,17 +19,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, Unpack
 
+from raymq.client.producer.buffer_pool import Waiter
 from raymq.client.producer.completion import SendFuture
 from raymq.client.producer.encoder import check_batch
 from raymq.client.producer.producer import REQUEST_TIMEOUT_S, Producer
 from raymq.client.producer.queue_selector import ANYWHERE, Destination, DestinationOptions
+from raymq.client.producer.send_batch import SendRequest
+from raymq.client.producer.send_state import closed_error
 from raymq.common.closing import OfProcess
 from raymq.common.errors import RequestTimeoutError
 from raymq.common.message import Message, MessageExt, SendResult
+from raymq.common.parallel import aside
 from raymq.common.protocol.route import TopicRoute
 
 if TYPE_CHECKING:
@@ -37,6 +47,10 @@ if TYPE_CHECKING:
 _RouteRequest = tuple[str, bool, float]
 """A topic, True if the messages name one of its queues, and the seconds to wait for the route."""
 
+T = TypeVar("T")
+
+CALL_THREADS: Final = 32
+"""The most threads of one producer for calls that block."""
 ROUTE_VALID_S: Final = 2.0
 """Age at which a route is fetched again from the client's routes, which may ask a NameServer and wait for it."""
 
@@ -51,6 +65,8 @@ class AsyncProducer(OfProcess):
         self._producer = producer
         self._routes: dict[tuple[str, bool], tuple[TopicRoute, float]] = {}
         self._fetching: dict[_RouteRequest, asyncio.Task[TopicRoute]] = {}
+        self._calls = ThreadPoolExecutor(CALL_THREADS, f"calls-{producer.group}")
+        self._closed = False
 
     @property
     def group(self) -> str:
@@ -83,12 +99,12 @@ class AsyncProducer(OfProcess):
         self, message: Message, *, timeout_s: float = REQUEST_TIMEOUT_S, **where: Unpack[DestinationOptions]
     ) -> MessageExt:
         """Send a message, and await the reply (`Producer.request`). Cancelled, it awaits the reply no more."""
-        pending = await asyncio.to_thread(self._producer.begin_request, message, timeout_s)
+        pending = await self._call(self._producer.begin_request, message, timeout_s)
         try:
             await self.send(pending.message, timeout_s=timeout_s, **where)
-            return await asyncio.wrap_future(pending.future)
+            return await _in_loop(pending.future)
         finally:
-            pending.abandon()
+            aside(pending.abandon)  # its lock is shared with all requests
 
     async def reply(
         self,
@@ -99,28 +115,31 @@ class AsyncProducer(OfProcess):
         properties: Mapping[str, str] | None = None,
     ) -> SendResult:
         """Answer a request (`Producer.reply`), from a thread."""
-        return await asyncio.to_thread(self._producer.reply, request, body, keys=keys, properties=properties)
+        return await self._call(self._producer.reply, request, body, keys=keys, properties=properties)
 
     async def recall(self, topic: str, handle: str, *, timeout_s: float | None = None) -> str:
         """Take back a message that waits for its `deliver_at_ms` (`Producer.recall`), from a thread."""
-        return await asyncio.to_thread(self._producer.recall, topic, handle, timeout_s=timeout_s)
+        return await self._call(self._producer.recall, topic, handle, timeout_s=timeout_s)
 
     async def send_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> TableResult:
         """Send each row of an Arrow table as a message (`Producer.send_table`), from a thread."""
-        return await asyncio.to_thread(self._producer.send_table, topic, table)
+        return await self._call(self._producer.send_table, topic, table)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Await that everything handed over so far was acknowledged or has failed (`Producer.flush`)."""
         timeout_s = self._producer.flush_timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.wrap_future(self._producer.flushed())
+                await _in_loop(aside(self._producer.flushed))
         except TimeoutError:
             raise RequestTimeoutError("flushing the producer", timeout_s) from None
 
     async def close(self) -> None:
         """Flush, then end the sender threads (`Producer.close`). Idempotent."""
-        await asyncio.to_thread(self._producer.close)
+        if not self._closed:
+            await self._call(self._producer.close)
+            self._closed = True
+        aside(self._calls.shutdown, wait=False)
 
     async def __aenter__(self) -> AsyncProducer:
         return self
@@ -132,6 +151,14 @@ class AsyncProducer(OfProcess):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a raymq producer cannot be pickled: call raymq.connect().async_producer(...) where it is used")
+
+    async def _call(self, call: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+        """Await a blocking call in a thread. Cancelling the wait does not undo the call. ClientStateError after
+        `close`."""
+        if self._closed:
+            raise closed_error()
+        in_context = partial(copy_context().run, call, *arguments, **keywords)
+        return await aside(_submit, self._calls, in_context, asyncio.get_running_loop())
 
     async def _hand_over(
         self, messages: Sequence[Message], where: DestinationOptions, timeout_s: float | None, *, together: bool = False
@@ -147,32 +174,48 @@ class AsyncProducer(OfProcess):
                 joined = producer.join(messages[0], where)  # others came first, and have opened a batch meanwhile
                 if joined is not None:
                     return [joined]
-            patience_s = producer.allocate_timeout_s(timeout_s)
-            request.generation = await self._allocate(request.cost_bytes, len(messages), patience_s)
-            return producer.hand_over(route, request).futures(len(messages))
+            futures = aside(self._hand_over_now, route, request)
+            return await self._hand_over_later(route, request) if futures is None else futures
         except BaseException as error:
             request.fail(error)
             raise
 
-    async def _allocate(self, cost_bytes: int, count: int, timeout_s: float) -> int:
-        """`BufferPool.allocate`, awaited."""
-        buffer = self._producer.buffer
-        generation = buffer.try_allocate(cost_bytes, count)
-        if generation is not None:
-            return generation
-        if timeout_s <= 0:
-            raise buffer.full_error(timeout_s)
-        waiter = buffer.add_waiter(cost_bytes, count)
+    # The following two are called aside: a signal handler that raised between two of their steps would leave space of
+    # the buffer allocated for ever.
+
+    def _hand_over_now(self, route: TopicRoute, request: SendRequest) -> list[SendFuture] | None:
+        """Hand messages over if the buffer has space for them now; None if it has not."""
+        generation = self._producer.buffer.try_allocate(request.cost_bytes, len(request.messages))
+        if generation is None:
+            return None
+        request.generation = generation
+        return self._producer.hand_over(route, request).futures(len(request.messages))
+
+    def _hand_over_granted(self, route: TopicRoute, request: SendRequest, waiter: Waiter) -> list[SendFuture]:
+        """Hand messages over whose space was granted; none if their send has given up meanwhile."""
+        generation = self._producer.buffer.take(waiter)
+        if generation is None:
+            return []
+        request.generation = generation
+        return self._producer.hand_over(route, request).futures(len(request.messages))
+
+    async def _hand_over_later(self, route: TopicRoute, request: SendRequest) -> list[SendFuture]:
+        """Await space in the buffer (`BufferPool.allocate`), and hand messages over."""
+        buffer, patience_s = self._producer.buffer, self._producer.allocate_timeout_s(request.timeout_s)
+        if patience_s <= 0:
+            raise buffer.full_error(patience_s)
+        waiter = Waiter(request.cost_bytes, len(request.messages))
         try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.wrap_future(waiter.granted)
+            aside(buffer.enqueue, waiter)
+            async with asyncio.timeout(patience_s):
+                await _in_loop(waiter.granted)
+            return aside(self._hand_over_granted, route, request, waiter)
         except TimeoutError:
-            buffer.remove_waiter(waiter)
-            raise buffer.full_error(timeout_s) from None
+            aside(buffer.remove_waiter, waiter)
+            raise buffer.full_error(patience_s) from None
         except BaseException:
-            buffer.remove_waiter(waiter)
+            aside(buffer.remove_waiter, waiter)
             raise
-        return waiter.generation
 
     async def _route(self, topic: str, keyed: bool, timeout_s: float) -> TopicRoute:
         """The topic's route (`Producer.route`). Sends that want the same one at the same time share one fetch."""
@@ -181,7 +224,7 @@ class AsyncProducer(OfProcess):
         if known is not None and time.monotonic() < known[1]:
             return known[0]
         fetching = self._fetching.get(request)
-        if fetching is None:
+        if fetching is None or fetching.done():  # one that was interrupted at its start is still named here
             fetching = self._fetching[request] = asyncio.ensure_future(self._fetch_route(request))
             # All sends that wait for it may be cancelled; then nobody else would read its error.
             fetching.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -191,8 +234,19 @@ class AsyncProducer(OfProcess):
         """Fetch a route in a thread, and use it for ROUTE_VALID_S."""
         topic, keyed, timeout_s = request
         try:
-            route = await asyncio.to_thread(self._producer.route, topic, timeout_s, keyed=keyed)
+            route = await self._call(self._producer.route, topic, timeout_s, keyed=keyed)
             self._routes[topic, keyed] = (route, time.monotonic() + ROUTE_VALID_S)
             return route
         finally:
-            del self._fetching[request]
+            self._fetching.pop(request, None)
+
+
+def _in_loop(future: Future[T]) -> asyncio.Future[T]:
+    """The future of the running loop that ends with a future of another thread."""
+    return aside(asyncio.wrap_future, future, loop=asyncio.get_running_loop())
+
+
+def _submit(pool: ThreadPoolExecutor, call: Callable[[], T], loop: asyncio.AbstractEventLoop) -> asyncio.Future[T]:
+    """The future, in `loop`, of a call in a thread of a pool. Called aside: a signal handler that raised here would
+    leave a lock of the pool taken, or a thread that never starts."""
+    return asyncio.wrap_future(pool.submit(call), loop=loop)

@@ -27,11 +27,15 @@ from raymq.common.errors import InvalidArgumentError, SystemBusyError
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """A send that waits for space. Once `granted` has ended, it holds the space, in `generation`."""
+    """A send that waits for space. Once `granted` has ended, it holds the space, in `generation`.
+
+    `removed` is true once it waits no more and holds nothing: it gave up, or its space has another holder.
+    """
 
     cost_bytes: int
     count: int
     generation: int = -1
+    removed: bool = False
     granted: Future[None] = field(default_factory=Future)
 
 
@@ -95,23 +99,40 @@ class BufferPool:
         return waiter.generation
 
     def add_waiter(self, cost_bytes: int, count: int) -> Waiter:
-        """Wait for space behind those that wait already. Whoever does not wait to the end calls `remove_waiter`."""
+        """Wait for space after those that wait already. Whoever does not wait to the end calls `remove_waiter`."""
         waiter = Waiter(cost_bytes, count)
-        with self._lock:
-            self._waiters.append(waiter)
-            ended = self._settle_locked()
-        end_all(ended)
+        self.enqueue(waiter)
         return waiter
 
+    def enqueue(self, waiter: Waiter) -> None:
+        """Do as `add_waiter` does, for a waiter that the caller has made. Nothing happens if it was removed before."""
+        ended: list[Future[None]] = []
+        with self._lock:
+            if not waiter.removed:
+                self._waiters.append(waiter)
+                ended = self._settle_locked()
+        end_all(ended)
+
     def remove_waiter(self, waiter: Waiter) -> None:
-        """Stop waiting, and deallocate the space if it was granted meanwhile."""
+        """Stop waiting, and deallocate the space if it was granted in between. Idempotent. A waiter that is enqueued
+        afterwards does not wait."""
+        ended: list[Future[None]] = []
         with self._lock:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
                 ended = self._settle_locked()
-            else:
+            elif not waiter.removed and waiter.generation >= 0:
                 ended = self.deallocate_locked(waiter.cost_bytes, waiter.count, waiter.generation)
+            waiter.removed = True
         end_all(ended)
+
+    def take(self, waiter: Waiter) -> int | None:
+        """Take over the space of a waiter; returns its generation. None if the waiter was removed, or has no space."""
+        with self._lock:
+            if waiter.removed or waiter.generation < 0:
+                return None
+            waiter.removed = True
+            return waiter.generation
 
     def deallocate(self, cost_bytes: int, count: int, generation: int) -> None:
         """Free the space of a holder: all that was allocated to it."""

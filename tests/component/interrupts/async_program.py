@@ -1,10 +1,11 @@
-"""Cancels each call of the consumers for asyncio at each of its awaits, and raises at each point of its coroutine.
+"""Cancels each call of the clients for asyncio at each of its awaits, and raises at each point of its coroutine.
 
     cancel      the task is cancelled when it awaits for the n-th time
     error       a signal handler raises an Exception at the n-th point of raymq's code on the loop
     interrupt   a signal handler raises a BaseException there, which ends the loop, as ctrl-C does
 
-After each of them the same consumer polls, and no message was skipped. Prints the points by kind and call.
+After each of them the same consumer polls, and no message was skipped; the same producer sends, and no message is
+stored twice. Prints the points by kind and call.
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 import raymq
 from raymq.client.consumer.pull.async_consumer import AsyncPullConsumer
 from raymq.client.consumer.simple.async_consumer import AsyncSimpleConsumer
+from raymq.client.producer.async_producer import AsyncProducer
+from raymq.common.errors import CreateReplyMessageError, RaymqError, RecallError, RequestTimeoutError
 from raymq.common.message import Message, MessageQueue
 from raymq.remoting.storage_clients import StorageClients
 from tests.component.interrupts.interrupter import Interrupter
@@ -39,6 +44,10 @@ INVISIBLE_S = 0.1
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 TOPIC, BROKER = "orders", "broker-a"
 Q0, Q1 = MessageQueue(TOPIC, BROKER, 0), MessageQueue(TOPIC, BROKER, 1)
+
+LOOP_CALLBACKS = frozenset({"settle"})
+"""Functions that wake coroutines by futures of the loop (raymq.client.producer.completion). `Future.set_result` runs
+Python code of asyncio. A handler that raises there leaves a future that has ended and wakes nobody."""
 
 Call = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -71,7 +80,10 @@ class Cancelling:
             try:
                 answer = yield waits_for
             except BaseException as error:
-                steps.throw(error)
+                try:
+                    steps.throw(error)
+                except StopIteration as ended:  # its time was over just then
+                    return ended.value
                 raise AssertionError("an await that was cancelled goes on") from None
 
 
@@ -85,7 +97,7 @@ class Program:
         if where == "elsewhere":
             self.mq.storages = StorageClients("another node")
         self.producer = raymq.connect().producer()
-        self.interrupter = Interrupter(inside=f"{os.sep}raymq{os.sep}")
+        self.interrupter = Interrupter(inside=f"{os.sep}raymq{os.sep}", without=LOOP_CALLBACKS)
         self.loop = asyncio.new_event_loop()
         self.points: dict[str, dict[str, int]] = {}
         self.numbers = itertools.count()
@@ -161,7 +173,8 @@ class Program:
             assert interrupted
             return True, None
         [task] = tasks
-        with suppress(RuntimeError):  # a loop that an interrupt has ended may stop once more for that call
+        # A loop that an interrupt has ended may stop once more for that call, or for a task that waits for it.
+        with suppress(RuntimeError, Interrupt):
             self.loop.run_until_complete(asyncio.sleep(0))
         if not task.done():  # the exception has ended the loop: as asyncio.run does then
             task.cancel()
@@ -200,6 +213,7 @@ class Program:
     # The calls
 
     def run(self) -> None:
+        self.producing()
         self.pulling()
         self.acknowledging()
         self.receiving()
@@ -258,6 +272,97 @@ class Program:
             before: Callable[[], object] = (lambda: None) if name == "poll of nothing" else self.append
             self.try_all("AsyncPullConsumer", name, call, works, before)
         self.finish(consumer.close())
+
+    def producing(self) -> None:
+        """After each interrupt the producer sends, and keeps no space in its buffer. No message is stored twice."""
+        self.mq.admin.create_topic("produced", queues=1)
+        self.mq.admin.create_topic("requests", queues=1)
+        [request] = self.pull_one()
+        producer = self.async_producer()
+        acknowledged: dict[int, bytes] = {}
+
+        def message(topic: str = "produced") -> Message:
+            return Message(topic, b"%d" % next(self.numbers), keys=["k"])
+
+        def works() -> None:
+            sent = message()
+            acknowledged[self.finish(producer.send(sent)).queue_offset] = sent.body
+            self.finish(producer.flush())
+            buffer = producer._producer.buffer
+            # A helper may hand over the message of the interrupted call now.
+            eventually(lambda: (buffer._bytes, buffer._count) == (0, 0), "no space stays taken", WAIT_S)
+            eventually(lambda: not any(buffer._holders.values()), "no holder stays", WAIT_S)
+            # Another send may share the fetch of a route, so it goes on when one of them is cancelled.
+            fetching = [task for task in producer._fetching.values() if not task.done()]
+            assert not fetching or not self.finish(asyncio.wait(fetching, timeout=WAIT_S))[1], "a fetch never ends"
+
+        async def table() -> None:
+            await producer.send_table("produced", pa.table({"body": [message().body, message().body]}))
+
+        async def batch() -> None:
+            await producer.send_batch([message(), message()])
+
+        async def refused(call: Awaitable[Any], error: type[RaymqError]) -> None:
+            with suppress(error):
+                await call
+
+        async def with_new_route() -> None:
+            producer._routes.clear()
+            await producer.send(message(), timeout_s=10.0)
+
+        calls: dict[str, Call] = {
+            "send": lambda: producer.send(message()),
+            "send with a route": with_new_route,
+            "send by key": lambda: producer.send(message(), sharding_key="k"),
+            "send_batch": batch,
+            "send_oneway": lambda: producer.send_oneway(message()),
+            "send_table": table,
+            "flush": producer.flush,
+            "recall": lambda: refused(producer.recall("produced", "no-handle"), RecallError),
+            "request": lambda: refused(producer.request(message("requests"), timeout_s=0.05), RequestTimeoutError),
+            "reply": lambda: refused(producer.reply(request, b"!"), CreateReplyMessageError),
+        }
+        for name, call in calls.items():
+            self.try_all("AsyncProducer", name, call, works, lambda: None)
+        self.finish(producer.close())
+        self.closing_producers()
+        consumer = self.mq.pull_consumer("checking", consume_from=FIRST)
+        consumer.subscribe("produced")
+        stored: dict[int, bytes] = {}
+        while len(stored) <= max(acknowledged):
+            messages = consumer.poll(10_000, WAIT_S)
+            assert messages, "messages that were acknowledged do not come"
+            stored |= {one.queue_offset: one.body for one in messages}
+        assert acknowledged.items() <= stored.items()
+        assert len(set(stored.values())) == len(stored), "a message is stored twice"
+        consumer.close()
+
+    def pull_one(self) -> list[Any]:
+        """A message, which a consumer of its own returns."""
+        self.send("requests")
+        with self.mq.pull_consumer("one", consume_from=FIRST) as consumer:
+            consumer.subscribe("requests")
+            return consumer.poll(1, WAIT_S)
+
+    def async_producer(self) -> AsyncProducer:
+        async def make() -> AsyncProducer:
+            return self.mq.async_producer("producing")
+
+        return self.finish(make())
+
+    def closing_producers(self) -> None:
+        """A producer whose close is interrupted can be closed, and has sent what was handed over."""
+        made: list[AsyncProducer] = []
+
+        def before() -> None:
+            made[:] = [self.async_producer()]
+            self.finish(made[0].send_oneway(Message("produced", b"%d" % next(self.numbers))))
+
+        def works() -> None:
+            self.finish(made[0].close())
+            assert made[0]._producer.buffer._count == 0
+
+        self.try_all("AsyncProducer", "close", lambda: made[0].close(), works, before)  # noqa: PLW0108  # another one
 
     def acknowledging(self) -> None:
         consumer = self.pull_consumer("acknowledging", acknowledge_each=True)

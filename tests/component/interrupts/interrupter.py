@@ -1,8 +1,14 @@
 """Raises an exception out of a signal handler at each moment of a call, one after another.
 
-CPython 3.11 runs signal handlers in the main thread only, and there at certain instructions only: after a call, at the
-start of a Python function, at a jump back. A trace function counts these instructions, in raymq and in all that it
-calls, and makes the signal pending just before the n-th; so the handler runs exactly where a real signal's would.
+CPython 3.11 runs signal handlers in the main thread only, and there at certain moments only: after a call of C code, at
+the start of a Python function, at a jump back. A trace function counts these moments, in raymq and what it calls, and
+makes the signal pending just before the n-th. So the handler runs exactly where a real signal's would. The moments:
+
+    a call, a jump back     before the instruction. The handler runs in the function that is called, or after C code.
+    the return of a         if C code called the function: a class that is instantiated, `next`, a call with *arguments.
+    function                The handler runs when the C code has returned, and the result is lost.
+    the start of a          if no call led there, but an attribute, a `with`, a loop, an operator. The trace function
+    function                itself raises, because the handler would have run just before.
 
 The signal is made pending by reading an attribute: a call in the trace function would itself run the handler.
 """
@@ -25,6 +31,13 @@ CHECKING = {
 }
 """Instructions at which, or right after which, handlers run. PRECALL stands for the CALL that follows it."""
 CHECKING.discard(dis.opmap.get("JUMP_BACKWARD_NO_INTERRUPT", -1))
+FROM_C = {dis.opmap["CALL"], dis.opmap["CALL_FUNCTION_EX"]}
+"""The caller's instruction if C code has called a function for it: a Python call stands at the CACHE after its CALL."""
+BY_CALL = {dis.opmap["CACHE"], *FROM_C}
+"""The caller's instruction if one of CHECKING led to the function."""
+RESUME = dis.opmap["RESUME"]
+RESUME_CHECKS = 2
+"""A RESUME with a smaller argument, of a function or a generator, looks for signals. One after an await does not."""
 
 UNTRACED = (
     "_weakrefset.py",
@@ -56,10 +69,10 @@ _SIGNAL = _Signal(signal.SIGUSR1)
 
 class Interrupter:
     """Interrupts one call at its n-th point. With `inside`, points are only in code whose path has this part, and in
-    all that it calls: not in the event loop around it."""
+    all that it calls: not in the event loop around it. No points are in functions named in `without`."""
 
-    def __init__(self, inside: str = "") -> None:
-        self._inside = inside
+    def __init__(self, inside: str = "", without: frozenset[str] = frozenset()) -> None:
+        self._inside, self._without = inside, without
         self.raises: type[BaseException] | None = None
         """What the handler raises; None: an InterruptedByTestError."""
         self._left = 0
@@ -97,7 +110,7 @@ class Interrupter:
         at: FrameType | None = frame
         outside = bool(self._inside)
         while at is not None and PROGRAMS not in at.f_code.co_filename and at.f_code is not Interrupter.call.__code__:
-            if any(part in at.f_code.co_filename for part in UNTRACED):
+            if at.f_code.co_name in self._without or any(part in at.f_code.co_filename for part in UNTRACED):
                 return True
             outside = outside and self._inside not in at.f_code.co_filename
             at = at.f_back
@@ -108,11 +121,34 @@ class Interrupter:
             if self._is_untraced(frame):
                 return None
             frame.f_trace_lines, frame.f_trace_opcodes = False, True
-            return self._trace
-        if event == "opcode" and frame.f_code.co_code[frame.f_lasti] in CHECKING:
-            self._left -= 1
-            if not self._left:
-                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+            if self._looks_at_start(frame) and self._is_point(frame, "the start of"):
+                self._handle(signal.SIGUSR1, frame)
+        elif event == "opcode":
+            if frame.f_code.co_code[frame.f_lasti] in CHECKING and self._is_point(frame, ""):
                 frame.f_trace_opcodes = False
                 _SIGNAL.pending  # noqa: B018  # the last thing that is done here
+        elif event == "return" and frame.f_back is not None:
+            back = frame.f_back
+            if (
+                back.f_code.co_code[back.f_lasti] in FROM_C
+                and (argument is not None or frame.f_code.co_name == "__init__")
+                and not (self._inside and self._is_untraced(back))  # the event loop, which gets what is awaited
+                and self._is_point(frame, "the return of")
+            ):
+                _SIGNAL.pending  # noqa: B018
         return self._trace
+
+    @staticmethod
+    def _looks_at_start(frame: FrameType) -> bool:
+        """True if a function or generator looks for signals now, and no call led to it."""
+        code, at, back = frame.f_code.co_code, frame.f_lasti, frame.f_back
+        resumes = at >= 0 and code[at] == RESUME and code[at + 1] < RESUME_CHECKS
+        return resumes and back is not None and back.f_code.co_code[back.f_lasti] not in BY_CALL
+
+    def _is_point(self, frame: FrameType, what: str) -> bool:
+        """Count a point; true if the handler runs there."""
+        self._left -= 1
+        if self._left:
+            return False
+        self.where = f"{what} {frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}".lstrip()
+        return True

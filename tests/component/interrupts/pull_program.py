@@ -9,7 +9,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,7 +90,8 @@ class Program:
             assert messages, f"{body!r} did not come in {POLL_S:g} s"
             self.note(messages)
 
-    def try_all(self, name: str, consumer: PullConsumer, call: Any) -> None:
+    def try_all(self, name: str, consumer: PullConsumer, call: Any, recover: Callable[[], None] = lambda: None) -> None:
+        """Interrupt a call at each `stride`-th point; after each, and after `recover`, nothing is skipped."""
         point, ended, count = 1, 0, 0
         while ended < UNINTERRUPTED:
             faulthandler.dump_traceback_later(HANG_S, exit=True)
@@ -102,6 +103,8 @@ class Program:
             count += interrupted
             point += self.stride
             try:
+                if interrupted:
+                    recover()
                 self.poll_for(consumer, self.append())
                 assert len(self.polled) == self.stored, "a message was skipped"
             except BaseException as error:
@@ -132,12 +135,36 @@ class Program:
             self.try_all(name, consumer, call)
             if name == "pause":
                 consumer.resume([Q0])
+        self.calling_from_c(consumer)
         consumer.close()
         self.acknowledging()
         self.closing()
         self.commits.close()
         faulthandler.cancel_dump_traceback_later()
         print(json.dumps(self.points))
+
+    def calling_from_c(self, consumer: PullConsumer) -> None:
+        """A poll that C code calls, for arguments in a tuple, has returned before the handler runs. Its messages are
+        lost with the result, and come again after a seek to what is committed."""
+        arguments = (500, POLL_S)
+        lost = 0
+
+        def recover() -> None:
+            nonlocal lost
+            if self.interrupter.where.startswith("the return of") and self.interrupter.where.endswith(
+                (" poll", "_table")
+            ):
+                assert len(self.polled) < self.stored, "nothing is lost"
+                lost += 1
+                consumer.seek(Q0, consumer.committed(Q0) or 0)
+
+        for name, call in {
+            "poll from C": lambda: self.got.append(consumer.poll(*arguments)),
+            "poll_table from C": lambda: self.got.append(Rows(consumer.poll_table(*arguments))),
+        }.items():
+            lost = 0
+            self.try_all(name, consumer, call, recover)
+            assert lost or self.stride > 1, f"{name}: the handler never ran after its return"
 
     def acknowledging(self) -> None:
         """A message that was not acknowledged is not committed."""

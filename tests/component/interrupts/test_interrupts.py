@@ -73,7 +73,7 @@ def test_a_producer_that_is_interrupted_anywhere_goes_on(tmp_path: Path) -> None
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 def test_a_pull_consumer_that_is_interrupted_anywhere_goes_on_and_skips_nothing(tmp_path: Path, where: str) -> None:
     found = points("pull_program", tmp_path / "store", 1, where)
-    assert len(found) == 17
+    assert len(found) == 19
     assert all(found.values()), "a call has no points: nothing was tried"
 
 
@@ -87,11 +87,12 @@ def test_a_caller_that_is_interrupted_while_a_helper_makes_its_call_leaves_nothi
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
-def test_an_async_consumer_that_is_cancelled_or_interrupted_anywhere_goes_on_and_skips_nothing(
+def test_an_async_client_that_is_cancelled_or_interrupted_anywhere_goes_on_and_skips_nothing(
     tmp_path: Path, where: str
 ) -> None:
     found = points("async_program", tmp_path, where)
-    assert {kind: len(calls) for kind, calls in found.items()} == {"AsyncPullConsumer": 17, "AsyncSimpleConsumer": 6}
+    counts = {kind: len(calls) for kind, calls in found.items()}
+    assert counts == {"AsyncProducer": 11, "AsyncPullConsumer": 17, "AsyncSimpleConsumer": 6}
     assert all(all(calls.values()) for calls in found.values()), "a call has no points: nothing was tried"
 
 

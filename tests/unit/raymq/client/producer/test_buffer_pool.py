@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from raymq.client.producer.buffer_pool import BufferPool
+from raymq.client.producer.buffer_pool import BufferPool, Waiter
 from raymq.common.errors import InvalidArgumentError, SystemBusyError
 from tests.support.clients.fakes import WAIT_S
 
@@ -111,3 +111,32 @@ def test_after_a_flush_counting_goes_on():
 def test_a_pool_without_space_is_refused(limits):
     with pytest.raises(InvalidArgumentError):
         BufferPool(*limits)
+
+
+def test_a_waiter_that_was_removed_before_it_is_enqueued_does_not_wait():
+    pool = BufferPool(100, 10)
+    waiter = Waiter(50, 1)
+    pool.remove_waiter(waiter)
+    pool.enqueue(waiter)
+    assert (pool._bytes, pool._count, waiter.granted.done()) == (0, 0, False)
+    assert pool.try_allocate(100, 1) is not None
+
+
+def test_space_that_was_taken_over_is_not_freed_with_its_waiter():
+    pool = BufferPool(100, 10)
+    waiter = pool.add_waiter(50, 1)
+    generation = pool.take(waiter)
+    assert generation is not None
+    pool.remove_waiter(waiter)
+    assert pool.take(waiter) is None
+    assert (pool._bytes, pool._count) == (50, 1)
+    pool.deallocate(50, 1, generation)
+    assert (pool._bytes, pool._count) == (0, 0)
+
+
+def test_a_waiter_that_is_removed_twice_frees_its_space_once():
+    pool = BufferPool(100, 10)
+    waiter = pool.add_waiter(50, 1)
+    for _ in range(2):
+        pool.remove_waiter(waiter)
+        assert (pool._bytes, pool._count, pool.take(waiter)) == (0, 0, None)
