@@ -31,3 +31,8 @@ class ListenerNotes:
 
     def numbers(self) -> list[int]:
         return sorted(int(line) for line in self.lines())
+
+    def distinct_numbers(self) -> list[int]:
+        """The numbers without repeats. A queue that moves to another instance has its last messages heard again: on a
+        loaded machine that may happen to any group."""
+        return sorted(set(self.numbers()))
