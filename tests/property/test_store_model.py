@@ -288,8 +288,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         if not killed:
             self.store.close()
         self.go_on_with_flipped(offset, field)
-        # The snapshot does not fit the changed log; files are so small here that the walk may not see a whole batch.
-        self.last_batch.clear()
+        self.forget_repeats(damaged=offset)
         if offset >= self.store.status().max_physical_offset:
             assert offset == offsets[-1], "only the last record may be taken for a torn one"
             self.forget_what_is_behind_the_end()
@@ -302,6 +301,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
                 assert body == message.body or (body is None and message.physical_offset == offset)
         self.store.close()
         self.go_on_with_flipped(offset, field)
+        self.forget_repeats()
 
     def go_on_with_flipped(self, offset: int, field: str) -> None:
         """Go on with a copy of the directory in which a bit differs; a power cut does not change it back."""
@@ -320,8 +320,6 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     def forget_what_is_behind_the_end(self) -> None:
         """The store holds a prefix of each queue, and it is a prefix of the log: take it over into the model."""
-        # Files are so small here that the walk may not see a whole batch; a repeat of it is refused then, not stored.
-        self.last_batch.clear()
         log_end = self.store.status().max_physical_offset
         for queue, messages in self.model.items():
             end = self.store.queue_bounds(*queue).max_offset
@@ -329,6 +327,17 @@ class StoreAgainstModel(RuleBasedStateMachine):
             if end < len(messages):
                 del messages[end:]
                 self.next_sequence[queue] += 1000  # a producer that gave up
+        self.forget_repeats()
+
+    def forget_repeats(self, damaged: int = -1) -> None:
+        """Expect no more that repeats are recognised of batches that a store without a usable snapshot may not know
+        (docs/design.md, "Repeats after damage"): those that are not in the last two files of the log. Of a damaged
+        record, the producer may be unreadable."""
+        known_from = min(self.store._log.starts[-2:], default=0)
+        for queue, (batch, offset) in list(self.last_batch.items()):
+            places = [message.physical_offset for message in self.model[queue][offset : offset + len(batch)]]
+            if len(places) < len(batch) or min(places) < known_from or damaged in places:
+                del self.last_batch[queue]
 
     @invariant()
     def every_queue_is_as_in_the_model(self) -> None:

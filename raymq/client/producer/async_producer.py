@@ -49,7 +49,7 @@ _RouteRequest = tuple[str, bool, float]
 
 T = TypeVar("T")
 
-CALL_THREADS: Final = 32
+BLOCKING_CALLS_MAX: Final = 32
 """The most threads of one producer for calls that block."""
 ROUTE_VALID_S: Final = 2.0
 """Age at which a route is fetched again from the client's routes, which may ask a NameServer and wait for it."""
@@ -65,7 +65,7 @@ class AsyncProducer(OfProcess):
         self._producer = producer
         self._routes: dict[tuple[str, bool], tuple[TopicRoute, float]] = {}
         self._fetching: dict[_RouteRequest, asyncio.Task[TopicRoute]] = {}
-        self._calls = ThreadPoolExecutor(CALL_THREADS, f"calls-{producer.group}")
+        self._calls = ThreadPoolExecutor(BLOCKING_CALLS_MAX, f"calls-{producer.group}")
         self._closed = False
 
     @property
