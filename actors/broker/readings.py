@@ -1,8 +1,7 @@
-"""All figures of a broker at a moment, for `raymq top` and the console: few calls to its store, however many topics and
-groups it has.
+"""All figures of a broker at one moment, for `raymq top` and the console, with few calls to its store.
 
-The age of unread messages costs a look at the log for each group and topic, so it is told of the OLDEST_MAX largest
-lags only.
+The age of unread messages needs a read of the log for each group and topic, so only the OLDEST_MAX largest lags have an
+age.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from raymq.common.protocol.stats import BrokerReadings, GroupReading, GroupTotal
 from raymq.common.protocol.store import QueueBounds, QueuePosition, StoreStatistics
 
 PAIRS_MAX: Final = 4000
-"""The most pairs of a group and a topic that are told."""
+"""The most pairs of a group and a topic in the result."""
 QUEUES_PER_CALL: Final = 4000
 OLDEST_MAX: Final = 128
 _PAIR = tuple[str, str]
@@ -35,8 +34,11 @@ def take_readings(
     *,
     with_pairs: bool = True,
 ) -> BrokerReadings:
-    """The readings of a broker's topics and groups. `consumed`: totals by group and topic; `stats`: counts of a topic.
-    Without `with_pairs` only totals of groups are told. RaymqError if the store does not answer."""
+    """Return the figures of a broker's topics and groups.
+
+    `consumed`: totals by group and topic; `stats` returns the counts of a topic. Without `with_pairs` only totals of
+    groups are returned. RaymqError: the store does not answer.
+    """
     statistics: StoreStatistics = store.control("statistics")
     known, groups = dict(state.topics), dict(state.groups)
     topics = {name: config for name, config in known.items() if not is_internal_topic(name)}
@@ -79,10 +81,10 @@ def take_readings(
 def _totals(
     state: BrokerState, bounds: _BOUNDS, group: str, enabled: bool, out: int, own: Sequence[tuple[int, int | None]]
 ) -> GroupTotals:
-    """A group over all topics; `own`: its unread messages in each, and their age in ms if that is known.
+    """Sum up a group over all topics. `own`: its unread messages in each topic, and their age in ms if known.
 
-    Messages that were given back wait in its retry topic: behind its offsets there, or all, if it has not committed
-    there yet.
+    Messages that were given back wait in its retry topic: those after its offsets there, or all if it has not committed
+    there.
     """
     retries = retry_topic(group)
     lag = sum(messages for messages, _ in own)
@@ -102,7 +104,7 @@ def _held(bounds: _BOUNDS, topic: str) -> int:
 
 
 def _bounds(store: MasterStore, topics: Mapping[str, TopicConfig]) -> dict[str, dict[int, QueueBounds]]:
-    """The ends of all queues of these topics, by topic and queue id."""
+    """Return the ends of all queues of these topics, by topic and queue id."""
     queues = [(topic, number) for topic, config in topics.items() for number in range(config.read_queue_nums)]
     found: dict[str, dict[int, QueueBounds]] = {topic: {} for topic in topics}
     for start in range(0, len(queues), QUEUES_PER_CALL):
@@ -113,7 +115,9 @@ def _bounds(store: MasterStore, topics: Mapping[str, TopicConfig]) -> dict[str, 
 
 
 def _ages_ms(store: MasterStore, lags: Mapping[_PAIR, Lag]) -> dict[_PAIR, int]:
-    """The age of the first unread message of the pairs with the largest lags, which are looked up in one call."""
+    """Return the age of the first unread message of the pairs with the largest lags, in ms, with one call to the
+    store.
+    """
     largest = sorted((pair for pair, lag in lags.items() if lag.messages), key=lambda pair: -lags[pair].messages)
     asked = largest[:OLDEST_MAX]
     positions = [QueuePosition(pair[1], lags[pair].queue_id, lags[pair].offset) for pair in asked]

@@ -1,6 +1,6 @@
-"""The registration of a broker at its NameServers: heartbeats, changes of topics, and all of it to those that lack it.
+"""The registration of a broker at its NameServers: sends heartbeats, changes of topics, and complete registrations.
 
-Nothing of it survives the broker's death: a new broker registers anew.
+Nothing here survives the broker's death: a new broker registers again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from raymq.remoting.actor_ref import ActorRef
 REGISTER_TIMEOUT_S: Final = 3.0
 
 _AWAY: Final = object()
-"""Stands for the answer of a NameServer that gave none."""
+"""Represents the missing answer of a NameServer that did not respond."""
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 class Registrar:
     """Keeps one broker registered. Thread-safe.
 
-    `describe` returns the registration as it should be now; all of it is sent at least every `interval_s`, and between
-    that the topics that have changed. All NameServers are called at the same time: one that stands still holds up
-    neither the others, nor the broker for longer than one call may take.
+    `describe` returns the current registration. All of it is sent at least every `interval_s`; in between only changed
+    topics are sent. All NameServers are called at the same time: a hanging NameServer delays neither the others, nor
+    the broker for longer than one call may take.
     """
 
     def __init__(
@@ -55,19 +55,24 @@ class Registrar:
         self._register_at_s = 0.0
         self._counter = itertools.count(1)
         self._all_know = False
-        """True if every NameServer has what it was told last."""
+        """True if every NameServer has the last registration that was sent."""
         self._missed: set[ActorRef] = set()
-        """The NameServers that gave no answer to what they were told last. Their version may be the present one all the
-        same: a registration also changes when another replica leads, or a store moves."""
+        """The NameServers that did not answer the last registration. They may have its version even so: a registration
+        also changes when another replica leads, or a store moves.
+        """
         self._asked = self._answered = 0
-        """The numbers of the newest call of `register`, and of the newest whose changes the NameServers were told."""
+        """The numbers of the newest call of `register`, and of the newest call whose changes were sent to the
+        NameServers.
+        """
 
     def register(self) -> bool:
-        """Tell every NameServer now what has changed, so that a created topic can be used at once. Calls that come
-        while one is under way share the next one. True if every NameServer knows it; one that is away learns it from
-        heartbeats."""
+        """Send the changes to every NameServer now, so that a new topic can be used at once.
+
+        Calls that arrive while another one runs share the next one. Returns True if every NameServer has the changes;
+        an absent NameServer gets them after its next heartbeat.
+        """
         self._asked = number = next(self._counter)
-        with self._lock:  # or an older description could overtake a newer one
+        with self._lock:  # otherwise an older description could overtake a newer one
             if self._answered < number:
                 asked = self._asked
                 self._all_know = self._tell(self._describe())
@@ -75,8 +80,10 @@ class Registrar:
             return self._all_know
 
     def _tell(self, now: BrokerRegistration) -> bool:
-        """Tell every NameServer the difference to what it was told, or all of it if that is due. True if each took it.
-        Called with the lock."""
+        """Send every NameServer what changed since the last registration, or all of it if that is due.
+
+        Returns True if each NameServer accepted it. Called with the lock.
+        """
         told, known = self._told, self._told_topics
         topics = {config.topic: config for config in now.topics}
         self._told, self._told_topics = replace(now, topics=()), topics
@@ -88,7 +95,7 @@ class Registrar:
             self._register_at_s = time.monotonic() + self.interval_s
             return self._note_missed(self._call_all("register_broker", now))
         if told.data_version != now.data_version:
-            # Most are the very objects they were, which need no look at their fields: there may be thousands.
+            # Most are the same objects as before, so their fields need no comparison: there may be thousands.
             new = [config for topic, config in topics.items() if known.get(topic) is not config]
             changed = tuple(config for config in new if known.get(config.topic) != config)
             removed = tuple(known.keys() - topics.keys())
@@ -97,8 +104,9 @@ class Registrar:
         return self._all_know
 
     def _tell_forgetful(self, known: list[Any], now: BrokerRegistration) -> bool:
-        """Register at the NameServers that did not know the broker in the version of a call. True if all know it
-        then."""
+        """Register at the NameServers that lack the broker's version before a call. Returns True if all have it
+        afterwards.
+        """
         answers = [
             self._call(server, "register_broker", now) if knows is False else knows
             for server, knows in zip(self._servers, known, strict=True)
@@ -106,13 +114,16 @@ class Registrar:
         return self._note_missed(answers)
 
     def _note_missed(self, answers: list[Any]) -> bool:
-        """Note who gave no answer to what the NameServers were told. True if all did. Called with the lock."""
+        """Record which NameServers did not answer the last registration. Returns True if all did. Called with the
+        lock.
+        """
         self._missed = {server for server, answer in zip(self._servers, answers, strict=True) if answer is _AWAY}
         return not self._missed
 
     def beat(self) -> None:
-        """Send a heartbeat; register at NameServers that do not know the broker in its present version, and at
-        intervals."""
+        """Send a heartbeat, and register at NameServers that lack the broker's current version; register at intervals,
+        too.
+        """
         description = self._describe()
         moved = self._told is None or description.nodes != self._told.nodes  # which does not change the version
         if moved or time.monotonic() >= self._register_at_s:
@@ -120,7 +131,7 @@ class Registrar:
             return
         known = self._call_all("broker_heartbeat", self._broker_name, description.data_version)
         with self._lock:
-            # One that is away again stays among those that missed something.
+            # A NameServer that does not answer again stays among the missed ones.
             known = [
                 False if server in self._missed and knows is not _AWAY else knows
                 for server, knows in zip(self._servers, known, strict=True)
@@ -134,13 +145,15 @@ class Registrar:
         self._callers.shutdown()
 
     def _call_all(self, method: str, *args: Any) -> list[Any]:
-        """The answers of all NameServers to one call, in their order."""
+        """Return the answers of all NameServers to one call, in their order."""
         if len(self._servers) == 1:
             return [self._call(self._servers[0], method, *args)]
         return list(self._callers.map(lambda server: self._call(server, method, *args), self._servers))
 
     def _call(self, server: ActorRef, method: str, *args: Any) -> Any:
-        """A NameServer's answer; _AWAY if it is away: when it is back, the next heartbeat shows what it lacks."""
+        """Return a NameServer's answer; _AWAY if it does not answer. After its return the next heartbeat shows what it
+        lacks.
+        """
         try:
             return server.call(method, *args, timeout_s=REGISTER_TIMEOUT_S)
         except RaymqError as error:

@@ -1,28 +1,28 @@
 """The broker's state on disk: a log of changes in its own store, and a snapshot that shortens it.
 
-A change of how a decision becomes durable, or of how the state is read at a start, belongs here.
+How a decision becomes durable, and how the state is read at a start, belongs here.
 
     change → decide (actors.core.broker.state) → a record in `rmq_sys_broker_state` → apply
-    start  ← snapshot in config/ ← records behind it
+    start  ← snapshot in config/ ← later records
 
-One write is under way at a time. Meanwhile changes gather; they are decided together, in the order in which they came,
-each on the state with those before it, and go into one batch of records. So the log's order is the state's. The state
-that is read from outside has a change only when it is durable.
+One write runs at a time. Changes that arrive during a write are decided together, in the order of their arrival, each
+on the state with the changes before it. They go into one batch of records. So the log and the state have one order.
+Readers of the state see a change only when it is durable.
 
-A thread of its own, the writer, makes the writes and waits for the store. The thread of the broker's lane makes a write
-itself when all is as usual (`_write_directly`): it sends the records and takes the answer as one of its events, so no
-thread is woken for a commit. When something is out of the way, it hands the same write to the writer.
+A thread of its own, the writer, makes the writes and waits for the store. In the usual case the thread of the broker's
+lane makes a write itself (`_write_directly`): it sends the records and receives the answer as one of its events, so no
+thread is woken for a commit. In unusual cases it passes the same write to the writer.
 
 A change is answered once every replica that may lead next has its record: the record is acknowledged as durable, or it
-can be read. From the moment another replica is to lead until its log was read, no change is decided at all; those that
-wait are decided on what was read.
+can be read. After another replica becomes the master, no change is decided until its log was read; waiting changes are
+then decided on the state from that log.
 
-Records that the log has and the state has not, such as a change whose outcome was not known in time, are noticed: the
-next record does not get the expected offset, and the records before it are read. A change after one of unknown outcome
-first writes a mark, which changes nothing: then everything stored before it has been read.
+The log may have records that the state lacks, such as a change whose outcome was not known in time. They are found
+because the next record does not get the expected offset; the records before it are then read. A change after one of
+unknown outcome first writes a mark, which changes nothing: then everything stored before the mark has been read.
 
-After a crash the snapshot and the records behind it give every change that was answered. A change that was not answered
-may be there or not.
+After a crash the snapshot and the later records give every change that was answered. A change that was not answered may
+or may not be among them.
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ READY_WAIT_S: Final = 10.0
 CONFIRM_WAIT_S: Final = 5.0
 """The timeout for reading a record that was stored late, or with too few copies."""
 CHANGE_TIMEOUT_S: Final = READY_WAIT_S + 3 * (STORE_TIMEOUT_S + CONFIRM_WAIT_S)
-"""Bounds the wait for a change, over the write under way, the mark, and its own."""
+"""Bounds the wait for a change, including the running write, the mark, and the change's own write."""
 SNAPSHOTS_OF_A_CHANGE: Final = 2
-"""Retention may delete the records of a change once two snapshots have it: a file, and the .bak beside it."""
+"""Retention may delete the records of a change once two snapshots have it: a file, and its .bak."""
 REPLAY_BATCH: Final = 1000
 CHANGES_MAX: Final = 10_000
 """The most changes that wait for the writer."""
 WRITE_MAX_RECORDS: Final = 2000
 WRITE_MAX_BYTES: Final = 1 << 20
-"""The bounds of one batch of records; a change that is larger goes alone."""
+"""The largest batch of records; a larger change is written alone."""
 DIRECT_CHANGES_MAX: Final = 200
-"""The most changes that the lane's thread decides about at a time: its other clients wait meanwhile."""
+"""The most changes that the lane's thread decides at a time: its other clients wait during that."""
 
 LEASE_CLOCK: Final = LeaseClock(lambda: time.time_ns() // 1_000_000, lambda: time.monotonic_ns() // 1_000_000)
-"""The clock of this broker's leases. It goes on from the times of the records that the broker has read."""
+"""The clock of this broker's leases. It continues from the times of the records that the broker has read."""
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ Decide = Callable[[BrokerState], DecidedChanges]
 
 
 Done = Callable[[bool, Exception | None], None]
-"""Gets a change's result, True if topics changed, or its error. It must not block."""
+"""Receives a change's result (True if topics changed) or its error. It must not block."""
 
 
 class SentRecords(Protocol):
@@ -92,10 +92,10 @@ class SentRecords(Protocol):
 
     @property
     def stored(self) -> StoredRecords | None:
-        """Their place, once the store has said it; None if its answer is another one, or there is none."""
+        """Return the records' place, once the store has reported it; None if the answer differs, or is missing."""
 
     def finish(self) -> StoredRecords:
-        """Wait for them to be stored, as StateRecords.append; send them again if need be."""
+        """Wait until the records are stored, as StateRecords.append; send them again if necessary."""
 
 
 class DirectWrites(Protocol):
@@ -103,25 +103,29 @@ class DirectWrites(Protocol):
 
     @property
     def is_own_thread(self) -> bool:
-        """True in that thread, the only one that calls `send`."""
+        """True in the lane's thread, the only one that calls `send`."""
 
     def connect(self, storage: StorageClient) -> None:
-        """Make `send` possible, if it is not. By a thread that may wait."""
+        """Make `send` possible, if it is not. Called by a thread that may wait."""
 
     def leads_to(self, storage: StorageClient) -> bool:
-        """True if `send` is possible now, as far as is known."""
+        """True if `send` to this store is possible now, as far as is known."""
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Have that thread call `callback`."""
+        """Make the lane's thread call `callback`."""
 
     def send(self, storage: StorageClient, bodies: Sequence[bytes], done: Callable[[SentRecords], None]) -> bool:
-        """Send records without waiting; `done` is called later. False, and nothing was sent, if that cannot be now."""
+        """Send records without waiting; `done` is called later. Returns False, and sends nothing, if that is impossible
+        now.
+        """
 
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A change that waits. `deadline_s`: the latest time to begin with it. `changed_topics` is known once it is
-    decided; `error`: why it was refused."""
+    """A waiting change. `deadline_s`: the latest time to begin with it.
+
+    `changed_topics` is set once the change is decided; `error`: why it was refused.
+    """
 
     decide: Decide
     done: Done
@@ -135,9 +139,11 @@ class _Pending:
 
 @dataclass(slots=True, eq=False)
 class _Write:
-    """A write: what was `decided` since, the `changes` to store, and their records if they were `sent` already.
+    """A write: the `decided` changes that it answers, the `changes` to store, and their records if they were `sent`
+    already.
 
-    `left`: the number of changes that waited then, and were not decided."""
+    `left`: the number of changes that waited at that time, and were not decided.
+    """
 
     now_ms: int
     decided: list[_Pending] = field(default_factory=list)
@@ -149,9 +155,9 @@ class _Write:
 class StateLog:
     """One broker's state. Thread-safe.
 
-    `append` stores records with these bodies in the state topic's queue, in order (StateRecords.append); only who has
-    the write under way calls it. `copies`: the stores of the other replicas, which get the snapshots too, because one
-    of them may be the master next.
+    `append` stores records with these bodies in the state topic's queue, in order (StateRecords.append); only the owner
+    of the running write calls it. `copies`: the stores of the other replicas, which get the snapshots too, because one
+    of them may be the next master.
     """
 
     def __init__(
@@ -165,27 +171,27 @@ class StateLog:
         self._storage, self._copies = storage, copies
         self._append = append
         self._lock = threading.Lock()
-        """Guards what follows. Held for moments only, and never around a call to a store."""
+        """Guards the fields below. Held only briefly, and never during a call to a store."""
         self._changed = threading.Condition(self._lock)
         self._state = BrokerState()
         self._ahead = BrokerState()
-        """The state with the changes that are being stored; equal to the state while none is."""
+        """The state including the changes that are being stored; equal to the state while no write runs."""
         self._closed_topics: set[str] = set()
-        """The topics whose messages the store may refuse, because they were deleted."""
+        """The topics whose messages the store may refuse, because the topics were deleted."""
         self._position = self._snapshot_position = 0
         self._snapshots_left = 0
-        """How often the snapshot of `_snapshot_position` is still to be written."""
-        self._outcome_unknown = True  # the broker before this one may have left a change under way
+        """How many more times the snapshot of `_snapshot_position` must be written."""
+        self._outcome_unknown = True  # the previous broker may have left a change unfinished
         self._snapshots = StateSnapshots(broker_name)
         self._ready = threading.Event()
         self._replaced = threading.Event()
-        """Set while `move` waits for the write under way; no other begins."""
+        """Set while `move` waits for the running write; no other write begins."""
         self._writing = False
         self._alone = 0
         """The number of next changes that are written one by one."""
         self._waiting: deque[_Pending] = deque()
         self._handed_over: _Write | None = None
-        """The write under way, if the writer is to go on with it."""
+        """The running write, if the writer has to continue it."""
         self._direct: DirectWrites | None = None
         self._writer: threading.Thread | None = None
         self._closed = False
@@ -198,11 +204,13 @@ class StateLog:
 
     @property
     def position(self) -> int:
-        """The first record of the log that is not in the state: it moves with each change."""
+        """The first record of the log that is not in the state. Moves with each change."""
         return self._position
 
     def ready(self) -> BrokerState:
-        """The state, for reading; ServiceNotAvailableError if it has not been read from the store in READY_WAIT_S."""
+        """Return the state, for reading. ServiceNotAvailableError: it was not read from the store within
+        READY_WAIT_S.
+        """
         if not self._ready.wait(READY_WAIT_S):
             raise self._not_ready()
         return self._state
@@ -211,9 +219,9 @@ class StateLog:
         return ServiceNotAvailableError(f"{self._broker_name} is starting and waits: {self.waiting_for}")
 
     def move(self, storage: StorageClient, copies: Sequence[StorageClient]) -> None:
-        """Use the log of another replica, which is the master now. No change is decided until `load` has read it.
+        """Use the log of another replica, the new master. No change is decided until `load` has read it.
 
-        Waits for a write that is under way, which may be in the new master's log already.
+        Waits for a running write, which may be in the new master's log already.
         """
         self._replaced.set()
         with self._changed:
@@ -229,13 +237,13 @@ class StateLog:
             try:
                 self.load()
             except RaymqError as error:
-                logger.warning("%s waits for its state: %s", self._broker_name, error)
+                logger.warning("%s cannot read its state yet, and retries: %s", self._broker_name, error)
                 stopping.wait(0.5)
 
     def load(self, agree: Callable[[BrokerState], None] = lambda state: None) -> None:
-        """Read the snapshot and the records behind it, and call `agree` with the state before any change is decided.
+        """Read the snapshot and the later records, and call `agree` with the state before any change is decided.
 
-        Raises RaymqError if the store cannot be read now, and the errors of `agree`; then no change can be decided.
+        Raises RaymqError if the store cannot be read now, and the errors of `agree`; no change can be decided then.
         """
         storage = self._storage
         try:
@@ -273,23 +281,25 @@ class StateLog:
     def _next_records(
         self, storage: StorageClient, position: int, wait_s: float
     ) -> tuple[list[tuple[bytes, int]], int]:
-        """The next records from `position` on, as (body, store time in ms), after up to `wait_s` for one; and the
-        position behind them."""
+        """Return the next records from `position` on, as (body, store time in ms), and the position after them.
+
+        Waits up to `wait_s` for the first record.
+        """
         request = FetchRequest(STATE_TOPIC, 0, position, REPLAY_BATCH)
         [result] = storage.fetch([request], 4 << 20, wait_s, CALL_TIMEOUT_S)
         records = decode_records(result.records, broker_name=self._broker_name) if result.count else []
         return [(record.body, record.store_timestamp_ms) for record in records], max(position, result.next_offset)
 
     def read(self, reader: Callable[[BrokerState], T]) -> T:
-        """The result of `reader`, which gets the state while nothing changes it."""
+        """Return the result of `reader`, which gets the state while nothing changes it."""
         while True:
             self.ready()
             with self._lock:
-                if self._ready.is_set():  # else another replica became the master meanwhile
+                if self._ready.is_set():  # otherwise another replica has become the master
                     return reader(self._state)
 
     def peek(self, reader: Callable[[BrokerState], T]) -> T | None:
-        """As `read`, without waiting: None while the state is not known."""
+        """Read as `read`, without waiting. Returns None while the state is not loaded."""
         with self._lock:
             return reader(self._state) if self._ready.is_set() else None
 
@@ -298,7 +308,7 @@ class StateLog:
     def change(self, decide: Decide) -> bool:
         """Decide about a change, store its records, and apply them. True if topics changed.
 
-        RequestTimeoutError if the outcome is unknown: the same change may be tried again. Errors of `decide` are raised
+        RequestTimeoutError: the outcome is unknown; the same change may be tried again. Errors of `decide` are raised
         before anything is stored.
         """
         try:
@@ -309,10 +319,11 @@ class StateLog:
             raise RequestTimeoutError(f"{self._storage.name}, to store a change,", CHANGE_TIMEOUT_S) from None
 
     def submit(self, decide: Decide) -> Future[bool]:
-        """As `change`, without waiting: the future has its result or its error, from the thread that wrote it.
+        """Submit a change as `change`, without waiting. The future gets the result or the error from the writing
+        thread.
 
-        `decide` runs in that thread, on the newest state, and must not block. SystemBusyError if too many changes wait,
-        ServiceNotAvailableError after `close`.
+        `decide` runs in that thread, on the newest state, and must not block. SystemBusyError: too many changes wait.
+        ServiceNotAvailableError: `close` was called.
         """
         future: Future[bool] = Future()
 
@@ -326,7 +337,7 @@ class StateLog:
         return future
 
     def submit_with(self, decide: Decide, done: Done) -> None:
-        """As `submit`, with a function in place of the future."""
+        """Submit a change as `submit`, with a function instead of the future."""
         with self._changed:
             if self._closed:
                 raise ServiceNotAvailableError(f"{self._broker_name} is being stopped")
@@ -334,7 +345,7 @@ class StateLog:
                 raise SystemBusyError(f"{CHANGES_MAX} changes wait for {self._storage.name}; try again")
             self._waiting.append(_Pending(decide, done, time.monotonic() + READY_WAIT_S))
             if self._writing:
-                return  # who has it takes this one next
+                return  # the owner of the running write takes this change next
             direct = self._may_write_directly() and self._direct is not None and self._direct.is_own_thread
             if direct:
                 self._writing = True
@@ -344,7 +355,7 @@ class StateLog:
             self._write_directly()
 
     def close(self) -> None:
-        """Carry out the changes that wait, and end the writer's thread. Idempotent."""
+        """Carry out the waiting changes, and end the writer's thread. Idempotent."""
         with self._changed:
             writer, self._closed = self._writer, True
             self._changed.notify_all()
@@ -352,24 +363,25 @@ class StateLog:
             writer.join(CHANGE_TIMEOUT_S)
 
     def _may_write(self) -> bool:
-        """True if a master's state is read, and no other is to lead. Called with the lock."""
+        """True if a master's state is loaded, and no other replica is taking over. Called with the lock."""
         return self._ready.is_set() and not self._replaced.is_set()
 
-    # The lane's thread
+    # Run by the lane's thread
 
     def write_by(self, direct: DirectWrites) -> None:
-        """Have the thread of `direct` write the changes that it submits, when all is as usual."""
+        """Let the thread of `direct` write the changes that it submits, in the usual case."""
         self._direct = direct
 
     def _may_write_directly(self) -> bool:
-        """True if nothing stands in the way that only the writer may wait for. Called with the lock."""
+        """True if nothing needs the writer, which alone may wait. Called with the lock."""
         return self._may_write() and not self._outcome_unknown and not self._alone
 
     def _write_directly(self) -> None:
-        """Decide about the changes that wait, and send their records; what then happens is `_answered_directly`.
+        """Decide about the waiting changes, and send their records; `_answered_directly` continues.
 
-        It differs from `_write` in nothing but that: no mark is needed here, and where the store must open topics
-        before, or cannot be reached without waiting, the writer goes on."""
+        It differs from `_write` in two ways: it writes no mark, and it leaves the write to the writer if the store must
+        open topics first, or cannot be reached without waiting.
+        """
         direct = self._direct
         assert direct is not None
         write = _Write(time.time_ns() // 1_000_000)
@@ -379,13 +391,13 @@ class StateLog:
                 if self._topics_to_open(write.changes) or not self._send(direct, write):
                     self._hand_over(write)
                 return
-        except Exception as error:  # whatever it is, they wait for an answer
+        except Exception as error:  # whatever the error is, the callers wait for an answer
             self._give_up(write, error)
         if self._begins_next():
-            direct.call_soon(self._write_directly)  # and not at once: others wait for this thread, too
+            direct.call_soon(self._write_directly)  # not at once: other clients of the lane wait for this thread, too
 
     def _send(self, direct: DirectWrites, write: _Write) -> bool:
-        """Send a write's records directly; False if that cannot be now."""
+        """Send a write's records directly. Returns False if that is impossible now."""
         bodies = [encode_change(change) for change in write.changes]
         self._outcome_unknown = True
         if direct.send(self._storage, bodies, lambda sent: self._sent(write, sent)):
@@ -394,7 +406,7 @@ class StateLog:
         return False
 
     def _sent(self, write: _Write, sent: SentRecords) -> None:
-        """Take the end of records that were sent directly."""
+        """Handle the outcome of records that were sent directly."""
         stored = sent.stored
         if stored is None or not stored.durable or not self._follows(stored, write.changes):
             write.sent = sent
@@ -409,7 +421,7 @@ class StateLog:
                 self._write_directly()
 
     def _begins_next(self) -> bool:
-        """End a write, and begin the next one if there is one for this thread."""
+        """End a write, and begin the next one if this thread may make it."""
         with self._changed:
             if self._waiting and self._may_write_directly():
                 return True
@@ -419,22 +431,22 @@ class StateLog:
         return False
 
     def _hand_over(self, write: _Write) -> None:
-        """Have the writer go on with a write."""
+        """Let the writer continue a write."""
         with self._changed:
             self._handed_over = write
             self._wake_writer()
 
-    # The writer's thread
+    # Run by the writer's thread
 
     def _wake_writer(self) -> None:
-        """Wake the writer, and who waits for the end of a write. Called with the lock."""
+        """Wake the writer, and threads that wait for the end of a write. Called with the lock."""
         if self._writer is None:
             self._writer = threading.Thread(target=self._write_all, name="broker-writer", daemon=True)
             self._writer.start()
         self._changed.notify_all()
 
     def _write_all(self) -> None:
-        """Carry out the changes that come, until `close`."""
+        """Carry out changes as they arrive, until `close`."""
         while (write := self._next_write()) is not None:
             try:
                 self._write(write)
@@ -454,7 +466,7 @@ class StateLog:
             self._changed.notify_all()
 
     def _next_write(self) -> _Write | None:
-        """Wait for the next write, or one to go on with, and begin it. None at the end of the log's life."""
+        """Wait for the next write, or for one to continue, and begin it. Returns None when the log is closed."""
         while True:
             with self._changed:
                 write, late = self._begin()
@@ -471,7 +483,7 @@ class StateLog:
                 pending.answer()
 
     def _begin(self) -> tuple[_Write | None, list[_Pending]]:
-        """A write that may go on, or begin, and the changes whose time was up before it could. Called with the lock."""
+        """Return a write to continue or begin, and the changes that expired before they could. Called with the lock."""
         handed_over, self._handed_over = self._handed_over, None
         if handed_over is not None or self._writing or not self._waiting:
             return handed_over, []
@@ -484,8 +496,10 @@ class StateLog:
         return None, late
 
     def _write(self, write: _Write) -> None:
-        """Decide about the next changes, as many as one write may have, store their records and answer them; or go on
-        with a write for which that was begun."""
+        """Decide about the next changes, up to the limit of one write, store their records and answer them.
+
+        Continues with a write that was begun already.
+        """
         try:
             if not write.changes:
                 if self._outcome_unknown:
@@ -495,18 +509,20 @@ class StateLog:
                 if write.sent is None:
                     self._open_topics(write.changes)
                 if self._store(write):
-                    self._open_topics(write.changes)  # another instance may have deleted some of them in between
+                    self._open_topics(write.changes)  # another instance may have deleted some of the topics in between
                     for pending in write.decided:
                         pending.changed_topics = True
-        except Exception as error:  # whatever it is, they wait for an answer
+        except Exception as error:  # whatever the error is, the callers wait for an answer
             self._give_up(write, error)
         else:
             for pending in write.decided:
                 pending.answer()
 
     def _give_up(self, write: _Write, error: Exception) -> None:
-        """Answer the changes of a write that failed, and those that would fail likewise. If the write cannot succeed,
-        that may be for one of them: then each is written alone."""
+        """Answer the changes of a failed write, and waiting changes that would fail in the same way.
+
+        If the write cannot succeed, one of its changes may be the cause: then each is written alone.
+        """
         failed, retryable = write.decided, isinstance(error, RaymqError) and error.retryable
         with self._lock:
             self._ahead = self._state.copy()
@@ -514,7 +530,7 @@ class StateLog:
                 self._waiting.extendleft(reversed(failed))
                 self._alone = len(failed)
                 return
-            if retryable or not failed:  # what failed concerns them all: the store, or the mark
+            if retryable or not failed:  # the cause concerns all changes: the store, or the mark
                 left = write.left if write.changes else len(self._waiting)
                 failed = failed + [self._waiting.popleft() for _ in range(left)]
         for pending in failed:
@@ -522,8 +538,11 @@ class StateLog:
             pending.answer()
 
     def _decide(self, write: _Write, most: int = CHANGES_MAX) -> None:
-        """Decide about changes that wait, in order. Those that are to be answered when the write's changes are stored
-        are its `decided`; the others, whose answers depend on none of them, are answered now."""
+        """Decide about waiting changes, in order.
+
+        Changes that must be answered when the write's changes are stored become its `decided`. All others, whose
+        answers depend on none of the write's changes, are answered now.
+        """
         changes, decided = write.changes, write.decided
         size_bytes = 0
         while self._waiting and most and len(changes) < WRITE_MAX_RECORDS and size_bytes < WRITE_MAX_BYTES:
@@ -544,11 +563,11 @@ class StateLog:
         write.left = len(self._waiting)
 
     def _decide_one(self, pending: _Pending, now_ms: int) -> list[Change]:
-        """The changes that one caller asks for, applied to the state ahead; none if they are refused."""
+        """Return the changes that one caller asks for, applied to the state ahead; none if they are refused."""
         before = self._ahead.topics_version
         try:
             decided = pending.decide(self._ahead)
-        except Exception as error:  # the caller's
+        except Exception as error:  # an error of the caller's function
             pending.error = error
             return []
         changes = [decided] if isinstance(decided, dict) else list(decided or ())
@@ -558,8 +577,10 @@ class StateLog:
         return changes
 
     def _store(self, write: _Write) -> bool:
-        """Store the records of a write's changes, and apply them and every record before them to the state. True if
-        there were others before them."""
+        """Store the records of a write's changes, then apply them and every earlier record to the state.
+
+        Returns True if there were other records before them.
+        """
         self._outcome_unknown = True
         if write.sent is not None:
             stored = write.sent.finish()
@@ -576,7 +597,7 @@ class StateLog:
         return not follows
 
     def _follows(self, stored: StoredRecords, changes: Sequence[Change]) -> bool:
-        """True if the records of changes are the next ones, and no others lie between them."""
+        """True if the records of changes are the next ones, without other records between them."""
         return stored.queue_offset <= self._position and len(changes) == stored.next_offset - stored.queue_offset
 
     def _take_stored(self, write: _Write, stored: StoredRecords) -> None:
@@ -591,10 +612,12 @@ class StateLog:
         """Apply a durable change to the state. Called with the lock."""
         self._state.apply(change, now_ms)
         if change["kind"] == "topic_delete":
-            self._closed_topics.add(change["topic"])  # the store is told next
+            self._closed_topics.add(change["topic"])  # the store gets the deletion next
 
     def _read_up_to(self, next_offset: int) -> None:
-        """Apply the records before an offset, as they can be read: a visible record is not lost with this master."""
+        """Apply the records before an offset once they can be read: a visible record survives the loss of this
+        master.
+        """
         deadline_s = time.monotonic() + CONFIRM_WAIT_S
         try:
             while self._position < next_offset:
@@ -612,10 +635,10 @@ class StateLog:
             raise RequestTimeoutError(f"{self._storage.name}, to store a change,", CONFIRM_WAIT_S) from error
 
     def _open_topics(self, changes: Sequence[Change]) -> None:
-        """Have the store accept messages for new topics, before they exist: topics of their names may have been
-        deleted.
+        """Make the store accept messages for new topics, before the topics exist.
 
-        A store of several replicas knows only the topics that were deleted while it led, so it is asked for each.
+        Topics of the same names may have been deleted. A store of several replicas has only the deletions from the time
+        when it led, so the call is made for each topic.
         """
         wanted = self._topics_to_open(changes)
         if wanted:
@@ -639,7 +662,7 @@ class StateLog:
             try:
                 self._storage.control("open_topics", topics, timeout_s=min(left_s, CALL_TIMEOUT_S))
             except NotMasterError as error:
-                return error  # not tried again: `move` may wait for a change that is under way
+                return error  # not retried: `move` may wait for the running change
             return None
 
         replaced = persist_until(time.monotonic() + STORE_TIMEOUT_S, call)
@@ -649,13 +672,16 @@ class StateLog:
     # Snapshots
 
     def snapshot(self) -> None:
-        """Write the snapshot, unless all stores have it twice: retention keeps the records behind the last but one,
-        and with them the whole log from there on. RaymqError on failure: the log still has everything."""
+        """Write the snapshot, unless all stores have it twice.
+
+        Retention keeps the records after the last snapshot but one, and with them the whole log from there on.
+        RaymqError: the snapshot failed; the log still has everything.
+        """
         with self._lock:
             position, storage, copies = self._position, self._storage, self._copies
             left = SNAPSHOTS_OF_A_CHANGE if position != self._snapshot_position else self._snapshots_left
             if not left or not self._ready.is_set():
-                return  # before another master's state is read, the state here is not its
+                return  # before another master's state is loaded, the state here does not match its log
             state = self._state.copy()
         files = dump_snapshot(state, position)
         self._snapshots.write(storage, files, position)
@@ -664,8 +690,8 @@ class StateLog:
             try:
                 self._snapshots.write(copy, files, position)
             except RaymqError as error:
-                # Its retention keeps the records instead, from which a snapshot can be made.
-                logger.info("%s does not get the snapshot now: %s", copy.name, error)
+                # That store's retention keeps the records instead, from which a snapshot can be made.
+                logger.info("cannot write the snapshot to %s; a later snapshot retries: %s", copy.name, error)
                 left = SNAPSHOTS_OF_A_CHANGE
         with self._lock:
             if self._storage is storage and self._ready.is_set():
@@ -673,7 +699,7 @@ class StateLog:
 
 
 def _copy_of(error: Exception) -> Exception:
-    """An error of the same class and text: several threads raise it, and each adds its own traceback."""
+    """Copy an error, with its class and text: several threads raise it, and each adds its own traceback."""
     if not isinstance(error, RaymqError):
         return error
     copy = type(error)(*error.args)

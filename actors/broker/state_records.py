@@ -1,8 +1,8 @@
-"""StateRecords appends the records of a broker's changes to the log of its group's master.
+"""Appends the records of a broker's changes to the log of its group's master.
 
-A change of how a record of the state is encoded, or of how often its append is tried, belongs here. A batch is encoded
-once. After a failure the very same bytes go to the store that leads then, with the same producer sequence, so each
-record is stored once, also when another replica leads meanwhile.
+The encoding of state records, and the number of attempts to append them, belong here. A batch is encoded once. After a
+failure the same bytes go to the current master, with the same producer sequence. So each record is stored once, even if
+another replica becomes the master in between.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from raymq.remoting.storage_client import StorageClient
 
 STORE_TIMEOUT_S: Final = 20.0
 ATTEMPT_TIMEOUT_S: Final = 5.0
-"""The timeout of one append: if the store stands still, another replica leads long before."""
+"""The timeout of one append. If the store hangs, another replica leads long before."""
 
 _COMPRESSION: Final = Compression(CompressionType.ZSTD)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecords:
-    """The queue offsets of a stored batch, [`queue_offset`, `next_offset`). Records of others may lie between its own.
+    """The queue offsets of a stored batch, [`queue_offset`, `next_offset`). Other records may lie between its own.
 
-    `durable`: it is on every disk that the settings ask for, so no failover forgets it."""
+    `durable`: the batch is on every disk that the settings require, so no failover loses it.
+    """
 
     queue_offset: int
     next_offset: int
@@ -45,7 +46,7 @@ class StoredRecords:
 class StateRecords:
     """Appends records to the state topic's queue. Used by one thread at a time.
 
-    `master` returns the store that leads now; `born_host` is an IP address and a port.
+    `master` returns the current master's store; `born_host` is an IP address and a port.
     """
 
     def __init__(self, master: Callable[[], StorageClient], born_host: tuple[str, int]) -> None:
@@ -57,14 +58,16 @@ class StateRecords:
     def append(self, bodies: Sequence[bytes]) -> StoredRecords:
         """Store records with these bodies, in one batch, and return their offsets.
 
-        RequestTimeoutError when it is unknown, after STORE_TIMEOUT_S, whether they are stored. They are surely not
-        stored after any other error: ServiceNotAvailableError when no store took them in that time, or the error of a
-        store that cannot take them. StoreNotWritableError comes at once: a full disk stays full for longer.
+        RequestTimeoutError: after STORE_TIMEOUT_S it is unknown whether the records are stored. After any other error
+        they are not stored: ServiceNotAvailableError if no store accepted them in that time, or the error of a store
+        that cannot accept them. StoreNotWritableError comes at once: a full disk stays full for longer.
         """
         return self.store(self.encode(bodies))
 
     def store(self, batch: EncodedBatch, *, in_doubt: bool = False) -> StoredRecords:
-        """As `append`, for records that `encode` made. `in_doubt`: it is unknown if they are stored already."""
+        """Store records that `encode` made, as `append` does. `in_doubt`: it is unknown whether they are stored
+        already.
+        """
         deadline_s = time.monotonic() + STORE_TIMEOUT_S
         backoff = Backoff()
         while True:
@@ -87,7 +90,7 @@ class StateRecords:
                 raise
 
     def encode(self, bodies: Sequence[bytes]) -> EncodedBatch:
-        """A batch of the bodies. Its sequences are never used again: a store expects gaps."""
+        """Encode a batch of the bodies. Its sequences are never used again: a store expects gaps."""
         first, self._next_sequence = self._next_sequence, self._next_sequence + len(bodies)
         return encode_batch(
             [Message(STATE_TOPIC, body) for body in bodies],
@@ -101,6 +104,6 @@ class StateRecords:
 
 
 def stored_records(result: AppendResult, count: int) -> StoredRecords:
-    """The place of `count` records, by the store's answer."""
+    """Return the place of `count` records, according to the store's answer."""
     offsets = result.queue_offsets or (result.queue_offset, result.queue_offset + count - 1)
     return StoredRecords(offsets[0], offsets[-1] + 1, result.status is SendStatus.SEND_OK)

@@ -1,1 +1,1 @@
-"""The decisions of the actors, free of Ray: no clock, no sleep, no network. Time comes in as an argument."""
+"""The decisions of the actors, without Ray: no clock, no sleep, no network. Times are arguments."""

@@ -1,12 +1,12 @@
-"""Receives of simple consumers at one broker: decided at once where messages are known to be there, else waited for.
+"""Receives of simple consumers at one broker: decided at once if enough messages are known, otherwise long polls.
 
-A change of how a receive waits belongs here; what it hands out is decided in actors.core.pop.
+How a receive waits belongs here; which messages it leases is decided in actors.core.pop.
 
-    receive ── enough is known to be there ──────────────────→ decide ─→ state log ─→ answer
+    receive ── enough messages are known ────────────────────→ decide ─→ state log ─→ answer
        └── else: ask the store for the queues' ends, wait ──────↑   (this module's one thread)
-                 for a message, or for messages to come again
+                 for a message, or for the end of a lease
 
-Receives of one key are decided one after another, so a message that arrives wakes one of those that wait.
+Receives of one key are decided one after another, so a message that arrives wakes one waiting receive.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ from raymq.common.protocol.pop import ReceiveAnswer, ReceiveRequest
 
 ASK_WAIT_S: Final = 30.0
 LOOK_TIMEOUT_S: Final = 5.0
-"""The time after its own wait in which a receive fails if the store, or the state log, does not answer."""
+"""The time, after its own wait, in which a receive fails if the store or the state log does not answer."""
 NOT_READY_PAUSE_S: Final = 0.3
 RETRIES_FIRST: Final = 0.2
-"""The part of all receives that looks at the retry topic first (popFromRetryProbability); the others do it last."""
+"""The share of receives that read the retry topic first (popFromRetryProbability); all others read it last."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Decision:
-    """The decision about a receive, once `decide` has run."""
+    """The decision about a receive, after `decide` has run."""
 
     handout: Handout | None = None
     retry_max_times: int = 0
 
 
 class Receives:
-    """The receives at one broker. Thread-safe."""
+    """The waiting and running receives at one broker. Thread-safe."""
 
     def __init__(self, log: StateLog, ends: QueueEndsWatch) -> None:
         self._log, self._ends = log, ends
@@ -68,12 +68,12 @@ class Receives:
         self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
-        # Of the thread:
+        # Used only by the thread:
         self._waiting = WaitingReceives()
         self._busy: set[WaitKey] = set()
-        """The keys of which a receive is being decided."""
+        """The keys of receives that are being decided."""
         self._covered: list[WaitingReceive] = []
-        """The receives that came before the question under way."""
+        """The receives that arrived before the current question to the store."""
 
     def submit(
         self,
@@ -81,11 +81,10 @@ class Receives:
         answer: Callable[[ReceiveAnswer], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """Hand messages out, now or when they are there: `answer` or `fail` is called, by any thread.
+        """Lease messages, now or when they arrive. Any thread may call `answer` or `fail`.
 
-        InvalidArgumentError; NoPermissionError for a group that may not consume, or a topic that may not be read, or
-        not by this group; GroupNotExistError, TopicNotExistError; ServiceNotAvailableError while the broker's state is
-        not known.
+        InvalidArgumentError. NoPermissionError: the group may not consume, the topic may not be read, or not by this
+        group. GroupNotExistError, TopicNotExistError. ServiceNotAvailableError: the broker's state is not loaded.
         """
         check_receive(request)
         receive = WaitingReceive(request, time.monotonic() + request.wait_s, answer, fail)
@@ -98,22 +97,22 @@ class Receives:
             self._post(lambda: self._add(receive))
 
     def look_again(self) -> None:
-        """Note that messages may have become free: some were settled."""
+        """Wake the thread because messages were settled, so that others may have become available."""
         if len(self._waiting):
             self._post(lambda: None)
 
     def close(self) -> None:
-        """End the thread, and the receives that wait: without messages. Idempotent."""
+        """End the thread, and answer the waiting receives without messages. Idempotent."""
         self._closed = True
         thread = self._thread
         if thread is not None:
             os.eventfd_write(self._wake, 1)
             thread.join(LOOK_TIMEOUT_S)
 
-    # Deciding, in any thread
+    # Deciding, by any thread
 
     def _available(self, request: ReceiveRequest, check: Callable[[BrokerState, ReceiveRequest], None]) -> int | None:
-        """About how many messages are there for a receive; None while the state is not known."""
+        """Return about how many messages are available for a receive; None while the state is not loaded."""
 
         def read(state: BrokerState) -> int:
             check(state, request)
@@ -150,7 +149,7 @@ class Receives:
 
     def _decided_at_once(self, receive: WaitingReceive, decision: _Decision, error: Exception | None) -> None:
         if not _answer(receive, decision, error):
-            self._post(lambda: self._add(receive))  # others were faster
+            self._post(lambda: self._add(receive))  # other receives took the messages
 
     def _decided(self, receive: WaitingReceive, decision: _Decision, error: Exception | None) -> None:
         answered = _answer(receive, decision, error)
@@ -162,10 +161,10 @@ class Receives:
 
         self._post(go_on)
 
-    # The thread
+    # Run by the thread
 
     def _post(self, call: Callable[[], None]) -> None:
-        """Have the thread make a call."""
+        """Queue a call for the thread."""
         self._inbox.append(call)
         if self._thread is None:
             with self._start_lock:
@@ -178,15 +177,15 @@ class Receives:
         while not self._closed:
             try:
                 self._turn()
-            except Exception:  # a bug; without this thread nobody would receive anything any more
-                logger.exception("the receives that wait are looked at again")
+            except Exception:  # a bug; without this thread no receive would be answered any more
+                logger.exception("serving the waiting receives failed, and is retried")
                 time.sleep(NOT_READY_PAUSE_S)
         for receive in self._waiting.all():
             receive.answer(ReceiveAnswer((), 0))
         self._ends.close()
 
     def _turn(self) -> None:
-        """Do what is to be done now, and wait for more."""
+        """Run queued calls, serve ready receives, end overdue ones, then wait for the next event."""
         while self._inbox:
             self._inbox.popleft()()
         due_s = self._serve()
@@ -201,8 +200,7 @@ class Receives:
             receive.fail(error)
 
     def _serve(self) -> float:
-        """Decide about the first receive of each key for which messages are there. Returns the time in s until which
-        nothing comes again by itself."""
+        """Decide about the first receive of each key that has messages. Returns when the next lease ends, in s."""
         wait_s = ASK_WAIT_S
         for receive in self._waiting.firsts():
             if receive.key in self._busy:
@@ -219,13 +217,13 @@ class Receives:
         return wait_s
 
     def _due_s(self, request: ReceiveRequest) -> float:
-        """The time in s until messages of a receive's queues come again."""
+        """Return the time in s at which messages of a receive's queues become visible again."""
         now_ms = LEASE_CLOCK.now_ms()
         due_ms = self._log.peek(lambda state: next_due_ms(state.pop, request.group, _queues(state, request), now_ms))
         return ASK_WAIT_S if due_ms is None else max(0, due_ms - now_ms) / 1000
 
     def _end_overdue(self) -> None:
-        """Answer the receives that have waited for long enough."""
+        """Answer the receives whose wait is over."""
         now_s = time.monotonic()
         for receive in self._waiting.all():
             if receive.looked and receive.deadline_s <= now_s and receive.key not in self._busy:
@@ -236,7 +234,7 @@ class Receives:
                 receive.fail(ServiceNotAvailableError("the broker's store does not answer; try again"))
 
     def _ask(self) -> None:
-        """Ask for the ends of all queues that are waited for, unless the question under way does."""
+        """Ask for the ends of all queues that receives wait for, unless the current question covers them."""
         waiting = self._waiting.all()
         covered = {id(receive) for receive in self._covered}
         new = [receive for receive in waiting if not receive.looked and id(receive) not in covered]
@@ -249,7 +247,7 @@ class Receives:
         looks = any(not receive.looked for receive in waiting)
         if queues and self._ends.ask(queues, 0.0 if looks else ASK_WAIT_S):
             self._covered = waiting
-            if not self._ends.is_asking:  # it has been fetched
+            if not self._ends.is_asking:  # the ends were fetched at once
                 self._looked()
                 self._post(lambda: None)
 
@@ -259,7 +257,7 @@ class Receives:
         self._covered = []
 
     def _wait(self, due_s: float) -> None:
-        """Wait for an answer of the store, for a call, or for the next time something is to be done."""
+        """Wait for an answer of the store, for a queued call, or for the next deadline."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         descriptor = self._ends.descriptor
@@ -273,7 +271,7 @@ class Receives:
             self._looked()
 
     def _next_s(self, due_s: float) -> float:
-        """The time at which something is to be done, even if nothing happens."""
+        """Return the time of the next deadline, at which work is due even without an event."""
         times = [time.monotonic() + due_s, self._ends.next_look_s() or math.inf]
         for receive in self._waiting.all():
             ends = receive.looked and receive.key not in self._busy
@@ -282,7 +280,7 @@ class Receives:
 
 
 def _answer(receive: WaitingReceive, decision: _Decision, error: Exception | None) -> bool:
-    """Answer a receive that was decided. False if it got nothing."""
+    """Answer a receive that was decided. Returns False if it got nothing."""
     handout = decision.handout
     if error is not None or handout is None:
         receive.fail(error or ServiceNotAvailableError("a receive was not decided"))
@@ -299,13 +297,13 @@ def _answer(receive: WaitingReceive, decision: _Decision, error: Exception | Non
 
 
 def _queues(state: BrokerState, request: ReceiveRequest) -> list[TopicQueue]:
-    """The queues of a receive: those of its topics, and of its group's retry topic. Topics that are gone have none."""
+    """Return the queues of a receive: those of its topics and of its group's retry topic. Deleted topics have none."""
     topics = [state.topics.get(topic) for topic in (*request.topics, retry_topic(request.group))]
     return [(known.topic, queue_id) for known in topics if known for queue_id in range(known.read_queue_nums)]
 
 
 def _in_random_order(queues: list[TopicQueue], request: ReceiveRequest) -> list[TopicQueue]:
-    """The queues from a random one on. Those of the retry topic are the first of one receive in five, else the last."""
+    """Return the queues from a random one on. The retry topic's queues are first in one receive of five, else last."""
     retries = [queue for queue in queues if queue[0] == retry_topic(request.group)]
     others = queues[: len(queues) - len(retries)]
     start = random.randrange(len(others)) if others else 0

@@ -1,13 +1,13 @@
-"""Gate: the decisions at the door of one server, where access is on. No Ray, no socket, no thread, no clock.
+"""The access decisions for one server, if access is on. No Ray, no socket, no thread, no clock.
 
-    a signed call       user_of: whose is it? ▶ admit: may that user call this? ▶ shown: what it sees of the answer
-    a frame of a lane   key_of, once: the handshake says whose lane it is ▶ admit, for each frame
+    a signed call       user_of: who signed it? ▶ admit: may that user call this? ▶ shown: the part it may see
+    a frame of a lane   key_of, once: the handshake proves the lane's user ▶ admit, for each frame
 
-`admit` asks the table of requests what a call needs (raymq.remoting.access.requests) and the policies whether the user
-may (raymq.remoting.access.decide); then it takes what the call sends from the user's quotas, and one that reads waits
-while the user has read too much (actors.core.access.meter). What was allowed is remembered until
-users or policies change, so that a frame costs a look into a dict. A method that the table does not name is for super
-users, and for raymq's own actors, which come as the internal user.
+`admit` looks up what a call needs (raymq.remoting.access.requests), and checks the user's policies
+(raymq.remoting.access.decide). Then it charges what the call sends to the user's quotas. A call that reads is refused
+for a time if the user has read too much (actors.core.access.meter). Decisions are cached until users or policies
+change, so a frame costs one dict lookup. A method without an entry in the table is for super users, and for raymq's own
+actors, which act as the internal user.
 
 Nothing survives the process: users and policies come with the arguments of the server.
 """
@@ -31,7 +31,7 @@ from raymq.remoting.access.state import AuthState
 from raymq.remoting.access.users import User
 
 DECISIONS_MAX: Final = 20_000
-"""The most decisions that are remembered; beyond it all are forgotten, and made again."""
+"""The most decisions that are cached. If the cache is full, it is emptied."""
 
 _Decisions = dict[tuple[str, str, str, tuple[Need, ...]], None]
 
@@ -42,50 +42,54 @@ class Gate:
     def __init__(
         self, server: str, internal: Identity, rules: Mapping[str, Rule], state: AuthState, life: bytes | None = None
     ) -> None:
-        """`internal`: as whom raymq's actors sign. `rules`: by method. `state`: the users and policies at first.
-        `life`: the id of the process, for which calls are signed; None draws one."""
+        """`internal`: the user with which raymq's actors sign. `rules`: by method. `state`: the initial users and
+        policies.
+
+        `life`: the id of the process for which calls are signed; None draws one.
+        """
         self.server, self._internal, self._rules = server, internal, rules
         self._lock = threading.Lock()
-        """Guards the two that remember what was signed and what was sent."""
+        """Guards the records of signed calls and of sent amounts."""
         self._authenticator = Authenticator(life, internal_key=internal.key)
         self._quotas = Quotas()
         self.meter = Meter(self._user_known)
         self._known: tuple[AuthState, _Decisions] = (state, {})
-        """Replaced as a whole: a thread that decides by the state before writes into the decisions before."""
+        """Replaced as a whole: a thread that decides by the old state writes into the old decisions."""
 
     @property
     def state(self) -> AuthState:
-        """The users and policies that are decided by."""
+        """The users and policies in force."""
         return self._known[0]
 
     def know(self, state: AuthState) -> None:
-        """Decide by these users and policies from now on, if they are newer than those that are known."""
+        """Use these users and policies from now on, if they are newer than the current ones."""
         with self._lock:
             if state.version > self.state.version:
                 self._known = (state, {})
 
     def key_of(self, user: str) -> bytes | None:
-        """The key that a user signs with; None for one that is unknown, disabled or nobody."""
+        """Return the key that a user signs with; None for an unknown, disabled or empty user."""
         if user == self._internal.user:
             return self._internal.key
         known = self.state.users.get(user)
         return known.key if known is not None and known.is_enabled else None
 
     def user_of(self, signature: Signature, method: str, payload: bytes, now_ms: int) -> str:
-        """The user who has signed a call of a method; AuthenticationError. The call counts as seen from now on.
+        """Return the user who signed a call of a method, and record the call as seen. AuthenticationError.
 
-        SignedTooEarlyError for one that was signed for an earlier process of this server, or long ago.
+        SignedTooEarlyError: the call was signed for an earlier process of this server, or too long ago.
         """
         with self._lock:
             user = self._authenticator.user_of(self.state, signature, self.server, method, payload, now_ms=now_ms)
         return user.name
 
     def admit(self, user: str, address: str, method: str, arguments: Sequence[Any], monotonic_ms: float) -> None:
-        """Return if a user, at `address` ("" where that is unknown), may call a method with these arguments, which are
-        in the order of the method's own; what they send is taken from its quotas.
+        """Check that a user may call a method with these arguments, and charge what they send to the user's quotas.
 
-        AccessDeniedError names user, action and resource; QuotaExceededError says when to send again. Nothing was
-        carried out then.
+        `address`: the user's address, "" if unknown. `arguments`: in the method's order.
+
+        AccessDeniedError names user, action and resource; QuotaExceededError says when to send again. After an error
+        the call must not be executed.
         """
         if user == self._internal.user:
             return
@@ -109,7 +113,7 @@ class Gate:
                     self._quotas.take(sender, size, messages, monotonic_ms)
 
     def may(self, user: str, need: Need) -> bool:
-        """True if a user may do one thing, from an address that is not known."""
+        """True if a user may do one thing, from an unknown address."""
         if user == self._internal.user:
             return True
         state = self.state
@@ -121,12 +125,12 @@ class Gate:
 
     def _user(self, state: AuthState, name: str, method: str) -> User:
         user = state.users.get(name)
-        if user is None:  # deleted, and its lane is still there
+        if user is None:  # deleted, while its lane is still open
             raise AccessDeniedError(name, str(self._all_of(method)), "no such user is known any more")
         return user
 
     def _all_of(self, method: str) -> Need:
-        """The need of a method that no rule names: no policy gives it."""
+        """Return the need of a method without a rule: no policy grants it."""
         return Need((Action.ALL,), Resource(ResourceType.SERVER, f"{self.server}.{method}"))
 
 

@@ -1,10 +1,10 @@
-"""Meter: how much users with a quota of consumption may read at one server, and what they have read.
+"""Limits how much users with a consumption quota may read at one server, and counts what they have read.
 
     a fetch, a listener's question for tasks  ▶ require_left, before it ▶ at most `portion` ▶ consumed, with the answer
 
-A portion is a second's worth, so that a user is never in debt for long: a consumer waits then for about a second. What
-raymq's own actors read is not counted; what a Pull actor hands to a listener is the listener's user's. Nothing survives
-the process.
+A portion is one second's worth, so that a user is never far over its quota: the consumer then waits about a second.
+Reads of raymq's own actors are not counted. What a Pull actor passes to a listener counts for the listener's user.
+Nothing survives the process.
 """
 
 from __future__ import annotations
@@ -22,35 +22,37 @@ from raymq.remoting.lane.calls import decode_result
 
 
 class Portion(NamedTuple):
-    """The most that one request may read: bytes of records, and messages; 0 is no bound."""
+    """The most that one request may read: bytes of records, and messages; 0 means no limit."""
 
     size_bytes: int
     messages: int
 
     def bytes_of(self, wanted: int) -> int:
-        """As many bytes as wanted, or those of the portion."""
+        """Return `wanted`, limited to the bytes of the portion."""
         return min(wanted, self.size_bytes) if self.size_bytes else wanted
 
     def requests_of(self, wanted: list[FetchRequest]) -> list[FetchRequest]:
-        """The requests, none of them for more messages than the portion."""
+        """Return the requests, each limited to the messages of the portion."""
         if not self.messages:
             return wanted
         return [replace(one, max_messages=min(one.max_messages, self.messages)) for one in wanted]
 
 
 class Consumption(Protocol):
-    """The meter behind a server's door, as its lanes know it."""
+    """The interface of a server's meter for the server's lanes."""
 
     def portion(self, user: str) -> Portion | None:
-        """The most that a request of a user may read; None for one without a bound."""
+        """Return the most that a request of a user may read; None for a user without a limit."""
 
     def consumed(self, user: str, size_bytes: int, messages: int) -> None:
-        """Note that a user gets messages, with this many bytes of records."""
+        """Record that a user gets messages, with this many bytes of records."""
 
 
 class Meter:
-    """The consumption of one server's users. Thread-safe. `user` finds a user by name; times are in ms, by a monotonic
-    clock."""
+    """The consumption of one server's users. Thread-safe.
+
+    `user` finds a user by name. Times are in ms, by a monotonic clock.
+    """
 
     def __init__(self, user: Callable[[str], User | None]) -> None:
         self._user = user
@@ -58,19 +60,19 @@ class Meter:
         self._quotas = Quotas(CONSUME_BOUNDS, "consumed ")
 
     def portion(self, name: str) -> Portion | None:
-        """The most that a request of a user may read; None for one without a bound."""
+        """Return the most that a request of a user may read; None for a user without a limit."""
         user = self._bound(name)
         return None if user is None else Portion(user.consume_bytes_per_second, user.consume_messages_per_second)
 
     def require_left(self, name: str, now_ms: float) -> None:
-        """QuotaExceededError, with the time to wait, while a user has read all that it may."""
+        """Raise QuotaExceededError, with the time to wait, while a user has used up its quota."""
         user = self._bound(name)
         if user is not None:
             with self._lock:
                 self._quotas.require_left(user, now_ms)
 
     def consumed(self, name: str, size_bytes: int, messages: int, now_ms: float) -> None:
-        """Note that a user gets messages, with this many bytes of records."""
+        """Record that a user gets messages, with this many bytes of records."""
         user = self._bound(name) if messages else None
         if user is not None:
             with self._lock:
@@ -82,7 +84,7 @@ class Meter:
 
 
 def weigh_results(results: Sequence[FetchResult]) -> tuple[int, int]:
-    """The bytes of records, and the messages, in the answer to a fetch; nothing for one that tells offsets only."""
+    """Return the bytes of records and the number of messages in the answer to a fetch; zeros for offsets only."""
     read = [one for one in results if one.records]
     return sum(len(one.records) for one in read), sum(one.count for one in read)
 

@@ -1,8 +1,8 @@
-"""The lists that calls give, cut to what a user may see: topics and groups that it may do something with.
+"""Cuts the lists that calls return to what a user may see: topics and groups on which it has some permission.
 
-A call that names its topic or group is allowed or refused as a whole. One that asks for all of them is allowed, and its
-answer cut here, so that a user with one topic's permission learns of no other. A change of which answers are cut
-belongs here; whether a call is allowed at all is in raymq.remoting.access.requests.
+A call that names its topic or group is allowed or refused as a whole. A call for all topics or groups is allowed, and
+its answer is cut here, so that a user with one topic's permission sees no other topic. Which answers are cut belongs
+here; whether a call is allowed at all is decided in raymq.remoting.access.requests.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """The topics and groups that a user may see, by name. `is_metered`: what it consumes is counted, and it is to
-    read no files itself."""
+    """The names of the topics and groups that a user may see.
+
+    `is_metered`: what the user consumes is counted, so it must not read files itself.
+    """
 
     topic: Callable[[str], bool]
     group: Callable[[str], bool]
@@ -23,7 +25,7 @@ class Sight:
 
 
 Cut = Callable[[Any, Sight], Any]
-"""An answer of one method, cut to what is seen."""  # Any: the answers of all methods
+"""An answer of one method, cut to what is seen."""  # Cuts an answer of one method to what the user may see.
 
 
 def _topics(answer: list[str], sight: Sight) -> list[str]:
@@ -71,10 +73,10 @@ CUTS: Final[Mapping[tuple[str, str], Cut]] = {
     ("Pull", "status"): _pull_status,
     ("Storage", "describe"): _description,
 }
-"""By the server's class and the method."""
+"""The cuts by the server's class and the method."""
 
 
 def cut(server_class: str, method: str, answer: Any, sight: Sight) -> Any:  # Any: as above
-    """The answer of a method as a user gets it."""
+    """Return the answer of a method as the user may see it."""
     how = CUTS.get((server_class, method))
     return answer if how is None else how(answer, sight)

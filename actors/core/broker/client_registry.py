@@ -1,5 +1,4 @@
-"""The clients that produce and consume, from their heartbeats (raymq.common.protocol.clients). Nothing of it is
-durable."""
+"""The clients that produce and consume, from their heartbeats (raymq.common.protocol.clients). Nothing is durable."""
 
 from __future__ import annotations
 
@@ -15,15 +14,15 @@ class ClientRegistry:
     """The clients whose last heartbeat is at most CLIENT_EXPIRY_S old. Times are of any monotonic clock, in s."""
 
     def __init__(self, expiry_s: float = CLIENT_EXPIRY_S, started_s: float = -inf) -> None:
-        """`started_s`: when clients could begin to send heartbeats here."""
+        """`started_s`: when clients could first send heartbeats here."""
         self._expiry_s = expiry_s
         self._known_after_s = started_s + expiry_s
         self._clients: dict[str, tuple[ClientHeartbeat, float]] = {}
-        # The clients that said that they end, at most _ENDED_MAX of them, the latest last.
+        # The clients that unregistered, at most _ENDED_MAX of them, the latest last.
         self._ended: dict[str, None] = {}
 
     def heartbeat(self, heartbeat: ClientHeartbeat, now_s: float) -> None:
-        """Store a client's producers and consumers, in place of those of its last heartbeat."""
+        """Replace a client's recorded producers and consumers by those of its newest heartbeat."""
         self._clients[heartbeat.client_id] = (heartbeat, now_s)
 
     def unregister(self, client_id: str) -> None:
@@ -34,20 +33,22 @@ class ClientRegistry:
             del self._ended[next(iter(self._ended))]
 
     def knows(self, client_id: str, now_s: float) -> bool:
-        """False if a client has ended, or was silent for too long. True in doubt: soon after `started_s`, not all
-        clients have been heard of."""
+        """False if a client has ended, or was silent for too long.
+
+        Returns True in doubt: soon after `started_s` not all clients have sent a heartbeat.
+        """
         self.expire(now_s)
         return client_id in self._clients or (client_id not in self._ended and now_s < self._known_after_s)
 
     def expire(self, now_s: float) -> list[str]:
-        """Drop the clients that were silent for too long; returns their ids."""
+        """Drop the clients that were silent for too long, and return their ids."""
         silent = [name for name, (_, seen_s) in self._clients.items() if now_s - seen_s > self._expiry_s]
         for name in silent:
             del self._clients[name]
         return silent
 
     def producers(self, now_s: float, group: str | None = None) -> list[ProducerConnection]:
-        """The producers of a group, or of all, sorted by client."""
+        """Return the producers of a group, or of all groups, sorted by client."""
         self.expire(now_s)
         return sorted(
             ProducerConnection(
@@ -60,8 +61,10 @@ class ClientRegistry:
         )
 
     def subscriptions(self, now_s: float) -> dict[str, frozenset[str]] | None:
-        """The topics to which the consumers of each group subscribe; groups without consumers are absent. None soon
-        after `started_s`, when not all clients have been heard of."""
+        """Return the topics to which the consumers of each group subscribe; groups without consumers are absent.
+
+        Returns None soon after `started_s`, when not all clients have sent a heartbeat.
+        """
         self.expire(now_s)
         if now_s < self._known_after_s:
             return None
@@ -72,7 +75,7 @@ class ClientRegistry:
         return found
 
     def consumers(self, now_s: float, group: str | None = None) -> list[ConsumerConnection]:
-        """The consumers of a group, or of all, sorted by client."""
+        """Return the consumers of a group, or of all groups, sorted by client."""
         self.expire(now_s)
         found = [
             ConsumerConnection(

@@ -1,16 +1,16 @@
 """The offsets that consumer groups have committed, and which commits count.
 
-A change of when a commit counts belongs here.
+When a commit counts belongs here.
 
     offsets    topic, group, queue → QueueOffset: durable, each change is a state record (actors.core.broker.state)
-    owners     group, topic, queue → the newest generation of an owner that is known: in memory only
+    owners     group, topic, queue → the newest known generation of an owner: in memory only
 
 A committed offset never goes back by itself. It goes back when it is reset, which its `reset_version` counts, and when
 the consuming program seeks back and commits that as such. A member's commit counts unless its ownership is older than
-another's (*fenced*), or it does not know the last reset yet (*reset*).
+another's (*fenced*), or it was made before the member received the last reset (*reset*).
 
-A topic that is deleted and created again begins with a reset version above all those before. So a member that still
-holds an offset of the deleted topic gets the answer to begin anew.
+A topic that is deleted and created again begins with a reset version above all earlier ones. So a member that still has
+an offset of the deleted topic gets an answer that makes it start again.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ QueueOffsets = dict[int, QueueOffset]
 class OffsetTable:
     """The committed offsets, which are durable. `tables`: by (topic, group); `first_versions`: by topic, 0 if absent.
 
-    `get`, `committed` and `topics` may be called by any thread while another one changes the table.
+    Any thread may call `get`, `committed` and `topics` while another thread changes the table.
     """
 
     tables: dict[tuple[str, str], QueueOffsets] = field(default_factory=dict)
     first_versions: dict[str, int] = field(default_factory=dict)
 
     def copy(self) -> OffsetTable:
-        """A table of its own with the same values."""
+        """Return an independent copy of the table."""
         return OffsetTable({key: dict(table) for key, table in self.tables.items()}, dict(self.first_versions))
 
     def get(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
-        """The committed offset, None if there is none."""
+        """Return the committed offset; None if there is none."""
         return self.tables.get((topic, group), {}).get(queue_id)
 
     def of(self, group: str, topic: str) -> Mapping[int, QueueOffset]:
-        """The committed offsets of a topic's queues, by queue id. Not to be kept: they change."""
+        """Return the committed offsets of a topic's queues, by queue id. Do not keep the mapping: it changes."""
         return self.tables.get((topic, group), {})
 
     def version(self, group: str, topic: str, queue_id: int) -> int:
-        """The reset version that a queue has, or begins with."""
+        """Return the reset version of a queue, or the version with which it begins."""
         known = self.get(group, topic, queue_id)
         return self.first_versions.get(topic, 0) if known is None else known.reset_version
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """Queue id to committed offset; queues without one are absent."""
+        """Return the committed offset of each queue id; queues without one are absent."""
         table = self.tables.get((topic, group), {}).copy()
         return {queue_id: known.queue_offset for queue_id, known in table.items()}
 
     def topics(self, group: str) -> list[str]:
-        """Topics in which the group has committed offsets, sorted."""
+        """Return the topics in which the group has committed offsets, sorted."""
         return sorted(topic for topic, name in list(self.tables) if name == group)
 
     def next_version(self, topic: str) -> int:
-        """A version above those of all the topic's queues."""
+        """Return a version above those of all the topic's queues."""
         used = [
             known.reset_version for key, table in self.tables.items() if key[0] == topic for known in table.values()
         ]
@@ -77,7 +77,7 @@ class OffsetTable:
             table[queue_id] = QueueOffset(offset, version)
 
     def drop_topic(self, topic: str, next_version: int) -> None:
-        """Drop the offsets in a topic; one of the same name begins with `next_version`."""
+        """Drop the offsets in a topic; a later topic of the same name begins with `next_version`."""
         self.first_versions[topic] = next_version
         for key in [key for key in self.tables if key[0] == topic]:
             del self.tables[key]
@@ -93,19 +93,19 @@ class OffsetTable:
 
 
 class Owners:
-    """The newest generation of an owner of each queue. Generation 0 is a consumer that is no member of the group."""
+    """The newest generation of an owner of each queue. Generation 0 is a consumer outside of the group."""
 
     def __init__(self) -> None:
         self._generations: dict[tuple[str, str, int], int] = {}
 
     def note(self, group: str, topic: str, queue_id: int, generation: int) -> None:
-        """Note that an owner of this generation consumes the queue."""
+        """Record that an owner of this generation consumes the queue."""
         key = (group, topic, queue_id)
         if generation > self._generations.get(key, 0):
             self._generations[key] = generation
 
     def fences(self, group: str, topic: str, queue_id: int, generation: int) -> bool:
-        """True if a newer owner than this one is known."""
+        """True if an owner newer than this one is known."""
         return 0 < generation < self._generations.get((group, topic, queue_id), 0)
 
     def forget(self, group: str | None = None, topic: str | None = None) -> None:
@@ -116,7 +116,7 @@ class Owners:
 
 @dataclass(slots=True)
 class TopicCommits:
-    """The decision about commits in one topic: offsets to set, queues that were reset, and queues that are fenced."""
+    """The decision about commits in one topic: offsets to set, reset queues, and fenced queues."""
 
     offsets: dict[int, int] = field(default_factory=dict)
     reset: QueueOffsets = field(default_factory=dict)
@@ -124,10 +124,11 @@ class TopicCommits:
 
 
 def is_dead(committed: Mapping[int, int], first: Mapping[int, int]) -> bool:
-    """True if a group that has committed these offsets in a topic, by queue id, has nothing to go on from: no queue
-    holds a message before its offset any more, `first` being the offset of the first message that each queue holds.
+    """True if a group that has committed these offsets in a topic cannot use them any more.
 
-    RocketMQ's test for the offsets of a group in a topic to which none of its consumers subscribes.
+    That is so if no queue still holds a message before the group's offset. `first`: the offset of the first message
+    that each queue holds. RocketMQ's test for a group's offsets in a topic to which no consumer of the group
+    subscribes.
     """
     return all(offset <= first.get(queue_id, 0) for queue_id, offset in committed.items())
 
@@ -135,9 +136,9 @@ def is_dead(committed: Mapping[int, int], first: Mapping[int, int]) -> bool:
 def judge_commits(
     table: OffsetTable, owners: Owners, group: str, topic: str, commits: Mapping[int, OffsetCommit]
 ) -> TopicCommits:
-    """Decide about commits by queue id, and note their owners. InvalidArgumentError for a negative offset.
+    """Decide about commits by queue id, and record their owners. InvalidArgumentError: an offset is negative.
 
-    A queue that was reset without an offset to go on from (its topic was deleted and made again) begins at 0.
+    A queue that was reset without a new offset (its topic was deleted and created again) begins at 0.
     """
     verdict = TopicCommits()
     offsets, first = table.of(group, topic), table.first_versions.get(topic, 0)

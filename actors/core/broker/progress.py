@@ -20,8 +20,10 @@ class Lag:
 
 
 def lag_in(committed: Mapping[int, int], bounds: Mapping[int, QueueBounds]) -> Lag:
-    """The lag over the queues of a topic, both by queue id. Of a queue without a committed offset all counts; messages
-    that were deleted do not."""
+    """Compute the lag over the queues of a topic; both arguments are by queue id.
+
+    If a queue has no committed offset, all of its messages count; deleted messages do not.
+    """
     total, most, queue_id, at = 0, 0, -1, 0
     for number, held in bounds.items():
         following = max(committed.get(number, 0), held.min_offset)
@@ -33,14 +35,17 @@ def lag_in(committed: Mapping[int, int], bounds: Mapping[int, QueueBounds]) -> L
 
 
 class Unread(NamedTuple):
-    """The `messages` that a group has not committed, and the first of them by queue id and offset."""
+    """The number of `messages` that a group has not committed, and the first of them by queue id and offset."""
 
     messages: int
     firsts: list[tuple[int, int]]
 
 
 def unread_in(committed: Mapping[int, QueueOffset], bounds: Sequence[tuple[int, int]]) -> Unread:
-    """`lag_in` for the first and the end offset of a topic's queues 0, 1 …, with the first message of each queue."""
+    """Compute the unread messages, as `lag_in`, from the first and end offsets of a topic's queues 0, 1 ….
+
+    Also returns the first unread message of each queue.
+    """
     total, firsts = 0, []
     for queue_id, (first, end) in enumerate(bounds):
         if first == end:

@@ -1,20 +1,20 @@
 """Messages that a consumer gave back because it could not consume them (spec/messaging.md §5.9).
 
-A change of when and where such a message is delivered again belongs here.
+When and where such a message is delivered again belongs here.
 
     consumed record ──┬── SCHEDULE_TOPIC_XXXX, queue level - 1 ── after the level's delay ──→ %RETRY%group
-                      └── %DLQ%group ── tried often enough, or not to be tried again          ↑
+                      └── %DLQ%group ── tried often enough, or must not be retried            ↑
                               └── replayed, on request, as if never tried ─────┘
 
 Body, flags, born host and time, tags, keys and the message id stay as they are, also over several returns; RETRY_TOPIC
 names the topic that the message was sent to, ORIGIN_MESSAGE_ID its first position in a log. `reconsume_times` grows by
-one, or is what a consumer that counts attempts itself says. No body is decompressed. A dead letter also has
-DLQ_ORIGIN_TOPIC and DLQ_ORIGIN_MESSAGE_ID, by which RocketMQ's programs find its origin, and DLQ_ORIGIN_ERROR, why it
-failed last.
+one, or is set to the count of a consumer that counts attempts itself. No body is decompressed. A dead letter also has
+DLQ_ORIGIN_TOPIC and DLQ_ORIGIN_MESSAGE_ID, by which RocketMQ's programs find its origin, and DLQ_ORIGIN_ERROR, the
+reason of its last failure.
 
-A message that cannot be read is a dead letter at once: no other attempt can change that. DLQ_ORIGIN_ERROR says why. If
-the CRC of its body is wrong, the copy in the dead letters has the same bytes with their own CRC, so that the log stays
-whole, and the flag of a compression that nobody knows, so that no reader takes the body for the one that was sent
+A message that cannot be read becomes a dead letter at once, because no other attempt can succeed; DLQ_ORIGIN_ERROR has
+the reason. If the CRC of its body is wrong, the dead letter has the same bytes with a CRC of their own, so that the log
+stays intact. It also has the flag of an unknown compression, so that no reader mistakes the body for the original
 (raymq/records/format/rewrite.py).
 """
 
@@ -56,10 +56,10 @@ from raymq.records.format.layout import (
 from raymq.records.format.rewrite import RecordParts, build_record, split_record
 
 FIRST_RETRY_LEVEL: Final = 3
-"""A message waits at this level the first time, then one level more each time (golden fact 13)."""
+"""The delay level of the first retry; each later retry waits one level longer (golden fact 13)."""
 
 DLQ_ORIGIN_ERROR_MAX: Final = 500
-"""The most characters of a reason in a dead letter."""
+"""The most characters of an error text in a dead letter."""
 _OF_DEAD_LETTERS: Final = (PROPERTY_DLQ_ORIGIN_TOPIC, PROPERTY_DLQ_ORIGIN_MESSAGE_ID, PROPERTY_DLQ_ORIGIN_ERROR)
 
 TopicQueue = tuple[str, int]
@@ -68,8 +68,11 @@ TopicQueue = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A record and where it goes: to the retry topic after the delay of `level`, at once for 0, and to the dead-letter
-    topic for None. `reason`: why a dead letter failed last, or cannot be read."""
+    """A returned record and its target.
+
+    `level`: the delay before the retry topic, 0 for none; None sends the record to the dead-letter topic. `reason`: why
+    a dead letter failed last, or cannot be read.
+    """
 
     parts: RecordParts
     level: int | None
@@ -87,12 +90,12 @@ def read_returned(
     failure: str = "",
     attempts: int = 0,
 ) -> tuple[list[Returned], SendBackAnswer]:
-    """Decide where each of several whole records goes; InvalidArgumentError if they are damaged.
+    """Decide where each of several whole records goes. InvalidArgumentError: the records are damaged.
 
-    A message that was given back `max_reconsume_times` times before (negative: the group's retry_max_times) is dead,
-    and each one is with a negative `delay_level` or a body whose CRC is wrong. `delay_level` 0 lets the message wait
-    longer each time. `reason`: why none of them can be read. `failure`: why they failed, which dead letters keep.
-    `attempts`: how often each was handed out, if the consumer counts that (0: by `reconsume_times`).
+    A message is dead if it was given back `max_reconsume_times` times before (negative: the group's retry_max_times),
+    with a negative `delay_level`, or if its body's CRC is wrong. `delay_level` 0 makes the message wait longer each
+    time. `reason`: why the messages cannot be read. `failure`: why they failed, which dead letters keep. `attempts`:
+    how often each was delivered, if the consumer counts that (0: by `reconsume_times`).
     """
     most = config.retry_max_times if max_reconsume_times < 0 else max_reconsume_times
     returned = []
@@ -110,7 +113,7 @@ def read_returned(
 
 
 def reason_line(reason: str) -> str:
-    """A reason as one line of at most DLQ_ORIGIN_ERROR_MAX characters. Of a traceback that is its last line."""
+    """Return a reason as one line of at most DLQ_ORIGIN_ERROR_MAX characters; the last line of a traceback."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     text = lines[-1] if lines and lines[0].startswith("Traceback") else " ".join(lines)
     text = "".join(char if char.isprintable() else " " for char in text)
@@ -118,7 +121,9 @@ def reason_line(reason: str) -> str:
 
 
 def read_replayed(records: bytes) -> list[Returned]:
-    """Dead letters to be delivered again, as if for the first time. InvalidArgumentError if they are damaged."""
+    """Parse dead letters that will be delivered again, as if for the first time. InvalidArgumentError: they are
+    damaged.
+    """
     return [Returned(split_record(record), 0, 0) for record in _split(records)]
 
 
@@ -129,14 +134,17 @@ def _split(records: bytes) -> list[bytes]:
         if not all(check_record(part, check_crc=False).ok for part in parts):
             raise RecordError("a record is damaged")
     except RecordError as error:
-        raise InvalidArgumentError(f"what is given back are not whole records as consumed: {error}") from None
+        raise InvalidArgumentError(f"cannot take back bytes that are not whole records as consumed: {error}") from None
     return parts
 
 
 @dataclass(slots=True)
 class ReturnWriter:
-    """Makes batches of records that were given back. Sequences grow per queue, so the caller must append one call's
-    batches before it asks for the next. `choose` picks a number below its argument."""
+    """Makes batches of returned records.
+
+    Sequences grow per queue, so the caller must append one call's batches before it asks for the next. `choose` picks a
+    number below its argument.
+    """
 
     producer_id: str
     choose: Callable[[int], int]
@@ -144,9 +152,9 @@ class ReturnWriter:
     _sequences: dict[TopicQueue, int] = field(default_factory=dict)
 
     def batches(self, group: str, returned: Sequence[Returned], retry_queue_nums: int) -> list[EncodedBatch]:
-        """One batch for each queue that some of the records go to, for one append.
+        """Return one batch for each queue that some of the records go to, for one append.
 
-        MessageIllegalError if a record's properties are too long with those that must be added.
+        MessageIllegalError: a record's properties are too long with the added ones.
         """
         by_queue: dict[TopicQueue, list[tuple[Returned, int]]] = {}
         for item in returned:
@@ -176,7 +184,7 @@ class ReturnWriter:
     def _record(
         self, item: Returned, queue: TopicQueue, exchanged: dict[str, str], producer: ProducerSequence
     ) -> bytes:
-        """A record for `queue`. A dead letter whose properties leave no place for its origin goes without."""
+        """Build a record for `queue`. A dead letter whose properties leave no room for its origin gets none."""
 
         def build(properties: dict[str, str]) -> bytes:
             return build_record(
@@ -197,14 +205,16 @@ class ReturnWriter:
 
 
 def _queue_of(item: Returned, group: str, retry_queue: int) -> TopicQueue:
-    """The queue that a record is appended to now."""
+    """Return the queue to which a record is appended now."""
     if item.level is None:
         return dlq_topic(group), 0
     return (SCHEDULE_TOPIC, item.level - 1) if item.level else (retry_topic(group), retry_queue)
 
 
 def _exchanged(item: Returned, properties: dict[str, str], target: TopicQueue | None) -> dict[str, str]:
-    """The properties that differ from the record's; an empty text removes one. `target`: the queue after the delay."""
+    """Return the properties that differ from the record's; an empty text removes one. `target`: the queue after the
+    delay.
+    """
     offset_message_id = _offset_message_id(item.parts)
     origin = properties.get(PROPERTY_RETRY_TOPIC, item.parts.topic)
     message_id = properties.get(PROPERTY_UNIQ_KEY, offset_message_id)

@@ -3,14 +3,14 @@
     topics.json               dataVersion, topicConfigTable          as RocketMQ writes them
     subscriptionGroup.json    dataVersion, subscriptionGroupTable, forbiddenTable    as RocketMQ writes them
     consumerOffset.json       dataVersion, offsetTable               as RocketMQ writes them
-    brokerStatePosition.json  raymq's own: the fields that RocketMQ has not
+    brokerStatePosition.json  raymq's own: the fields that RocketMQ lacks
 
-A change of a file's name or shape belongs here; a change of the state itself belongs in actors.core.broker.state. The
-snapshot is a shortcut: the state comes back from the records in the log alone, as long as the log has all of them.
+The files' names and formats belong here; the state itself belongs in actors.core.broker.state. The snapshot is a
+shortcut: the records in the log alone restore the state, as long as the log has all of them.
 
-Each file has a `queueOffset`, its log position, which RocketMQ passes over. The files may be of different snapshots:
-after a crash between two of them, where one was damaged and its .bak is read, or where they are read while they are
-written. The oldest position counts then, and the records behind it are applied again, which is harmless.
+Each file has a `queueOffset`, its log position, which RocketMQ ignores. The files may be of different snapshots: after
+a crash between two files, if one was damaged and its .bak is read, or if they are read during a write. Then the oldest
+position counts, and the later records are applied again, which is harmless.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ logger = logging.getLogger(__name__)
 GROUPS_FILE: Final = "subscriptionGroup.json"
 OFFSETS_FILE: Final = "consumerOffset.json"
 POSITION_FILE: Final = "brokerStatePosition.json"
-"""{"queueOffset": n}: the first state record that the file does not contain; of the other three too, where they do not
-say it (0.1.0). Beside it the fields that RocketMQ's files do not have: "resetVersions" {"topic@group": {"0": 2}},
-"firstResetVersions" {"topic": 1}, "orderConfigs" {"topic": "broker-a:4"}, "layouts" {"topic": "broker-a:4;broker-b:4"},
-"creationIds" {"topic": "0a1b…"}, "leases" (actors.core.pop.leases), "settings" {"store.delete_when": "04"} and "access"
-(raymq.remoting.access.state), which is absent while users are as raymq was started with them."""
+"""{"queueOffset": n}: the first state record that the file does not contain; also for the other three files, if they
+have no position (0.1.0). The file also has the fields that RocketMQ's files lack: "resetVersions" {"topic@group": {"0":
+2}}, "firstResetVersions" {"topic": 1}, "orderConfigs" {"topic": "broker-a:4"}, "layouts" {"topic":
+"broker-a:4;broker-b:4"}, "creationIds" {"topic": "0a1b…"}, "leases" (actors.core.pop.leases), "settings"
+{"store.delete_when": "04"} and "access" (raymq.remoting.access.state), which is absent until users or policies are
+changed.
+"""
 
 _TOPIC_KEYS: Final = {
     "read_queue_nums": "readQueueNums",
@@ -51,7 +53,7 @@ _TOPIC_KEYS: Final = {
 """TopicConfig's fields and their names in topics.json."""
 
 _OWN_TOPIC_KEYS: Final = {"order_config": "orderConfigs", "layout": "layouts", "creation_id": "creationIds"}
-"""TopicConfig's fields that RocketMQ's file does not have, and their names in POSITION_FILE."""
+"""TopicConfig's fields that RocketMQ's file lacks, and their names in POSITION_FILE."""
 
 _GROUP_KEYS: Final = {
     "consume_enable": "consumeEnable",
@@ -64,7 +66,7 @@ _GROUP_KEYS: Final = {
 _POSITION_KEY: Final = "queueOffset"
 
 _FORBIDDEN_TO_READ: Final = 1 << 2
-"""The bit of a topic in forbiddenTable that forbids a group to read it; RocketMQ knows no other one."""
+"""The bit of a topic in forbiddenTable that forbids a group to read it. RocketMQ defines no other bit."""
 
 _GROUP_CONSTANTS: Final = {
     "brokerId": 0,
@@ -78,10 +80,11 @@ _GROUP_CONSTANTS: Final = {
 
 
 def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
-    """The config files of a state: name to text, in the order in which they must be written: what 0.1.0 takes for the
-    position of all of them comes last.
+    """Return the config files of a state, name to text, in the order in which they must be written.
 
-    `position`: the first state record that is not in `state`."""
+    The file that version 0.1.0 uses for the position of all files is the last. `position`: the first state record that
+    is not in `state`.
+    """
     version = state.topics_version
     data_version = {
         "counter": version.counter,
@@ -133,11 +136,11 @@ def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
 
 
 def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]) -> tuple[BrokerState, int]:
-    """The state and its log position, from the config files: the first record that one of them may lack.
+    """Return the state and its log position, the first record that one of the files may lack, from the config files.
 
-    `read` returns a file's text, or None if there is none, and is called once for each; `parse` reads RocketMQ's
-    dialect of JSON. Files that RocketMQ wrote are read as they are, with position 0; so is one that is missing. Without
-    files the state is empty.
+    `read` returns a file's text, or None if the file does not exist, and is called once for each file; `parse` reads
+    RocketMQ's dialect of JSON. Files that RocketMQ wrote are read unchanged, with position 0, and so are missing files.
+    Without files the state is empty.
     """
     nothing = json.dumps({_POSITION_KEY: 0})
     own = json.loads(read(POSITION_FILE) or nothing)
@@ -155,7 +158,7 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
         try:
             TopicAttributes.parse(state.topics[str(name)].attributes)
         except InvalidArgumentError as error:
-            logger.warning("topic %s goes without its attributes in %s: %s", name, TOPICS_FILE, error)
+            logger.warning("the attributes of topic %s in %s are invalid and ignored: %s", name, TOPICS_FILE, error)
             state.topics[str(name)] = replace(state.topics[str(name)], attributes={})
     version = table(TOPICS_FILE, "dataVersion")
     state.topics_version = DataVersion(
@@ -169,7 +172,7 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
             state.forbidden[str(name)] = topics
     for name, key in _OWN_TOPIC_KEYS.items():
         for topic, text in own.get(key, {}).items():
-            if topic in state.topics:  # else it was deleted, and a crash has left this file as it was before
+            if topic in state.topics:  # otherwise the topic was deleted, and a crash has left this file unchanged
                 state.topics[topic] = replace(state.topics[topic], **{name: text})
     state.offsets.first_versions = dict(own.get("firstResetVersions", {}))
     for key, offsets in table(OFFSETS_FILE, "offsetTable").items():

@@ -1,9 +1,10 @@
 """A broker group's state besides its messages: topics, consumer groups and their committed offsets.
 
-A change of what a broker decides about a topic, a group or a commit belongs here.
+A broker's decisions about topics, groups and commits belong here.
 
 Every change is one JSON record in the internal topic `rmq_sys_broker_state`, queue 0, of the group's own store, so it
-is flushed, recovered and replicated as messages are (design §3). The state is what the records say, applied in order:
+is flushed, recovered and replicated as messages are (design §3). The state is the result of the records, applied in
+order:
 
     {"kind": "topic",        "topic": T, "read_queue_nums": 4, "write_queue_nums": 4, "perm": 6, "order": false,
      "order_config": "", "layout": "broker-a:4;broker-b:4", "attributes": {"message.type": "FIFO"}}
@@ -13,16 +14,16 @@ is flushed, recovered and replicated as messages are (design §3). The state is 
     {"kind": "forbid",       "group": G, "topics": [T, …]}  all topics that the group may not read
     {"kind": "offsets",      "group": G, "topic": T, "offsets": {"0": 17, "3": 9}}
     {"kind": "reset",        "group": G, "topic": T, "offsets": {"0": 5}, "reset_versions": {"0": 2}}
-    {"kind": "offsets_delete", "group": G, "topics": [T, …]}  the group has committed nothing in these topics any more
+    {"kind": "offsets_delete", "group": G, "topics": [T, …]}  drops what the group has committed in these topics
     {"kind": "pop",          "group": G, "queues": [[T, 0, …], …]}  leases of simple consumers (actors.core.pop.leases)
     {"kind": "setting",      "name": "store.delete_when", "value": "04"}  a live setting (raymq.common.config.live)
-    {"kind": "setting_unset", "name": "store.delete_when"}                as raymq.yaml says again
+    {"kind": "setting_unset", "name": "store.delete_when"}                resets it to raymq.yaml
     {"kind": "access",       "state": {…}}  the first broker's users and policies (raymq.remoting.access.state)
-    {"kind": "mark"}         changes nothing: whoever has read up to it has read everything before it
+    {"kind": "mark"}         changes nothing: a reader of the mark has read everything before it
 
-Each record sets a value outright, so applying one again changes nothing; a restart may therefore begin anywhere at or
-before the position that the snapshot in `config/*.json` covers (actors.core.broker.snapshot). The snapshot is only a
-shortcut, except that it lets retention delete old records.
+Each record sets a complete value, so applying a record again changes nothing. So a restart may begin anywhere at or
+before the position of the snapshot in `config/*.json` (actors.core.broker.snapshot). The snapshot is only a shortcut,
+except that it lets retention delete old records.
 
 After a crash every change that was acknowledged is in the log, and so in the state that is read from it.
 """
@@ -79,7 +80,9 @@ MARK: Final[Change] = {"kind": "mark"}
 CREATION_ID_BYTES: Final = 8
 _TOPIC_FIELDS: Final = tuple(one.name for one in fields(TopicConfig) if one.name != "topic")
 _GROUP_FIELDS: Final = tuple(one.name for one in fields(GroupConfig) if one.name != "group")
-"""The fields of a record besides its kind and its name. A record of an older raymq may lack some: the defaults hold."""
+"""The fields of a record besides its kind and its name. If a record of an older raymq lacks a field, the default
+applies.
+"""
 
 
 @dataclass(slots=True)
@@ -95,16 +98,19 @@ class BrokerState:
     topics_version: DataVersion = field(default_factory=DataVersion)
     pop: PopTable = field(default_factory=PopTable)
     forbidden: dict[str, frozenset[str]] = field(default_factory=dict)
-    """The topics that groups may not read, by group. They outlast the topics, and end with the group."""
+    """The topics that groups may not read, by group. An entry outlives its topic, and ends with its group."""
     settings: dict[str, SettingValue] = field(default_factory=dict)
-    """The live settings that differ from raymq.yaml, by full name. Never changed in place: another one is another
-    dict."""
+    """The live settings that differ from raymq.yaml, by full name. Never changed in place: each change makes a new
+    dict.
+    """
     access: AuthState | None = None
-    """The users and policies, once they have been changed since raymq was started; None before, and in all broker
-    groups but the first."""
+    """The users and policies, if they were changed since raymq was started; otherwise None.
+
+    Always None in all broker groups but the first.
+    """
 
     def copy(self) -> BrokerState:
-        """A state of its own with the same values."""
+        """Return an independent copy of the state."""
         return BrokerState(
             dict(self.topics),
             dict(self.groups),
@@ -126,7 +132,7 @@ class BrokerState:
     ) -> Change | None:
         """Create a topic. `layout`: its queues in all broker groups (raymq.common.protocol.route.TopicConfig).
 
-        Raises IllegalNameError, InvalidArgumentError, or TopicExistsError if it differs.
+        Raises IllegalNameError, InvalidArgumentError, or TopicExistsError if the topic exists with other values.
         """
         check_user_topic(topic)
         for nums in (read_queue_nums, write_queue_nums):
@@ -154,9 +160,11 @@ class BrokerState:
         layout: str = "",
         attributes: Mapping[str, str] = NO_ATTRIBUTES,
     ) -> list[Change]:
-        """Change what is not None of a topic. Its queues may become more, never fewer: messages may be in each. An
-        empty `order_config` makes it an ordinary topic. What `layout` names is added to what is known; of `attributes`
-        those that are named change, and go where the text is empty.
+        """Change the arguments that are not None of a topic.
+
+        The number of queues may grow, but never shrink, because each queue may have messages. An empty `order_config`
+        makes it an ordinary topic. What `layout` names is added to the known layout. Each named attribute is changed,
+        or removed if its text is empty.
 
         Raises TopicNotExistError, IllegalNameError (a system topic), NoPermissionError (no permission) or
         InvalidArgumentError.
@@ -183,11 +191,10 @@ class BrokerState:
         return [] if config == known else [_topic_change(config)]
 
     def decide_auto_topic(self, topic: str, queue_nums: int, queue_nums_max: int, layout: str = "") -> list[Change]:
-        """Create a topic because a message is sent to it (spec/messaging.md §2.5, golden fact 12); of one that exists,
-        only the layout grows.
+        """Create a topic because a message is sent to it (spec/messaging.md §2.5, golden fact 12).
 
-        `queue_nums` is what the client would like. IllegalNameError; TopicNotExistError for a retry or dead-letter
-        topic, which only a group makes.
+        If the topic exists, only its layout grows. `queue_nums` is the number that the client asks for.
+        IllegalNameError; TopicNotExistError for a retry or dead-letter topic, which only a group creates.
         """
         check_user_topic(topic)
         if topic in self.topics:
@@ -205,15 +212,17 @@ class BrokerState:
         return {"kind": "topic_delete", "topic": topic, "next_reset_version": self.offsets.next_version(topic)}
 
     def decide_setting(self, start: LiveOptions, name: str, value: SettingValue) -> Change | None:
-        """Change a live setting of a group that was started with `start` (raymq.common.config.live.check_change, whose
-        errors it raises)."""
+        """Change a live setting of a group that was started with `start`.
+
+        Raises the errors of raymq.common.config.live.check_change.
+        """
         full, value = check_change(start, self.settings, name, value)
         if full in self.settings and self.settings[full] == value:
             return None
         return {"kind": "setting", "name": full, "value": value}
 
     def decide_setting_unset(self, name: str) -> Change | None:
-        """Have a live setting be as raymq.yaml says. InvalidArgumentError."""
+        """Reset a live setting to its value in raymq.yaml. InvalidArgumentError."""
         full = live_name(name)
         return {"kind": "setting_unset", "name": full} if full in self.settings else None
 
@@ -227,9 +236,10 @@ class BrokerState:
         return None if after is before else {"kind": "access", "state": after.kept_at(now_ms).dump()}
 
     def decide_group(self, group: str, *, auto_create: bool = True) -> list[Change]:
-        """Make a group known, with the topic of its retries (spec/messaging.md §2.7, §2.8).
+        """Create a group, with the topic of its retries (spec/messaging.md §2.7, §2.8), if it does not exist.
 
-        Raises IllegalNameError, and GroupNotExistError for a new one unless `auto_create` or it is a system group.
+        Raises IllegalNameError, and GroupNotExistError for a new group unless `auto_create` is set or it is a system
+        group.
         """
         check_group(group)
         config = self.groups.get(group)
@@ -238,9 +248,10 @@ class BrokerState:
         return self.decide_group_config(config or GroupConfig(group))
 
     def decide_group_config(self, config: GroupConfig) -> list[Change]:
-        """Set a group's configuration, and give its retry topic as many queues. IllegalNameError, InvalidArgumentError.
+        """Set a group's configuration, and give its retry topic the configured number of queues. IllegalNameError,
+        InvalidArgumentError.
 
-        The retry topic keeps the queues it has: a message may wait in each.
+        The retry topic never loses queues: a message may wait in each.
         """
         check_group(config.group)
         check_group_config(config)
@@ -248,7 +259,7 @@ class BrokerState:
         return changes + self.decide_group_topic(retry_topic(config.group), config.retry_queue_nums)
 
     def decide_group_topic(self, topic: str, queue_nums: int) -> list[Change]:
-        """Make sure that a topic which the server writes to (retries, dead letters) has so many queues."""
+        """Make sure that a topic of the server (retries, dead letters) has at least this many queues."""
         known = self.topics.get(topic)
         if known is None:
             return [_creation(TopicConfig(topic, queue_nums, queue_nums))]
@@ -264,9 +275,9 @@ class BrokerState:
         return {"kind": "group_delete", "group": group}
 
     def decide_forbid(self, group: str, topic: str, *, forbidden: bool) -> list[Change]:
-        """Forbid a group to read a topic, or allow it again; a group that is not known here becomes known.
+        """Forbid a group to read a topic, or allow it again. Creates the group if it does not exist here.
 
-        IllegalNameError. A topic need not be here: it may have been deleted, or have queues elsewhere only.
+        IllegalNameError. The topic need not exist here: it may be deleted, or have queues only in other broker groups.
         """
         check_group(group)
         check_topic(topic)
@@ -283,8 +294,8 @@ class BrokerState:
         """Commit offsets per topic and queue id (actors.core.broker.offsets).
 
         Returns the records to store, the answer to each topic's commits, and the queues that do not exist. A queue does
-        not exist if its topic was deleted, or was created anew with fewer queues. Raises
-        GroupNotExistError, and InvalidArgumentError for an offset or a queue that cannot be.
+        not exist if its topic was deleted, or was created again with fewer queues. Raises GroupNotExistError, and
+        InvalidArgumentError for an impossible offset or queue id.
         """
         self.require_group(group)
         changes, verdicts, gone = [], {}, {}
@@ -304,7 +315,7 @@ class BrokerState:
         return changes, verdicts, gone
 
     def decide_starts(self, group: str, topic: str, offsets: Mapping[int, int]) -> Change | None:
-        """Commit where the group starts in queues of a topic, but in those in which it has committed."""
+        """Commit where the group starts in queues of a topic, except in queues in which it has committed."""
         self.require_group(group)
         self.check_queues(topic, offsets)
         new = {str(q): offset for q, offset in offsets.items() if self.offsets.get(group, topic, q) is None}
@@ -320,7 +331,7 @@ class BrokerState:
         return list(changes.values())
 
     def decide_reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> Change | None:
-        """Set offsets, whichever member owns the queues.
+        """Set offsets, whichever members own the queues.
 
         Raises GroupNotExistError, TopicNotExistError or InvalidArgumentError.
         """
@@ -341,14 +352,16 @@ class BrokerState:
         }
 
     def decide_offsets_delete(self, group: str, topics: Iterable[str]) -> Change | None:
-        """Drop what a group has committed in topics, which need not be here. GroupNotExistError."""
+        """Drop what a group has committed in topics, which need not exist here. GroupNotExistError."""
         self.require_group(group)
         known = [topic for topic in sorted(set(topics)) if self.offsets.of(group, topic)]
         return {"kind": "offsets_delete", "group": group, "topics": known} if known else None
 
     def left_topics(self, subscriptions: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-        """The topics, by group, in which groups of `subscriptions` have committed and to which they do not subscribe,
-        their retry topics left out."""
+        """Return, by group, the topics in which groups of `subscriptions` have committed without subscribing to them.
+
+        Retry topics are left out.
+        """
         left: dict[str, list[str]] = {}
         for topic, group in sorted(self.offsets.tables):
             if group not in subscriptions or group not in self.groups or topic not in self.topics:
@@ -358,7 +371,7 @@ class BrokerState:
         return left
 
     def check_queues(self, topic: str, queue_ids: Iterable[int]) -> None:
-        """TopicNotExistError; InvalidArgumentError for a queue that the topic has not."""
+        """Raise TopicNotExistError, or InvalidArgumentError for a queue that the topic lacks."""
         config = self.require_topic(topic)
         for queue_id in queue_ids:
             if not 0 <= queue_id < config.read_queue_nums:
@@ -367,13 +380,14 @@ class BrokerState:
                 )
 
     def committed(self, group: str, topic: str, queue_id: int) -> int:
-        """A group's committed offset in a queue; 0 without one."""
+        """Return a group's committed offset in a queue; 0 if there is none."""
         known = self.offsets.get(group, topic, queue_id)
         return 0 if known is None else known.queue_offset
 
     def require_topic(self, topic: str) -> TopicConfig:
-        """The topic's configuration, or TopicNotExistError. A light queue, which nobody creates, has one queue to
-        read."""
+        """Return the topic's configuration, or raise TopicNotExistError. A light queue exists without creation, with
+        one queue.
+        """
         if is_light_queue(topic):
             return TopicConfig(topic, 1, 1, PERM_READ)
         config = self.topics.get(topic)
@@ -382,18 +396,18 @@ class BrokerState:
         return config
 
     def require_group(self, group: str) -> GroupConfig:
-        """The group's configuration, or GroupNotExistError."""
+        """Return the group's configuration, or raise GroupNotExistError."""
         config = self.groups.get(group)
         if config is None:
             raise GroupNotExistError(group)
         return config
 
     def may_read(self, group: str, topic: str) -> bool:
-        """False for a topic that the group is forbidden to read."""
+        """False for a topic that the group must not read."""
         return topic not in self.forbidden.get(group, ())
 
     def stop_reason(self, group: str, topic: str) -> str:
-        """The reason why a group that reads a topic has to stop; empty if it may go on."""
+        """Return why a group that reads a topic has to stop; empty if it may continue."""
         config = self.groups.get(group)
         if config is not None and not config.consume_enable:
             return f"group {group!r} may not consume: its consume_enable is off; see admin.update_group"
@@ -404,9 +418,11 @@ class BrokerState:
         return ""
 
     def check_readable(self, group: str, topic: str) -> TopicConfig:
-        """The configuration of a topic that a group, which need not be known, may read. TopicNotExistError;
-        NoPermissionError that says what stands in the way: the topic's permission, the group's consume_enable, or that
-        the group is forbidden to read the topic."""
+        """Return the configuration of a topic that a group may read. The group need not exist. TopicNotExistError.
+
+        NoPermissionError names the obstacle: the topic's permission, the group's consume_enable, or the ban on the
+        topic.
+        """
         config = self.require_topic(topic)
         if not config.perm & PERM_READ:
             raise NoPermissionError(
@@ -417,7 +433,7 @@ class BrokerState:
         return config
 
     def check_broadcast(self, group: str, topics: Iterable[str] = ()) -> None:
-        """NoPermissionError for a known group that may not consume, not in BROADCASTING, or not one of `topics`."""
+        """Raise NoPermissionError if an existing group may not consume, not in BROADCASTING, or not one of `topics`."""
         config = self.groups.get(group)
         off = [name for name in ("consume_enable", "consume_broadcast_enable") if config and not getattr(config, name)]
         if off:
@@ -430,11 +446,12 @@ class BrokerState:
                 self.check_readable(group, topic)
 
     def apply(self, change: Change, now_ms: int) -> None:
-        """Carry out a record. Raises InvalidArgumentError for a kind this version does not know."""
+        """Carry out a record. InvalidArgumentError: this version does not support the record's kind."""
         handler = _APPLY.get(str(change.get("kind")))
         if handler is None:
             raise InvalidArgumentError(
-                f"state record of unknown kind {change.get('kind')!r}; a newer raymq wrote this store"
+                f"state record of unknown kind {change.get('kind')!r}; a newer raymq wrote this store: "
+                "start that version"
             )
         handler(self, change, now_ms)
 
@@ -497,15 +514,15 @@ class BrokerState:
         self.access = AuthState.load(change["state"])
 
     def _settings_changed(self, name: str, now_ms: int) -> None:
-        if name.startswith("broker."):  # these show in what a broker registers
+        if name.startswith("broker."):  # these are part of a broker's registration
             self.topics_version = self.topics_version.next(now_ms)
 
     def _apply_mark(self, change: Change, now_ms: int) -> None:
-        """Nothing changes."""
+        """Change nothing."""
 
 
 def _creation(config: TopicConfig) -> Change:
-    """The record of a topic that did not exist before. Its random id tells it from another one of the same name."""
+    """Build the record of a new topic. Its random id distinguishes it from later topics of the same name."""
     return _topic_change(replace(config, creation_id=secrets.token_hex(CREATION_ID_BYTES)))
 
 
@@ -514,7 +531,7 @@ def _topic_change(config: TopicConfig) -> Change:
 
 
 def _layout_change(known: TopicConfig, layout: str) -> Change | None:
-    """Add what a layout names to what a topic's configuration knows."""
+    """Return the record that adds a layout's entries to the known layout of a topic; None if nothing changes."""
     merged = merge_layouts(known.layout, layout)
     return None if merged == known.layout else _topic_change(replace(known, layout=merged))
 
@@ -524,7 +541,7 @@ def _group_change(config: GroupConfig) -> Change:
 
 
 def offsets_by_queue(table: Mapping[str, int]) -> dict[int, int]:
-    """A table of offsets or versions, with numbers for the texts that JSON makes of queue ids."""
+    """Convert the keys of a table of offsets or versions from JSON's texts to queue ids."""
     return {int(queue_id): value for queue_id, value in table.items()}
 
 
@@ -546,12 +563,12 @@ _APPLY: Final[dict[str, Callable[[BrokerState, Change, int], None]]] = {
 
 
 def encode_change(change: Change) -> bytes:
-    """A change as the body of its record."""
+    """Encode a change as the body of its record."""
     return msgspec.json.encode(change)
 
 
 def decode_change(body: bytes) -> Change:
-    """The change in the body of a record; InvalidArgumentError if that is not a JSON object."""
+    """Decode the change in the body of a record. InvalidArgumentError: the body is not a JSON object."""
     change = json.loads(body)
     if not isinstance(change, dict):
         raise InvalidArgumentError(f"state record {body[:80]!r} is not a JSON object")
@@ -559,6 +576,6 @@ def decode_change(body: bytes) -> Change:
 
 
 def replay(state: BrokerState, records: Iterable[tuple[bytes, int]]) -> None:
-    """Apply stored records, given as (body, store time in ms), in their order."""
+    """Apply stored records, given as (body, store time in ms), in order."""
     for body, stored_ms in records:
         state.apply(decode_change(body), stored_ms)

@@ -1,13 +1,13 @@
 """ConsumeConcurrently consumes many messages of a queue at a time (spec/messaging.md §5.8).
 
-Several tasks of a queue are at the listener at once, and failed messages are sent back to the broker, which delivers
-them later through the retry topic; so nothing waits for a slow or a failing message but the offset to commit.
+Several tasks of a queue are at the listener at once. Failed messages are sent back to the broker, which delivers them
+later through the retry topic. So a slow or failing message holds back only the offset to commit.
 
-A listener's process that dies takes all its tasks with it, and nobody can say which message killed it. Each task is
-delivered again; one that has seen `SUSPECT_DEATHS` is split into single messages, its suspects, which are delivered one
-by one, so that an innocent one is cleared by being consumed. A message that has seen the process die `TRIALS_MAX` times
-while it was the only suspect there is sent back; it goes to the dead letters at once if it has come back from the retry
-topic before.
+If a listener's process dies, all its tasks end with it, and the message that killed it is unknown. Each task is
+delivered again. After `SUSPECT_DEATHS` deaths a task is split into single messages, its suspects, which are delivered
+one by one, so that a harmless message is cleared by being consumed. If the process dies `TRIALS_MAX` times while a
+message is the only suspect at the listener, the message is sent back. If it has already come back from the retry topic,
+it goes to the dead letters at once.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from raymq.client.consumer.push.settings import PushSettings
 from raymq.common.protocol.consume_result import ConsumeReport
 
 TASKS_AHEAD: Final = 4
-"""Full tasks in flight, so that the listener has work while others are on their way."""
+"""Full tasks in flight, so that the listener has work while other tasks are being transferred."""
 SUSPECT_DEATHS: Final = 2
 """Deaths of the listener's process after which the messages of a task are suspects."""
 WAYS_MAX: Final = 16
-"""The most groups of a task's failures that are sent back apart, each with its own reason and durable append."""
+"""The most groups of a task's failures that are sent back separately, each with its own reason and durable append."""
 MANY_REASONS: Final = "many messages failed together, with different errors: the listener's log has them"
 TRIALS_MAX: Final = 2
-"""Deaths over one and the same suspect after which it is sent back."""
+"""Deaths with the same single suspect after which the suspect is sent back."""
 
 
 class ConsumeConcurrently(ConsumeService):
@@ -49,7 +49,7 @@ class ConsumeConcurrently(ConsumeService):
         self._flying: set[Task] = set()
         """Tasks at the listener, of all queues."""
         self._suspect: Task | None = None
-        """The one suspect at the listener."""
+        """The only suspect at the listener."""
 
     def next_tasks(self, queues: Sequence[ProcessQueue], now_s: float) -> list[Task]:
         taken: list[Task] = []
@@ -172,7 +172,7 @@ class ConsumeConcurrently(ConsumeService):
             self._suspect = None
 
     def _deliver_again(self, process_queue: ProcessQueue, task: Task, indices: tuple[int, ...], now_s: float) -> None:
-        """Move messages to a new task that is delivered again; they are no longer unfinished in the old one."""
+        """Move messages to a new task that is delivered again. They are no longer unfinished in the old task."""
         task.unfinished.difference_update(indices)
         if indices and process_queue.revoked_at_s is None:
             messages = task.messages.pick(indices)

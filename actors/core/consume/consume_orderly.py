@@ -1,12 +1,12 @@
 """ConsumeOrderly consumes the messages of a queue one after another (spec/messaging.md §5.10).
 
-One task of a queue is at the listener at a time. It stops at the first message that fails: the messages before are
-finished, the others are delivered again, the failed one first, after the queue's pause. A message that has failed
+One task of a queue is at the listener at a time. It stops at the first message that fails. The messages before are
+finished. After the queue's pause the failed message and all later ones are delivered again. A message that has failed
 `max_reconsume_times` times is sent back, to the retry topic or the dead letters, and the queue goes on; by default
 there is no such limit. A message that cannot be read goes to the dead letters at once.
 
-The finished messages that are not yet committed, together with those in flight, are at most one full task, so that no
-more is delivered again when this process dies.
+Finished but uncommitted messages and messages in flight together are at most one full task. So at most one task is
+delivered again if this process dies.
 """
 
 from __future__ import annotations

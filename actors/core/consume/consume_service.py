@@ -1,4 +1,4 @@
-"""ConsumeService is what ConsumeConcurrently and ConsumeOrderly share: the size of tasks, their numbers, send-backs."""
+"""The common part of ConsumeConcurrently and ConsumeOrderly: the sizes of tasks, their numbers, and send-backs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from raymq.client.consumer.push.settings import PushSettings
 from raymq.common.protocol.consume_result import ConsumeReport, Failure
 
 TASKS_MAX: Final = 64
-"""Tasks at one listener at a time."""
+"""The most tasks at one listener at a time."""
 TASK_TARGET_S: Final = 0.1
-"""How long a task should take: long compared with the call that carries it, short for the queue that waits for it."""
+"""The target duration of a task: long compared with the call that carries it, short for the queue that waits for it."""
 TASK_FIRST: Final = 32
-"""Messages in a task before it is known how long one takes."""
+"""The number of messages in a task before the time per message is known."""
 SEND_BACK_RETRY_S: Final = 5.0
-"""After this time a message that could not be sent back is delivered again here (spec/messaging.md §5.8)."""
+"""After this time a message that could not be sent back is delivered here again (spec/messaging.md §5.8)."""
 DEAD_LETTER: Final = -1
 """The delay level that sends a message to the dead-letter topic."""
 _PACE_WEIGHT: Final = 0.2
@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 class SendBack:
     """Messages for the retry topic, or, with `delay_level` -1 or too many reconsumptions, for the dead-letter topic.
 
-    They are the messages at `indices` of `task`. `max_reconsume_times` -1 means the group's setting at the broker;
-    `reason` says why they failed; `unreadable`, why they cannot be read, if that is so: it goes into the dead letters.
+    The messages are those at `indices` of `task`. `max_reconsume_times` -1 means the group's setting at the broker.
+    `reason`: why the messages failed. `unreadable`: why they cannot be read, if so; the dead letters keep it.
     """
 
     task: Task
@@ -52,8 +52,7 @@ class SendBack:
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """The consequences of a report: how many messages were consumed and how many failed, and which are to be sent
-    back."""
+    """The result of a report: the numbers of consumed and failed messages, and the messages to send back."""
 
     ok: int = 0
     failed: int = 0
@@ -64,8 +63,9 @@ class ConsumeService(ABC):
     """Cuts tasks from process queues, and applies the reports about them to the queues."""
 
     uncommitted_max: int
-    """The most finished messages of a queue that may wait for a commit: they are delivered again if this process dies
-    now."""
+    """The most finished messages of a queue that may wait for a commit. They are delivered again if this process
+    dies.
+    """
 
     def __init__(self, settings: PushSettings) -> None:
         self.settings = settings
@@ -73,34 +73,34 @@ class ConsumeService(ABC):
         self._numbers = 0
         """The number of the last task."""
         self._turn = 0
-        """Counts the calls of `next_tasks`, so that each begins with another queue."""
+        """The number of calls of `next_tasks`, so that each call begins with another queue."""
         self._pace_s: float | None = None
-        """Seconds per message, averaged over tasks; None before the first."""
+        """Seconds per message, averaged over tasks; None before the first task."""
 
     @abstractmethod
     def next_tasks(self, queues: Sequence[ProcessQueue], now_s: float) -> list[Task]:
-        """The tasks that the listener gets now; they are in flight on return."""
+        """Return the tasks that the listener gets now. They are in flight on return."""
 
     @abstractmethod
     def reported(self, task: Task, report: ConsumeReport, now_s: float) -> Reaction:
-        """Apply the listener's report about a task that is in flight."""
+        """Apply the listener's report about a task in flight."""
 
     @abstractmethod
     def died(self, task: Task, now_s: float) -> Reaction:
-        """Prepare the rest of a task in flight for another delivery: the listener's process died."""
+        """Prepare the rest of a task in flight for redelivery, because the listener's process died."""
 
     @abstractmethod
     def send_back_failed(self, sent: SendBack, now_s: float) -> None:
-        """Prepare messages for another delivery here: the broker did not take them back."""
+        """Prepare messages for redelivery here, because the broker did not take them back."""
 
     def sent_back(self, sent: SendBack) -> None:
-        """Finish messages: the broker has taken them back."""
+        """Finish messages that the broker has taken back."""
         process_queue = sent.task.process_queue
         process_queue.finish(sent.task, sent.indices)
         self._sending_ended(sent)
 
     def _skip_damaged(self, task: Task, failure: Failure, indices: Collection[int]) -> None:
-        """Finish messages whose records are damaged: nobody can deliver or copy them."""
+        """Finish messages whose records are damaged: they can neither be delivered nor copied."""
         process_queue = task.process_queue
         process_queue.finish(task, indices)
         process_queue.skipped += len(indices)
@@ -109,7 +109,7 @@ class ConsumeService(ABC):
             logger.error("%d message(s) of %s are skipped: %s", len(indices), task.queue, failure.error)
 
     def next_time_s(self, process_queue: ProcessQueue) -> float | None:
-        """The time at which the earliest pause of this queue ends; None if it has none."""
+        """Return when the earliest pause of this queue ends; None if it has no pause."""
         return min((task.ready_at_s for task in process_queue.again), default=None)
 
     def _sending(self, sent: SendBack) -> SendBack:
@@ -129,8 +129,9 @@ class ConsumeService(ABC):
         return task
 
     def _land(self, task: Task, report: ConsumeReport) -> set[int]:
-        """Note the progress a report tells, and return the indices of the messages that were consumed or failed since
-        the report before."""
+        """Record the progress in a report, and return the indices of messages consumed or failed since the last
+        report.
+        """
         ended = task.unfinished - task.sending
         if report.unfinished:
             ended -= set(report.unfinished)
@@ -144,15 +145,17 @@ class ConsumeService(ABC):
         return ended
 
     def _task_size(self, workers: int) -> int:
-        """The number of messages for a task that `workers` threads work on: as many as take them TASK_TARGET_S, and at
-        most half of `pull_batch_size`, so that one task is consumed while another is committed."""
+        """Return the number of messages for a task of `workers` threads, so that the task takes TASK_TARGET_S.
+
+        At most half of `pull_batch_size`, so that one task is consumed while another one is committed.
+        """
         batch_max = self.settings.consume_message_batch_max_size
         pace_s = self._pace_s
         size = TASK_FIRST if pace_s is None else int(TASK_TARGET_S * workers / max(pace_s, 1e-9))
         return max(batch_max, min(size, self.settings.pull_batch_size // 2), 1)
 
     def _in_turn(self, queues: Iterable[ProcessQueue]) -> list[ProcessQueue]:
-        """The queues that have messages to deliver, beginning with another one at each call."""
+        """Return the queues that have messages to deliver, beginning with another queue at each call."""
         ready = [
             process_queue
             for process_queue in queues
@@ -164,5 +167,5 @@ class ConsumeService(ABC):
 
 
 def sorted_tuple(indices: Iterable[int]) -> tuple[int, ...]:
-    """The indices as an ascending tuple."""
+    """Return the indices as an ascending tuple."""
     return tuple(sorted(indices))

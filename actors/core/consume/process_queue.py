@@ -1,12 +1,11 @@
-"""ProcessQueue keeps the account of one queue of a push-consumer instance: fetched, in flight, finished, committed.
+"""The state of one queue of a push-consumer instance: fetched, in flight, finished and committed messages.
 
     fetch → [waiting records] → tasks in flight → finished
                                   ↑        ↓ failed, or the listener died
                                  [again]  ←┘
 
-The account is kept per message (spec/messaging.md §5.5): the offset to commit is the smallest that is not finished, so
-one slow message holds the commit point and nothing else. Nothing here survives the process; committed offsets do, at
-the broker.
+State is kept per message (spec/messaging.md §5.5). The offset to commit is the smallest unfinished one, so one slow
+message holds back only the commit. Nothing here survives the process; committed offsets survive at the broker.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ class Task:
     process_queue: ProcessQueue
     messages: TaskRecords
     number: int = 0
-    """Given when the task is delivered; ascending."""
+    """The number of the task, set at its delivery; ascending."""
     deaths: int = 0
     """How often the listener's process died while it had these messages."""
     trials: int = 0
-    """How often it died while this task was the only suspect (see consume_concurrently)."""
+    """How often the process died while this task was the only suspect (see consume_concurrently)."""
     ready_at_s: float = 0.0
     """The task is not delivered before this time."""
     fetched_s: float | None = None
-    """When the first of the messages was fetched; None for messages that are delivered again."""
+    """The indices of the unfinished messages."""
     unfinished: set[int] = field(default_factory=set)
-    """Indices of the messages that are not finished."""
+    """The indices of the messages that are being sent back to the broker."""
     sending: set[int] = field(default_factory=set)
     """Indices of the messages that are being sent back to the broker."""
 
@@ -59,17 +58,17 @@ class ProcessQueue(AssignedQueue):
     """The queue is not fetched from before this time."""
     offsets: UnfinishedOffsets = field(default_factory=UnfinishedOffsets)
     waiting: deque[TaskRecords] = field(default_factory=deque)
-    """Records that were fetched and not delivered yet, in order."""
+    """The records that were fetched and not delivered yet, in order."""
     waiting_since_s: deque[float] = field(default_factory=deque)
-    """When each of them was fetched."""
+    """When each of the `waiting` records was fetched."""
     waiting_count: int = 0
     """Messages in `waiting`."""
     visible_end: int = 0
     """The visible end of the queue, by the last fetch."""
     again: list[Task] = field(default_factory=list)
-    """Tasks to be delivered once more."""
+    """The tasks that wait for redelivery."""
     flying: set[Task] = field(default_factory=set)
-    """Tasks at the listener."""
+    """The tasks at the listener."""
     sending: set[Task] = field(default_factory=set)
     """Tasks with messages that are being sent back."""
     size_bytes: int = 0
@@ -77,22 +76,22 @@ class ProcessQueue(AssignedQueue):
     finished_count: int = 0
     """Messages finished since the last commit that the broker has answered."""
     asked_count: int = 0
-    """The `finished_count` at the time of `asked`."""
+    """The `finished_count` at the last `ask`."""
     trouble: str = ""
-    """The reason why the last message that failed did; empty after a success."""
+    """The reason of the last failure; empty after a success."""
     skipped: int = 0
-    """Messages that were left out because their records are damaged."""
+    """The number of messages that were skipped because their records are damaged."""
     last_skipped: str = ""
-    """The error of the last of those."""
+    """The error of the last skipped message."""
 
     @property
     def idle(self) -> bool:
-        """True if no message is at the listener or on its way back to the broker."""
+        """True if no message is at the listener or is being sent back to the broker."""
         return not self.flying and not self.sending
 
     @property
     def count(self) -> int:
-        """The number of unfinished messages: waiting, at the listener, or to be delivered again."""
+        """The number of unfinished messages: waiting, at the listener, or waiting for redelivery."""
         return len(self.offsets)
 
     @property
@@ -106,14 +105,16 @@ class ProcessQueue(AssignedQueue):
         return self.offsets.first if len(self.offsets) else self.fetch_offset
 
     def grant(self, generation: int) -> None:
-        """Keep the queue in this generation. A revoked one is granted anew once it is released: the listener may still
-        have messages of it, and the others are given up."""
+        """Keep the queue in this generation.
+
+        A revoked queue is granted again after its release: the listener may still have messages of it, and all others
+        are given up.
+        """
         if not self.revoked:
             AssignedQueue.grant(self, generation)
 
     def revoke(self, now_s: float) -> None:
-        """Fetch and deliver nothing more. The messages not delivered stay unfinished, and hold the commit offset
-        back."""
+        """Stop fetching and delivering. Undelivered messages stay unfinished, and hold back the commit offset."""
         AssignedQueue.revoke(self, now_s)
         self.waiting.clear()
         self.waiting_since_s.clear()
@@ -121,19 +122,19 @@ class ProcessQueue(AssignedQueue):
         self.again.clear()
 
     def ask(self, offset: int | None) -> OffsetCommit:
-        """The commit of `offset` for the broker; None only asks whether the group's offset was reset."""
+        """Return the commit of `offset` for the broker; None only asks whether the group's offset was reset."""
         self.asked_count = self.finished_count
         return AssignedQueue.ask(self, offset)
 
     def committed_to(self, commit: OffsetCommit) -> None:
-        """Note that the broker has taken the last commit handed out."""
+        """Record that the broker has accepted the last commit."""
         AssignedQueue.committed_to(self, commit)
         if commit.queue_offset is not None:
             self.finished_count -= self.asked_count
             self.asked_count = 0
 
     def fetched(self, records: TaskRecords, next_offset: int, now_s: float) -> None:
-        """Add fetched messages. The next fetch is at `next_offset`, which may lie behind the end of these messages."""
+        """Add fetched messages. The next fetch is at `next_offset`, which may be after the end of these messages."""
         self.fetch_offset = next_offset
         if len(records):
             self.offsets.add(records.offsets)
@@ -143,7 +144,7 @@ class ProcessQueue(AssignedQueue):
             self.size_bytes += records.size_bytes
 
     def take_waiting(self, count: int) -> Task:
-        """A task of the next `count` waiting messages, or of all of them if there are fewer. At least one must wait."""
+        """Make a task of the next `count` waiting messages, or of all if there are fewer. At least one must wait."""
         parts, fetched_s = [], self.waiting_since_s[0]
         while count and self.waiting:
             records = self.waiting.popleft()

@@ -1,4 +1,4 @@
-"""ProcessQueues makes the decisions of the Pull actor about the queues of one push-consumer instance.
+"""The decisions of the Pull actor about the queues of one push-consumer instance.
 
 It keeps a `ProcessQueue` per granted queue, and decides which are fetched (flow control, spec/messaging.md §5.6), which
 offsets are committed, and when a queue may be released; a `ConsumeService` decides which messages go to the listener,
@@ -6,12 +6,12 @@ in order or concurrently.
 
     granted → started → fetch, deliver, commit → revoked → released   (raymq.client.consumer.assignment.assigned_queues)
 
-A revoked queue fetches and delivers nothing new, waits for its messages at the listener, and is then released: only
-then may the instance stop reporting it to the group (raymq.common.protocol.membership). A message that takes longer
-than RELEASE_PATIENCE_S does not hold its queue back: the new owner delivers it once more. Only an orderly consumer
-waits for it without a limit.
+A revoked queue fetches and delivers nothing new. It waits for its messages at the listener, and is then released; only
+then may the instance stop reporting the queue to the group (raymq.common.protocol.membership). A message that takes
+longer than RELEASE_PATIENCE_S does not delay the release: the new owner delivers the message again. An orderly consumer
+waits for such a message without a limit.
 
-No threads, no clock, no calls: times come in, in seconds. State changes only in the methods of this package.
+No threads, no clock, no calls: times are arguments, in seconds. State changes only in the methods of this package.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ RELEASE_PATIENCE_S: Final = 10.0
 """How long a revoked queue of a concurrent consumer waits for its messages at the listener."""
 
 PauseState = tuple[bool, frozenset[MessageQueue]]
-"""True if the user has suspended the instance, and the paused queues. A plain tuple, because the listener's
-process, which keeps it, cannot import this package."""
+"""Whether the user has suspended the instance, and the paused queues.
+
+A plain tuple, because the listener's process, which stores it, cannot import this package.
+"""
 
 
 class PullState(Enum):
-    """The reason why a queue is fetched from or not; of several, the first in this order (spec/messaging.md §5.6)."""
+    """The reason why a queue is fetched from or not: the first that applies, in this order (spec/messaging.md §5.6)."""
 
     REVOKED = "revoked"
     SUSPENDED = "suspended"
@@ -62,12 +64,12 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         super().__init__(fence_after_s=fence_after_s)
         self._settings = settings
         self._ending: dict[MessageQueue, set[Task]] = {}
-        """Orderly only: tasks of lost queues that the listener still has."""
+        """Orderly only: tasks of lost queues that are still at the listener."""
         self._per_topic: Counter[str] = Counter()
-        """The number of queues held per topic, which share the topic's thresholds."""
+        """The number of held queues per topic, which share the topic's thresholds."""
         self._stopping = False
         self._paused: set[MessageQueue] = set()
-        """The queues the user has paused, held or not."""
+        """The queues that the user has paused, whether held or not."""
         self._suspended = False
         self._listener_away = True
         self.service: ConsumeService = ConsumeOrderly(settings) if settings.orderly else ConsumeConcurrently(settings)
@@ -78,19 +80,19 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return frozenset(self._settings.topics)
 
     def process_queues(self) -> list[ProcessQueue]:
-        """All process queues, for reports."""
+        """Return all process queues, for reports."""
         return list(self._queues.values())
 
     # The user and the listener's process
 
     @property
     def suspended(self) -> bool:
-        """True if the user wants nothing fetched and nothing delivered."""
+        """True if the user has suspended fetching and delivery."""
         return self._suspended
 
     @property
     def paused(self) -> frozenset[MessageQueue]:
-        """The queues the user has paused, held or not."""
+        """The queues that the user has paused, whether held or not."""
         return frozenset(self._paused)
 
     @property
@@ -99,24 +101,26 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return self._listener_away
 
     def suspend(self, suspended: bool) -> None:
-        """Fetch and deliver nothing (True), or go on (False)."""
+        """Suspend fetching and delivery (True), or resume them (False)."""
         self._suspended = suspended
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Fetch and deliver nothing of these queues, held or not."""
+        """Stop fetching and delivering these queues, whether held or not."""
         self._paused.update(queues)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Go on with paused queues."""
+        """Resume paused queues."""
         self._paused.difference_update(queues)
 
     def listener_lost(self) -> None:
-        """Deliver nothing until `listener_back`: the listener's process has ended, or is a new one."""
+        """Stop delivery until `listener_back`: the listener's process has ended, or is a new one."""
         self._listener_away = True
 
     def listener_back(self, kept: PauseState | None = None) -> None:
-        """Deliver again: the listener's process answers. `kept`, where known, is what the user has suspended and
-        paused; it counts from now on."""
+        """Resume delivery, because the listener's process answers.
+
+        `kept`: what the user has suspended and paused, if known; it applies from now on.
+        """
         if kept is not None:
             self._suspended, paused = kept
             self._paused.update(paused)
@@ -125,7 +129,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
     # Ownership
 
     def stop(self, now_s: float) -> None:
-        """Take no further queue, and revoke those held."""
+        """Take no more queues, and revoke the held ones."""
         self._stopping = True
         self.revoke(self._queues, now_s)
 
@@ -145,8 +149,10 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return not self._settings.orderly and now_s - since_s > RELEASE_PATIENCE_S
 
     def _reset(self, assigned: ProcessQueue, start: QueueOffset) -> None:
-        """Drop the messages of a queue and go on at the offset to which somebody has reset the group. A revoked queue
-        stays revoked: its next owner waits until the listener has ended."""
+        """Drop the messages of a queue and continue at the offset to which the group was reset.
+
+        A revoked queue stays revoked: its next owner waits until the listener has finished.
+        """
         queue, revoked_at_s = assigned.queue, assigned.revoked_at_s
         self.lose([queue])
         self.started(self._take_up(ProcessQueue(queue, assigned.generation)), start)
@@ -158,8 +164,10 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return super()._take_up(assigned)
 
     def _state_changed(self, assigned: ProcessQueue) -> None:
-        """Forget a queue that was released or lost. Reports about its tasks change nothing any more; an orderly
-        consumer that is granted the queue again waits until they have ended."""
+        """Forget a queue that was released or lost. Later reports about its tasks have no effect.
+
+        If an orderly consumer is granted the queue again, it waits until these tasks have ended.
+        """
         super()._state_changed(assigned)
         if assigned.dropped:
             self._per_topic[assigned.queue.topic] -= 1
@@ -169,7 +177,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
     # Fetching
 
     def pull_state(self, process_queue: ProcessQueue) -> PullState:
-        """PULLING if the queue is fetched from, or the first reason why it is not."""
+        """Return PULLING if the queue is fetched from, or the first reason why it is not."""
         settings, share = self._settings, max(1, self._per_topic[process_queue.queue.topic])
         too_many = settings.pull_threshold_for_queue
         if settings.pull_threshold_for_topic > 0:
@@ -193,7 +201,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return next((state for holds, state in rows if holds), PullState.PULLING)
 
     def wanted(self, now_s: float) -> dict[MessageQueue, int]:
-        """The offset to fetch next, by queue, for the queues that are fetched from now."""
+        """Return the next offset to fetch for each queue that is fetched from now."""
         return {
             queue: process_queue.fetch_offset
             for queue, process_queue in self._queues.items()
@@ -203,8 +211,10 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
     def fetched(
         self, queue: MessageQueue, from_offset: int, records: TaskRecords, next_offset: int, now_s: float
     ) -> None:
-        """Add the messages that a fetch from `from_offset` found; the next fetch is at `next_offset`. Ignored if the
-        queue was revoked meanwhile, or is fetched at another offset now."""
+        """Add the messages that a fetch from `from_offset` found; the next fetch is at `next_offset`.
+
+        Ignored if the queue was revoked during the fetch, or is now fetched at another offset.
+        """
         process_queue = self._fetched_at(queue, from_offset)
         if process_queue is None:
             return
@@ -213,24 +223,27 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
             process_queue.fetch_at_s = now_s + self._settings.pull_interval_ms / 1000 if len(records) else 0.0
 
     def saw_end(self, queue: MessageQueue, visible_end: int) -> None:
-        """Note the visible end of a queue, as a fetch told it."""
+        """Record the visible end of a queue, from a fetch."""
         process_queue = self._queues.get(queue)
         if process_queue is not None:
             process_queue.visible_end = visible_end
 
     def jump(self, queue: MessageQueue, from_offset: int, to_offset: int) -> None:
-        """Fetch on at `to_offset`: the store does not hold `from_offset` (any more). A jump back waits until every held
-        message is finished. Ignored if the queue was revoked meanwhile, or is fetched at another offset now."""
+        """Continue fetching at `to_offset`, because the store does not hold `from_offset`.
+
+        A jump back waits until every held message is finished. Ignored if the queue was revoked during the fetch, or is
+        now fetched at another offset.
+        """
         process_queue = self._fetched_at(queue, from_offset)
         if process_queue is None:
             return
         if to_offset > from_offset or not process_queue.count:
-            # The messages held were read before the gap came to be: they are delivered first.
+            # The held messages were read before the gap appeared: they are delivered first.
             process_queue.fetch_offset = to_offset
             process_queue.backwards = to_offset < (process_queue.committed or 0)
 
     def unreadable(self, queue: MessageQueue, offset: int, error: Exception) -> None:
-        """Note that the store has lost the message at `offset`, the next one of a queue; `trouble` says so."""
+        """Record that the store has lost the message at `offset`, the next one of a queue, in the queue's `trouble`."""
         process_queue = self._queues.get(queue)
         if process_queue is not None:
             process_queue.trouble = f"the message at offset {offset} cannot be read: {error}"
@@ -238,7 +251,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
     # Delivering
 
     def deliverable(self, now_s: float) -> list[Task]:
-        """The tasks that the listener gets now; they are in flight on return."""
+        """Return the tasks that the listener gets now. They are in flight on return."""
         if self._suspended or self._listener_away:
             return []
         ready = [
@@ -249,7 +262,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return self.service.next_tasks(ready, now_s)
 
     def next_time_s(self) -> float | None:
-        """The time at which the earliest pause of a delivery or a fetch ends; None if there is none."""
+        """Return when the earliest pause of a delivery or a fetch ends; None if there is none."""
         times = [
             time_s
             for process_queue in self._queues.values()
@@ -259,18 +272,18 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return min(times, default=None)
 
     def reported(self, task: Task, report: ConsumeReport, now_s: float) -> Reaction:
-        """Take the listener's report about a task, and return what follows from it."""
+        """Apply the listener's report about a task, and return the reaction to it."""
         if report.ended:
             self._ended(task)
         reaction = self.service.reported(task, report, now_s)
         if reaction.ok and task.queue.topic == self._settings.retry_topic:
-            # The messages that had failed came back by the retry topic, and are consumed now.
+            # The messages that had failed came back through the retry topic, and are consumed now.
             for process_queue in self._queues.values():
                 process_queue.trouble = ""
         return reaction
 
     def died(self, task: Task, now_s: float) -> Reaction:
-        """Prepare the rest of a task for another delivery: the listener's process died while it had the task."""
+        """Prepare the rest of a task for redelivery, because the listener's process died while it had the task."""
         self._ended(task)
         return self.service.died(task, now_s)
 
@@ -279,7 +292,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         self.service.sent_back(sent)
 
     def send_back_failed(self, sent: SendBack, now_s: float) -> None:
-        """Deliver messages again here that the broker did not take back."""
+        """Deliver messages here again that the broker did not take back."""
         self.service.send_back_failed(sent, now_s)
 
     def _ended(self, task: Task) -> None:

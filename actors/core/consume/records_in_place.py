@@ -1,8 +1,8 @@
-"""RecordsInPlace are records of one queue that stay in the store's mapped files, cut and joined by their places.
+"""Records of one queue that stay in the store's mapped files, selected and joined by their positions.
 
-A Pull actor on the store's node keeps what it fetched in this form: it looks at queue units only, and its Listener
-reads the records at these places. The maps are kept, so the records stay readable here after their files are deleted.
-They have the methods of MemoryRecords, into which they turn where bytes are needed.
+A Pull actor on the store's node keeps fetched messages in this form: it reads only queue units, and its Listener reads
+the records at these positions. The maps are kept, so the records stay readable after their files are deleted. The class
+has the methods of MemoryRecords, and converts to MemoryRecords when bytes are needed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class RecordsInPlace:
 
     files: StoreFiles
     parts: tuple[LocatedRecords, ...]
-    """The records, in parts that lie in one file each; none is empty."""
+    """The records, in non-empty parts that lie in one file each."""
     offsets: Sequence[int]
-    """The queue offset of each record."""
+    """The total length of the records in bytes."""
     size_bytes: int
     """The length of all records."""
 
     @classmethod
     def of(cls, files: StoreFiles, parts: Sequence[LocatedRecords]) -> RecordsInPlace:
-        """The records of all parts."""
+        """Join the records of all parts."""
         if len(parts) == 1:
             return cls(files, tuple(parts), parts[0].offsets.tolist(), int(parts[0].sizes.sum()))
         offsets = [offset for part in parts for offset in part.offsets.tolist()]
@@ -41,7 +41,7 @@ class RecordsInPlace:
 
     @property
     def data(self) -> bytes:
-        """The records' bytes, back to back."""
+        """Return the records' bytes, back to back."""
         return b"".join(
             [
                 part.data[start : start + size]
@@ -51,17 +51,17 @@ class RecordsInPlace:
         )
 
     def size_of(self, indices: Iterable[int]) -> int:
-        """The length of the records at these indices, together."""
+        """Return the total length of the records at these indices."""
         sizes = [size for part in self.parts for size in part.sizes.tolist()]
         return sum(sizes[index] for index in indices)
 
     def in_memory(self) -> MemoryRecords:
-        """The same records as bytes."""
+        """Return these records as bytes."""
         ends = np.cumsum(np.concatenate([part.sizes for part in self.parts]))
         return MemoryRecords(self.data, [0, *ends.tolist()], list(self.offsets))
 
     def part(self, first: int, last: int) -> RecordsInPlace:
-        """Records `first` to `last - 1`, at least one; this object itself if these are all."""
+        """Return records `first` to `last - 1`, at least one; this object itself if these are all records."""
         if first == 0 and last == len(self):
             return self
         parts, before = [], 0
@@ -74,7 +74,9 @@ class RecordsInPlace:
         return RecordsInPlace.of(self.files, parts)
 
     def pick(self, indices: Iterable[int]) -> RecordsInPlace:
-        """The records at these indices, at least one, in ascending order; this object itself if these are all."""
+        """Return the records at these indices, at least one, in ascending order; this object itself if these are all
+        records.
+        """
         wanted = sorted(indices)
         if len(wanted) == len(self):
             return self
@@ -83,11 +85,11 @@ class RecordsInPlace:
         return RecordsInPlace.of(self.files, [self.part(index, index + 1).parts[0] for index in wanted])
 
     def reconsume_times(self, index: int) -> int:
-        """The number of times a consumer gave record `index` back, as its header says."""
+        """Return how often a consumer gave record `index` back, from its header."""
         return self.pick((index,)).in_memory().reconsume_times(0)
 
     def failed_once_more(self, indices: Iterable[int]) -> MemoryRecords:
-        """The same records, with the reconsume times of those at `indices` one higher."""
+        """Return these records, with the reconsume times increased by one for those at `indices`."""
         return self.in_memory().failed_once_more(indices)
 
 
@@ -95,8 +97,10 @@ TaskRecords = MemoryRecords | RecordsInPlace
 
 
 def join_parts(parts: Sequence[TaskRecords]) -> TaskRecords:
-    """The records of all parts, one part behind the other; there is at least one part, and it is returned if alone.
-    They stay where they are if all lie in one store's files."""
+    """Join the records of all parts, at least one, in order. A single part is returned unchanged.
+
+    The records stay in place if all of them are in one store's files.
+    """
     if len(parts) == 1:
         return parts[0]
     located = [part for part in parts if isinstance(part, RecordsInPlace)]

@@ -1,1 +1,1 @@
-"""Questions to clients: what a broker decides about them."""
+"""The broker's decisions about questions to clients."""

@@ -1,8 +1,8 @@
-"""The questions of a broker that wait for a client to take them, and the clients that listen.
+"""The questions at a broker that wait for a client to take them, and the clients that poll for questions.
 
-A client listens while it asks for questions: a broker cannot call a program. A question that its asker withdraws is
-gone. Bounded: a client that takes none has few questions waiting, and one that is silent is forgotten. Time comes in as
-an argument. Nothing of it survives the broker: the asker asks again.
+A broker cannot call a program, so a client polls for questions. A question is dropped if its asker withdraws it.
+Bounded: few questions wait for a client that takes none, and silent clients are forgotten. Time is an argument. Nothing
+survives the broker: the asker asks again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from raymq.common.errors import SystemBusyError
 from raymq.common.members.questions import QUESTION_WAIT_S, Question
 
 LISTENS_S: Final = QUESTION_WAIT_S + 10.0
-"""A client that has not asked for so long does not listen."""
+"""A client that has not polled for this time does not receive questions."""
 QUESTIONS_WAITING_MAX: Final = 8
 """The most questions that wait for one client."""
 
@@ -29,13 +29,13 @@ class QuestionBoard:
     """The questions of one broker. For one thread at a time."""
 
     def __init__(self) -> None:
-        # In the order in which they asked last, so that the silent ones come first.
+        # Ordered by the time of the last poll, so that silent clients come first.
         self._clients: dict[str, _Client] = {}
         self._open: dict[str, str] = {}
-        """The clients of the questions that have no answer, by ticket."""
+        """The clients of unanswered questions, by ticket."""
 
     def take(self, client_id: str, now_s: float) -> list[Question]:
-        """The questions that wait for a client, which listens."""
+        """Return the questions that wait for a client, and record that the client polls."""
         client = self._clients.pop(client_id, None) or _Client(now_s)
         self._clients[client_id] = client
         client.asked_s = now_s
@@ -47,7 +47,7 @@ class QuestionBoard:
         return taken
 
     def put(self, client_id: str, question: Question, now_s: float) -> bool:
-        """Let a question wait for a client. False if the client does not listen here. SystemBusyError."""
+        """Queue a question for a client. Returns False if the client does not poll here. SystemBusyError."""
         client = self._clients.get(client_id)
         if client is None or now_s - client.asked_s >= LISTENS_S:
             return False
@@ -58,18 +58,18 @@ class QuestionBoard:
         return True
 
     def answered(self, client_id: str, ticket: str) -> bool:
-        """True if a question is open, and this client's: then it is open no more."""
+        """Close a question. Returns True if it was open and for this client."""
         if self._open.get(ticket) != client_id:
             return False
         del self._open[ticket]
         return True
 
     def withdraw(self, ticket: str) -> None:
-        """Drop a question: nobody waits for the answer any more."""
+        """Drop a question whose asker no longer waits."""
         client = self._clients.get(self._open.pop(ticket, ""))
         if client is not None:
             client.waiting = [question for question in client.waiting if question.ticket != ticket]
 
     def leave(self, client_id: str) -> None:
-        """Note that a client has ended."""
+        """Record that a client has ended."""
         self._clients.pop(client_id, None)

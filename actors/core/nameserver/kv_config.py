@@ -2,8 +2,9 @@
 
 On disk, in RocketMQ's shape, rewritten whole at each change: {"configTable": {"namespace": {"key": "value"}}}
 
-Order topics are not in it, unlike in RocketMQ: a NameServer may come back on another node, without this file, and
-a sharding key would change its queue. They are in the logs of the topic's brokers, which register them.
+Unlike in RocketMQ, order topics are not in this table: a NameServer may restart on another node, without this file, and
+a sharding key would then change its queue. The logs of the topic's brokers hold order topics, and the brokers register
+them.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ class KvConfig:
         self._table = {namespace: dict(values) for namespace, values in (table or {}).items()}
 
     def list(self, namespace: str) -> dict[str, str]:
-        """All keys and values of a namespace; empty where there are none."""
+        """Return all keys and values of a namespace; empty if there are none."""
         return dict(self._table.get(namespace, {}))
 
     def changed(self, namespace: str, key: str, value: str | None) -> KvConfig:
-        """A copy with one value set, or deleted with None. InvalidArgumentError for what cannot be kept here."""
+        """Return a copy with one value set, or deleted with None. InvalidArgumentError: the text cannot be kept
+        here.
+        """
         for what, text in (("namespace", namespace), ("key", key), ("value", "-" if value is None else value)):
             if not isinstance(text, str) or not text.strip() or len(text) > VALUE_MAX_CHARACTERS:
                 raise InvalidArgumentError(f"a {what} is text of 1 to {VALUE_MAX_CHARACTERS} characters, not {text!r}")
@@ -42,12 +45,12 @@ class KvConfig:
         return copy
 
     def dump(self) -> str:
-        """The file's text."""
+        """Return the file's text."""
         return json.dumps({"configTable": self._table}, indent=1, sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def load(cls, text: str) -> KvConfig:
-        """The table of a file's text. StoreCorruptError when it is not one."""
+        """Parse the table in a file's text. StoreCorruptError: the text is not a table."""
         try:
             table = json.loads(text)["configTable"]
             if not all(isinstance(value, str) for values in table.values() for value in values.values()):

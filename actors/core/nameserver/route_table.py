@@ -1,22 +1,22 @@
 """The NameServer's route table (spec/messaging.md §1): the broker groups, and the queues of each topic that each holds.
 
-A change of how routes come from registrations belongs here.
+How routes follow from registrations belongs here.
 
-Nothing of it survives the process. A NameServer that lost its table has it back as soon as each broker has registered
-again, which a broker does when the answer to a heartbeat is that it is not known. A registration is always complete:
-the broker holds no topic that it does not name.
+Nothing here survives the process. A NameServer that lost its table has it again once each broker has registered, which
+a broker does when the answer to a heartbeat is that the broker is unknown. A registration is always complete: it names
+every topic of the broker.
 
-A broker that is registered tells what has changed since (`change_topics`). That counts only if the version before is
-the one known here, else the broker registers again.
+A registered broker sends later changes (`change_topics`). A change is accepted only if it follows the version known
+here; otherwise the broker registers again.
 
-Each registration has the number of the broker's life. A newer life, or a newer version in the same life, replaces what
-is known; an older one was overtaken on its way and is ignored. So is every registration of an older state version: it
-comes from a replica that is no longer master.
+Each registration has the number of the broker's life. A newer life, or a newer version in the same life, replaces the
+known registration; an older one arrived late and is ignored. Every registration of an older state version is ignored,
+too: it comes from a replica that is no longer master.
 
-The topics of a broker that was silent for too long are remembered: such a topic exists, even if no other broker holds
-it.
+The topics of a broker that was silent for too long are kept: such a topic exists, even if no other broker has it.
 
-Permissions may be changed here alone (`wipe_write_perm`), to take writes off a broker; its next change undoes that.
+Permissions may be changed only here (`wipe_write_perm`), to keep writes away from a broker; the broker's next change
+undoes that.
 """
 
 from __future__ import annotations
@@ -64,25 +64,28 @@ class RouteTable:
         """The names of all brokers that have registered since this table was made."""
 
     def register(self, registration: BrokerRegistration, now_s: float) -> None:
-        """Store all of a broker's data, in place of what it registered before. An older registration is ignored.
+        """Replace all data of a broker. An older registration is ignored.
 
-        The time in a version does not count here: a broker that was restarted may have its last change a little earlier
-        in its log than it had in memory, and must not stay unregistered for that.
+        The time in a version does not count here. After a restart a broker's last change may be slightly earlier in its
+        log than it was in memory, and that must not keep the broker unregistered.
         """
         known = self._brokers.get(registration.broker_name)
         if known is not None and _order(registration) < _order(known.registration):
             return
         broker = _LiveBroker(replace(registration, topics=()), {one.topic: one for one in registration.topics}, now_s)
         if known is not None and registration.data_version == known.registration.data_version:
-            # The broker says what it said before: permissions changed here stay.
+            # The broker repeats its registration: permissions changed here stay.
             broker.topics, broker.perm_changed = known.topics, known.perm_changed
         self._brokers[registration.broker_name] = broker
         self._silent.pop(registration.broker_name, None)
         self.registered.add(registration.broker_name)
 
     def change_topics(self, changes: TopicChanges, now_s: float) -> bool:
-        """Carry out what has changed since a broker's registration. False if it must register: it is not known here in
-        the version before, or permissions were changed here, which its change undoes."""
+        """Apply the changes since a broker's registration.
+
+        Returns False if the broker must register: its previous version is not known here, or permissions were changed
+        here, which its change undoes.
+        """
         broker = self._brokers.get(changes.broker_name)
         if broker is None or broker.perm_changed:
             return False
@@ -97,7 +100,7 @@ class RouteTable:
         return True
 
     def heartbeat(self, broker_name: str, data_version: DataVersion, now_s: float) -> bool:
-        """Note that a broker lives. False if it must register: the version known here is another one, or none."""
+        """Record that a broker is alive. Returns False if it must register: another version is known here, or none."""
         broker = self._brokers.get(broker_name)
         if broker is None or broker.registration.data_version != data_version:
             return False
@@ -110,19 +113,21 @@ class RouteTable:
         self._silent.pop(broker_name, None)
 
     def expire(self, now_s: float) -> list[str]:
-        """Drop the brokers that were silent for too long; returns their names."""
+        """Drop the brokers that were silent for too long, and return their names."""
         silent = [name for name, broker in self._brokers.items() if now_s - broker.last_update_s > self._expiry_s]
         for name in silent:
             self._silent[name] = frozenset(self._brokers.pop(name).topics)
         return silent
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """Let nothing be written to a broker until it registers a change; returns how many topics it holds."""
+        """Forbid writes to a broker until it registers a change. Returns the number of its topics."""
         return self._change_perm(broker_name, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_perm(self, broker_name: str) -> int:
-        """Let its topics be read and written again; returns how many. As RocketMQ does, it sets READ and WRITE whatever
-        was set before."""
+        """Allow reads and writes of a broker's topics again. Returns their number.
+
+        As in RocketMQ this sets READ and WRITE, whatever was set before.
+        """
         return self._change_perm(broker_name, lambda perm: PERM_ALL)
 
     def _change_perm(self, broker_name: str, change: Callable[[int], int]) -> int:
@@ -134,10 +139,10 @@ class RouteTable:
         return len(broker.topics)
 
     def route(self, topic: str) -> TopicRoute:
-        """The route of `topic`.
+        """Return the route of `topic`.
 
-        A light queue, which nobody creates, is in every broker group: one queue to read. For other topics
-        TopicNotExistError if no broker holds it; ServiceNotAvailableError if only silent brokers hold it.
+        A light queue, which exists without creation, is in every broker group: one queue to read. For other topics
+        TopicNotExistError if no broker has the topic; ServiceNotAvailableError if only silent brokers have it.
         """
         if is_light_queue(topic) and self._brokers:
             return TopicRoute(topic, self.brokers(), tuple(QueueData(name, 1, 1, PERM_READ) for name in self.brokers()))
@@ -146,7 +151,7 @@ class RouteTable:
             away = sorted(name for name, topics in self._silent.items() if topic in topics)
             if away:
                 raise ServiceNotAvailableError(
-                    f"topic {topic!r} is on {', '.join(away)}, not heard of for {self._expiry_s:.0f} s; "
+                    f"topic {topic!r} is on {', '.join(away)}, which sent no heartbeat for {self._expiry_s:.0f} s; "
                     "see `raymq status`"
                 )
             raise TopicNotExistError(topic)
@@ -163,33 +168,33 @@ class RouteTable:
         return {name: broker for name, broker in sorted(self._brokers.items()) if topic in broker.topics}
 
     def order_configs(self) -> dict[str, str]:
-        """The queues of each order topic, by topic."""
+        """Return the queues of each order topic, by topic."""
         configs = {topic: _order_config(topic, self._holders(topic).values()) for topic in self.topics()}
         return {topic: config for topic, config in configs.items() if config}
 
     def brokers(self) -> dict[str, BrokerData]:
-        """Every live broker group, by name."""
+        """Return every live broker group, by name."""
         return {name: _broker_data(broker) for name, broker in sorted(self._brokers.items())}
 
     def clusters(self) -> dict[str, list[str]]:
-        """The broker groups of each cluster, sorted."""
+        """Return the broker groups of each cluster, sorted."""
         names: dict[str, list[str]] = {}
         for name, broker in sorted(self._brokers.items()):
             names.setdefault(broker.registration.cluster, []).append(name)
         return names
 
     def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """Return the names of all topics, sorted."""
         return sorted({topic for broker in self._brokers.values() for topic in broker.topics})
 
 
 def _order_config(topic: str, holders: Iterable[_LiveBroker]) -> str:
-    """The first one by broker name: a broker that was added later may not have it yet."""
+    """Return the first order configuration by broker name: a broker that was added later may not have it yet."""
     return next(filter(None, (broker.topics[topic].order_config for broker in holders)), "")
 
 
 def _attributes(topic: str, holders: Iterable[_LiveBroker]) -> TopicAttributes:
-    """Those of the first one by broker name that has any, as with order configurations."""
+    """Return the attributes of the first broker by name that has some, as for order configurations."""
     found = next(filter(None, (broker.topics[topic].attributes for broker in holders)), {})
     return TopicAttributes.parse(found)
 

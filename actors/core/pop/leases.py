@@ -1,13 +1,13 @@
-"""The leases of a consumer group: which offsets of a queue are handed out to simple consumers, and until when.
+"""The leases of a consumer group: which offsets of a queue are leased to simple consumers, and until when.
 
-A change of what a lease says, or of how it is recorded, belongs here.
+The content of a lease, and its record, belong here.
 
-    settled          leased, some settled            not handed out yet
+    settled          leased, some settled            not leased yet
     ───────────────┬────────────────────────────────┬─────────────────────→ offsets
                    committed = first unsettled      next_offset
 
 A queue without leases has no entry here: its next offset is the group's committed one. Each record of a change sets and
-drops whole leases by their keys, so applying one again changes nothing (actors.core.broker.state).
+drops whole leases by their keys, so applying a record again changes nothing (actors.core.broker.state).
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ from typing import Any, Final, NamedTuple
 
 PopChange = dict[str, Any]
 POP: Final = "pop"
-"""The kind of the records: {"kind": "pop", "group": G, "queues": [[topic, queue id, next offset, committed offset,
-[leases that are set], [keys of those that are dropped]], …]}. A lease is [start, pop time in ms, size, invisible time
-in ms, attempts, settled offsets as a hexadecimal number, attempt id]."""
+"""The kind of the records: {"kind": "pop", "group": G, "queues": [[topic, queue id, next offset, committed offset, [set
+leases], [keys of dropped leases]], …]}. A lease is [start, pop time in ms, size, invisible time in ms, attempts,
+settled offsets as a hexadecimal number, attempt id].
+"""
 
 LeaseKey = tuple[int, int]
-"""A lease's first offset and its pop time in ms, which no other lease of the queue has or had."""
+"""A lease's first offset and its pop time in ms, which together are unique among all leases of the queue, past ones
+too.
+"""
 
 
 class Lease(NamedTuple):
-    """`size` offsets from `start` on, handed out at `pop_ms` for `invisible_ms`, for the `attempts`-th time.
+    """A lease of `size` offsets from `start` on, made at `pop_ms` for `invisible_ms`, as attempt number `attempts`.
 
-    Bit i of `settled` is set when the offset `start + i` needs nothing more from this lease."""
+    Bit i of `settled` is set if this lease no longer covers the offset `start + i`.
+    """
 
     start: int
     pop_ms: int
@@ -45,34 +49,34 @@ class Lease(NamedTuple):
 
     @property
     def visible_ms(self) -> int:
-        """The time at which its unsettled messages may be handed out again."""
+        """The time at which the unsettled messages of the lease may be leased again."""
         return self.pop_ms + self.invisible_ms
 
     @property
     def all(self) -> int:
-        """The set of all its offsets."""
+        """The set of all offsets of the lease."""
         return (1 << self.size) - 1
 
     @property
     def unsettled(self) -> int:
-        """The number of its offsets that are not settled."""
+        """The number of unsettled offsets of the lease."""
         return self.size - self.settled.bit_count()
 
     @property
     def first_unsettled(self) -> int:
-        """The first offset that is not settled; the end if all are."""
+        """The first unsettled offset; the end of the lease if all are settled."""
         return self.start + (~self.settled & (self.settled + 1)).bit_length() - 1
 
     def next_pop_ms(self, now_ms: int) -> int:
-        """The pop time of a lease that takes over offsets of this one.
+        """Return the pop time for a lease that takes over offsets of this lease.
 
-        It is always later, by a millisecond if need be: each lease that an offset ever was the first of has a key of
-        its own, and a late receipt names the lease that it was given for, or none.
+        The pop time is always later, by one millisecond if necessary. So each lease with the same first offset has a
+        key of its own, and a late receipt names exactly the lease for which it was given, or none.
         """
         return max(now_ms, self.pop_ms + 1)
 
     def record(self) -> list[int | str]:
-        """This lease as a record has it."""
+        """Return the fields of the lease for a record."""
         return [*self[:5], f"{self.settled:x}", self.attempt_id]
 
     @classmethod
@@ -89,26 +93,26 @@ class PopQueue:
     leases: dict[LeaseKey, Lease] = field(default_factory=dict)
 
     def in_flight(self, now_ms: int) -> int:
-        """The messages that are handed out and invisible."""
+        """Return the number of leased, invisible messages."""
         return sum([lease.unsettled for lease in self.leases.values() if lease.visible_ms > now_ms])
 
     def due(self, now_ms: int) -> int:
-        """The messages that were not settled in time."""
+        """Return the number of messages that were not settled in time."""
         return sum([lease.unsettled for lease in self.leases.values() if lease.visible_ms <= now_ms])
 
     def first_unsettled(self) -> int:
-        """The first offset that is not settled."""
+        """Return the first unsettled offset."""
         return min([self.next_offset, *[lease.first_unsettled for lease in self.leases.values()]])
 
 
 class QueueEdit:
-    """Changes of one queue's leases that are being decided."""
+    """Changes of one queue's leases while they are being decided."""
 
     def __init__(self, topic: str, queue_id: int, known: PopQueue | None, committed: int) -> None:
         self.topic, self.queue_id = topic, queue_id
         self.queue = PopQueue(committed)
         if known is not None:
-            # A commit of another kind of consumer may have gone past everything.
+            # A commit of another kind of consumer may be past all leases.
             self.queue = PopQueue(max(known.next_offset, committed), dict(known.leases))
         self._before, self._committed = self.queue.next_offset, committed
         self._set: dict[LeaseKey, Lease] = {}
@@ -123,13 +127,13 @@ class QueueEdit:
         self._dropped.discard(lease.key)
 
     def drop(self, key: LeaseKey) -> None:
-        """Drop a lease that is there."""
+        """Drop an existing lease."""
         del self.queue.leases[key]
         self._set.pop(key, None)
         self._dropped.add(key)
 
     def record(self) -> list[Any] | None:
-        """The entry of this queue in a record; None if nothing changed."""
+        """Return the entry of this queue for a record; None if nothing changed."""
         if not self._set and not self._dropped and self.queue.next_offset == self._before:
             return None
         committed = max(self._committed, self.queue.first_unsettled())
@@ -139,19 +143,19 @@ class QueueEdit:
 
 
 def pop_change(group: str, edits: Iterable[QueueEdit]) -> PopChange | None:
-    """The record of some edits; None if nothing changed."""
+    """Build the record of some edits; None if nothing changed."""
     queues = [record for edit in edits if (record := edit.record()) is not None]
     return {"kind": POP, "group": group, "queues": queues} if queues else None
 
 
 @dataclass(slots=True)
 class PopTable:
-    """All leases of a broker group, by group and topic, then queue id. Only queues with leases are in it."""
+    """All leases of a broker group, by group and topic, then queue id. Contains only queues with leases."""
 
     tables: dict[tuple[str, str], dict[int, PopQueue]] = field(default_factory=dict)
 
     def copy(self) -> PopTable:
-        """A table of its own with the same values."""
+        """Return an independent copy of the table."""
         return PopTable(
             {
                 key: {queue_id: PopQueue(queue.next_offset, dict(queue.leases)) for queue_id, queue in table.items()}
@@ -160,19 +164,19 @@ class PopTable:
         )
 
     def get(self, group: str, topic: str, queue_id: int) -> PopQueue | None:
-        """The leases in a queue, None if there are none. Not to be kept: they change."""
+        """Return the leases in a queue; None if there are none. Do not keep the result: it changes."""
         return self.tables.get((group, topic), {}).get(queue_id)
 
     def in_flight(self, group: str, topic: str, now_ms: int) -> dict[int, int]:
-        """By queue id, the messages that are handed out and invisible."""
+        """Return the number of leased, invisible messages by queue id."""
         return {q: queue.in_flight(now_ms) for q, queue in self.tables.get((group, topic), {}).items()}
 
     def edit(self, group: str, topic: str, queue_id: int, committed: int) -> QueueEdit:
-        """Begin to decide about a queue, in which the group has committed this offset."""
+        """Start the changes of a queue in which the group has committed this offset."""
         return QueueEdit(topic, queue_id, self.get(group, topic, queue_id), committed)
 
     def apply(self, change: PopChange) -> dict[str, dict[int, int]]:
-        """Carry a record out. Returns the committed offsets that it sets, by topic and queue id."""
+        """Carry out a record. Returns the committed offsets that it sets, by topic and queue id."""
         group = change["group"]
         commits: dict[str, dict[int, int]] = {}
         for topic, queue_id, next_offset, committed, leases, dropped in change["queues"]:
@@ -190,7 +194,7 @@ class PopTable:
         return commits
 
     def forget_queues(self, group: str, topic: str, queue_ids: Iterable[int]) -> None:
-        """Drop the leases in queues whose offsets somebody has reset."""
+        """Drop the leases in queues whose offsets were reset."""
         table = self.tables.get((group, topic), {})
         for queue_id in queue_ids:
             table.pop(queue_id, None)
@@ -208,7 +212,7 @@ class PopTable:
             del self.tables[key]
 
     def dump(self) -> dict[str, dict[str, list[Any]]]:
-        """The table as JSON knows it: "topic@group" to queue id to [next offset, leases]."""
+        """Return the table for JSON: "topic@group" to queue id to [next offset, leases]."""
         return {
             f"{topic}@{group}": {
                 str(queue_id): [queue.next_offset, [lease.record() for lease in queue.leases.values()]]
@@ -219,7 +223,7 @@ class PopTable:
 
     @classmethod
     def load(cls, dumped: dict[str, dict[str, list[Any]]]) -> PopTable:
-        """The table that `dump` has written."""
+        """Load a table that `dump` has written."""
         tables = {}
         for name, table in dumped.items():
             topic, _, group = name.partition("@")

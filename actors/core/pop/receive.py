@@ -1,8 +1,8 @@
-"""A receive: which messages of some queues it hands out, for how long, and as which attempt.
+"""Decides a receive: which messages of some queues it leases, for how long, and with which attempt number.
 
-A change of who gets which message when belongs here. What was not settled in time comes first, from its own queue by
-its offsets: nothing is copied to another topic. Then comes what nobody had yet. Several consumers receive from one
-queue, so there may be more of them than queues.
+Which consumer gets which message when belongs here. Messages that were not settled in time come first, from their own
+queue by their offsets: nothing is copied to another topic. New messages come next. Several consumers may receive from
+one queue, so a group may have more consumers than queues.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from raymq.common.protocol.pop import (
 from raymq.common.protocol.store import QueueEnds
 
 LEASES_MAX: Final = 1024
-"""The most leases of a group in a queue for which new messages are handed out. Then only old ones come again."""
+"""The number of a group's leases in a queue from which on no new messages are leased, only unsettled ones again."""
 UNSETTLED_MAX: Final = 65_536
-"""The most unsettled messages of a group in a queue for which new ones are handed out."""
+"""The number of a group's unsettled messages in a queue from which on no new messages are leased."""
 
 TopicQueue = tuple[str, int]
 """A topic and a queue id."""
@@ -36,8 +36,11 @@ Committed = Callable[[str, int], int]
 
 @dataclass(frozen=True, slots=True)
 class Handout:
-    """The decision about a receive: the record to store (None: nothing changes), what is handed out, and how many
-    messages that were to come again are `gone`, because retention was faster."""
+    """The decision about a receive.
+
+    It has the record to store (None: nothing changes), the leased ranges, and in `gone` the number of unsettled
+    messages that retention had deleted.
+    """
 
     change: PopChange | None
     ranges: tuple[LeasedRange, ...]
@@ -45,7 +48,7 @@ class Handout:
 
 
 def check_receive(request: ReceiveRequest) -> None:
-    """InvalidArgumentError for numbers out of bounds."""
+    """Raise InvalidArgumentError for numbers out of bounds."""
     if not 1 <= request.max_messages <= RECEIVE_MAX_MESSAGES:
         raise InvalidArgumentError(
             f"a receive is for 1 to {RECEIVE_MAX_MESSAGES} messages, not {request.max_messages!r}"
@@ -67,10 +70,10 @@ def decide_receive(
     request: ReceiveRequest,
     now_ms: int,
 ) -> Handout:
-    """Hand out up to `request.max_messages` messages of `queues`, which are looked at in this order.
+    """Lease up to `request.max_messages` messages of `queues`, in this order of the queues.
 
-    A queue without known `ends` is passed over; so is, in order mode, one with messages that are handed out and
-    invisible. A request that is repeated under its attempt id gets what it got, as long as that holds.
+    Skips a queue without known `ends` and, in order mode, a queue with leased, invisible messages. A request that is
+    repeated under its attempt id gets its previous leases, while they are valid.
     """
     group = request.group
     if request.attempt_id:
@@ -103,8 +106,9 @@ def available(
     request: ReceiveRequest,
     now_ms: int,
 ) -> int:
-    """About how many messages `decide_receive` could hand out now; all that are wanted, if the request is a repeated
-    one."""
+    """Return about how many messages `decide_receive` could lease now; all wanted ones if the request is a
+    repetition.
+    """
     if request.attempt_id and _repeated(table, queues, request, now_ms):
         return request.max_messages
     count = 0
@@ -124,7 +128,7 @@ def available(
 
 
 def next_due_ms(table: PopTable, group: str, queues: Sequence[TopicQueue], now_ms: int) -> int | None:
-    """The next time at which leases in `queues` end; None if there is none to come."""
+    """Return the next time at which a lease in `queues` ends; None if there is no lease."""
     times = [
         lease.visible_ms
         for topic, queue_id in queues
@@ -148,13 +152,13 @@ def _repeated(
 
 
 def lease_range(topic: str, queue_id: int, lease: Lease) -> LeasedRange:
-    """A lease as a consumer gets it."""
+    """Return a lease as a consumer gets it."""
     places = (topic, queue_id, lease.start, lease.size, lease.pop_ms, lease.invisible_ms, lease.attempts)
     return LeasedRange(*places, f"{lease.settled:x}")
 
 
 def _may_hand_out(queue: PopQueue) -> bool:
-    """True if new messages may be handed out beside those that are not settled."""
+    """True if new messages may be leased beside the unsettled ones."""
     leases = queue.leases
     return len(leases) < LEASES_MAX and (
         len(leases) * RECEIVE_MAX_MESSAGES <= UNSETTLED_MAX
@@ -163,7 +167,7 @@ def _may_hand_out(queue: PopQueue) -> bool:
 
 
 def _drop_deleted(edit: QueueEdit, min_offset: int) -> int:
-    """Settle the messages that the queue does not hold any more. Returns their number."""
+    """Settle the messages that the queue no longer holds. Returns their number."""
     queue, gone = edit.queue, 0
     queue.next_offset = max(queue.next_offset, min_offset)
     for lease in [lease for lease in queue.leases.values() if lease.first_unsettled < min_offset]:
@@ -174,7 +178,7 @@ def _drop_deleted(edit: QueueEdit, min_offset: int) -> int:
 
 
 def _lease(edit: QueueEdit, max_offset: int, request: ReceiveRequest, room: int, now_ms: int) -> list[Lease]:
-    """Lease up to `room` messages of one queue: those that are due, in order, then new ones."""
+    """Lease up to `room` messages of one queue: the unsettled ones that are due, in order, then new ones."""
     queue = edit.queue
     due = sorted([lease for lease in queue.leases.values() if lease.visible_ms <= now_ms])
     if request.ordered and len(due) < len(queue.leases):
@@ -192,7 +196,7 @@ def _lease(edit: QueueEdit, max_offset: int, request: ReceiveRequest, room: int,
 
 
 def _again(edit: QueueEdit, old: Lease, request: ReceiveRequest, end: int, now_ms: int) -> Lease:
-    """Lease the unsettled messages before `end` of a lease that has ended; the rest stays in it."""
+    """Lease the unsettled messages before `end` of an ended lease; the rest stays in the old lease."""
     unsettled = ~old.settled & old.all
     taken = unsettled & _below(old, end)
     rest = unsettled & ~taken
@@ -213,8 +217,10 @@ def _new(start: int, count: int, request: ReceiveRequest, pop_ms: int) -> Lease:
 
 
 def _end_of_first(leases: Sequence[Lease], number: int) -> int:
-    """The offset behind the first `number` unsettled messages of some leases, whose offsets may lie between each
-    other's; behind all of them if there are no more."""
+    """Return the offset after the first `number` unsettled messages of some leases, whose offsets may interleave.
+
+    Returns the offset after all of them if there are not more.
+    """
     low = min([lease.start for lease in leases], default=0)
     high = max([lease.start + lease.size for lease in leases], default=0)
     if sum([lease.unsettled for lease in leases]) <= number:
@@ -230,5 +236,5 @@ def _end_of_first(leases: Sequence[Lease], number: int) -> int:
 
 
 def _below(lease: Lease, offset: int) -> int:
-    """The set of a lease's offsets that are lower than `offset`."""
+    """Return the set of a lease's offsets that are lower than `offset`."""
     return (1 << max(0, min(lease.size, offset - lease.start))) - 1

@@ -1,8 +1,7 @@
-"""Settling leased messages: acknowledged, to be visible at another time, or given back unread.
+"""Settles leased messages: acknowledges them, changes when they become visible, or takes them back unread.
 
-A change of what an acknowledgement does, and when it counts for nothing, belongs here. It counts as long as its lease
-is there: also after the lease's time, until the messages are handed out again. What comes later, or twice, does no
-harm.
+What an acknowledgement does, and when it has no effect, belongs here. An acknowledgement counts as long as its lease
+exists: also after the lease's time, until the messages are leased again. A later or repeated one has no effect.
 """
 
 from __future__ import annotations
@@ -18,27 +17,30 @@ from raymq.common.errors import InvalidArgumentError, SystemBusyError
 from raymq.common.protocol.pop import ALL_OFFSETS, INVISIBLE_MAX_MS, LeasePart
 
 SPLIT_LEASES_MAX: Final = 4 * LEASES_MAX
-"""The most leases of a group in a queue, also of messages whose time was changed one by one."""
+"""The most leases of a group in a queue, including leases of messages whose time was changed one by one."""
 
 
 @dataclass(slots=True)
 class Settled:
-    """The decision: the record to store (None: nothing changes) and, for messages whose time was changed, the new lease
-    of each part: None where the old one does not hold any more."""
+    """The decision: the record to store (None: nothing changes) and, after a change of times, the new lease of each
+    part.
+
+    A part whose old lease has ended has None instead of a new lease.
+    """
 
     change: PopChange | None = None
     counts: Counter[str] = field(default_factory=Counter)
-    """By topic, how many messages this counts for."""
+    """The number of settled messages, by topic."""
     leases: list[Lease | None] = field(default_factory=list)
 
     @property
     def count(self) -> int:
-        """How many messages this counts for."""
+        """The number of settled messages."""
         return self.counts.total()
 
 
 def decide_ack(table: PopTable, committed: Committed, group: str, parts: Sequence[LeasePart]) -> Settled:
-    """Settle messages for good. InvalidArgumentError for offsets that their lease has not."""
+    """Acknowledge messages. InvalidArgumentError: an offset is not in its lease."""
     edits = _Edits(table, committed, group)
     settled = Settled()
     for part in parts:
@@ -60,10 +62,10 @@ def decide_invisible(
     *,
     counted: bool = True,
 ) -> Settled:
-    """Have messages come again `invisible_ms` from now: each part becomes a lease of its own, and its old receipt ends.
+    """Make messages visible again `invisible_ms` from now: each part becomes a lease of its own, and its old receipt
+    ends.
 
-    The attempts stay as they are; without `counted`, this attempt is one that never was. InvalidArgumentError,
-    SystemBusyError.
+    The number of attempts stays; without `counted` this attempt is subtracted. InvalidArgumentError, SystemBusyError.
     """
     if not 0 <= invisible_ms <= INVISIBLE_MAX_MS:
         raise InvalidArgumentError(
@@ -91,7 +93,7 @@ def decide_invisible(
 
 
 def _moved(old: Lease, offsets: int, invisible_ms: int, now_ms: int, attempts: int) -> Lease:
-    """A lease of some of another one's offsets."""
+    """Build a lease of some offsets of another lease."""
     first = (offsets & -offsets).bit_length() - 1
     count = offsets.bit_length() - first
     pop_ms = old.next_pop_ms(now_ms)
@@ -100,15 +102,18 @@ def _moved(old: Lease, offsets: int, invisible_ms: int, now_ms: int, attempts: i
 
 
 class _Edits:
-    """The edits of all queues that some parts are in."""
+    """The edits of all queues that some parts belong to."""
 
     def __init__(self, table: PopTable, committed: Committed, group: str) -> None:
         self._table, self._committed, self._group = table, committed, group
         self._edits: dict[tuple[str, int], QueueEdit] = {}
 
     def find(self, part: LeasePart) -> tuple[QueueEdit, Lease | None, int]:
-        """The edit of a part's queue, the part's lease (None if it is not there any more), and those of its offsets
-        that are not settled. InvalidArgumentError for offsets that the lease has not."""
+        """Return the edit of a part's queue, the part's lease (None if it has ended), and the unsettled offsets of the
+        part.
+
+        InvalidArgumentError: an offset is not in the lease.
+        """
         queue = part.topic, part.queue_id
         edit = self._edits.get(queue)
         if edit is None:

@@ -1,6 +1,6 @@
-"""Receives that wait for messages, by what they wait for, each in the order in which they came.
+"""Waiting receives, grouped by what they wait for, in order of arrival.
 
-A change of how many may wait, or of who is next, belongs here.
+How many receives may wait, and which is next, belongs here.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ WAITING_MAX: Final = 100_000
 WAITING_OF_KEY_MAX: Final = 1024
 """RocketMQ's bounds: maxPopPollingSize and popPollingSize."""
 FULL_PAUSE_S: Final = 1.0
-"""The time after which a client that was one too many may ask again."""
+"""The time after which a client whose receive was refused may try again."""
 
 WaitKey = tuple[str, tuple[str, ...], bool]
-"""A group, topics, and True for order mode: receives of one key can take each other's messages."""
+"""A group, topics, and True for order mode: receives of one key may take each other's messages."""
 
 
 @dataclass(slots=True, eq=False)
 class WaitingReceive:
-    """A receive that waits until `deadline_s` (time.monotonic). `looked`: the store was asked for its queues' ends
-    after it came. `answer` and `fail` end it, by any thread, and must not block."""
+    """A receive that waits until `deadline_s` (time.monotonic).
+
+    `looked`: the store was asked for its queues' ends after the receive arrived. Any thread may end it by `answer` or
+    `fail`, which must not block.
+    """
 
     request: ReceiveRequest
     deadline_s: float
@@ -41,7 +44,7 @@ class WaitingReceive:
 
 @dataclass(slots=True)
 class WaitingReceives:
-    """All receives that wait at one broker. For one thread."""
+    """All waiting receives at one broker. For one thread."""
 
     _by_key: dict[WaitKey, deque[WaitingReceive]] = field(default_factory=dict)
     _count: int = 0
@@ -50,7 +53,7 @@ class WaitingReceives:
         return self._count
 
     def add(self, receive: WaitingReceive) -> None:
-        """Add one behind the others. SystemBusyError if too many wait."""
+        """Add a receive after all others. SystemBusyError: too many wait."""
         waiting = self._by_key.setdefault(receive.key, deque())
         if self._count >= WAITING_MAX or len(waiting) >= WAITING_OF_KEY_MAX:
             raise SystemBusyError(
@@ -62,20 +65,20 @@ class WaitingReceives:
         self._count += 1
 
     def put_back(self, receive: WaitingReceive) -> None:
-        """Add one that was taken, before the others."""
+        """Put a taken receive back before all others."""
         self._by_key.setdefault(receive.key, deque()).appendleft(receive)
         self._count += 1
 
     def firsts(self) -> list[WaitingReceive]:
-        """The one of each key that came first."""
+        """Return the receive of each key that arrived first."""
         return [waiting[0] for waiting in self._by_key.values()]
 
     def all(self) -> list[WaitingReceive]:
-        """All that wait."""
+        """Return all waiting receives."""
         return [receive for waiting in self._by_key.values() for receive in waiting]
 
     def take(self, receive: WaitingReceive) -> None:
-        """Remove one that waits."""
+        """Remove a waiting receive."""
         waiting = self._by_key[receive.key]
         waiting.remove(receive)
         self._count -= 1

@@ -1,8 +1,8 @@
 """The strategies that share one topic's queues among the members of a group (spec/messaging.md §5.2).
 
 A strategy is a pure function from queues, members and its own settings to a list of queues per member. The rules: no
-queue has two owners; the order of the queues and members that are passed does not matter. CONSISTENT_HASH is in
-consistent_hash.py, STICKY in sticky.py, and which strategy a group uses in target.py.
+queue has two owners; the order of the arguments does not matter. CONSISTENT_HASH is in consistent_hash.py, STICKY in
+sticky.py, and which strategy a group uses in target.py.
 
     strategy               owners             shares of the members
     AVG                    every queue        differ by one at most; blocks of neighbours
@@ -31,7 +31,7 @@ ROOM_MARK: Final = "@"
 def check_shareable(
     queues: Iterable[MessageQueue], members: Iterable[str]
 ) -> tuple[tuple[MessageQueue, ...], tuple[str, ...]]:
-    """Queues and members, sorted. InvalidArgumentError where there are none, or for a blank member (golden fact 10)."""
+    """Sort queues and members. InvalidArgumentError if there are none, or for a blank member (golden fact 10)."""
     queues, members = tuple(sorted(queues)), tuple(sorted(members))
     if not members:
         raise InvalidArgumentError("queues cannot be shared among no members: the list of members is empty")
@@ -43,9 +43,9 @@ def check_shareable(
 
 
 def allocate_averagely(queues: Iterable[MessageQueue], members: Iterable[str]) -> Shares:
-    """AVG: blocks of neighbours, the first members taking the larger ones. Ten queues and four members give 3, 3, 2, 2.
+    """AVG: blocks of neighbouring queues; the first members get the larger ones. Ten queues, four members: 3, 3, 2, 2.
 
-    InvalidArgumentError as `check_shareable` says; so do all strategies but CONFIG.
+    InvalidArgumentError as in `check_shareable`, like all strategies but CONFIG.
     """
     queues, members = check_shareable(queues, members)
     size, rest = divmod(len(queues), len(members))
@@ -59,7 +59,7 @@ def allocate_averagely(queues: Iterable[MessageQueue], members: Iterable[str]) -
 
 
 def allocate_by_circle(queues: Iterable[MessageQueue], members: Iterable[str]) -> Shares:
-    """AVG_BY_CIRCLE: the queues are dealt out like cards."""
+    """AVG_BY_CIRCLE: the queues are dealt out in turn, like cards."""
     queues, members = check_shareable(queues, members)
     return {member: list(queues[index :: len(members)]) for index, member in enumerate(members)}
 
@@ -70,9 +70,10 @@ def allocate_by_config(
     wishes: Mapping[str, Collection[MessageQueue]],
     present: Mapping[MessageQueue, str],
 ) -> Shares:
-    """CONFIG: each member gets those of the queues that it wishes, and no more. Nothing is refused.
+    """CONFIG: each member gets exactly the queues that it asks for, if they exist. Nothing is refused.
 
-    A queue that several wish for stays with the one of them that has it (`present`), else goes to the first by name.
+    A queue that several members ask for stays with its current owner among them (`present`), else goes to the first by
+    name.
     """
     shares: Shares = {member: [] for member in sorted(members)}
     for queue in sorted(queues):
@@ -84,7 +85,8 @@ def allocate_by_config(
 
 
 def allocate_by_machine_room(queues: Iterable[MessageQueue], members: Iterable[str], rooms: Collection[str]) -> Shares:
-    """MACHINE_ROOM: the queues of brokers named `room@broker` with a room of `rooms`; the others have no owner.
+    """MACHINE_ROOM: shares the queues of brokers named `room@broker` with a room of `rooms`; other queues have no
+    owner.
 
     Each member gets a block of n/c queues; of the n mod c left at the end, the first members get one each.
     """
@@ -109,10 +111,10 @@ def allocate_nearby(
     broker_rooms: Mapping[str, str],
     member_rooms: Mapping[str, str],
 ) -> Shares:
-    """MACHINE_ROOM_NEARBY over AVG: a room's queues go to the members in that room; those of each room without a member
-    are shared among all members.
+    """MACHINE_ROOM_NEARBY over AVG: a room's queues go to the members in that room.
 
-    `broker_rooms`: broker name to room; `member_rooms`: member to room. InvalidArgumentError where one has none.
+    The queues of a room without members are shared among all members. `broker_rooms`: broker name to room;
+    `member_rooms`: member to room. InvalidArgumentError if a broker or a member has no room.
     """
     queues, members = check_shareable(queues, members)
     queues_by_room: dict[str, list[MessageQueue]] = defaultdict(list)

@@ -1,10 +1,9 @@
-"""CONSISTENT_HASH: queues and members on one ring, so that a member that comes or goes moves only its own queues
-(spec/messaging.md §5.2).
+"""CONSISTENT_HASH: queues and members on one ring, so that a joining or leaving member moves only its own queues.
 
-Each member has several positions on the ring (virtual nodes) `member-0`, `member-1`, …; a queue belongs to the first of
-them at or after its own position, and behind the last to the first. A position is the first four bytes of an MD5,
-big-endian.
-Shares may differ a lot: hashing spreads the queues, nothing evens them out.
+See spec/messaging.md §5.2. Each member has several positions on the ring (virtual nodes) `member-0`, `member-1`, …. A
+queue belongs to the first position at or after its own; after the last position the first one follows. A position is
+the first four bytes of an MD5, big-endian. Shares may differ a lot: hashing spreads the queues, and nothing balances
+them.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ VIRTUAL_NODES: Final = 10
 
 
 def ring_position(key: str) -> int:
-    """The position of a key on the ring, 0 to 2**32 - 1."""
+    """Return the position of a key on the ring, 0 to 2**32 - 1."""
     return int.from_bytes(hashlib.md5(key.encode(), usedforsecurity=False).digest()[:4], "big")
 
 
 def queue_key(queue: MessageQueue) -> str:
-    """A queue's key: what Java prints for it."""
+    """Return a queue's key: the text that Java prints for it."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
@@ -38,7 +37,7 @@ def allocate_by_consistent_hash(
     queues, members = check_shareable(queues, members)
     if virtual_nodes < 1:
         raise InvalidArgumentError(f"virtual_nodes must be at least 1, not {virtual_nodes}")
-    # Of two members with one position, the last by name has it.
+    # If two members have the same position, the last by name gets it.
     owners = {ring_position(f"{member}-{node}"): member for member in members for node in range(virtual_nodes)}
     positions = sorted(owners)
     shares: Shares = {member: [] for member in members}

@@ -1,17 +1,17 @@
 """The queues that each member of a consumer group holds: the decisions of the Rebalance actor.
 
-A change of how a heartbeat is answered, or of when a queue changes hands, belongs here. HEARTBEAT_STEPS has the answer
-to each kind of heartbeat.
+The answers to heartbeats, and the rules for moving a queue, belong here. HEARTBEAT_STEPS has the answer to each kind of
+heartbeat.
 
 The group has two maps. `target`: the member that each queue should go to, by the group's strategy
-(actors.core.rebalance.target); it is computed again when members, their wishes or routes change, and every
-RETARGET_INTERVAL_S. `holder`: the member that consumes the queue now, as its own heartbeats say. A queue is granted to
-its target only while no other member holds it. So two members never hold one queue, at the price that a queue waits
-until its old holder has released it or is known to be dead (raymq.common.protocol.membership).
+(actors.core.rebalance.target); it is computed again when members, their requests or routes change, and every
+RETARGET_INTERVAL_S. `holder`: the member that consumes the queue now, according to its own heartbeats. A queue is
+granted to its target only while no other member holds it. So two members never hold one queue, at the price that a
+queue waits until its old holder has released it or is known to be dead (raymq.common.protocol.membership).
 
-Nothing survives the process. A new instance learns the holders from the members' heartbeats, and grants no queue that
-might be held until every member of the old instance has had the time for a heartbeat. `grace` says that there was an
-instance before; if the starter did not know of it, the first heartbeat with another instance's generation shows it.
+Nothing survives the process. A new instance gets the holders from the members' heartbeats. It grants no queue that
+might be held until every member of the old instance has had time for a heartbeat. `grace`: an earlier instance existed;
+if the starter did not pass it, the first heartbeat with another instance's generation shows it.
 """
 
 from __future__ import annotations
@@ -71,14 +71,15 @@ HEARTBEAT_STEPS: Final[Mapping[Sender, Mapping[HeartbeatKind, HeartbeatStep]]] =
         HeartbeatKind.LEAVING: HeartbeatStep.REMOVE,
     },
 }
-"""Only a member has a newest heartbeat, so only its heartbeats can be repeated or late."""
+"""Only a member has a newest heartbeat, so only a member's heartbeats can be repeated or late."""
 
 
 @dataclass(slots=True)
 class _Member:
     """One member. `session`: the process that uses its name; `sequence`: the number of its newest heartbeat.
 
-    `settled`: the group as the member was told of it, if it holds all that it is to have and nothing else."""
+    `settled`: the group's state in the member's last answer, if the member holds exactly the queues assigned to it.
+    """
 
     session: int
     wish: Wish
@@ -88,11 +89,11 @@ class _Member:
 
 
 class RebalanceGroup:
-    """One consumer group.
+    """The assignment of one consumer group's queues.
 
-    `session_timeout_s`: silence after which a member is dead. `grace`: an instance before this one may have granted
-    queues; its members may use them until `old_leases_end_s`, by default a session from now on. `first_version`: where
-    generation and offsets version begin; it must be more than in any instance before.
+    `session_timeout_s`: silence after which a member is dead. `grace`: an earlier instance may have granted queues; its
+    members may use them until `old_leases_end_s`, by default one session from now. `first_version`: the first
+    generation and offsets version; it must be greater than in any earlier instance.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class RebalanceGroup:
         old_leases_end_s: float | None = None,
     ) -> None:
         self._session_timeout_s = session_timeout_s
-        # Until then a member of an instance before this one may consume queues that it has not named here yet.
+        # Until then a member of an earlier instance may consume queues that it has not reported here yet.
         self._old_leases_end_s = started_s + session_timeout_s if old_leases_end_s is None else old_leases_end_s
         self._grants_from_s = self._old_leases_end_s if grace else started_s  # no queue is granted before
         self._members: dict[str, _Member] = {}  # in the order of joining
@@ -123,7 +124,7 @@ class RebalanceGroup:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The names of all members, sorted."""
+        """Return the names of all members, sorted."""
         return tuple(sorted(self._members))
 
     @property
@@ -145,17 +146,17 @@ class RebalanceGroup:
             self._retarget()
 
     def offsets_reset(self) -> int:
-        """Note that offsets of the group were reset at the brokers; returns the new offsets version, which members
-        see."""
+        """Record that brokers have reset offsets of the group. Returns the new offsets version, which members see."""
         self.offsets_version += 1
         return self.offsets_version
 
     def heartbeat(self, heartbeat: GroupHeartbeat, now_s: float) -> GroupAssignment | GroupRefusal:
-        """Note a member's heartbeat; returns the queues that it may hold. The first one joins, `leaving` leaves.
+        """Record a member's heartbeat, and return the queues that it may hold. A first heartbeat joins; `leaving`
+        leaves.
 
-        A heartbeat without a session, or of one that is over, changes nothing, and its answer has a new session. Safe
-        to repeat: the second of two equal heartbeats frees nothing that was granted to the first. One that wants other
-        messages of a topic than another member is refused, and changes nothing.
+        A heartbeat without a session, or with an ended one, changes nothing, and its answer has a new session. Safe to
+        repeat: the second of two equal heartbeats frees nothing that was granted to the first. A heartbeat that asks
+        for other messages of a topic than another member does is refused, and changes nothing.
         """
         self.expire(now_s)
         name = heartbeat.member
@@ -182,7 +183,9 @@ class RebalanceGroup:
         return self._assignment(heartbeat.session, granted)
 
     def refusal(self, heartbeat: GroupHeartbeat) -> GroupRefusal | None:
-        """The first topic of which a member that stays wants other messages than another member does."""
+        """Refuse a heartbeat that asks for other messages of a topic than a staying member does; None if there is no
+        conflict.
+        """
         wish = Wish(heartbeat.topics, expressions=heartbeat.expressions)
         for other, member in () if heartbeat.leaving else self._members.items():
             for topic in () if other == heartbeat.member else sorted(wish.topics & member.wish.topics):
@@ -191,11 +194,11 @@ class RebalanceGroup:
         return None
 
     def note_steady(self, heartbeat: SteadyHeartbeat, now_s: float) -> bool:
-        """Note a member's heartbeat that says the same as its last one. False, and nothing is noted, if the answer to
-        the last one may be another now, or it is not the last one here.
+        """Record a heartbeat that repeats the member's last one.
 
-        A member that has all it is to have keeps it until the group's generation grows, so nothing else need be looked
-        at: this is what a full heartbeat would come to.
+        Returns False, and records nothing, if the answer may have changed, or if this is not the newest heartbeat here.
+        A member that holds exactly its assigned queues keeps them until the group's generation grows. So nothing else
+        needs a check: a full heartbeat would have the same result.
         """
         self.expire(now_s)
         member = self._members.get(heartbeat.member)
@@ -212,16 +215,16 @@ class RebalanceGroup:
         return True
 
     def topics_of(self, name: str) -> frozenset[str]:
-        """The topics that a member subscribes to; none if it is not known."""
+        """Return the topics that a member subscribes to; none for an unknown member."""
         member = self._members.get(name)
         return frozenset() if member is None else member.wish.topics
 
     def _told(self) -> tuple[int, int, int]:
-        """Of an assignment, what concerns all members."""
+        """Return the part of an assignment that concerns all members."""
         return self.generation, self.offsets_version, len(self._members)
 
     def expire(self, now_s: float) -> list[str]:
-        """Drop the members that were silent for too long; returns their names."""
+        """Drop the members that were silent for too long, and return their names."""
         silent = [
             name for name, member in self._members.items() if now_s - member.last_seen_s > self._session_timeout_s
         ]
@@ -234,9 +237,9 @@ class RebalanceGroup:
     def describe(self, now_s: float) -> dict[str, Any]:
         """The group for `raymq group describe`, as plain data.
 
-        `strategy`: the one in use. `disagreements`: wishes of members that are not fulfilled. `failures`: by topic, the
-        reason why the strategy left it as it was. `unassigned`: queues without a target. Per member: the queues it
-        holds, those it waits for, and the age of its last heartbeat in s.
+        `strategy`: the strategy in use. `disagreements`: requests of members that are not met. `failures`: by topic,
+        the reason why the strategy left the topic unchanged. `unassigned`: queues without a target. Per member: the
+        queues it holds, those it waits for, and the age of its last heartbeat in s.
         """
         view = self._membership()
         known = [queue for topic in view.topics() for queue in self._queues.get(topic, ())]
@@ -285,24 +288,25 @@ class RebalanceGroup:
         return HeartbeatKind.REPEATED if heartbeat.sequence == newest else HeartbeatKind.NEXT
 
     def _invite(self, heartbeat: GroupHeartbeat, now_s: float) -> int:
-        """A new session for the sender. It begins with the first heartbeat that has it, which shows that the sender
-        lives."""
+        """Return a new session for the sender. It begins with the first heartbeat that has it, which proves that the
+        sender lives.
+        """
         self._last_session = max(self._last_session, heartbeat.session) + 1
         self._invited[heartbeat.member] = (self._last_session, now_s)
         return self._last_session
 
     def _note_generation(self, generation: int) -> None:
-        """Put grants off if a generation is of an instance before this one, whose grants may still be in use."""
+        """Delay grants if a generation comes from an earlier instance, whose grants may still be in use."""
         if generation and not self._first_generation <= generation <= self.generation:
             self._grants_from_s = max(self._grants_from_s, self._old_leases_end_s)
-        if generation > self.generation:  # a clock went back between the two
+        if generation > self.generation:  # a clock went back between the two instances
             self.generation = generation + 1
 
     def _note_member(self, heartbeat: GroupHeartbeat, now_s: float) -> bool:
-        """Store a member's wish. True if the member is new, or its wish is another one than before."""
+        """Store a member's request. Returns True if the member is new, or its request has changed."""
         wish = Wish(heartbeat.topics, heartbeat.allocation, heartbeat.node, heartbeat.expressions)
         before = self._members.get(heartbeat.member)
-        # A process that follows one of its name takes its place in the order of joining, too.
+        # A process that replaces one of the same name also takes its place in the order of joining.
         self._members[heartbeat.member] = _Member(heartbeat.session, wish, now_s, heartbeat.sequence)
         if before is None or before.session != heartbeat.session:
             self._invited.pop(heartbeat.member, None)
@@ -313,20 +317,22 @@ class RebalanceGroup:
             for queue in [queue for queue, holder in self._holder.items() if holder == name and queue not in holding]:
                 del self._holder[queue]
         for queue in holding:
-            # A queue that someone else was granted meanwhile stays theirs: this member was dead to us and comes back.
+            # A queue that was granted to another member in the meantime stays there: this member was considered dead.
             self._holder.setdefault(queue, name)
 
     def _grant(self, name: str, now_s: float) -> frozenset[MessageQueue]:
         topics = self._members[name].wish.topics
         granted = set()
         for queue, target in self._target.items():
-            if target != name or queue.topic not in topics:  # a topic it gave up, kept by a strategy that failed
+            # a topic that the member gave up, kept by a strategy that failed
+            if target != name or queue.topic not in topics:
                 continue
             holder = self._holder.get(queue)
             if holder == name or (holder is None and now_s >= self._grants_from_s):
                 self._holder[queue] = name
                 granted.add(queue)
-        # After a restart no NameServer may answer: without a route there is no target, and nobody else to have them.
+        # After a restart no NameServer may answer. Without a route there is no target, and so no other owner for the
+        # queues.
         granted.update(
             queue
             for queue, holder in self._holder.items()

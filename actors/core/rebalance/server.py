@@ -1,10 +1,11 @@
 """RebalanceServer: the groups of one Rebalance actor, in the slots that it holds.
 
-A group is made at the first heartbeat of a member, rebuilt from its members' heartbeats, and dropped when it has had no
-member for IDLE_GROUP_S, or when the actor loses its slot. Groups share nothing but the routes of topics: each has a
-lock of its own, so that a large one delays no other, and an exception in one is the answer to its own heartbeat only.
+A group is made at the first heartbeat of a member, and rebuilt from its members' heartbeats. It is dropped when it has
+had no member for IDLE_GROUP_S, or when the actor loses its slot. Groups share only the routes of topics. Each group has
+a lock of its own, so that a large one delays no other, and an exception in one affects only the answer to its
+heartbeat.
 
-No clock: times come in, in seconds (`now_s`). Thread-safe.
+No clock: times are arguments, in seconds (`now_s`). Thread-safe.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class TopicQueues:
 
 @dataclass(slots=True)
 class _Entry:
-    """One group. `lock` guards `core`; `given`: the topics' queues that the core has."""
+    """One group. `lock` guards `core`; `given`: the topics' queues that the core has received."""
 
     core: RebalanceGroup
     last_member_s: float
@@ -80,12 +81,12 @@ class RebalanceServer:
         self._versions = dict.fromkeys(self.leases, 0)  # by slot, the newest version that a dropped group had
         self._lock = threading.Lock()  # guards everything but the entries' contents
         self._entries: dict[str, _Entry] = {}
-        self._topics: dict[str, TopicQueues | None] = {}  # None: asked for, and no NameServer has told them yet
+        self._topics: dict[str, TopicQueues | None] = {}  # None: requested, but no NameServer has answered yet
 
     # Heartbeats
 
     def heartbeat(self, group: str, heartbeat: Heartbeat, now_s: float) -> HeartbeatAnswer:
-        """Answer a member; see RebalanceGroup.heartbeat and `note_steady`. Never raises: a failure is the answer."""
+        """Answer a member; see RebalanceGroup.heartbeat and `note_steady`. Never raises: a failure is an answer."""
         try:
             entry = self._entry(group, now_s)
             if isinstance(entry, OtherServer):
@@ -100,7 +101,7 @@ class RebalanceServer:
             if isinstance(assignment, GroupRefusal) or not unknown or heartbeat.leaving:
                 return assignment
             return replace(assignment, incomplete=True)
-        except Exception as error:  # a bug, or a heartbeat that makes no sense: the other groups go on
+        except Exception as error:  # a bug, or an invalid heartbeat: the other groups continue
             logger.exception("a heartbeat of group %s failed", group)
             return GroupFailure(f"{type(error).__name__}: {error}")
 
@@ -113,8 +114,10 @@ class RebalanceServer:
         return SteadyAnswer.SAME
 
     def offsets_reset(self, group: str, now_s: float) -> int | OtherServer:
-        """Note that brokers have reset offsets of a group; returns the new offsets version, 0 for a group that has no
-        member here."""
+        """Record that brokers have reset offsets of a group.
+
+        Returns the new offsets version; 0 for a group that has no member here.
+        """
         if (other := self.other_server(group, now_s)) is not None:
             return other
         with self._lock:
@@ -125,7 +128,7 @@ class RebalanceServer:
             return entry.core.offsets_reset()
 
     def describe_group(self, group: str, now_s: float) -> dict[str, Any] | OtherServer:
-        """One group; see RebalanceGroup.describe. It has no members if nobody knows it."""
+        """Describe one group; see RebalanceGroup.describe. An unknown group has no members."""
         if (other := self.other_server(group, now_s)) is not None:
             return other
         with self._lock:
@@ -137,12 +140,12 @@ class RebalanceServer:
             return {"group": group, **entry.core.describe(now_s)}
 
     def groups(self) -> list[str]:
-        """The names of the groups here, sorted."""
+        """Return the names of the groups here, sorted."""
         with self._lock:
             return sorted(self._entries)
 
     def other_server(self, group: str, now_s: float) -> OtherServer | None:
-        """The answer for a group for which this process may not speak now; None if it may."""
+        """Return the answer for a group for which this process may not answer now; None if it may."""
         lease = self.leases[slot_of(group)]
         return None if lease.valid(now_s) else OtherServer(lease.holder)
 
@@ -165,7 +168,9 @@ class RebalanceServer:
             return entry
 
     def _give_queues(self, entry: _Entry, topics: Iterable[str]) -> bool:
-        """Tell a group the queues of topics where they are new to it. True if those of one are not known here."""
+        """Pass the queues of topics to a group if they are new to it. Returns True if a topic's queues are not known
+        here.
+        """
         unknown = False
         for topic in topics:
             known = self._topics.get(topic)
@@ -189,19 +194,21 @@ class RebalanceServer:
         return frozenset(topics)
 
     def unknown_topics(self) -> frozenset[str]:
-        """Those of `topics` that were never asked for."""
+        """Return the topics that were never requested."""
         return self.topics() - self._topics.keys()
 
     def set_queues(self, topic: str, queues: TopicQueues | None) -> None:
-        """Set a topic's queues; groups follow with their next heartbeat. None: the topic has no route now, and groups
-        keep the queues they know."""
+        """Set a topic's queues; groups follow with their next heartbeat.
+
+        None: the topic has no route now, and groups keep their known queues.
+        """
         with self._lock:
             known = self._topics.setdefault(topic, queues)
             if queues is not None and queues != known:
                 self._topics[topic] = queues
 
     def forget_topics(self, used: frozenset[str]) -> None:
-        """Forget all topics but those in use."""
+        """Forget all topics that are not in use."""
         with self._lock:
             for topic in self._topics.keys() - used:
                 del self._topics[topic]
@@ -229,8 +236,10 @@ class RebalanceServer:
         return not any(entry.core.members for entry in entries)
 
     def _drop_old_epochs(self, slot: int) -> None:
-        """Drop a slot's groups if they were made in an earlier epoch: another actor may have had them since. Called
-        with the lock."""
+        """Drop a slot's groups if they were made in an earlier epoch: another actor may have had them since then.
+
+        Called with the lock.
+        """
         lease = self.leases[slot]
         if lease.epoch != self._epochs[slot] or not lease.held:
             for group in [group for group in self._entries if slot_of(group) == slot]:

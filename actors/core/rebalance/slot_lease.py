@@ -1,27 +1,28 @@
 """SlotLease: one Rebalance actor's claim to a slot, a share of all consumer groups, against the other actors.
 
 At most one process at a time answers members of a slot's groups with queues, whatever stops, dies or is cut off. The
-register that decides is Ray's GCS, which is there as long as the Ray cluster is. It can do three things: get a value,
-put one, and put one only if there is none. In it are, per slot:
+register that decides is Ray's GCS, which exists as long as the Ray cluster. It can do three things: get a value, put a
+value, and put a value only if none exists. Per slot it contains:
 
-    SLOT/EPOCH   a claim: written once and never changed. Who wrote it holds the slot from this epoch on.
-    SLOT         the sign of life: the holder of the latest epoch writes it anew at every look
+    SLOT/EPOCH   a claim: written once and never changed. Its writer holds the slot from this epoch on.
+    SLOT         the sign of life: the holder of the latest epoch rewrites it at every check
 
 The rules:
 
-1. A holder answers members only for VALID_S after the *beginning* of a look that found no claim newer than its own.
-   A process that stood still, or cannot reach the register, therefore falls silent by its own clock.
+1. A holder answers members only for VALID_S after the *beginning* of a check that found no newer claim.
+   A process that hung, or cannot reach the register, therefore stops answering by its own clock.
 2. Another process claims the next epoch once the sign of life has not changed for TAKE_OVER_AFTER_S, by its own clock;
-   the process that Ray has started in place of the holder claims it at once. Of two that claim, the register takes one.
-3. After a claim the leases that the holder before has given may still be in use. They began with heartbeats that were
+   the process that Ray has started in place of the holder claims it at once. Of two claims, the register accepts one.
+3. After a claim, leases of the previous holder may still be in use. They began with heartbeats that were
    answered no later than VALID_S after the claim. So a new holder rebuilds its groups from the members' heartbeats,
-   which say what they hold, and grants what nobody reports only when VALID_S and a session have gone by.
-   A first holder, or one that follows a holder that had no members when it closed, need not wait.
-4. Versions (where a group's generations begin) grow from claim to claim, also where wall clocks disagree. A member that
+   which name the held queues, and grants unreported queues only after VALID_S and one session.
+   A first holder, or one after a holder that had no members when it closed, need not wait.
+4. Versions (where a group's generations begin) grow from claim to claim, even if wall clocks disagree. A member that
    has seen a newer generation does not follow an older one (raymq.client.consumer.rebalance_client).
 
-A slot stays with the actor that has taken it over, until that one falls silent. Pure: `look` is a generator of calls to
-the register, so that the actor and the simulation of a group (tests/support/group_sim) run the same steps.
+A slot stays with the actor that has taken it over, until that actor stops giving signs of life. Pure: `look` is a
+generator of calls to the register, so that the actor and the simulation of a group (tests/support/group_sim) run the
+same steps.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ TAKE_OVER_AFTER_S: Final = 6.0
 VERSION_STEP: Final = 1 << 40
 """More than a group's generation grows in one epoch."""
 CLAIMS_KEPT: Final = 1000
-"""Claims that are so many epochs old are dropped. No process stands still for as long as that takes."""
+"""Claims that are this many epochs old are dropped. No process hangs for as long as that takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,9 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a key of the register. Without `overwrite` only if it has no value; the answer is True if it was
-    written."""
+    """Write a key of the register. Without `overwrite`, write only if it has no value. The answer is True if
+    written.
+    """
 
     key: str
     value: str
@@ -70,7 +72,7 @@ Look = Generator[Get | Put | Drop, Any, None]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One claim. `server`: the actor's name; `life`: the process; `fresh`: no lease of a holder before is in use."""
+    """One claim. `server`: the actor's name; `life`: the process; `fresh`: no lease of an earlier holder is in use."""
 
     server: str
     life: str
@@ -89,8 +91,11 @@ NOBODY: Final = Claim("", "", 0, fresh=True)
 
 
 class SlotLease:
-    """One process's view of one slot. Not thread-safe; `server` and `life` name this process, `home`: it is to have the
-    slot at first. `lease_s`: the longest time for which an answer lets a member use its queues."""
+    """One process's view of one slot. Not thread-safe.
+
+    `server` and `life` name this process. `home`: this process should have the slot first. `lease_s`: the longest time
+    for which an answer lets a member use its queues.
+    """
 
     def __init__(self, slot: int, server: str, life: str, *, home: bool, lease_s: float, valid_s: float = VALID_S):
         self.slot = slot
@@ -99,11 +104,11 @@ class SlotLease:
         self.epoch = 0
         """The latest epoch known; 0 before the first claim."""
         self.claim = NOBODY
-        """The claim of that epoch."""
+        """The claim of `epoch`."""
         self.held = False
-        """True if that claim is this process's."""
+        """True if `claim` is this process's claim."""
         self.grants_from_s = 0.0
-        """While the slot is held: from then on no lease of an earlier holder is in use."""
+        """While the slot is held: the time from which no lease of an earlier holder is in use."""
         self._valid_until_s = float("-inf")
         self._beats = 0
         self._released = False
@@ -122,14 +127,14 @@ class SlotLease:
 
     @property
     def holder(self) -> str:
-        """The name of the actor that holds the slot as far as is known; empty if none has ever."""
+        """The last known name of the actor that holds the slot; empty if no actor ever held it."""
         return self.claim.server
 
     def look(self, clock: Callable[[], float], wall_ns: Callable[[], int]) -> Look:
-        """Ask the register, once every LOOK_INTERVAL_S: stay the holder, notice another one, or become it.
+        """Check the register, once every LOOK_INTERVAL_S: stay the holder, find another holder, or become the holder.
 
-        A call of the register that fails may be thrown in here; it ends this look, and the next one goes on. One that
-        failed may have been carried out all the same.
+        The caller may throw a failed call of the register into the generator. That ends this check, and the next one
+        continues. A failed call may have been carried out even so.
         """
         if self._closed:
             return
@@ -146,7 +151,7 @@ class SlotLease:
             yield from self._confirm(began_s)
 
     def release(self) -> Look:
-        """Give the slot up for good: this process closes. Only when none of its groups has a member."""
+        """Give the slot up for good, because this process closes. Call it only if none of its groups has a member."""
         self._closed = True
         if self.held:
             self._let_go()
@@ -163,7 +168,7 @@ class SlotLease:
         return json.dumps({"epoch": self.epoch, "beats": self._beats, "released": released})
 
     def _read_sign(self) -> Generator[Get | Put | Drop, Any, int]:
-        """Read the holder's sign of life; returns its count of looks, -1 where it has given none."""
+        """Read the holder's sign of life. Returns its count of checks; -1 if the holder has given none."""
         text = yield Get(self._sign_key)
         sign: dict[str, Any] = {"epoch": 0, "beats": -1, "released": False} if text is None else json.loads(text)
         if sign["epoch"] > self.epoch:
@@ -174,7 +179,7 @@ class SlotLease:
         return int(sign["beats"]) if current else -1
 
     def _find_newer(self) -> Generator[Get | Put | Drop, Any, bool]:
-        """Find claims whose holders have given no sign of life yet. True if there are any."""
+        """Find claims whose holders have given no sign of life yet. Returns True if there are any."""
         found = False
         while (text := (yield Get(self._claim_key(self.epoch + 1)))) is not None:
             self.epoch, self.claim, self._released = self.epoch + 1, Claim.parse(text), False
@@ -200,14 +205,14 @@ class SlotLease:
 
     def _take_up(self, now_s: float) -> None:
         self.grants_from_s = now_s if self.claim.fresh else now_s + self._valid_s + self._lease_s
-        self.held = True  # last: other threads look at it
+        self.held = True  # set last, because other threads read it
 
     def _let_go(self) -> None:
         self.held, self._had_it = False, True
         self._valid_until_s = float("-inf")
 
     def _confirm(self, began_s: float) -> Look:
-        """Stay valid if there is no newer claim; else let go."""
+        """Stay valid if there is no newer claim; otherwise give the slot up."""
         newer = yield Get(self._claim_key(self.epoch + 1))
         if newer is not None:
             self._let_go()

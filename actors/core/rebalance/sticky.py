@@ -1,17 +1,17 @@
 """STICKY: queues stay where they are as far as balance lets them. raymq's own strategy.
 
-It shares all topics of a group at once and promises, each as far as the ones before it allow:
+It shares all topics of a group at once, with these promises; an earlier promise has priority over a later one:
 
 1. Per topic, the subscribers' shares differ by one at most, as with AVG.
-2. Over all topics, the members' totals are as even as can be (the least sum of squares). AVG promises nothing here: its
+2. Over all topics, the members' totals are as even as possible (the least sum of squares). AVG does not: its
    first members take the larger share of every topic.
 3. As many queues as possible stay with the member that has them.
-4. Of the plans that are left, one that was made before stays; so a hand-over that is under way is not overturned.
+4. Of the remaining plans, an earlier plan stays, so that a queue that is being moved is not redirected.
 
 By 1, a topic of n queues and c subscribers gives each of them n // c queues, and n mod c of them one more. The only
 thing to choose is who takes those *extra* queues. That is a flow from topics to members, with a convex cost for a
 member's total (2) and a gain where an extra queue lets a member keep one (3). A choice is best if and only if no cycle
-of exchanges would make it cheaper; so `_Extras` starts from a good choice and exchanges until there is none.
+of exchanges makes it cheaper. So `_Extras` starts from a good choice and exchanges until no such cycle exists.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from actors.core.rebalance.allocation import Shares, check_shareable
 from raymq.common.message import MessageQueue
 
 _ALL: Final = ("all",)
-"""The node of the exchange graph that every member's total hangs on."""
+"""The node of the exchange graph to which every member's total is connected."""
 
 _Node = tuple[str, ...]
 
@@ -37,7 +37,7 @@ def allocate_sticky(
 ) -> Shares:
     """Share all topics' queues among their subscribers (both by topic).
 
-    `present`: the member that consumes a queue now, if there is one. `planned`: the last result of this function.
+    `present`: the member that consumes a queue now, if any. `planned`: the last result of this function.
     InvalidArgumentError as `check_shareable` says, for any of the topics.
     """
     topics = {
@@ -54,7 +54,7 @@ def allocate_sticky(
 
 
 class _Topic:
-    """One topic: its queues, its subscribers, the present and the planned member of each queue."""
+    """One topic: its queues, its subscribers, and the present and the planned member of each queue."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class _Topic:
         self.keeps_more = {member: len(held) > self.size for member, held in self._held.items()}
 
     def share_out(self, with_extra: set[str]) -> dict[str, list[MessageQueue]]:
-        """The queues of each member: first those it has, then those planned for it, then any."""
+        """Return the queues of each member: first those it has, then those planned for it, then any."""
         shares: dict[str, list[MessageQueue]] = {}
         for member, held in self._held.items():
             held.sort(key=lambda queue, member=member: (self._planned[queue] != member, queue))  # type: ignore[misc]
@@ -109,12 +109,14 @@ class _Extras:
         self._totals: Counter[str] = Counter()
         for topic in topics.values():
             self._totals.update(dict.fromkeys(topic.members, topic.size))
-        # One step of a total counts for more than all queues that could be kept.
+        # One step of a total outweighs all queues that could be kept.
         self._total_weight = 1 + sum(len(topic.members) for topic in topics.values())
         self.chosen = {name: self._start(topic) for name, topic in topics.items()}
 
     def _start(self, topic: _Topic) -> set[str]:
-        """The members of the last plan; then those that keep a queue by it; then those with the fewest queues."""
+        """Choose the members of the last plan, then those that keep a queue by it, then those with the fewest
+        queues.
+        """
         ranked = sorted(
             topic.members,
             key=lambda name: (not topic.planned_extra[name], not topic.keeps_more[name], self._totals[name], name),
@@ -124,7 +126,7 @@ class _Extras:
         return chosen
 
     def improve(self) -> None:
-        """Exchange until nothing can be gained. Each exchange lowers the cost, an integer: so this ends."""
+        """Exchange until no exchange gains anything. Each exchange lowers the cost, an integer, so the loop ends."""
         while cycle := _negative_cycle(self._arcs()):
             for tail, head in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
                 if tail[0] == "member" and head[0] == "topic":
@@ -135,8 +137,11 @@ class _Extras:
                     self._totals[head[1]] += 1
 
     def _arcs(self) -> list[tuple[_Node, _Node, int]]:
-        """Each single step of an exchange, with its cost: a member gives up an extra queue of a topic, a topic gives it
-        to a member, a total shrinks or grows by one."""
+        """Return each single step of an exchange, with its cost.
+
+        In a step a member gives up an extra queue of a topic, a topic gives an extra queue to a member, or a total
+        shrinks or grows by one.
+        """
         arcs: list[tuple[_Node, _Node, int]] = []
         for name, topic in self._topics.items():
             if not topic.extras:
@@ -155,7 +160,7 @@ class _Extras:
 
 
 def _negative_cycle(arcs: list[tuple[_Node, _Node, int]]) -> list[_Node]:
-    """The nodes of a cycle whose costs add up to less than nothing; empty if there is none (Bellman and Ford)."""
+    """Return the nodes of a cycle with a negative sum of costs; empty if there is none (Bellman and Ford)."""
     distance: dict[_Node, int] = defaultdict(int)
     before: dict[_Node, _Node] = {}
     changed = True
@@ -172,7 +177,7 @@ def _negative_cycle(arcs: list[tuple[_Node, _Node, int]]) -> list[_Node]:
 
 
 def _cycle_of(before: Mapping[_Node, _Node]) -> list[_Node]:
-    """A cycle among the links from each node to the one before it, in the direction of the arcs."""
+    """Return a cycle among the links from each node to its predecessor, in the direction of the arcs."""
     seen: set[_Node] = set()
     for start in before:
         path: dict[_Node, None] = {}

@@ -1,10 +1,10 @@
 """The member of a group that each queue should go to: the strategies applied to a whole group.
 
-A change of which strategy a group uses, and of what it does with one that fails, belongs here.
+The choice of a group's strategy, and the handling of a failed strategy, belong here.
 
-All members should ask for the same strategy. Where they do not, the one that joined first decides, and the group says
-so (`disagreements`). A strategy that refuses what it is given, for example because a broker has no room, leaves the
-topic's plan as it is (spec/messaging.md §5.2); STICKY, which shares all topics at once, leaves all of them.
+All members should ask for the same strategy. If they do not, the member that joined first decides, and the group
+reports it (`disagreements`). If a strategy refuses its input, for example because a broker has no room, the topic's
+plan stays (spec/messaging.md §5.2). STICKY shares all topics at once, so all plans stay.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ Target = dict[MessageQueue, str]
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The wish of one member: topics, the messages of them, a strategy, and its machine room ("" if it named none)."""
+    """The request of one member: topics, filters of their messages, a strategy, and its machine room ("" if it named
+    none).
+    """
 
     topics: frozenset[str]
     allocation: Allocation = field(default_factory=Allocation)
     room: str = ""
     expressions: Mapping[str, str] = field(default_factory=dict)
-    """By topic, where not all messages are wanted."""
+    """The filter expression by topic, for topics of which the member wants only some messages."""
 
     def expression(self, topic: str) -> str:
-        """The wanted messages of a topic."""
+        """Return the filter expression for a topic."""
         return self.expressions.get(topic, ALL_MESSAGES)
 
 
@@ -61,7 +63,7 @@ class GroupMembership:
 
     @property
     def allocation(self) -> Allocation:
-        """The first member's."""
+        """The strategy that the first member asks for."""
         return next(iter(self.wishes.values())).allocation if self.wishes else Allocation()
 
     def subscribers(self, topic: str) -> list[str]:
@@ -74,9 +76,9 @@ class GroupMembership:
 
 
 def make_target(view: GroupMembership) -> tuple[Target, dict[str, str]]:
-    """The member for each queue, and by topic why it was left as it was (empty if all went well).
+    """Return the member for each queue, and by topic the reason why the topic's plan stayed (empty if nothing failed).
 
-    A topic without a known route keeps its plan, too, but that is no failure.
+    A topic without a known route also keeps its plan, but that is no failure.
     """
     target: Target = {}
     failures: dict[str, str] = {}
@@ -132,7 +134,7 @@ class _ShareAll:
 
 
 def _steps(view: GroupMembership) -> Iterator[tuple[list[str], _ShareTopic | _ShareAll]]:
-    """The topics that are shared together, with the call that shares them. Topics without queues are left out."""
+    """Yield the topics that are shared together, with the call that shares them. Topics without queues are left out."""
     topics = [topic for topic in view.topics() if view.queues.get(topic)]
     if view.allocation.strategy is AllocateStrategy.STICKY:
         yield topics, _ShareAll(view, topics)
@@ -145,7 +147,7 @@ def _kept(view: GroupMembership, topics: list[str]) -> Target:
 
 
 def disagreements(view: GroupMembership) -> list[str]:
-    """The wishes of members that are not fulfilled, one sentence each."""
+    """Return the requests of members that are not met, one sentence each."""
     said: list[str] = []
     if not view.wishes:
         return said
