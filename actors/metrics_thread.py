@@ -1,7 +1,7 @@
 """The thread of an actor that reports its metrics to Ray's agent, every REPORT_INTERVAL_S.
 
-It is a thread of its own: Ray drops a gauge that was silent for 20 s, so nothing may come before a report that could
-take long. Each actor reports `raymq_up`, and what its sources name (raymq.telemetry.metrics.reporter).
+Reports have a thread of their own: Ray drops a gauge that was silent for 20 s, so no long task may delay a report. Each
+actor reports `raymq_up`, and the figures of its sources (raymq.telemetry.metrics.reporter).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class MetricsThread:
         threading.Thread(target=self._run, args=(self._reporter,), name="metrics", daemon=True).start()
 
     def limit(self, per_topic_max: int, per_group_max: int) -> None:
-        """Have so many topics and groups with series of their own from now on (live settings)."""
+        """Limit the topics and groups that get series of their own (live settings)."""
         if self._reporter is not None:
             self._reporter.limit(per_topic_max, per_group_max)
 
     def close(self) -> None:
-        """Report no more. Does not wait for a report under way, which may wait for another actor. Idempotent."""
+        """Stop reporting. Does not wait for a current report, which may wait for another actor. Idempotent."""
         self._stop.set()
 
     def _run(self, reporter: Reporter) -> None:

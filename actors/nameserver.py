@@ -1,12 +1,13 @@
 """NameServer: answers clients which brokers hold a topic.
 
-A change of its remote methods belongs here; a change of the route table in actors.core.nameserver.
+Its remote methods belong here, the route table in actors.core.nameserver.
 
 What survives its death: the KV configuration, in a file of its own that each change rewrites before it is answered. The
-rest need not survive: brokers send a heartbeat every 2 s and register again when the answer is that they are unknown;
-clients go on with the routes they have. Every call is safe to repeat. Several NameServers do not talk to each other: a
-client that changes the KV configuration writes to each (spec/messaging.md §1). The first NameServer stays on the head
-node, where its file is, and is read before the others. Those are where Ray puts them, and have the changes since then.
+rest need not survive: brokers send a heartbeat every 2 s, and register again if the answer is that they are unknown;
+clients continue with the routes they have. Every call is safe to repeat. Several NameServers do not talk to each other:
+a client that changes the KV configuration writes to each (spec/messaging.md §1). The first NameServer stays on the head
+node, where its file is, and is read before the others. The others run where Ray places them, and have only the changes
+since their start.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from storage.files import disk
 
 BROKER_EXPIRY_S: Final = 120.0
 WARM_UP_S: Final = 6.0
-"""Long enough after a restart for the answer to a heartbeat to have made every living broker register."""
+"""Long enough after a restart for every living broker to register, because a heartbeat was answered with "unknown"."""
 
 logger = logging.getLogger(__name__)
 
 
 class NameServer:
-    """The shell around one RouteTable. Silent brokers are dropped at each call that reads the table."""
+    """The actor around one RouteTable. Silent brokers are dropped at each call that reads the table."""
 
     def __init__(
         self,
@@ -60,8 +61,9 @@ class NameServer:
         metrics: MetricsSettings | None = None,
     ) -> None:
         """`kv_path`: the file of the KV configuration, in a directory of its own below the data directory.
-        `broker_names`: the broker groups of the cluster; before each has registered here, not every topic is known.
-        `name`: the actor's."""
+        `broker_names`: the broker groups of the cluster; until each has registered here, topics may be missing. `name`:
+        the actor's.
+        """
         self._lock = threading.Lock()
         path = Path(kv_path)
         self._kv_path = path_here(path, path.parent.parent)
@@ -73,17 +75,17 @@ class NameServer:
         self._metrics = MetricsThread(metrics, "nameserver", name)
 
     def register_broker(self, registration: BrokerRegistration) -> None:
-        """Register a broker with its complete data, in place of what it registered before."""
+        """Register a broker with its complete data, replacing its earlier registration."""
         with self._lock:
             self._table.register(registration, time.monotonic())
 
     def change_topics(self, changes: TopicChanges) -> bool:
-        """Note what has changed of a registered broker's topics. False if it must register again."""
+        """Apply changes of a registered broker's topics. Returns False if the broker must register again."""
         with self._lock:
             return self._table.change_topics(changes, time.monotonic())
 
     def broker_heartbeat(self, broker_name: str, data_version: DataVersion) -> bool:
-        """Note that a broker lives. False if it must register again."""
+        """Record that a broker is alive. Returns False if it must register again."""
         with self._lock:
             return self._table.heartbeat(broker_name, data_version, time.monotonic())
 
@@ -93,9 +95,9 @@ class NameServer:
             self._table.unregister(broker_name)
 
     def topic_route(self, topic: str) -> TopicRoute:
-        """The route of a topic, as far as it is known now (see `TopicRoute.complete`).
+        """Return the known route of a topic (see `TopicRoute.complete`).
 
-        TopicNotExistError if no broker holds the topic; ServiceNotAvailableError while that is not known yet.
+        TopicNotExistError: no broker has the topic. ServiceNotAvailableError: that is not certain yet.
         """
         with self._lock:
             self._table.expire(time.monotonic())
@@ -107,7 +109,7 @@ class NameServer:
             return route if self._is_complete() else replace(route, complete=False)
 
     def topic_routes(self, topics: Sequence[str]) -> dict[str, TopicRoute]:
-        """The routes of those of the topics that are known now, as `topic_route` returns each."""
+        """Return the known routes of these topics, each as `topic_route` returns it."""
         routes = {}
         with self._lock:
             self._table.expire(time.monotonic())
@@ -119,8 +121,7 @@ class NameServer:
         return routes
 
     def _is_complete(self) -> bool:
-        """True if every broker group of the cluster has registered, and unlisted ones that live have had the time
-        to."""
+        """True if every broker group of the cluster has registered, and unlisted live brokers have had time to."""
         return self._broker_names <= self._table.registered and time.monotonic() >= self._complete_from_s
 
     def _require_complete(self, what: str) -> None:
@@ -132,45 +133,48 @@ class NameServer:
             ) from None
 
     def brokers(self) -> dict[str, BrokerData]:
-        """Every live broker group."""
+        """Return every live broker group."""
         with self._lock:
             self._table.expire(time.monotonic())
             return self._table.brokers()
 
     def all_brokers(self) -> dict[str, BrokerData]:
-        """The result of `brokers`; ServiceNotAvailableError while one that lives may not have registered yet."""
+        """Return the live broker groups. ServiceNotAvailableError: a live broker may not have registered yet."""
         with self._lock:
             self._require_complete("every broker")
         return self.brokers()
 
     def clusters(self) -> dict[str, list[str]]:
-        """The live broker groups of each cluster."""
+        """Return the live broker groups of each cluster."""
         with self._lock:
             self._table.expire(time.monotonic())
             return self._table.clusters()
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """Show the broker's topics as not writable until it registers a change; returns how many there are."""
+        """Mark the broker's topics as not writable until it registers a change. Returns their number."""
         with self._lock:
             return self._table.wipe_write_perm(broker_name)
 
     def add_write_perm(self, broker_name: str) -> int:
-        """Show the broker's topics as readable and writable; returns how many there are."""
+        """Mark the broker's topics as readable and writable. Returns their number."""
         with self._lock:
             return self._table.add_write_perm(broker_name)
 
     def get_kv(self, namespace: str, key: str) -> str | None:
-        """A value, None if there is none."""
+        """Return a value; None if there is none."""
         return self.list_kv(namespace).get(key)
 
     def list_kv(self, namespace: str) -> dict[str, str]:
-        """All keys and values of a namespace; those of ORDER_TOPIC_CONFIG are the order topics that brokers
-        registered."""
+        """Return all keys and values of a namespace; for ORDER_TOPIC_CONFIG the order topics that brokers
+        registered.
+        """
         with self._lock:
             return self._table.order_configs() if namespace == ORDER_TOPIC_CONFIG else self._kv.list(namespace)
 
     def put_kv(self, namespace: str, key: str, value: str | None) -> None:
-        """Set a value, or delete it with None; on disk on return. InvalidArgumentError; StoreError, nothing changed."""
+        """Set a value, or delete it with None; on disk on return. InvalidArgumentError; StoreError: nothing has
+        changed.
+        """
         with self._lock:
             changed = self._kv.changed(namespace, key, value)
             try:
@@ -181,7 +185,7 @@ class NameServer:
             self._kv = changed
 
     def _load_kv(self) -> KvConfig:
-        """The table on disk. A file that cannot be used is renamed: routes matter more than its content."""
+        """Load the table from disk. An unusable file is renamed: routes matter more than its content."""
         try:
             return KvConfig.load(self._kv_path.read_text())
         except FileNotFoundError:
@@ -194,7 +198,7 @@ class NameServer:
             return KvConfig()
 
     def topics(self) -> list[str]:
-        """The names of all topics."""
+        """Return the names of all topics."""
         with self._lock:
             self._table.expire(time.monotonic())
             return self._table.topics()

@@ -10,6 +10,6 @@ PERSISTENT: Final[dict[str, Any]] = {
     "namespace": NAMESPACE,
     "lifetime": "detached",  # outlives the launcher that created it
     "max_restarts": -1,  # a killed process is back by itself
-    "max_task_retries": 0,  # a call that failed may have run; the caller decides what is safe to repeat
+    "max_task_retries": 0,  # Ray restarts a killed process
     "num_cpus": 0,  # servers wait for work; the CPUs stay with the users' tasks
 }

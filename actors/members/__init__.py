@@ -1,1 +1,1 @@
-"""The methods of the Broker actor by which questions travel to clients."""
+"""The methods of the Broker actor that carry questions to clients."""

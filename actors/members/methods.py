@@ -1,8 +1,8 @@
 """The methods of the Broker actor for questions to clients (raymq.common.members.questions).
 
-A client's call for questions is held on the broker's lane, where it needs no thread; as an actor method it is answered
-at once, and the client waits itself. Whoever asks a question waits in a thread of the actor, and few may. Nothing of it
-survives the broker.
+A client's poll for questions waits on the broker's lane, where it needs no thread; as an actor method it is answered at
+once, and the client waits itself. An asker waits in a thread of the actor, so few may ask at a time. Nothing survives
+the broker.
 """
 
 from __future__ import annotations
@@ -24,33 +24,36 @@ from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.loop import Loop
 
 ASKS_MAX: Final = 8
-"""The most questions whose askers wait at a time; each holds a thread of the actor."""
+"""The most questions whose askers wait at a time; each one occupies a thread of the actor."""
 ASK_MAX_S: Final = 30.0
-"""The longest that an asker waits."""
+"""The longest wait of an asker."""
 
 
 class QuestionMethods:
-    """One part of the Broker, which inherits it, so that these are methods of the actor. Thread-safe."""
+    """The part of the Broker for questions; the actor inherits its methods. Thread-safe."""
 
     def __init__(self, loop: Callable[[], Loop]) -> None:
-        """`loop`: that of the broker's lane, once there is one."""
+        """`loop` returns the loop of the broker's lane, once it exists."""
         self._question_loop = loop
         self._questions = QuestionBoard()
         self._questions_lock = threading.Lock()
         """Guards everything below, and the board."""
         self._held: dict[str, LaneRequest] = {}
-        """The calls of clients that wait for a question."""
+        """The polls of clients that wait for a question."""
         self._askers: dict[str, Future[bytes]] = {}
-        """Those who wait for an answer, by ticket."""
+        """The askers that wait for an answer, by ticket."""
 
     def take_questions(self, client_id: str, wait_s: float) -> list[Question]:
-        """The questions that wait for a client, which listens from now on. Over a lane the answer comes with the first
-        question, or after `wait_s` (at most QUESTION_WAIT_S); as an actor method at once. Safe to repeat."""
+        """Return the questions that wait for a client, and record that it polls. Safe to repeat.
+
+        Over a lane the answer comes with the first question, or after `wait_s` (at most QUESTION_WAIT_S); as an actor
+        method it comes at once.
+        """
         with self._questions_lock:
             return self._questions.take(client_id, time.monotonic())
 
     def _take_questions_soon(self, lane: LaneRequest, client_id: str, wait_s: float) -> None:
-        """`take_questions` for the lane."""
+        """Take questions for the lane, as `take_questions`."""
         now_s = time.monotonic()
         with self._questions_lock:
             taken = self._questions.take(client_id, now_s)
@@ -58,7 +61,7 @@ class QuestionMethods:
             if not taken:
                 self._held[client_id] = lane
         if before is not None:
-            before.answer(encode_result([]))  # of a lane that broke: the client has called anew
+            before.answer(encode_result([]))  # of a broken lane: the client has polled again
         if taken:
             lane.answer(encode_result(taken))
         else:
@@ -66,7 +69,7 @@ class QuestionMethods:
             self._question_loop().call_at(end_s, partial(self._end_call, client_id, lane))
 
     def _end_call(self, client_id: str, lane: LaneRequest) -> None:
-        """End a client's call that is still held."""
+        """End a client's poll that still waits."""
         with self._questions_lock:
             if self._held.get(client_id) is not lane:
                 return
@@ -74,8 +77,10 @@ class QuestionMethods:
         lane.answer(encode_result([]))
 
     def answer_question(self, client_id: str, ticket: str, answer: bytes) -> None:
-        """Take a client's answer, an encoded MemberAnswer, to the question `ticket`. An answer that nobody waits for
-        any more is dropped. InvalidArgumentError if it is too long."""
+        """Pass on a client's answer, an encoded MemberAnswer, to the question `ticket`.
+
+        Drops an answer that nobody waits for. InvalidArgumentError: the answer is too long.
+        """
         if len(answer) > MEMBER_ANSWER_MAX_BYTES:
             raise InvalidArgumentError(f"an answer has at most {MEMBER_ANSWER_MAX_BYTES} bytes, not {len(answer)}")
         with self._questions_lock:
@@ -86,8 +91,8 @@ class QuestionMethods:
     def ask_client(self, client_id: str, question: Question, timeout_s: float) -> bytes | None:
         """Ask a live client, and wait up to `timeout_s` (at most ASK_MAX_S) for its answer, an encoded MemberAnswer.
 
-        None if the client does not listen at this broker: then it has not got the question. RequestTimeoutError if it
-        does not answer: then it may have. SystemBusyError while too many wait.
+        None: the client does not poll at this broker, and did not get the question. RequestTimeoutError: the client did
+        not answer, but may have got the question. SystemBusyError: too many askers wait.
         """
         asker: Future[bytes] = Future()
         question = replace(question, ticket=secrets.token_hex(16))
@@ -109,7 +114,7 @@ class QuestionMethods:
                 self._questions.withdraw(question.ticket)
 
     def _tell(self, client_id: str) -> None:
-        """Answer a client's call that is held: there are questions."""
+        """Answer a client's waiting poll: there are questions."""
         with self._questions_lock:
             lane = self._held.pop(client_id, None)
             taken = [] if lane is None else self._questions.take(client_id, time.monotonic())
@@ -117,7 +122,7 @@ class QuestionMethods:
             lane.answer(encode_result(taken))
 
     def _client_has_ended(self, client_id: str) -> None:
-        """Let the call of a client that ends go."""
+        """Release the poll of a client that ends."""
         with self._questions_lock:
             self._questions.leave(client_id)
             lane = self._held.pop(client_id, None)

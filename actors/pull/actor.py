@@ -1,18 +1,18 @@
 """Pull serves all push-consumer instances of one Ray node: it fetches, feeds their Listeners, and commits offsets.
 
 Only the committed offsets survive its death, at the brokers (BROADCASTING: in a file on this node). Ray starts it
-again, its Listeners call within seconds and have their instances made anew (raymq.client.consumer.push.hosting), these
-join their groups and go on from what was committed; so the messages that were in flight are delivered again. A Listener
-remembers for its instance which queues the user has paused, and whether it is suspended.
+again, its Listeners call within seconds, and it makes their instances again (raymq.client.consumer.push.hosting). The
+instances join their groups and continue from the committed offsets, so messages that were in flight are delivered
+again. A Listener stores for its instance which queues the user has paused, and whether the instance is suspended.
 
-An instance ends when it is stopped, or when its Listener is gone for good, which happens when the user's program ends.
-The actor ends itself when it has had no instance for IDLE_EXIT_S.
+An instance ends when it is stopped, or when its Listener has ended for good because the user's program ended. The actor
+ends itself when it has had no instance for IDLE_EXIT_S.
 
     member thread     turns of all instances: fences, releases, ends       routes thread   queues, in BROADCASTING
     and the threads of PullServices: fetching, feeding, committing, heartbeats
 
-May wait for: Storage, Broker, Rebalance, NameServer, Listener. None of them waits for a Pull, but for a Listener's
-thread that has its instance hosted.
+May wait for: Storage, Broker, Rebalance, NameServer, Listener. None of them waits for a Pull, except a Listener's
+thread that asks for hosting.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ STOPPING_INTERVAL_S: Final = 0.02
 IDLE_EXIT_S: Final = 60.0
 CLOSE_WITHIN_S: Final = 25.0
 STOPPED_KEPT: Final = 1000
-"""Keys of instances that were stopped: their Listeners may call once more."""
+"""The most keys of stopped instances that are kept, because their Listeners may call once more."""
 
 logger = logging.getLogger(__name__)
 
 
 class Pull:
-    """The shell around the instances of one node."""
+    """The actor around the push-consumer instances of one node."""
 
     def __init__(self, nameservers: Sequence[NameServerName]) -> None:
         take_turns_quickly()
@@ -68,13 +68,13 @@ class Pull:
         self._last_instance_s = time.monotonic()
         self._work = threading.Event()
         self._new = threading.Event()
-        """Wakes the routes thread: there is a new instance."""
+        """Wakes the routes thread for a new instance."""
         self._services.wake_members = self._work.set
         for name, target in (("members", self._turn_members), ("routes", self._follow_routes)):
             threading.Thread(target=target, name=name, daemon=True).start()
 
     def host(self, call: Hosting) -> HostAnswer:
-        """Host an instance, or go on hosting it: its Listener calls again and again. Safe to repeat."""
+        """Host an instance, or continue to host it. Its Listener calls periodically. Safe to repeat."""
         name, key = call.instance.name, call.instance.key
         with self._lock:
             if self._idle:
@@ -82,7 +82,8 @@ class Pull:
             if self._closing or key in self._stopped:
                 return HostAnswer(False)
             instance = self._instances.get(name)
-            if instance is not None and instance.key != key:  # its Listener is gone: Ray lets one have the name
+            # its Listener has ended: Ray allows only one with this name
+            if instance is not None and instance.key != key:
                 instance.drop()
                 raise ServiceNotAvailableError(f"an instance called {name} is just ending")
             new = instance is None or instance.ended.is_set()
@@ -95,12 +96,14 @@ class Pull:
         return answer
 
     def describe(self) -> PullDescription:
-        """The address at which Listeners of this node open lanes, on which `next_tasks` and `report` are served."""
+        """Return the address at which Listeners of this node open lanes, which serve `next_tasks` and `report`."""
         return PullDescription(self._services.feeds.address)
 
     def next_tasks(self, name: str, life: str, epoch: int, got: int) -> bytes:
-        """The next tasks of an instance for its Listener, which has no lane: an encoded HandOver. Waits for them, up to
-        NEXT_WAIT_S; see ListenerFeed.asked."""
+        """Return the next tasks of an instance for its Listener that has no lane: an encoded HandOver.
+
+        Waits for tasks up to NEXT_WAIT_S; see ListenerFeed.asked.
+        """
         hand_over: Future[bytes] = Future()
         self._services.feeds.feed(name).asked(life, epoch, got, hand_over.set_result)
         return hand_over.result(NEXT_WAIT_S + FEED_CALL_TIMEOUT_S)
@@ -110,34 +113,37 @@ class Pull:
         self._services.feeds.feed(name).reported(life, epoch, reports)
 
     def status(self) -> dict[str, Any]:
-        """All instances, for `raymq status`."""
+        """Return the status of all instances, for `raymq status`."""
         with self._lock:
             instances = sorted(self._instances.items())
         return {"node": self._node_id, "instances": [instance.status() for _, instance in instances]}
 
     def instance_status(self, name: str) -> dict[str, Any]:
-        """One instance; see PushInstance.status. ServiceNotAvailableError while it is not here."""
+        """Return the status of one instance; see PushInstance.status. ServiceNotAvailableError: it is not here now."""
         return self._instance(name).status()
 
     def suspend(self, name: str) -> None:
-        """Fetch and deliver nothing until `resume`. The queues are kept; the listener finishes its messages."""
+        """Stop fetching and delivering until `resume`. The queues are kept; the listener finishes its messages."""
         self._instance(name).change_pauses(suspended=True)
 
     def resume(self, name: str) -> None:
-        """Go on after `suspend`."""
+        """Continue after `suspend`."""
         self._instance(name).change_pauses(suspended=False)
 
     def pause_queues(self, name: str, queues: Iterable[MessageQueue]) -> None:
-        """Fetch and deliver nothing of these queues, whether they are held now or later."""
+        """Stop fetching and delivering these queues, whether they are held now or later."""
         self._instance(name).change_pauses(pause=frozenset(queues))
 
     def resume_queues(self, name: str, queues: Iterable[MessageQueue]) -> None:
-        """Go on with paused queues."""
+        """Resume paused queues."""
         self._instance(name).change_pauses(resume=frozenset(queues))
 
     def stop(self, name: str, key: str, wait_s: float) -> bool:
-        """Have an instance finish the messages in flight, commit and leave its group. False when that is not done
-        within `wait_s`; it goes on then, and this may be called again. True also for an instance that is not here."""
+        """Stop an instance: finish the messages in flight, commit, and leave the group.
+
+        Returns False if that takes longer than `wait_s`; it then continues, and the call may be repeated. Returns True
+        also for an instance that is not here.
+        """
         with self._lock:
             if key not in self._stopped:
                 self._stopped.append(key)
@@ -178,8 +184,8 @@ class Pull:
             for instance in instances:
                 try:
                     instance.turn()
-                except Exception:  # a bug, in one instance: the others go on
-                    logger.exception("the turn of %s failed, trying again", instance.name)
+                except Exception:  # a bug in one instance: the others continue
+                    logger.exception("serving instance %s failed, and is retried", instance.name)
             pause_s = STOPPING_INTERVAL_S if any(instance.stopping for instance in instances) else TURN_INTERVAL_S
             self._forget_ended()
 
@@ -202,12 +208,12 @@ class Pull:
                 if member is not None:
                     try:
                         member.follow_routes()
-                    except Exception:  # a bug, in one instance: the others go on
-                        logger.exception("an instance cannot follow its routes, trying again")
+                    except Exception:  # a bug in one instance: the others continue
+                        logger.exception("an instance cannot follow its routes, and retries")
             self._new.wait(MEMBER_ROUTE_INTERVAL_S)
             self._new.clear()
 
 
 PULL_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 64}
-"""Each Listener that has no lane keeps a thread with its question for tasks."""
+"""Each Listener without a lane occupies a thread while it waits for tasks."""
 PullActor = ray.remote(**PULL_OPTIONS)(actor_class(Pull))

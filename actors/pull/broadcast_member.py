@@ -1,4 +1,4 @@
-"""BroadcastMember gets an instance in BROADCASTING its queues: all there are, as the routes of its topics tell them."""
+"""Assigns all queues of its topics, according to their routes, to an instance in BROADCASTING."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ logger = logging.getLogger(__name__)
 
 
 class BroadcastMember:
-    """In the place of a GroupMember (raymq.client.consumer.assignment.group_member); nobody else knows of this
-    instance."""
+    """Replaces a GroupMember (raymq.client.consumer.assignment.group_member); no other process tracks this instance."""
 
     def __init__(self, instance: InstanceState, routes: RouteCache) -> None:
         self._instance = instance
         self._routes = routes
         self.refusal: SubscriptionConflictError | None = None
-        """None: each instance has messages of its own."""
+        """Always None: each instance has messages of its own."""
 
     def join(self) -> None:
         """Do nothing: `follow_routes` is called."""
 
     def fence(self) -> None:
-        """Do nothing: nobody else gets the queues."""
+        """Do nothing: no other instance gets the queues."""
 
     def release(self) -> None:
-        """Release the revoked queues that may go."""
+        """Release the revoked queues that may be released."""
         with self._instance.lock:
             self._instance.core.release(time.monotonic())
 
@@ -43,7 +42,7 @@ class BroadcastMember:
             self._instance.core.lose_all()
 
     def follow_routes(self) -> None:
-        """Hold the queues that there are now. Waits for NameServers."""
+        """Hold the queues that exist now. Waits for NameServers."""
         wanted = set[MessageQueue]()
         for topic in self._instance.settings.topics:
             try:

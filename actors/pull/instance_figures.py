@@ -1,4 +1,4 @@
-"""The figures of a push-consumer instance for metrics: what came to it, and the state of its queues."""
+"""The figures of a push-consumer instance for metrics: received messages, and the state of its queues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ConsumerFigur
 
 
 def count_delivered(state: InstanceState, queue: MessageQueue, records: TaskRecords) -> None:
-    """Count records that a fetch has brought, of which there is at least one."""
+    """Count records that a fetch has returned, at least one."""
     if not CLIENT_FIGURES.enabled:
         return
     try:
@@ -21,13 +21,13 @@ def count_delivered(state: InstanceState, queue: MessageQueue, records: TaskReco
             stored_ms = store_timestamp_at(records.parts[0].data, int(records.parts[0].starts[0]))
         else:
             stored_ms = store_timestamp_at(records.data, 0)
-    except RecordError:  # the listener's process says that it cannot be read
+    except RecordError:  # the listener's process reports the unreadable record
         return
     CLIENT_FIGURES.delivered(queue.topic, state.settings.group, stored_ms, len(records), records.size_bytes)
 
 
 def queue_states(state: InstanceState) -> list[QueueState]:
-    """The started queues of an instance."""
+    """Return the states of the started queues of an instance."""
     with state.lock:
         return [_queue_state(state, queue) for queue in state.core.process_queues() if queue.started]
 

@@ -1,8 +1,7 @@
-"""InstanceState is the state that the threads of a Pull actor share about one instance: its ProcessQueues, their lock,
-and callbacks.
+"""The state that the threads of a Pull actor share about one instance: its ProcessQueues, their lock, and callbacks.
 
-A change belongs here if several parts of the actor (members, OffsetCommitter, ListenerFeed, Fetcher) need it;
-decisions about queues belong into actors.core.consume.
+State belongs here if several parts of the actor (members, OffsetCommitter, ListenerFeed, Fetcher) need it; decisions
+about queues belong in actors.core.consume.
 """
 
 from __future__ import annotations
@@ -18,31 +17,32 @@ from raymq.common.message import MessageQueue
 
 
 class InstanceState:
-    """One push-consumer instance. Use `core` and `stats` with `lock` held only, and call nothing that waits then."""
+    """One push-consumer instance. Use `core` and `stats` only under `lock`, and make no blocking call under it."""
 
     def __init__(self, name: str, settings: PushSettings) -> None:
         self.name = name
-        """The instance's name, which is the member's name in its group."""
+        """The instance's name, which is also its member name in the group."""
         self.settings = settings
         self.lock = threading.Lock()
         """Guards `core` and `stats`."""
         self.core = ProcessQueues(settings)
         self.stats = ConsumeStats()
         self.stopping = threading.Event()
-        """Set once the instance is to end."""
+        """Set when the instance should end."""
         self.on_fetchable: Callable[[], None] = lambda: None
-        """Called when something may be fetched that could not be before."""
+        """Called when something becomes fetchable."""
         self.on_committable: Callable[[], None] = lambda: None
-        """Called when something may be committed that could not be before."""
+        """Called when something becomes committable."""
 
     def holding(self) -> frozenset[MessageQueue]:
-        """The queues that the group must not grant to others."""
+        """Return the queues that the group must not grant to others."""
         with self.lock:
             return self.core.holding
 
     def stop(self) -> None:
-        """Take no further queue, and deliver nothing more of those held; they are released once their
-        messages are finished and committed."""
+        """Take no more queues, and stop delivering the held ones. They are released once their messages are
+        committed.
+        """
         self.stopping.set()
         with self.lock:
             self.core.stop(time.monotonic())

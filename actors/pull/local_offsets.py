@@ -1,15 +1,15 @@
-"""LocalFileOffsetStore keeps a broadcasting instance's offsets in a file on its node (spec/messaging.md §5.11).
+"""Keeps a broadcasting instance's offsets in a file on its node (spec/messaging.md §5.11).
 
     DIRECTORY/offsets.json        {"offsetTable": [{"topic": …, "brokerName": …, "queueId": 0, "offset": 12,
-                                  "creationId": "0a1b…"}, …]}
-    DIRECTORY/offsets.json.bak    the version before
+                                                    "creationId": "0a1b…"}, …]}
+    DIRECTORY/offsets.json.bak    the previous version
 
-A new file is written beside them and flushed. Then the first is renamed to the second, and the new file to the first: a
-crash at any point leaves one of them whole.
+A new file is written under another name and flushed. Then offsets.json is renamed to the .bak, and the new file to
+offsets.json: a crash at any point leaves one complete file.
 
-`creationId` is that of the topic in the broker group (raymq.common.protocol.route.TopicConfig), so an offset does not
-count for a topic that was deleted and created anew: that is read from its beginning. Files of older versions do not
-have it.
+`creationId` is that of the topic in the broker group (raymq.common.protocol.route.TopicConfig). So an offset does not
+apply to a topic that was deleted and created again: that topic is read from its beginning. Files of older versions lack
+the field.
 """
 
 from __future__ import annotations
@@ -33,21 +33,23 @@ from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 
 DEFAULT_DIRECTORY: Final = "~/.raymq/offsets"
 BROADCAST_CHECK_TIMEOUT_S: Final = 1.0
-"""The wait for a broker that is asked if the group may still read."""
+"""The timeout of the question to a broker whether the group may still read."""
 BROADCAST_CHECK_PAUSE_S: Final = 10.0
-"""The pause after such a question had no answer."""
+"""The pause after that question got no answer."""
 
 logger = logging.getLogger(__name__)
 
 
 class LocalOffsets:
-    """The two files in `directory`. One instance at a time uses them; its Listener's name keeps others away."""
+    """The two files in `directory`. One instance at a time uses them; its Listener's name keeps other instances
+    away.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / "offsets.json"
         self._backup = directory / "offsets.json.bak"
         self.creation_ids: dict[MessageQueue, str] = {}
-        """The creation ids of the topics that the offsets are of, as far as they are known."""
+        """The known creation ids of the topics of the offsets, by queue."""
         self._saved_ids: dict[MessageQueue, str] = {}
 
     @property
@@ -56,8 +58,9 @@ class LocalOffsets:
         return self.creation_ids != self._saved_ids
 
     def load(self) -> dict[MessageQueue, int]:
-        """Read the offsets that were saved last; empty if none were. ServiceNotAvailableError when there are files and
-        none can be read."""
+        """Read the last saved offsets; empty if none were saved. ServiceNotAvailableError: files exist, but none can be
+        read.
+        """
         broken = None
         for path in (self._file, self._backup):
             try:
@@ -78,8 +81,10 @@ class LocalOffsets:
         return {}
 
     def save(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Save all offsets, with the `creation_ids`; durable on return. ServiceNotAvailableError when the disk refuses;
-        the offsets saved before are still there."""
+        """Save all offsets, with the `creation_ids`; durable on return.
+
+        ServiceNotAvailableError: the disk failed; the previous offsets are still saved.
+        """
         rows = [
             {
                 "topic": queue.topic,
@@ -106,11 +111,14 @@ class LocalOffsets:
 
 
 class LocalFileOffsetStore:
-    """An OffsetStore (raymq.client.consumer.assignment.offset_committer). A queue that is not in the file starts where
-    the group's broker says. `creations` returns the creation ids of topics now, as far as they are known."""
+    """An OffsetStore (raymq.client.consumer.assignment.offset_committer) for a broadcasting instance.
+
+    A queue that is not in the file starts where the group's broker decides. `creations` returns the known creation ids
+    of topics.
+    """
 
     may_be_reset = True
-    """Nobody resets the offsets. But the regular question tells if the group may still read."""
+    """Offsets are never reset here, but the regular question also shows whether the group may still read."""
 
     def __init__(
         self,
@@ -128,9 +136,11 @@ class LocalFileOffsetStore:
         self._known: dict[MessageQueue, int] | None = None
         self._topics = sorted(settings.topics)
         self._check_at_s: dict[str, float] = {}
-        """By broker, when it is asked next if the group may still read. As `_verdicts`, for the broker's thread."""
+        """When each broker is asked next whether the group may still read. Used, like `_verdicts`, by the broker's
+        thread.
+        """
         self._verdicts: dict[str, Mapping[str, str]] = {}
-        """By broker, the topics that the group may not read, with the reason, by its last answer."""
+        """The topics that the group may not read, with the reason, by broker, from its last answer."""
 
     def prepare(self, broker_name: str, timeout_s: float) -> None:
         with self._lock:
@@ -150,11 +160,11 @@ class LocalFileOffsetStore:
             return starts
 
     def _start(self, queue: MessageQueue, offset: int, now: Creations) -> int:
-        """The offset at which a queue of the file starts. Called with the lock."""
+        """Return the offset at which a queue of the file starts. Called with the lock."""
         before = self._file.creation_ids.get(queue)
         if before is None or not is_created_anew(queue, {queue.topic: {queue.broker_name: before}}, now):
             return offset
-        logger.warning("%s: its topic was deleted and created anew; it is read from its beginning", queue)
+        logger.warning("%s: its topic was deleted and created again; it is read from its beginning", queue)
         return 0
 
     def start_offset(self, queue: MessageQueue, generation: int) -> QueueOffset:
@@ -177,28 +187,32 @@ class LocalFileOffsetStore:
         )
 
     def _verdict(self, broker_name: str) -> Mapping[str, str]:
-        """The topics that the group may read no more, with the reason, as the broker said last; it is asked from time
-        to time. Offsets are kept here, so a broker that is away changes nothing."""
+        """Return the topics that the group may no longer read, with the reason, from the broker's last answer.
+
+        The broker is asked at intervals. Offsets are kept here, so an absent broker changes nothing.
+        """
         now_s = time.monotonic()
         if now_s >= self._check_at_s.get(broker_name, 0.0):
             self._check_at_s[broker_name] = now_s + RESET_QUERY_INTERVAL_S
             try:
                 self._verdicts[broker_name] = self._refusals(broker_name, BROADCAST_CHECK_TIMEOUT_S)
             except RaymqError as error:
-                logger.info("%s does not say now if the group may read: %s", broker_name, error)
+                logger.info("%s does not answer whether the group may read; asking again later: %s", broker_name, error)
                 self._check_at_s[broker_name] = time.monotonic() + BROADCAST_CHECK_PAUSE_S
         return self._verdicts.get(broker_name, {})
 
     def _refusals(self, broker_name: str, timeout_s: float) -> dict[str, str]:
-        """The topics that the group may not read in BROADCASTING now, with the reason. One call, more only where the
-        broker refuses."""
+        """Return the topics that the group may not read in BROADCASTING now, with the reason.
+
+        Makes one call; more only if the broker refuses.
+        """
         if not self._refusal(broker_name, self._topics, timeout_s):
             return {}
         reasons = {topic: self._refusal(broker_name, [topic], timeout_s) for topic in self._topics}
         return {topic: reason for topic, reason in reasons.items() if reason}
 
     def _refusal(self, broker_name: str, topics: Sequence[str], timeout_s: float) -> str:
-        """The broker's reason why the group may not read one of these topics; empty if it may read all."""
+        """Return the broker's reason why the group may not read one of these topics; empty if it may read all."""
         try:
             self._brokers.check_broadcast(broker_name, timeout_s, topics=topics)
         except NoPermissionError as error:

@@ -13,17 +13,17 @@ from raymq.common.errors import SystemBusyError
 
 
 class AppendLimit:
-    """A counter of the appends under way, including those that wait for the store's append lock. Thread-safe."""
+    """Counts the running appends, including those that wait for the store's append lock. Thread-safe."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        """The most appends at a time; may be changed. Fewer end none that is under way."""
+        """The most appends at a time; may be changed. A lower limit ends no running append."""
         self._lock = threading.Lock()
         self._under_way = 0
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Count one append while the block runs; SystemBusyError if the limit is reached."""
+        """Count one append while the block runs. SystemBusyError: the limit is reached."""
         self.begin()
         try:
             yield
@@ -31,18 +31,18 @@ class AppendLimit:
             self.end()
 
     def begin(self) -> None:
-        """Count one append until `end`; SystemBusyError if the limit is reached."""
+        """Count one append until `end`. SystemBusyError: the limit is reached."""
         with self._lock:
             if self._under_way >= self.capacity:
                 raise SystemBusyError(
-                    f"{self._under_way} appends are at this store already, as many as send_queue_capacity allows; "
+                    f"{self._under_way} appends run at this store already, as many as send_queue_capacity allows; "
                     "nothing was stored, send again later"
                 )
             self._under_way += 1
 
     @property
     def under_way(self) -> int:
-        """The appends that have begun and not ended."""
+        """The number of appends that have begun and not ended."""
         return self._under_way
 
     def end(self) -> None:

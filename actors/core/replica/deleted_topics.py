@@ -1,8 +1,8 @@
-"""The topics whose messages a store refuses, because they were deleted and not created since.
+"""The topics whose messages a store refuses, because they were deleted and not created again.
 
-A client may have a route to a topic for half a minute after it was deleted, and messages that it sends then must not be
+A client may keep a route to a topic for half a minute after its deletion, and messages that it sends then must not be
 acknowledged. On disk: config/closedTopics.json, a list of names, written before a deletion is carried out. Bounded: of
-more than CLOSED_TOPICS_MAX names the oldest is dropped, long after every route to that topic has ended.
+more than CLOSED_TOPICS_MAX names the oldest is dropped, long after every route to that topic has expired.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLOSED_TOPICS_MAX: Final = 10_000
 
 
 class DeletedTopics:
-    """The deleted topics of one store. `read` and `write` are those of its config files. Thread-safe."""
+    """The deleted topics of one store. `read` and `write` access its config files. Thread-safe."""
 
     def __init__(self, read: Callable[[str], str | None], write: Callable[[str, str], None]) -> None:
         self._write = write
@@ -39,14 +39,14 @@ class DeletedTopics:
         return topic in self._names
 
     def check(self, batches: Iterable[EncodedBatch]) -> None:
-        """TopicNotExistError if a batch is for a deleted topic, or holds a delayed message for one."""
+        """Raise TopicNotExistError if a batch is for a deleted topic, or holds a delayed message for one."""
         if self._names:
             for batch in batches:
                 for topic in _real_topics(batch) if names_real_topic(batch.topic) else (batch.topic,):
                     self.require(topic)
 
     def require(self, topic: str) -> None:
-        """TopicNotExistError for a deleted topic."""
+        """Raise TopicNotExistError for a deleted topic."""
         if topic in self._names:
             raise TopicNotExistError(topic)
 
@@ -63,7 +63,8 @@ class DeletedTopics:
                 self._save([name for name in self._names if name not in topics])
 
     def agree(self, existing: Collection[str], stored: Iterable[str]) -> None:
-        """Accept messages for the `existing` topics and refuse those for the other `stored` ones; on disk on return.
+        """Accept messages for the `existing` topics, and refuse messages for all other `stored` topics; on disk on
+        return.
 
         For a store that begins to lead: topics were deleted and created while other replicas led.
         """
@@ -78,14 +79,16 @@ class DeletedTopics:
 
 
 def topics_of_state(text: str) -> tuple[frozenset[str], int]:
-    """The topics in a broker's config file (actors.core.broker.snapshot), and the position of the first state record
-    that the file lacks: 0 for a file that RocketMQ wrote."""
+    """Return the topics in a broker's config file, and the position of the first state record that the file lacks.
+
+    The position is 0 for a file that RocketMQ wrote. See actors.core.broker.snapshot.
+    """
     snapshot = json.loads(text)
     return frozenset(snapshot.get("topicConfigTable", ())), int(snapshot.get("queueOffset", 0))
 
 
 def _real_topics(batch: EncodedBatch) -> list[str]:
-    """The topics that a batch of delayed messages is delivered to. A damaged record is left for the store to refuse."""
+    """Return the topics that a batch of delayed messages is delivered to. The store refuses damaged records later."""
     ends = [0, *np.cumsum(batch.sizes).tolist()]
     records = [memoryview(batch.records)[start:end] for start, end in pairwise(ends)]
     topics = []

@@ -1,11 +1,11 @@
-"""The values that the Controller, the Storage actors and the Replicators of a broker group send each other.
+"""The messages between the Controller, the Storage actors and the Replicators of a broker group.
 
 The Controller sends an Order (Lead, Renew, Follow or Drain) to a Storage actor and gets a ReplicaState back; a Broker
-reads the GroupLeader from the Controller. A Replicator learns from the slave whom it is Following, reads the master's
-log by LogRequest, and gets Copied from the slave. A new field of one of them belongs here, the decisions about them in
-actors.core.replica.role, actors.core.replica.sync_state and placement.election.
+reads the GroupLeader from the Controller. A Replicator gets a Following from the slave, reads the master's log by
+LogRequest, and gets a Copied from the slave. New fields belong here, the decisions in actors.core.replica.role,
+actors.core.replica.sync_state and placement.election.
 
-None of these values survives a crash: each is built anew from the replicas' files (storage.replication) and from the
+None of these values survives a crash: each is rebuilt from the replicas' files (storage.replication) and from the
 Controller's journal.
 """
 
@@ -19,11 +19,13 @@ from typing import Final
 from storage.replication.epochs import SyncStateSet
 
 MASTER_LEASE_S: Final = 1.5
-"""A master may acknowledge for so long after an account of itself that the Controller has answered."""
+"""How long a master may acknowledge after a state report that the Controller has answered."""
 
 
 class ReplicaRole(Enum):
-    """The role of a replica. FENCED neither takes appends nor follows: each replica of a group of several starts so."""
+    """The role of a replica. FENCED neither takes appends nor follows; in a group of several, each replica starts
+    fenced.
+    """
 
     FENCED = "FENCED"
     MASTER = "MASTER"
@@ -32,10 +34,10 @@ class ReplicaRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FollowerLag:
-    """The lag of a follower: the bytes that it does not have, and the seconds since the master stored the first of
-    them.
+    """The lag of a follower: the missing bytes, and the seconds since the master stored the first of them.
 
-    Both are 0 when it has everything."""
+    Both are 0 if nothing is missing.
+    """
 
     lag_bytes: int
     lag_s: float
@@ -43,21 +45,21 @@ class FollowerLag:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
-    """One replica's account of itself. Offsets are physical.
+    """One replica's report of its state. Offsets are physical.
 
     `store_id` names the directory. `incarnation` counts its openings and, with the process's monotonic clock `clock_s`,
-    orders the accounts. `epoch` is the newest one it knows of, `master` the replica that it follows (itself for a
-    master, None while fenced). `end_offset` is the end of the log on its disk; `log_epoch` is the epoch of the last
-    record there. `sync_state_set` is the newest it has stored. `draining`: a master that takes no more appends because
-    it was asked to hand over. `proposal`: the set that a master asks for, based on the version that it names. `lags`:
-    of a master's followers that have read its log. `in_sync`: the replicas in sync with a master, itself included.
-    `failed`: the failure of the replica's disk, empty while the disk works. A failed replica acknowledges nothing from
-    this account on, whatever its lease says, until its process has been started again.
+    orders the reports. `epoch` is the newest known epoch, `master` the replica that it follows (itself for a master,
+    None while fenced). `end_offset` is the end of the log on its disk; `log_epoch` is the epoch of the last record
+    there. `sync_state_set` is the newest stored set. `draining`: a master that takes no more appends because another
+    replica should lead. `proposal`: the set that a master proposes, based on the version that it names. `lags`: the
+    lags of a master's followers that have read its log. `in_sync`: the replicas in sync with a master, itself included.
+    `failed`: the failure of the replica's disk, empty while the disk works. A failed replica acknowledges nothing after
+    this report, whatever its lease, until its process has been started again.
 
-    `confirm_floor`: the highest confirm offset that is on its disk; a log that ends before lacks acknowledged messages.
-    `hole_bytes`: the bytes of its log that are damaged. `caught_up`: this process has led, or has had everything that
-    its master had confirmed; since then it has missed nothing acknowledged while it was in the sync-state set.
-    `refusal`: the reason why it does not follow its master, "" if there is none.
+    `confirm_floor`: the highest confirm offset on its disk; a log that ends before it lacks acknowledged messages.
+    `hole_bytes`: the damaged bytes of its log. `caught_up`: this process has led, or has had everything that its master
+    had confirmed; since then it has missed nothing acknowledged while it was in the sync-state set. `refusal`: the
+    reason why it does not follow its master, "" if there is none.
     """
 
     replica: int
@@ -88,22 +90,23 @@ class ReplicaState:
 
     @property
     def age(self) -> tuple[int, float]:
-        """Of two accounts of one directory, the one with the larger age was given later."""
+        """The order of reports about one directory: the report with the larger age is the later one."""
         return self.incarnation, self.clock_s
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The epoch and the end of its log: of two replicas, the one with the larger rank has everything of the
-        other's."""
+        """The epoch and the end of the log: a replica with a larger rank has everything that one with a smaller rank
+        has.
+        """
         return self.log_epoch, self.end_offset
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Have `replica` lead in the set's epoch, with a lease that counts from `clock_s` on its own clock.
+    """Make `replica` lead in the set's epoch, with a lease that counts from `clock_s` on its own clock.
 
-    Only the process that gave the account may carry it out: the log of a later one may have lost its end. The id of its
-    directory is in the set, and `incarnation` is that directory's.
+    Only the process that sent the report may carry out the order: the log of a later process may have lost its end. The
+    id of its directory is in the set, and `incarnation` is that directory's.
     """
 
     group: str
@@ -117,7 +120,7 @@ class Lead:
 class Renew:
     """Prolong the master's lease, from `clock_s` on its own clock.
 
-    `sync_state_set`: the set as the Controller has it; `dead`: the replicas that do not answer the Controller.
+    `sync_state_set`: the Controller's current set; `dead`: the replicas that do not answer the Controller.
     """
 
     group: str
@@ -129,7 +132,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Have `replica` follow `master` in `epoch`."""
+    """Make `replica` follow `master` in `epoch`."""
 
     group: str
     replica: int
@@ -139,7 +142,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Have the master take no more appends: the replica `to` leads as soon as it has everything."""
+    """Make the master stop taking appends: the replica `to` leads as soon as it has everything."""
 
     group: str
     replica: int
@@ -153,7 +156,7 @@ Order = Lead | Renew | Follow | Drain
 
 @dataclass(frozen=True, slots=True)
 class GroupLeader:
-    """The master of a broker group and its epoch: `master` None with a `reason` while there is none."""
+    """The master of a broker group and its epoch. While there is no master, `master` is None and `reason` says why."""
 
     group: str
     master: int | None
@@ -172,7 +175,7 @@ class Following:
     learner: bool
 
     def request(self, replica: int, next_offset: int, acked_offset: int) -> LogRequest:
-        """The next request of this slave, `replica`, to its master."""
+        """Return the next request of this slave, `replica`, to its master."""
         return LogRequest(replica, self.store_id, self.learner, self.epoch, next_offset, acked_offset)
 
 
@@ -180,9 +183,9 @@ class Following:
 class LogRequest:
     """A follower's request for the log from `next_offset` on. Everything before `acked_offset` is on its disk.
 
-    `acked_offset` is less than `next_offset` while the follower's disk works. An acknowledgement never waits for the
-    next message: over lanes it is told by itself (ACK_LOG), and by calls a follower reads from the master's end only
-    when everything before is on its disk.
+    While the follower's disk writes, `acked_offset` is less than `next_offset`. An acknowledgement never waits for the
+    next message: over lanes it has a frame of its own (ACK_LOG); by actor calls a follower reads from the master's end
+    only when everything before is on its disk.
     """
 
     follower: int
@@ -195,8 +198,9 @@ class LogRequest:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A slave's answer to a chunk: the next offset to read, the end of the log on its disk, and the bytes it
-    appended."""
+    """A slave's answer to a chunk: the next offset to read, the end of the log on its disk, and the number of appended
+    bytes.
+    """
 
     next_offset: int
     acked_offset: int

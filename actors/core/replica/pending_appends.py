@@ -1,7 +1,7 @@
-"""The appends of a storage actor's lanes that are written, and wait for the disk or for copies.
+"""The written appends of a storage actor's lanes that wait for the disk or for copies.
 
-When something moves (a flush, a copy, a new role) all of them are asked, and those that are settled get their answers
-in the order in which they came. Time comes in as an argument.
+After each progress (a flush, a copy, a new role) all of them are checked, and the settled ones are answered in the
+order of their arrival. Time is an argument.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TokenT = TypeVar("TokenT")
 
 
 class Started(Protocol):
-    """An append that was started (storage.append.durability.StartedAppend)."""
+    """A started append (storage.append.durability.StartedAppend)."""
 
     @property
     def deadline_s(self) -> float: ...
@@ -24,7 +24,7 @@ class Started(Protocol):
 
 
 class Settled(NamedTuple, Generic[TokenT]):
-    """An append that is to be answered, with its results or with an error."""
+    """An append that must be answered now, with its results or with an error."""
 
     token: TokenT
     results: Sequence[AppendResult]
@@ -32,7 +32,7 @@ class Settled(NamedTuple, Generic[TokenT]):
 
 
 class PendingAppends(Generic[TokenT]):
-    """The appends that wait, each with a token of the caller's. For one thread."""
+    """The waiting appends, each with a token of the caller's. For one thread."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Started, TokenT]] = []
@@ -41,11 +41,11 @@ class PendingAppends(Generic[TokenT]):
         return len(self._waiting)
 
     def add(self, started: Started, token: TokenT) -> None:
-        """Add an append that was not settled when it was started."""
+        """Add an append that was not settled when it started."""
         self._waiting.append((started, token))
 
     def settle(self, now_s: float) -> list[Settled[TokenT]]:
-        """Take out the appends that are settled at `now_s`, in the order of `add`."""
+        """Remove and return the appends that are settled at `now_s`, in the order of `add`."""
         settled: list[Settled[TokenT]] = []
         left: list[tuple[Started, TokenT]] = []
         for started, token in self._waiting:
@@ -63,5 +63,5 @@ class PendingAppends(Generic[TokenT]):
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When `settle` is to be called at the latest, on the clock of its argument; None while none waits."""
+        """Return the latest time for the next `settle`, on the clock of its argument; None while no append waits."""
         return min((started.deadline_s for started, _ in self._waiting), default=None)

@@ -1,10 +1,10 @@
-"""The replica that a consumer should read from next (spec/storage.md §10, suggestPullingFromSlave).
+"""Chooses the replica from which a consumer should read next (spec/storage.md §10, suggestPullingFromSlave).
 
-    master   sends a reader of messages that are probably not in its memory any more to a slave in sync
-    slave    sends a reader that has come to messages in memory, or that reads what the slave lacks, to the master
+    master   sends a reader of messages that are probably no longer in its memory to a slave in sync
+    slave    sends a reader of messages in memory, or of messages that the slave lacks, to the master
 
-A slave that gets nothing from its master keeps its readers: there may be no other replica. It never answers that an
-offset is out of range, for it may be behind, or begin later, and only the master knows the queue's bounds.
+A slave that gets nothing from its master keeps its readers: there may be no other replica. A slave never answers that
+an offset is out of range: its log may end earlier, or begin later, than the master's.
 """
 
 from __future__ import annotations
@@ -17,22 +17,26 @@ from raymq.common.protocol.store import FetchRequest, FetchResult
 
 @dataclass(frozen=True, slots=True)
 class ReadRouting:
-    """One replica's role, as its readers see it. `others`: the storage actors that they may be sent to."""
+    """One replica's role, for its readers. `others`: the storage actors to which readers may be sent."""
 
     is_master: bool
     others: Sequence[str] = ()
 
     def route(self, request: FetchRequest, result: FetchResult, *, in_memory: bool) -> FetchResult:
-        """The answer to a consumer, with the storage actor to read from next; `in_memory`: its next message is in
-        memory."""
+        """Return the answer to a consumer, with the storage actor to read from next.
+
+        `in_memory`: the consumer's next message is in memory.
+        """
         name = self.pull_from(
             request.queue_id, result.next_offset, result.min_offset, result.max_offset, in_memory=in_memory
         )
         return replace(result, pull_from=name) if name else result
 
     def pull_from(self, queue_id: int, next_offset: int, min_offset: int, max_offset: int, *, in_memory: bool) -> str:
-        """The storage actor to read a queue from next, at `next_offset`; empty: this one. `in_memory`: its next message
-        is in memory."""
+        """Return the storage actor from which to read a queue next, at `next_offset`; empty for this actor.
+
+        `in_memory`: the next message is in memory.
+        """
         if not self.others:
             return ""
         if self.is_master:

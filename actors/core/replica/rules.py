@@ -1,4 +1,4 @@
-"""The rules of a broker group with several replicas: what its master waits for, and which replicas are in sync.
+"""The rules of a broker group with several replicas: which copies its master waits for, and which replicas are in sync.
 
 They come from raymq.yaml's section `replication` (actors.replica.storage_actor), the same for all replicas of a group.
 """
@@ -16,8 +16,8 @@ from storage.replication.epochs import SyncStateSet
 class ReplicaRules:
     """The conditions of a master's acknowledgement (RocketMQ's settings, spec/storage.md §11.1), times in s.
 
-    `fixed_roles`: no other replica ever leads; then a replica that lacks less than `max_gap_bytes` is in sync.
-    `hole_wait_s`: the time before damaged bytes that nobody can mend are copied (actors.core.replica.hole_reports).
+    `fixed_roles`: no other replica ever leads; a replica that lacks less than `max_gap_bytes` is then in sync.
+    `hole_wait_s`: the time before damaged bytes that no replica can mend are copied (actors.core.replica.hole_reports).
     `may_lose_confirmed`: a slave gives up acknowledged messages that its master lacks (enable_elect_unclean_master).
     """
 
@@ -35,12 +35,16 @@ class ReplicaRules:
 
     @property
     def required_in_sync(self) -> int:
-        """The number of replicas in sync without which messages are refused. With fixed roles, a missing copy is a
-        status."""
+        """The least number of replicas in sync; with fewer, messages are refused.
+
+        With fixed roles, a missing copy only changes the send status.
+        """
         return self.min_in_sync_replicas if self.fixed_roles else max(self.min_in_sync_replicas, self.in_sync_replicas)
 
     def begin(self, replica: int, first: SyncStateSet, end_offset: int, now_s: float) -> MasterSyncState:
-        """The followers' state of a master that begins to lead with the set `first` and a log up to `end_offset`."""
+        """Start the followers' state of a master that begins to lead with the set `first` and a log up to
+        `end_offset`.
+        """
         if not self.fixed_roles:
             return MasterSyncState(replica, first, end_offset, now_s, not_catchup_s=self.not_catchup_s)
         return FixedSyncState(

@@ -1,8 +1,8 @@
-"""The times at which the bytes of a log were stored, rough and in little memory: for the lag in seconds.
+"""The times at which the bytes of a log were stored, approximate and in little memory: for the lag in seconds.
 
-A mark has an end offset and a time: the bytes from the end of the mark before it to its own end were stored at that
-time or later. Bytes that come within MARK_S of a mark's time are added to it; of more than MARKS_MAX marks, two become
-one. So an age may be too large, by a few percent of it and MARK_S. It is never too small, except for bytes stored
+A mark has an end offset and a time: the bytes from the end of the previous mark to its own end were stored at that time
+or later. Bytes stored within MARK_S of a mark's time are added to the mark; if there are more than MARKS_MAX marks, two
+are joined. So an age may be too large, by a few percent and MARK_S. It is never too small, except for bytes stored
 before the first mark. Nothing survives the process.
 """
 
@@ -23,7 +23,7 @@ class StoreTimes:
         self._times_s = [now_s]
 
     def stored(self, end_offset: int, now_s: float) -> None:
-        """Note that everything before `end_offset` is stored now."""
+        """Record that everything before `end_offset` is stored now."""
         if end_offset <= self._ends[-1]:
             return
         if len(self._ends) > 1 and now_s - self._times_s[-1] < MARK_S:
@@ -35,12 +35,14 @@ class StoreTimes:
             self._join_two(now_s)
 
     def age_s(self, physical_offset: int, now_s: float) -> float:
-        """The time in s since the byte at `physical_offset` was stored; 0 if there is none yet."""
+        """Return the time in s since the byte at `physical_offset` was stored; 0 if it is not stored yet."""
         index = bisect_right(self._ends, physical_offset)
         return max(now_s - self._times_s[index], 0.0) if index < len(self._ends) else 0.0
 
     def _join_two(self, now_s: float) -> None:
-        """Join the two neighbours whose ages change least, in proportion, by it: the earlier time and the later end."""
+        """Join the two neighbouring marks whose ages change least, in proportion: keep the earlier time and the later
+        end.
+        """
         times_s = self._times_s
         first = min(
             range(1, len(times_s) - 2), key=lambda i: (times_s[i + 2] - times_s[i]) / max(now_s - times_s[i], MARK_S)

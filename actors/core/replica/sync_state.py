@@ -1,21 +1,21 @@
-"""A master's state of its followers, and the confirm offset and the sync-state set that follow from it.
+"""A master's records of its followers, and the confirm offset and the sync-state set computed from them.
 
-A change of when a replica counts as in sync, or of when an append has its copies, belongs here.
+When a replica counts as in sync, and when an append has its copies, belongs here.
 
-A follower says with each request, and by itself, what it has on its disk; that may be more than the master has on its
-own. The confirm offset is the end of what every member of the set has, the master included; it never goes back. The
-master proposes a change of the set to the Controller:
+A follower reports the end of the log on its disk with each request, and in acknowledgements; that may be more than the
+master has on its own disk. The confirm offset is the end of what every member of the set has, the master included; it
+never goes back. The master proposes a change of the set to the Controller:
 
-    expand   a follower that has everything up to the confirm offset and has reached the master's end lately
+    expand   a follower that has everything up to the confirm offset and has recently reached the master's end
     shrink   a member that has not reached the master's end for `not_catchup_s`, that does not answer the Controller,
              or whose disk has lost its log
 
-While messages come all the time, a follower close behind never has exactly what is confirmed. So a follower that
-reached the end that the log had at its last request is counted at once, for JOIN_MAX_S at most, since nobody else knows
-of it. That holds the confirm offset until the follower has everything up to it, and then the master proposes it.
+While messages arrive all the time, a close follower never has exactly what is confirmed. So a follower that has reached
+the log's end at its last request is counted at once, but for JOIN_MAX_S at most, because only the master counts it. The
+confirm offset then waits until the follower has everything up to it, and the master proposes the follower.
 
 From the proposal to the answer the union of the old and the new set counts (spec/storage.md §11.2), so every replica
-that the Controller may elect meanwhile has everything that was acknowledged. Nothing here survives the process.
+that the Controller may elect in that time has everything that was acknowledged. Nothing here survives the process.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ JOIN_MAX_S: Final = 1.0
 
 @dataclass(slots=True)
 class _Follower:
-    """One follower, by its newest request. Offsets are physical, times in s on the master's clock.
+    """One follower, according to its newest request. Offsets are physical, times in s on the master's clock.
 
-    `acked_offset`: it has everything before; `asked_end_offset`: the master's end at that request, `asked_s`: its time;
-    `caught_up_s`: when it had last reached the master's end."""
+    `acked_offset`: the follower has everything before it. `asked_end_offset`: the master's end at that request;
+    `asked_s`: the time of the request. `caught_up_s`: when the follower last reached the master's end.
+    """
 
     store_id: str
     acked_offset: int
@@ -57,11 +58,10 @@ class MasterSyncState:
         self._not_catchup_s = not_catchup_s
         self.sync_state_set = first
         self._proposed: dict[int, str] | None = None
-        """The proposal under way: member to the id of its directory; None if there is none."""
+        """The current proposal: member to the id of its directory; None if there is none."""
         self._followers: dict[int, _Follower] = {}
         self._joining: dict[int, tuple[str, float]] = {}
-        """The followers that are counted and not proposed yet: the id of the directory, and the time in s since
-        when."""
+        """The followers that are counted and not proposed yet: the id of the directory, and since when, in s."""
         self._own_end = self.confirm_offset = end_offset
         self._stored_times = StoreTimes(end_offset, now_s)
 
@@ -71,27 +71,28 @@ class MasterSyncState:
 
     @property
     def counted(self) -> frozenset[int]:
-        """The replicas whose copies count: those of the set, the proposed ones, and those about to be proposed."""
+        """The replicas whose copies count: members of the set, proposed ones, and those about to be proposed."""
         return frozenset(self._counted_stores())
 
     def _counted_stores(self) -> dict[int, str]:
-        """The replicas whose copies count, each with the id of the directory that counts."""
+        """Return the replicas whose copies count, each with the id of its counted directory."""
         joining = {name: store_id for name, (store_id, _) in self._joining.items()}
         return {**joining, **self.sync_state_set.stores, **(self._proposed or {})}
 
     def in_sync(self, now_s: float) -> frozenset[int]:
-        """The replicas in sync now, this one included."""
+        """Return the replicas in sync now, this one included."""
         return self.sync_state_set.members
 
     def flushed(self, end_offset: int, now_s: float) -> None:
-        """Note that the master's own disk has everything before `end_offset`."""
+        """Record that the master's own disk has everything before `end_offset`."""
         self._own_end = max(self._own_end, end_offset)
         self._stored_times.stored(end_offset, now_s)
         self._confirm()
 
     def asked(self, follower: int, store_id: str, from_offset: int, now_s: float, *, learner: bool = False) -> None:
-        """Note a follower's request or acknowledgement in this epoch: it has everything before `from_offset` on its
-        disk."""
+        """Record a follower's request or acknowledgement: everything before `from_offset` is on its disk, in this
+        epoch.
+        """
         known = self._followers.get(follower)
         if known is not None and known.store_id != store_id:
             known = None
@@ -105,20 +106,22 @@ class MasterSyncState:
         self._confirm()
 
     def silent(self, names: frozenset[int]) -> None:
-        """Note the replicas that do not answer the Controller: they are dropped without waiting for `not_catchup_s`."""
+        """Record the replicas that do not answer the Controller: they are removed without waiting for
+        `not_catchup_s`.
+        """
         for name in names & self._followers.keys():
             self._followers[name].caught_up_s = -math.inf
             self._joining.pop(name, None)
         self._confirm()
 
     def copies(self, end_offset: int) -> int:
-        """The number of replicas of the set, this one included, that have everything before `end_offset`."""
+        """Return the number of replicas of the set, this one included, that have everything before `end_offset`."""
         stores = self._counted_stores()
         acked = [self._acked(member, stores) for member in self.sync_state_set.members - {self._replica}]
         return sum(offset is not None and offset >= end_offset for offset in acked) + (self._own_end >= end_offset)
 
     def propose(self, now_s: float) -> SyncStateSet | None:
-        """The set to propose to the Controller, if it should change or if an answer is still missing; else None."""
+        """Return the set to propose to the Controller if it should change, or if an answer is missing; else None."""
         late = [
             name
             for name, (_, since_s) in self._joining.items()
@@ -135,10 +138,10 @@ class MasterSyncState:
         return SyncStateSet(self.epoch, self.sync_state_set.version, self._proposed)
 
     def decided(self, answer: SyncStateSet) -> None:
-        """Note the set that holds now, as the Controller answered.
+        """Record the set that is in force, as the Controller answered.
 
-        Only a newer set ends a proposal that is under way. Until then the Controller may still accept the proposal, and
-        a replica in it must have been counted all the time.
+        Only a newer set ends a current proposal. Until then the Controller may still accept the proposal, so a replica
+        in it must have been counted all the time.
         """
         if answer.epoch == self.epoch and answer.version > self.sync_state_set.version:
             self.sync_state_set = answer
@@ -146,7 +149,7 @@ class MasterSyncState:
             self._confirm()
 
     def lags(self, now_s: float) -> dict[int, FollowerLag]:
-        """The lag of each follower. Bytes stored before this epoch count as stored when it began."""
+        """Return the lag of each follower. Bytes stored before this epoch count as stored when it began."""
         return {
             name: FollowerLag(
                 max(self._own_end - follower.acked_offset, 0), self._stored_times.age_s(follower.acked_offset, now_s)
@@ -172,13 +175,15 @@ class MasterSyncState:
             self.confirm_offset = max(self.confirm_offset, min([self._own_end, *known]))
 
     def _acked(self, name: int, stores: Mapping[int, str]) -> int | None:
-        """The end of a replica's copy; None if it sent no request, or if its directory is not the one in `stores`."""
+        """Return the end of a replica's copy; None if it sent no request, or if its directory is not the one in
+        `stores`.
+        """
         follower = self._followers.get(name)
         return None if follower is None or stores.get(name) != follower.store_id else follower.acked_offset
 
 
 class FixedSyncState(MasterSyncState):
-    """The followers of a master that leads for ever.
+    """The followers of a master that leads forever.
 
     A follower is in sync if it sent a request within `not_catchup_s`, answers the Controller, and lacks less than
     `max_gap_bytes` (RocketMQ's haMaxGapNotInSync). The confirm offset is the master's own end.
@@ -199,11 +204,11 @@ class FixedSyncState(MasterSyncState):
         self._silent: frozenset[int] = frozenset()
 
     def silent(self, names: frozenset[int]) -> None:
-        """Note the replicas that do not answer the Controller; all others do."""
+        """Record the replicas that do not answer the Controller; all others do."""
         self._silent = names
 
     def in_sync(self, now_s: float) -> frozenset[int]:
-        """The replicas in sync now, this one included."""
+        """Return the replicas in sync now, this one included."""
         near = {
             name
             for name, follower in self._followers.items()
@@ -215,7 +220,9 @@ class FixedSyncState(MasterSyncState):
         return frozenset(near | {self._replica})
 
     def copies(self, end_offset: int) -> int:
-        """The number of replicas, this one included and learners not, that have everything before `end_offset`."""
+        """Return the number of replicas, including this one but no learners, that have everything before
+        `end_offset`.
+        """
         others = sum(
             follower.acked_offset >= end_offset and not follower.learner for follower in self._followers.values()
         )
