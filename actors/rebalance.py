@@ -1,15 +1,15 @@
 """Rebalance: a few of these actors share the queues of every consumer group among its members.
 
-A change of its remote methods or threads belongs here; a change of who gets which queue in actors.core.rebalance.group,
-of which actor serves a group in actors.core.rebalance.slot_lease.
+Its remote methods and threads belong here, the assignment of queues in actors.core.rebalance.group, and the assignment
+of groups to actors in actors.core.rebalance.slot_lease.
 
-What survives its death: nothing but its claims in the register. A process that follows it, or takes a slot over from
-it, is rebuilt from the members' heartbeats. Every call is safe to repeat.
+What survives its death: only its claims in the register. A process that replaces it, or takes a slot over from it,
+rebuilds its groups from the members' heartbeats. Every call is safe to repeat.
 
     heartbeats → RebalanceServer ← register thread, once a second: which slots are held
                                  ← route thread, every REBALANCE_ROUTE_INTERVAL_S and when a topic is new
 
-Heartbeats wait for neither: they are answered also while no NameServer answers.
+Heartbeats wait for neither thread: they are answered even while no NameServer answers.
 
 May wait for: NameServers, Ray's GCS.
 """
@@ -41,16 +41,18 @@ from raymq.remoting.route_cache import RouteCache
 
 REBALANCE_ROUTE_INTERVAL_S: Final = 5.0
 ROUTES_AT_ONCE: Final = 500
-"""Topics whose routes are asked for in one call."""
+"""The most topics in one call for routes."""
 TOPIC_GONE_AFTER_S: Final = 30.0
-"""A topic unknown for longer is deleted. Restarted NameServers know no topic until brokers have registered."""
+"""A topic that is unknown for longer was deleted. Restarted NameServers have no topics until brokers have
+registered.
+"""
 FORGET_INTERVAL_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
 
 
 class Rebalance:
-    """The shell around one RebalanceServer. It is number `index` of `servers` actors."""
+    """The actor around one RebalanceServer, number `index` of `servers` actors."""
 
     def __init__(
         self,
@@ -65,14 +67,17 @@ class Rebalance:
         self._new_topics = threading.Event()
         self._closed = threading.Event()
         self._looking = threading.Lock()
-        """Held over a look at the register."""
+        """Held during a check of the register."""
         for name, target in (("register", self._follow_register), ("routes", self._follow_routes)):
             threading.Thread(target=target, name=name, daemon=True).start()
         self._metrics = MetricsThread(metrics, "rebalance", str(RebalanceName(index)))
 
     def heartbeats(self, heartbeats: Sequence[tuple[str, Heartbeat]]) -> list[HeartbeatAnswer]:
-        """Note the heartbeats of members, each with its group; returns an answer for each: the queues that it may hold
-        (`GroupAssignment`), that they are the same as before (`SteadyAnswer`), or why there are none."""
+        """Record members' heartbeats, each with its group, and return an answer for each.
+
+        An answer has the queues that the member may hold (`GroupAssignment`), says that they are unchanged
+        (`SteadyAnswer`), or says why there are none.
+        """
         answers, incomplete = [], False
         for group, heartbeat in heartbeats:
             answer = self._server.heartbeat(group, heartbeat, time.monotonic())
@@ -83,16 +88,18 @@ class Rebalance:
         return answers
 
     def offsets_reset(self, group: str) -> int | OtherServer:
-        """Note that brokers have reset offsets of a group; returns the new offsets version, by which members see it; 0
-        for a group without members."""
+        """Record that brokers have reset offsets of a group.
+
+        Returns the new offsets version, by which members notice the reset; 0 for a group without members.
+        """
         return self._server.offsets_reset(group, time.monotonic())
 
     def describe_group(self, group: str) -> dict[str, Any] | OtherServer:
-        """One group, for `raymq group describe`; see RebalanceGroup.describe."""
+        """Describe one group, for `raymq group describe`; see RebalanceGroup.describe."""
         return self._server.describe_group(group, time.monotonic())
 
     def status(self) -> dict[str, Any]:
-        """The slots this actor holds, and the groups that have members here; for `raymq status`."""
+        """Return the slots of this actor, and the groups that have members here, for `raymq status`."""
         now_s = time.monotonic()
         described = [self._server.describe_group(group, now_s) for group in self._server.groups()]
         return {
@@ -102,7 +109,7 @@ class Rebalance:
         }
 
     def close(self) -> None:
-        """Answer no more heartbeats. Slots without members are given up, so that the next holder need not wait."""
+        """Stop answering heartbeats. Slots without members are given up, so that the next holder need not wait."""
         self._closed.set()
         self._metrics.close()
         self._new_topics.set()
@@ -121,8 +128,8 @@ class Rebalance:
                 try:
                     with self._looking:
                         register.run(lease.look(time.monotonic, time.time_ns))
-                except Exception:  # whatever Ray raises where its GCS does not answer: a held slot lapses by itself
-                    logger.exception("slot %d: the register cannot be read, trying again", slot)
+                except Exception:  # any error that Ray raises if its GCS does not answer: a held slot expires by itself
+                    logger.exception("slot %d: the register cannot be read; the next round retries", slot)
                 if lease.held != held:
                     logger.info("slot %d: epoch %d is held by %s", slot, lease.epoch, lease.holder)
             if time.monotonic() >= sweep_at_s:
@@ -142,8 +149,8 @@ class Rebalance:
                 self._server.forget_topics(topics)
             try:
                 self._read_routes(sorted(topics))
-            except Exception:  # a bug: without this thread groups would never hear of new queues
-                logger.exception("reading routes failed, trying again")
+            except Exception:  # a bug: without this thread groups would never get new queues
+                logger.exception("reading routes failed; the next round retries")
                 self._closed.wait(LOOK_INTERVAL_S)
 
     def _read_routes(self, topics: Sequence[str]) -> None:
@@ -160,8 +167,10 @@ class Rebalance:
                 self._take_route(topic, known.get(topic) or self._ask_again(topic))
 
     def _ask_again(self, topic: str) -> TopicRoute | None:
-        """The route of a topic that the NameServer asked first does not know, or not completely. Without one, groups
-        keep what they have (spec/messaging.md §5.2), unless the topic is deleted."""
+        """Return the route of a topic that the first NameServer lacks, or has incompletely.
+
+        Without a route groups keep their queues (spec/messaging.md §5.2), unless the topic is deleted.
+        """
         try:
             self._routes.invalidate(topic)
             return self._routes.get(topic)
@@ -184,14 +193,14 @@ class Rebalance:
 
 
 def _machine_rooms(route: TopicRoute) -> dict[str, str]:
-    """Broker name to machine room, which is the Ray node of its master's storage actor."""
+    """Return broker name to machine room, the Ray node of the storage actor of the broker's master."""
     return {name: data.nodes[MASTER_ID] for name, data in route.brokers.items() if MASTER_ID in data.nodes}
 
 
 def start_rebalance(
     servers: int, nameservers: Sequence[NameServerName], metrics: MetricsSettings | None = None
 ) -> list[str]:
-    """Create the Rebalance actors that do not exist; returns the names of all. Does not wait for them to answer."""
+    """Create the missing Rebalance actors, and return the names of all. Does not wait for them to answer."""
     names = [str(RebalanceName(index)) for index in range(servers)]
     for index, name in enumerate(names):
         RebalanceActor.options(name=name, get_if_exists=True).remote(

@@ -1,9 +1,9 @@
-"""The register in Ray's GCS, by which one of several processes comes to hold something, and lives are numbered.
+"""The register in Ray's GCS: decides which of several processes holds something, and numbers the lives of actors.
 
-It is the store in which Ray keeps what it knows of the cluster itself, so it is there as long as the cluster is.
+Ray stores its own cluster data there, so the register exists as long as the cluster.
 
-    lives/NAME       the number of the newest life of an actor, as far as it was written
-    lives/NAME/N     the process that has life N: it is written once
+    lives/NAME       the number of the newest recorded life of an actor
+    lives/NAME/N     the process that has life N; written once
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from actors.core.rebalance.slot_lease import Drop, Get, Look, Put
 
 REGISTER_NAMESPACE: Final = "raymq-rebalance"
 LIVES_KEPT: Final = 100
-"""Numbers that are so many lives old are dropped. No process stands still for as long as that takes."""
+"""Numbers that are this many lives old are dropped. No process hangs for as long as that takes."""
 
 
 def run(look: Look) -> None:
-    """Carry out the register calls of a generator. Waits for the GCS, as long as Ray does; raises what Ray raises."""
+    """Carry out the register calls of a generator. Waits for the GCS as long as Ray does; raises what Ray raises."""
     try:
         call = next(look)
         while True:
@@ -31,8 +31,11 @@ def run(look: Look) -> None:
 
 
 def next_life(name: str, carry_out: Callable[[Get | Put | Drop], Any] | None = None) -> int:
-    """The number of a life that begins now of the actor `name`, from 1. It is larger than the number of every life
-    before in this Ray cluster, whatever clocks say. `carry_out`: carries out a register call."""
+    """Return the number of a new life of the actor `name`, from 1.
+
+    It is larger than the number of every earlier life in this Ray cluster, whatever the clocks show. `carry_out`
+    carries out a register call.
+    """
     carry_out = carry_out or _carry_out
     key = f"lives/{name}"
     life = int(carry_out(Get(key)) or 0) + 1

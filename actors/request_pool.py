@@ -1,14 +1,14 @@
 """A pool of threads for the requests of an actor, with queues that are bounded in length and in time.
 
-A change of how requests wait, when they are refused, or of the figures about that, belongs here. Free of Ray.
+How requests wait, when they are refused, and the figures about that, belong here. Free of Ray.
 
-RocketMQ's rules of overload (spec/messaging.md §2.4), by kinds of requests: one more than a queue takes is refused at
-once, and one that waited too long is refused in place of being carried out, for its client has given up or will. Both
-are SystemBusyError: nothing was done, and the same request may succeed later. RocketMQ looks at the heads of its queues
-each 10 ms; here a timer is set for the head's time, so that nothing runs while nothing waits, and a thread that comes
-to a request looks at its age once more.
+RocketMQ's rules of overload (spec/messaging.md §2.4), by kinds of requests: a request beyond a queue's limit is refused
+at once, and a request that waited too long is refused instead of being carried out, because its client has given up or
+will. Both raise SystemBusyError: nothing was done, and the same request may succeed later. RocketMQ checks the heads of
+its queues every 10 ms. Here a timer is set for the head's deadline, so that nothing runs while no request waits; a
+thread that takes a request checks its age again.
 
-All kinds share the threads, in the order in which they came. Nothing here survives the process.
+All kinds share the threads, in order of arrival. Nothing here survives the process.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from raymq.telemetry.metrics.reporter import Reporter
 logger = logging.getLogger(__name__)
 
 SLOT_S: Final = 10.0
-"""The figures of the last minute are kept by parts of so many seconds."""
+"""The length, in seconds, of the parts in which the figures of the last minute are kept."""
 SLOTS: Final = 6
 BUSY_RETRY_AFTER_S: Final = 0.2
-"""The pause that a refused client is told to make."""
+"""The pause that a refused client should make."""
 
 Call = Callable[[], None]
 Fail = Callable[[SystemBusyError], None]
 
 
 class RequestKind(NamedTuple):
-    """One kind of requests: its name, the most that may wait, how long one may wait in s, and the settings that say so,
-    for the text of a refusal."""
+    """One kind of requests: its name, the most that may wait, the longest wait in s, and the settings for both limits.
+
+    The text of a refusal names the settings.
+    """
 
     name: str
     capacity: int
@@ -61,7 +63,7 @@ class Timers(Protocol):
 class WaterMarks:
     """The highest length of a queue and the longest wait in it, since the start and in the last minute. Thread-safe.
 
-    Time comes in as `now_s`. Noting costs two comparisons as long as nothing is a new high of the last 10 seconds.
+    Time is the argument `now_s`. A note costs two comparisons unless a value is a new maximum of the last 10 seconds.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -71,7 +73,7 @@ class WaterMarks:
         self._highest, self._longest_s = 0, 0.0
 
     def note(self, length: int, wait_s: float, now_s: float) -> None:
-        """A queue has this length now, or a request had waited for so long."""
+        """Record the current length of a queue, or the wait of a request."""
         if length > self._length or wait_s > self._wait_s or now_s >= self._until_s:
             self._note(length, wait_s, now_s)
 
@@ -85,11 +87,11 @@ class WaterMarks:
             self._highest, self._longest_s = max(self._highest, length), max(self._longest_s, wait_s)
 
     def since_start(self) -> tuple[int, float]:
-        """The highest length, and the longest wait in s."""
+        """Return the highest length, and the longest wait in s, since the start."""
         return self._highest, self._longest_s
 
     def last_minute(self, now_s: float) -> tuple[int, float]:
-        """The same, of the last 60 s, and of up to 10 s before them."""
+        """Return the highest length and the longest wait of the last 60 s, and of up to 10 s before."""
         with self._lock:
             recent = [slot for slot in self._slots if slot[0] + SLOT_S + SLOT_S * SLOTS > now_s]
         return max([slot[1] for slot in recent], default=0), max([slot[2] for slot in recent], default=0.0)
@@ -114,14 +116,17 @@ class RequestQueue:
         self._lock = threading.Lock()
         self._refused_full = self._refused_late = 0
         self._is_timed = False
-        """True while a timer is set for the head."""
+        """True while a timer is set for the head of the queue."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def submit(self, call: Call, fail: Fail) -> None:
-        """Have a thread make `call`, which answers a request and raises nothing. If it has waited too long by then,
-        `fail` is called instead, by some thread. SystemBusyError if too many wait already: neither is called."""
+        """Queue `call`, which answers a request and raises nothing, for a thread. SystemBusyError: too many wait.
+
+        If the request has waited too long, `fail` is called instead, by any thread. After SystemBusyError neither is
+        called.
+        """
         waiting = self._waiting
         length = len(waiting)
         if length >= self.kind.capacity:
@@ -140,10 +145,10 @@ class RequestQueue:
             self._is_timed = self._pool.at(now_s + self.kind.wait_s, self._refuse_overdue)
 
     def take(self) -> Call | None:
-        """The call of the request that came first; None if there is none. One that waited too long is refused."""
+        """Take the call of the oldest request; None if there is none. A request that waited too long is refused."""
         try:
             since_s, call, fail = self._waiting.popleft()
-        except IndexError:  # it was refused meanwhile
+        except IndexError:  # it was refused in the meantime
             return None
         now_s = self._clock()
         waited_s = now_s - since_s
@@ -154,11 +159,11 @@ class RequestQueue:
         return call
 
     def forget(self) -> None:
-        """Drop what waits; nobody is told."""
+        """Drop the waiting requests without an answer."""
         self._waiting.clear()
 
     def figures(self) -> RequestFigures:
-        """The queue as it is now, and its water marks."""
+        """Return the current state of the queue, and its water marks."""
         now_s, waiting = self._clock(), self._waiting
         try:
             head_s = now_s - waiting[0].since_s
@@ -179,7 +184,7 @@ class RequestQueue:
         )
 
     def _refuse_overdue(self) -> None:
-        """Refuse what has waited too long. In the thread of the timers."""
+        """Refuse the requests that have waited too long. Runs in the thread of the timers."""
         waiting, wait_s = self._waiting, self.kind.wait_s
         self._is_timed = False
         while True:
@@ -190,7 +195,7 @@ class RequestQueue:
             now_s = self._clock()
             waited_s = now_s - entry.since_s
             if waited_s < wait_s:
-                # Back to the front: it is the head. A thread that looked meanwhile has found nothing, so one is woken.
+                # Put the head back to the front. A thread may have found the queue empty in between, so wake one.
                 waiting.appendleft(entry)
                 self._pool.wake(self)
                 self._is_timed = self._pool.at(entry.since_s + wait_s, self._refuse_overdue)
@@ -228,28 +233,29 @@ class RequestPool:
         self.queues = {kind.name: RequestQueue(kind, self, clock) for kind in kinds}
 
     def refuse_by(self, timers: Timers) -> None:
-        """Have requests that waited too long refused on time by these timers, and not only when a thread comes to
-        them."""
+        """Refuse requests that waited too long on time by these timers, and not only when a thread takes them."""
         self._timers = timers
 
     def limit(self, kinds: Iterable[RequestKind]) -> None:
-        """Have the queues of these kinds take so many requests, for so long, from now on. What waits already may be
-        refused as late as it would have been before."""
+        """Change how many requests of these kinds may wait, and how long.
+
+        Requests that wait already may be refused as late as before.
+        """
         for kind in kinds:
             self.queues[kind.name].kind = kind
 
     def figures(self) -> list[RequestFigures]:
-        """The figures of each kind."""
+        """Return the figures of each kind."""
         return [queue.figures() for queue in self.queues.values()]
 
     def wake(self, queue: RequestQueue) -> None:
-        """A request waits in `queue`."""
+        """Wake a thread for a request in `queue`."""
         if not self._threads:
             self._start()
         self._wakeups.put(queue)
 
     def at(self, when_s: float, callback: Callable[[], None]) -> bool:
-        """Call back at a time, in the timers' thread. False, and nothing is called, where there are no timers."""
+        """Call back at a time, in the timers' thread. Returns False, and calls nothing, if there are no timers."""
         timers = self._timers
         if timers is None:
             return False
@@ -264,8 +270,7 @@ class RequestPool:
         return True
 
     def close(self) -> None:
-        """End the threads once the calls under way have ended; what waits is forgotten. Idempotent, waits for
-        nothing."""
+        """End the threads after their current calls; drop waiting requests. Idempotent, without waiting."""
         with self._lock:
             self._is_closed = True
             for queue in self.queues.values():
@@ -290,13 +295,13 @@ class RequestPool:
             if call is not None:
                 try:
                     call()
-                except Exception:  # a bug: without its threads nobody would be served
+                except Exception:  # a bug: without its threads the pool would serve no request
                     logger.exception("a request of the kind %r failed", queue.kind.name)
-            del call  # it may hold an answer, which the wait for the next one would keep
+            del call  # it may hold an answer, which the wait for the next call would keep alive
 
 
 def report_requests(reporter: Reporter, figures: Iterable[RequestFigures]) -> None:
-    """Report how many requests wait, the longest wait of the last minute, and those refused, by kinds."""
+    """Report by kind how many requests wait, the longest wait of the last minute, and the refused requests."""
     for one in figures:
         reporter.gauge("raymq_processor_watermark", one.waiting, processor=one.kind)
         reporter.gauge("raymq_request_wait_milliseconds", one.longest_last_minute_ms, processor=one.kind)

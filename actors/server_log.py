@@ -1,4 +1,4 @@
-"""The log lines of server processes: each has the time, the level, and the name of the actor.
+"""The format of server processes' log messages: each has the time, the level, and the name of the actor.
 
     2026-11-25T13:14:42.123+00:00 WARNING storage-broker-a-0 actors.replica.replica: broker-a replica 0 leads epoch 7
 
@@ -14,7 +14,7 @@ import ray
 
 
 class ServerFormatter(logging.Formatter):
-    """Formats the lines of one actor. The time is local, with its distance from UTC."""
+    """Formats the log messages of one actor. The time is local, with its offset from UTC."""
 
     def __init__(self, actor: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)s {actor.replace('%', '%%')} %(name)s: %(message)s")
@@ -25,10 +25,7 @@ class ServerFormatter(logging.Formatter):
 
 
 def configure(server_class: str, root: logging.Logger | None = None) -> None:
-    """Have the lines of this process say when and by whom. A process whose program has its own handlers keeps those.
-
-    `server_class` names an actor without a name.
-    """
+    """Add time and actor name to the log messages of this process, unless its program has its own handlers."""
     root = logging.getLogger() if root is None else root
     if root.handlers:
         return
@@ -38,7 +35,7 @@ def configure(server_class: str, root: logging.Logger | None = None) -> None:
 
 
 def _actor_name() -> str:
-    """The name of this process's actor; empty outside of one."""
+    """Return the name of this process's actor; empty outside of an actor."""
     if not ray.is_initialized():
         return ""
     return str(ray.get_runtime_context().get_actor_name() or "")

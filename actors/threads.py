@@ -9,7 +9,9 @@ SWITCH_INTERVAL_S: Final = 1e-4
 
 
 def take_turns_quickly() -> None:
-    """Let a thread that computes hand the interpreter to a waiting one after 0.1 ms; Python's own 5 ms would be the
-    latency of each message while the index or a recovery runs. For server processes: a user's process is not ours to
-    set. Throughput does not suffer."""
+    """Let a waiting thread run after 0.1 ms if another thread computes.
+
+    Python's own 5 ms would be the latency of each message while the index or a recovery runs. Only for server
+    processes: a user's process is not ours to configure. Throughput does not suffer.
+    """
     sys.setswitchinterval(SWITCH_INTERVAL_S)

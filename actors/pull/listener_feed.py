@@ -1,16 +1,17 @@
-"""ListenerFeed hands an instance's tasks to its Listener, takes the reports, and sends failed messages back.
+"""Delivers an instance's tasks to its Listener, takes the reports, and sends failed messages back.
 
     FeedThread   one for all instances of a Pull actor: the thread of the lanes on which Listeners ask for tasks and
                  report about them; it gives each feed its turn when it has something to do
     ListenerFeed one per instance: what is to be delivered answers the Listener's question for tasks
 
-On the store's node a task names places in the store's mapped files, which the Listener reads itself; else, and where
-the Listener cannot read them, it has the records' bytes. A Listener that opens no lane asks and reports by actor calls
-(raymq.client.consumer.push.feed_client), which come in threads of Ray's.
+On the store's node a task names positions in the store's mapped files, which the Listener reads itself. Otherwise, or
+if the Listener cannot read the files, the task has the records' bytes. A Listener without a lane asks and reports by
+actor calls (raymq.client.consumer.push.feed_client), which run in Ray's threads.
 
-The Listener calls about every HOST_INTERVAL_S (raymq.client.consumer.push.hosting), so that a new process of it is
-known at once; when its lane breaks, it is looked for. Once its process is known to have ended, nothing is delivered
-until it has called again. Send-backs to brokers have a few threads of their own, because a broker may be slow.
+The Listener calls about every HOST_INTERVAL_S (raymq.client.consumer.push.hosting), so that a new process of the
+Listener is noticed at once. If the Listener's lane breaks, the feed calls the Listener. Once its process is known to
+have ended, nothing is delivered until the Listener calls again. Send-backs to brokers have a few threads of their own,
+because a broker may be slow.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES
 
 IDLE_WAIT_S: Final = 0.5
 SILENT_AFTER_S: Final = 3 * HOST_INTERVAL_S
-"""A Listener that has not called for longer is called itself, in case it is gone for good."""
+"""A Listener that has not called for this time is called itself, in case it has ended for good."""
 KEEP_TIMEOUT_S: Final = 5.0
 HAND_OVER_MAX_BYTES: Final = 8 << 20
-"""Bytes of records in one hand-over to a Listener, but for one of a larger task."""
+"""The most bytes of records in one batch of tasks for a Listener, except for a single larger task."""
 BYTES_FOR_S: Final = 10.0
-"""How long a Listener gets bytes that could not read a task in place."""
+"""How long a Listener gets bytes after it could not read a task in place."""
 SEND_BACK_MAX_BYTES: Final = 4 << 20
 STARTING: Final = "the listener's process is starting"
 
@@ -65,7 +66,8 @@ logger = logging.getLogger(__name__)
 
 SendBackCall = Callable[[str, bytes, int, int, str, str], None]
 """Called with broker name, records, delay level, max reconsume times, why the messages cannot be read (or empty), and
-why they failed; RaymqError when the broker did not take the records."""
+why they failed. RaymqError: the broker did not take the records.
+"""
 
 
 class _LaneUser:
@@ -76,13 +78,13 @@ class _LaneUser:
         self.life = ""
 
     def close(self) -> None:
-        """The lane has ended."""
+        """Handle the end of the lane."""
         if self.feed is not None:
             self.feed.lane_closed(self.life)
 
 
 class FeedThread:
-    """Gives feeds their turns, and serves their Listeners' lanes, in one thread. Thread-safe."""
+    """Runs the turns of feeds, and serves their Listeners' lanes, in one thread. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -90,7 +92,7 @@ class FeedThread:
         self._feeds: dict[str, ListenerFeed] = {}
         self._woken: set[ListenerFeed] = set()
         self._timer: Timer | None = None
-        """The next look at the feeds' times; for the thread only."""
+        """The timer for the feeds' next turns; used only by the thread."""
         self._timer_s = float("inf")
         calls = ControlCalls(
             {}, _no_methods, {"next_tasks": self._next_tasks, "report": self._report}, guard=lane_guard()
@@ -105,19 +107,19 @@ class FeedThread:
         return self._server.address
 
     def add(self, feed: ListenerFeed) -> None:
-        """Give a feed its turns from now on."""
+        """Run a feed's turns from now on."""
         with self._lock:
             self._feeds[feed.name] = feed
         self.wake(feed)
 
     def remove(self, feed: ListenerFeed) -> None:
-        """Give a feed no more turns."""
+        """Stop running a feed's turns."""
         with self._lock:
             if self._feeds.get(feed.name) is feed:
                 del self._feeds[feed.name]
 
     def wake(self, feed: ListenerFeed) -> None:
-        """Give a feed its turn soon."""
+        """Run a turn of a feed soon."""
         with self._lock:
             first = not self._woken
             self._woken.add(feed)
@@ -125,7 +127,7 @@ class FeedThread:
             self._loop.call_soon(self._run_woken)
 
     def feed(self, name: str) -> ListenerFeed:
-        """The feed of an instance. ServiceNotAvailableError while the instance is not here."""
+        """Return the feed of an instance. ServiceNotAvailableError: the instance is not here."""
         with self._lock:
             feed = self._feeds.get(name)
         if feed is None:
@@ -154,7 +156,7 @@ class FeedThread:
         self._look_again(min((feed.next_turn_s for feed in feeds), default=float("inf")))
 
     def _look_again(self, due_s: float) -> None:
-        """Have `_run_due` called at `due_s`, or earlier."""
+        """Make the loop call `_run_due` at `due_s`, or earlier."""
         if due_s >= self._timer_s:
             return
         if self._timer is not None:
@@ -181,8 +183,11 @@ def _no_methods(name: str, call: Callable[[], None], fail: Callable[[RaymqError]
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A Listener's question for tasks: `answer` is called once, with an encoded HandOver, and `handed` before that with
-    the bytes and the number of its messages. Of messages and their bytes it gets a `portion` at most, but one task."""
+    """A Listener's question for tasks.
+
+    `answer` is called once, with an encoded HandOver; before that `handed` is called with the bytes and the number of
+    its messages. The answer has at most a `portion` of messages and bytes, but at least one task.
+    """
 
     answer: Callable[[bytes], None]
     asked_s: float
@@ -191,8 +196,11 @@ class _Question:
 
 
 class ListenerFeed:
-    """Feeds one Listener actor. `before_delivery` is called before each delivery, `on_gone` when the actor is dead for
-    good, `wake` when the feed needs a turn; `senders` makes the calls that send messages back."""
+    """Feeds one Listener actor.
+
+    `before_delivery` is called before each delivery, `on_gone` when the actor is dead for good, and `wake` when the
+    feed needs a turn. `senders` makes the calls that send messages back.
+    """
 
     def __init__(
         self,
@@ -207,7 +215,7 @@ class ListenerFeed:
     ) -> None:
         self.name = instance.name
         self._lock = threading.RLock()
-        """Guards everything below but plain numbers and texts; held over nothing that waits."""
+        """Guards everything below except plain numbers and texts. No blocking call is made under it."""
         self._instance = instance
         self._send_back_call = send_back
         self._senders = senders
@@ -215,72 +223,75 @@ class ListenerFeed:
         self._on_gone = on_gone
         self._wake = wake
         self._epoch = epoch
-        """The number of this life of the instance at a Pull actor, larger than that of any life before."""
+        """The number of this life of the instance at a Pull actor, larger than that of any earlier life."""
         self._listener: HandleRef | None = None
-        """The Listener; None before it has called."""
+        """The Listener; None before its first call."""
         self._life = ""
-        """The Listener's process, by what it calls itself."""
+        """The id that the Listener's process gives itself."""
         self._heard_s = time.monotonic()
-        """When it called last."""
+        """When the Listener last called."""
         self._asking = False
-        """True while a call to a Listener that was silent is not answered."""
+        """True while a call to a silent Listener is unanswered."""
         self._question: _Question | None = None
-        """The Listener's question that has no answer yet."""
+        """The Listener's unanswered question."""
         self._tasks: dict[int, Task] = {}
-        """The tasks in flight, by number: at the listener, or on their way."""
+        """The tasks in flight, by number: at the listener, or being transferred."""
         self._reported_s: dict[int, float] = {}
-        """When each of them was reported last, or was handed over."""
+        """When each task in flight was last reported, or was delivered."""
         self._unread: set[int] = set()
-        """The numbers of tasks that the Listener could not read in place: their records go in bytes."""
+        """The numbers of tasks that the Listener could not read in place: their records are sent as bytes."""
         self._ready: deque[Task] = deque()
-        """Those that no hand-over has taken yet."""
+        """The tasks in flight that no batch contains yet."""
         self._numbers = 0
-        """The number of the last hand-over."""
+        """The number of the last batch of tasks."""
         self._handed: bytes | None = None
-        """The last hand-over, until the Listener says that it has it."""
+        """The last batch of tasks, until the Listener confirms it."""
         self._bytes_until_s = 0.0
-        """Until then the Listener gets the records' bytes: it cannot read them in place."""
+        """Until this time the Listener gets the records' bytes, because it cannot read them in place."""
         self._away = True
         """True while the listener's process is not known to run."""
         self._closed = False
         self._kept: PauseState | None = None
-        """The state the listener's process keeps; None while that is not known."""
+        """The pauses that the listener's process stores; None while unknown."""
         self.next_turn_s = 0.0
-        """When the feed needs its next turn without being woken."""
+        """When the feed needs its next turn, if nothing wakes it earlier."""
         self.away_because = STARTING
         """The reason why nothing is delivered now; empty while the listener's process runs."""
         self.consumed = 0
         """Messages consumed since the instance came to this process."""
         self.failures = 0
-        """Messages failed since then."""
+        """Messages that failed since the instance came to this process."""
         self.stuck = 0
-        """Listener calls that have outlived their timeout, by the last report."""
+        """Listener calls that have exceeded their timeout, by the last report."""
         self.deaths = 0
-        """Ends of the listener's process since then."""
+        """Ends of the listener's process since the instance came to this process."""
         self.broken = ""
         """The traceback if the listener cannot be loaded in its process; empty otherwise."""
 
     def close(self) -> None:
-        """Deliver nothing more."""
+        """Stop delivering."""
         with self._lock:
             self._closed = True
             self.next_turn_s = float("inf")
             self._answer_empty()
 
     def wake(self) -> None:
-        """Have a turn soon: something may be delivered."""
+        """Request a turn soon, because something may be deliverable."""
         self._wake(self)
 
     def deliver(self) -> None:
-        """Hand over what has just come: at once, in the calling thread, if the Listener waits for it. Does not wait."""
+        """Deliver new messages at once, in the calling thread, if the Listener waits for them. Does not block."""
         if self._question is None:
             self._wake(self)
         else:
             self.take_turn()
 
     def heard(self, listener: HandleRef, life: str, broken: str, kept: PauseState | None) -> PauseState | None:
-        """The Listener has called: its handle, its process, the traceback if the listener cannot be loaded there, and
-        the state that the process keeps. Returns the state that it is to keep if that is another one."""
+        """Record a call of the Listener: its handle, its process, and the state that the process stores.
+
+        `broken`: the traceback if the listener cannot be loaded there. Returns the state that the process should store,
+        if it differs.
+        """
         with self._lock:
             self._heard_s = time.monotonic()
             self._listener = listener
@@ -306,15 +317,17 @@ class ListenerFeed:
         portion: Portion | None = None,
         handed: Callable[[int, int], None] = lambda size_bytes, messages: None,
     ) -> None:
-        """The Listener's process `life` asks for tasks, and has those of all hand-overs up to number `got` of `epoch`.
-        `answer` is called with a HandOver, now or within about NEXT_WAIT_S, by any thread; `handed` is told of the
-        bytes and the messages in it before, if there are any. ServiceNotAvailableError for a process that has not
-        called."""
+        """Answer a question of the Listener's process `life` for tasks, now or within about NEXT_WAIT_S.
+
+        The process has the tasks of all batches up to number `got` of `epoch`. Any thread may call `answer` with a
+        HandOver. If that has messages, `handed` is called before with their bytes and number. ServiceNotAvailableError:
+        the process has not called.
+        """
         with self._lock:
             if self._closed or self._away or life != self._life:
-                raise ServiceNotAvailableError(f"{self.name} knows nothing of its listener's process now")
+                raise ServiceNotAvailableError(f"{self.name} has no call of its listener's process yet; it will call")
             if self._handed is not None and not (epoch == self._epoch and got == self._numbers):
-                answer(self._handed)  # it was lost on its way
+                answer(self._handed)  # the previous answer was lost
                 return
             self._handed = None
             self._answer_empty()
@@ -322,8 +335,10 @@ class ListenerFeed:
         self.take_turn()
 
     def reported(self, life: str, epoch: int, reports: Sequence[TaskReport]) -> None:
-        """Take reports of the Listener's process `life` about tasks. A report that came before, or is about a task of
-        another life of the process or of the instance, changes nothing."""
+        """Apply reports of the Listener's process `life` about tasks.
+
+        A repeated report, or one about a task of another life of the process or of the instance, changes nothing.
+        """
         with self._lock:
             if life != self._life or epoch != self._epoch:
                 return
@@ -333,7 +348,8 @@ class ListenerFeed:
                     continue
                 if not report.unread:
                     self._take_report(task, report)
-                elif number not in self._unread:  # else the report is a repeat, and the task goes in bytes already
+                # otherwise the report is a repeat, and the task is sent as bytes already
+                elif number not in self._unread:
                     self._unread.add(number)
                     self._reported_s.pop(number, None)
                     self._bytes_until_s = time.monotonic() + BYTES_FOR_S
@@ -343,12 +359,12 @@ class ListenerFeed:
         self._instance.on_fetchable()
 
     def lane_closed(self, life: str) -> None:
-        """Look for the Listener's process `life`: its lane has ended."""
+        """Check the Listener's process `life`, because its lane has ended."""
         if life == self._life and not self._closed and not self._away:
             self._ask_if_alive()
 
     def look(self) -> None:
-        """Call a Listener that has been silent for too long, in case it is dead for good. Does not wait."""
+        """Call a Listener that has been silent for too long, in case it is dead for good. Does not block."""
         if time.monotonic() - self._heard_s >= SILENT_AFTER_S:
             self._ask_if_alive()
 
@@ -360,36 +376,40 @@ class ListenerFeed:
             self._listener.start("ready").future().add_done_callback(partial(self._looked, self._life))
 
     def keep(self, state: PauseState) -> None:
-        """Have the listener's process remember the state for the next life of the instance at a Pull actor. It does on
-        return; a process that is away is told when it calls."""
+        """Store the state in the listener's process for the next life of the instance at a Pull actor.
+
+        On return the state is stored; an absent process gets it when it calls.
+        """
         self._kept, listener = state, self._listener
         if listener is None:
             return  # the listener gets the state with its next call
         try:
             listener.call("keep", state, what="the listener", timeout_s=KEEP_TIMEOUT_S)
         except RaymqError as error:
-            logger.info("%s: its listener cannot note now what is suspended or paused: %s", self.name, error)
+            logger.info("%s: its listener cannot store now what is suspended or paused: %s", self.name, error)
 
     def silent_s(self) -> float:
-        """The seconds since the oldest report about a task in flight, 0 if there is none. The listener's process
-        reports every half second unless it hangs."""
+        """Return the seconds since the oldest report about a task in flight; 0 if there is none.
+
+        The listener's process reports every half second unless it hangs.
+        """
         reported_s = list(self._reported_s.values())
         return time.monotonic() - min(reported_s) if reported_s else 0.0
 
     def take_turn(self) -> None:
-        """Deliver what can be delivered, if the Listener has asked. Does not wait."""
+        """Deliver what can be delivered, if the Listener has asked. Does not block."""
         if self._closed:
-            self.next_turn_s = float("inf")  # a turn that was under way at the end has named another time
+            self.next_turn_s = float("inf")  # A turn that ran during close may have rescheduled the feed.
             return
         try:
             self._turn()
-        except Exception:  # a bug, in one instance: the others go on, and so does this one
-            logger.exception("%s failed to feed its listener, trying again", self.name)
+        except Exception:  # a bug in one instance: the other instances continue, and so does this one
+            logger.exception("%s failed to feed its listener, and retries", self.name)
             self.next_turn_s = time.monotonic() + IDLE_WAIT_S
 
     def _turn(self) -> None:
         instance, due = self._instance, self.next_turn_s <= time.monotonic()
-        self._before_delivery()  # the process may have stood still: others may have its queues
+        self._before_delivery()  # the process may have hung, and others may have its queues
         with self._lock:
             if self._question is not None:
                 self._hand_over(self._question)
@@ -398,12 +418,12 @@ class ListenerFeed:
         if due:
             instance.on_fetchable()
         now_s = time.monotonic()
-        # A time that is over needs no turn of its own: this one was it.
+        # A time in the past needs no turn of its own: this turn was it.
         pauses_s = next_time_s - now_s if next_time_s is not None and next_time_s > now_s else IDLE_WAIT_S
         self.next_turn_s = now_s + min(pauses_s, IDLE_WAIT_S)
 
     def _hand_over(self, question: _Question) -> None:
-        """Answer the Listener's question, if there are tasks or it has waited for long."""
+        """Answer the Listener's question, if there are tasks, or if it has waited long enough."""
         now_s = time.monotonic()
         with self._instance.lock:
             tasks = self._instance.core.deliverable(now_s)
@@ -484,7 +504,7 @@ class ListenerFeed:
         except RaymqError as error:
             failed = True
             logger.warning("%s could not send back messages of %s: %s", self.name, sent.task.queue, error)
-        except Exception:  # a bug: the messages must not stay in flight for ever
+        except Exception:  # a bug: the messages must not stay in flight forever
             failed = True
             logger.exception("%s could not send back messages of %s", self.name, sent.task.queue)
         with self._instance.lock:
@@ -499,7 +519,7 @@ class ListenerFeed:
     # The listener's process
 
     def _looked(self, life: str, future: Future[str]) -> None:
-        """Take the answer of a Listener that was looked for. Runs in a thread of Ray's."""
+        """Handle the answer of a Listener that was called. Runs in one of Ray's threads."""
         self._asking = False
         error = future.exception()
         if isinstance(error, RayActorError):
@@ -510,8 +530,10 @@ class ListenerFeed:
             self._gone()
 
     def _lost(self, reason: str) -> None:
-        """Prepare all tasks for another delivery, and deliver nothing until the process calls: it ended, or is a new
-        one. Called with the lock."""
+        """Prepare all tasks for redelivery, and deliver nothing until the process calls. Called with the lock.
+
+        The process has ended, or a new one has called.
+        """
         with self._instance.lock:
             self._instance.core.listener_lost()
         if not self._away:
@@ -530,7 +552,7 @@ class ListenerFeed:
             self._react(task, reaction, task.process_queue.trouble)
 
     def _back(self) -> None:
-        """Deliver again: the process has called."""
+        """Resume delivery, because the process has called."""
         self.broken = self.away_because = ""
         self._away = False
         with self._instance.lock:
@@ -544,7 +566,7 @@ class ListenerFeed:
 
 
 def ship_task(task: Task, *, in_place: bool) -> ShippedTask:
-    """A task for the listener: by the places of its records if they are in a store's files, and `in_place`."""
+    """Build a task for the listener, with positions if its records are in a store's files and `in_place` is set."""
     messages = task.messages
     if not in_place or not isinstance(messages, RecordsInPlace):
         memory = messages.in_memory()
@@ -568,7 +590,7 @@ def ship_task(task: Task, *, in_place: bool) -> ShippedTask:
 
 
 def _chunks(sent: SendBack) -> list[bytes]:
-    """The records in chunks of at most SEND_BACK_MAX_BYTES, but for a chunk of one larger record."""
+    """Split the records into chunks of at most SEND_BACK_MAX_BYTES, except for a single larger record."""
     messages, chunks, first = sent.messages.in_memory(), list[bytes](), 0
     for index in range(1, len(messages) + 1):
         if index == len(messages) or messages.starts[index + 1] - messages.starts[first] > SEND_BACK_MAX_BYTES:

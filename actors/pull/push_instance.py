@@ -1,9 +1,10 @@
-"""PushInstance is one push-consumer instance at a Pull actor: its queues, its group, its offsets, its feed.
+"""One push-consumer instance at a Pull actor: its queues, its group, its offsets, its feed.
 
     SharedFetcher → ProcessQueues (actors.core.consume) → ListenerFeed → Listener
     GroupMember: heartbeats, grants, revocations           OffsetCommitter: start offsets, commits
 
-It has no thread: those of PullServices do the work of all instances, and a fault in one concerns no other.
+An instance has no thread of its own: the threads of PullServices work for all instances, and a fault in one instance
+does not affect the others.
 
     hosted → stopping: everything is revoked, finished, committed → left the group → ended
 """
@@ -48,30 +49,30 @@ from raymq.remoting.storage_client import FoundInPlace
 from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
 
 FINISH_TIMEOUT_S: Final = 30.0
-"""How long an instance that is stopped waits for its listener and its commits."""
+"""How long a stopping instance waits for its listener and its commits."""
 SEND_BACK_TIMEOUT_S: Final = 5.0
 COMMIT_INTERVAL_S: Final = 0.1
-"""How often finished messages are committed: so that one commit covers many of them."""
+"""How often finished messages are committed; one commit covers many of them."""
 
 logger = logging.getLogger(__name__)
 
 
 class PushInstance:
-    """One instance, made when its Listener calls. `key` tells it from others of its name."""
+    """One instance, made when its Listener calls. `key` distinguishes it from others of its name."""
 
     def __init__(self, name: str, key: str, settings: PushSettings, services: PullServices) -> None:
         self.name, self.key = name, key
         self.ended = threading.Event()
-        """Set when it has left its group, and does nothing any more."""
+        """Set when the instance has left its group, and does nothing any more."""
         self.broadcast: BroadcastMember | None = None
-        """Its member in BROADCASTING."""
+        """The instance's member in BROADCASTING."""
         self._settings, self._services = settings, services
         self._state = state = InstanceState(name, settings)
         self._finish_until_s = float("inf")
         self._ending = False
         self._keys: dict[MessageQueue, InstanceQueue] = {}
         self._listener: HandleRef | None = None
-        """The Listener actor, once it has called."""
+        """The Listener actor, after its first call."""
         offsets = GroupOffsets(settings.group)
         store: OffsetStore = LocalFileOffsetStore(name, settings, offsets, services.creations)
         if settings.clustering:
@@ -115,7 +116,7 @@ class PushInstance:
         state.on_committable = self._commit
 
     def start(self) -> None:
-        """Take part: join the group, fetch, deliver."""
+        """Join the group, and start to fetch and deliver."""
         services = self._services
         services.fetcher.add(self)
         services.feeds.add(self._feed)
@@ -124,9 +125,9 @@ class PushInstance:
         self._member.join()
 
     def hosted(self, call: Hosting) -> HostAnswer:
-        """Note that the Listener has called."""
+        """Record a call of the Listener, and return the answer."""
         key = call.instance.call_key
-        # Never with the internal key: a user's process would have a signature of raymq's own for a name of its choice.
+        # Never with the internal key: a user's process would get raymq's own signature for a name of its choice.
         listener = HandleRef(self.name, call.listener, Identity(INTERNAL_USER, key) if key else None)
         keep = self._feed.heard(listener, call.life, call.broken, call.kept)  # type: ignore[arg-type]  # what `keep` was given
         self._listener = listener
@@ -144,13 +145,15 @@ class PushInstance:
             return info
         try:
             pid, threads = call_listener(self._listener, "stacks", timeout_s=STACKS_TIMEOUT_S)
-        except RaymqError as error:  # the rest is worth telling; why there are no stacks, too
+        except RaymqError as error:  # the rest is still useful, and so is the reason for missing stacks
             return replace(info, trouble=info.trouble or str(error))
         return replace(info, listener_pid=pid, stacks=threads)
 
     def consume_directly(self, client_id: str, record: bytes, broker_name: str) -> DirectConsumption:
-        """Have the listener called with a message; nothing is committed or sent back for it. RequestTimeoutError if it
-        does not return in DIRECT_TIMEOUT_S: the call goes on."""
+        """Call the listener with a message; nothing is committed or sent back for it.
+
+        RequestTimeoutError: the listener did not return in DIRECT_TIMEOUT_S; the call continues.
+        """
         try:
             message = decode_record(record, broker_name=broker_name)
         except RecordError as error:
@@ -209,7 +212,7 @@ class PushInstance:
         pause: Iterable[MessageQueue] = (),
         resume: Iterable[MessageQueue] = (),
     ) -> None:
-        """Suspend or resume the instance, pause or resume queues; the Listener remembers it."""
+        """Suspend or resume the instance, pause or resume queues. The Listener stores the change."""
         with self._state.lock:
             core = self._state.core
             if suspended is not None:
@@ -219,7 +222,7 @@ class PushInstance:
             kept = (core.suspended, core.paused)
         self._feed.wake()
         self._state.on_fetchable()
-        self._feed.keep(kept)  # after the lock is released: it is a call
+        self._feed.keep(kept)  # after the lock is released, because it is a call
 
     # Reading for the SharedFetcher
 
@@ -286,13 +289,13 @@ class PushInstance:
         )
 
     def _commit(self) -> None:
-        """Commit what is finished, and release queues that need no commit."""
+        """Commit finished messages, and release queues that need no commit."""
         self._member.release()
         self._committer.wake()
 
     def _committed(self) -> None:
         self._member.release()
-        self._feed.wake()  # messages may have waited for this
+        self._feed.wake()  # messages may have waited for the commit
 
     def _figures(self) -> list[ConsumerFigures]:
         return with_ready(queue_states(self._state), self._services.routes, self._services.storages)
@@ -300,7 +303,7 @@ class PushInstance:
     # Life
 
     def stop(self) -> None:
-        """Begin to end: finish the messages in flight, commit, leave the group. `ended` is set then."""
+        """Start to stop: finish the messages in flight, commit, leave the group, then set `ended`."""
         if not self._state.stopping.is_set():
             self._finish_until_s = time.monotonic() + FINISH_TIMEOUT_S
             self._state.stop()
@@ -311,8 +314,10 @@ class PushInstance:
         return self._state.stopping.is_set()
 
     def turn(self) -> None:
-        """Give up what must or can be given up, and end once everything is; called about twice a second, more often
-        while the instance stops. Does not wait."""
+        """Give up revoked queues, and end once everything is given up. Does not block.
+
+        Called about twice a second; more often while the instance stops.
+        """
         self._member.fence()
         self._feed.look()
         self._member.release()
@@ -322,11 +327,11 @@ class PushInstance:
             self._services.calls.submit(self._end)
 
     def _listener_gone(self) -> None:
-        logger.info("%s ends: its listener is gone", self.name)
+        logger.info("%s ends, because its listener has ended", self.name)
         self.drop()
 
     def drop(self) -> None:
-        """End at once: others may have the queues."""
+        """End at once, because others may have the queues."""
         self._finish_until_s = 0.0
         self._state.stop()
         with self._state.lock:
@@ -349,14 +354,14 @@ class PushInstance:
 
 
 def _records_of(result: FetchResult, offset: int) -> TaskRecords:
-    """The records of a fetch from `offset` on, which stay in the store's files where it has only found them there."""
+    """Return the records of a fetch from `offset` on; records that the fetch only located stay in the store's files."""
     if isinstance(result, FoundInPlace):
         return RecordsInPlace.of(result.files, result.mapped)
     return MemoryRecords.of(LocatedRecords.of_fetch(result.records, result.count, offset, result.next_offset))
 
 
 def consumer_data(settings: PushSettings, name: str) -> ConsumerData:
-    """The description of the instance `name` for administrators."""
+    """Describe the instance `name` for administrators."""
     return ConsumerData(
         settings.group, "PUSH", settings.expressions, settings.message_model, settings.start.where, name
     )

@@ -1,4 +1,4 @@
-"""A push-consumer instance by its own account, for administrators: its queues, and its listener's process."""
+"""A push-consumer instance's own report, for administrators: its queues, and its listener's process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raymq.remoting.actor_ref import HandleRef
 
 STACKS_TIMEOUT_S: Final = 3.0
 DIRECT_TIMEOUT_S: Final = 25.0
-"""How long an administrator waits for a listener that is called with a message."""
+"""How long an administrator waits for a direct call of the listener with a message."""
 
 
 def running_info(
@@ -22,7 +22,7 @@ def running_info(
     client_id: str,
     host: str,
 ) -> RunningInfo:
-    """An instance whose PushInstance.status is `status`."""
+    """Describe an instance whose PushInstance.status is `status`."""
     return RunningInfo(
         *(client_id, host, os.getpid(), status["instance"], settings.group, "PUSH", settings.message_model.value),
         settings.expressions,
@@ -40,8 +40,10 @@ def _running_queue(status: Mapping[str, Any]) -> RunningQueue:  # as above
 
 
 def call_listener(listener: HandleRef | None, method: str, *args: Any, timeout_s: float) -> Any:  # any result
-    """Call a method of an instance's Listener actor. RequestTimeoutError, ServiceNotAvailableError, and what the method
-    raised, if that is raymq's."""
+    """Call a method of an instance's Listener actor.
+
+    RequestTimeoutError, ServiceNotAvailableError, and errors of raymq that the method raised.
+    """
     if listener is None:
         raise ServiceNotAvailableError("the listener's process has not called yet")
     return listener.call(method, *args, what="the listener's process", timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""PullServices are shared by the instances of one Pull actor: clients, threads, and the fetching of their queues."""
+"""The clients, threads and fetching that all instances of one Pull actor share."""
 
 from __future__ import annotations
 
@@ -27,49 +27,49 @@ from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
 
 EPOCHS_OF_A_LIFE: Final = 1 << 40
-"""More than the instances that a Pull actor hosts in one life."""
+"""More than the number of instances that a Pull actor hosts in one life."""
 PULL_CALL_THREADS: Final = 8
-"""Threads for calls that send messages back and that leave groups, of all instances."""
+"""The threads of all instances for calls that send messages back or leave groups."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class InstanceQueue(MessageQueue):
-    """A queue as one of the actor's instances reads it: others may read the same queue elsewhere."""
+    """A queue as read by one of the actor's instances; other consumers may read the same queue."""
 
     instance: str
 
 
 class Reader(Protocol):
-    """An instance, as the fetching sees it."""
+    """The interface of an instance for the shared fetching."""
 
     name: str
 
     def wanted(self, now_s: float) -> dict[InstanceQueue, int]:
-        """The next offset by queue, for the queues that may be fetched from now."""
+        """Return the next offset by queue, for the queues that may be fetched from now."""
 
     def assigned(self) -> frozenset[InstanceQueue]:
-        """All queues held."""
+        """Return all held queues."""
 
     def request(self, queue: MessageQueue, offset: int) -> FetchRequest:
-        """One read."""
+        """Build one read request."""
 
     def predicate(self, queue: MessageQueue) -> GroupPredicate | None:
-        """The predicate through which a queue is read, if it has one."""
+        """Return the predicate through which a queue is read; None if it has none."""
 
     def deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
-        """Take a result."""
+        """Process a result."""
 
     def lose(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
-        """Note that the next message is lost."""
+        """Record that the next message is lost."""
 
 
 class SharedFetcher:
     """One Fetcher for the queues of all instances: one call to a storage actor reads for all of them.
 
-    The queues of an instance are looked at again only when `changed` says so, so that idle instances cost nothing
-    while another one is busy.
+    The queues of an instance are checked again only after `changed`, so that idle instances cost nothing while another
+    instance is busy.
     """
 
     def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
@@ -92,12 +92,12 @@ class SharedFetcher:
         )
 
     def add(self, reader: Reader) -> None:
-        """Fetch for an instance."""
+        """Start fetching for an instance."""
         with self._lock:
             self._readers[reader.name] = reader
 
     def remove(self, reader: Reader) -> None:
-        """Fetch no more for an instance."""
+        """Stop fetching for an instance."""
         with self._lock:
             if self._readers.get(reader.name) is reader:
                 del self._readers[reader.name]
@@ -105,7 +105,7 @@ class SharedFetcher:
                 self._assigned.pop(reader.name, None)
 
     def changed(self, reader: Reader) -> None:
-        """Look at an instance's queues: something may be fetched that could not be before."""
+        """Check an instance's queues, because something may have become fetchable."""
         with self._lock:
             self._changed.add(reader.name)
         self._fetcher.wake_readers()
@@ -115,7 +115,7 @@ class SharedFetcher:
         self._fetcher.stop()
 
     def _look(self) -> None:
-        """Look at the queues of the instances that have changed. Called with the lock."""
+        """Check the queues of the instances that have changed. Called with the lock."""
         changed, self._changed = self._changed, set()
         now_s = time.monotonic()
         for name in changed:
@@ -135,7 +135,7 @@ class SharedFetcher:
             return frozenset(queue for assigned in self._assigned.values() for queue in assigned)
 
     def _reader(self, queue: MessageQueue) -> Reader | None:
-        """The instance that reads a queue; None if it has ended meanwhile."""
+        """Return the instance that reads a queue; None if it has ended."""
         with self._lock:
             return self._readers.get(queue.instance)  # type: ignore[attr-defined]  # all here are InstanceQueues
 
@@ -181,25 +181,26 @@ class PullServices:
         self.calls = ThreadPoolExecutor(PULL_CALL_THREADS, "calls")
         self._brokers: dict[str, ActorRef] = {}
         self.wake_members: Callable[[], None] = lambda: None
-        """Has the instances' members looked at soon."""
+        """Wakes the thread that serves the instances' members."""
 
     def next_epoch(self) -> int:
-        """A number for the life of an instance here, larger than all numbers before, in earlier lives of the actor,
-        too."""
+        """Return a number for the life of an instance here, larger than all earlier numbers, also of earlier lives of
+        the actor.
+        """
         return next(self._epochs)
 
     def broker(self, name: str) -> ActorRef:
-        """The Broker actor of a broker group."""
+        """Return the Broker actor of a broker group."""
         return self._brokers.setdefault(name, ActorRef(name))
 
     def creations(self, topics: Iterable[str]) -> Creations:
-        """The creation ids of topics, by the routes that are known. A topic without a route is left out."""
+        """Return the creation ids of topics, from the known routes. Topics without a route are left out."""
         found = {}
         for topic in topics:
             try:
                 queues = self.routes.get(topic).queues
             except RaymqError as error:
-                logger.info("not known now if topic %r was created anew: %s", topic, error)
+                logger.info("cannot check whether topic %r was created again: %s", topic, error)
             else:
                 found[topic] = {data.broker_name: data.creation_id for data in queues}
         return found

@@ -1,11 +1,11 @@
-"""The data plane of a storage actor over lanes: appends, fetches, waits for messages, and the calls beside them.
+"""The data plane of a storage actor over lanes: appends, fetches, long polls for messages, and other calls.
 
-A change of what a lane's frame does at a storage actor belongs here; the bytes are in raymq.remoting.lane. Free of Ray.
+The effect of a lane's frame at a storage actor belongs here; the bytes are in raymq.remoting.lane. Free of Ray.
 
-    APPEND   written by the lane's thread; answered at once, or when the disk and the copies are there
+    APPEND   written by the lane's thread; answered at once, or when it is on disk and copied
              (actors.core.replica.pending_appends)
     WAIT     answered by the lane's thread, right after the appends of a turn
-    FETCH    read by a few threads, because records may have to come from the disk; while it waits it holds none
+    FETCH    read by a few threads, because reads may need the disk; a waiting FETCH occupies no thread
     CALL     by the same threads; the end of a transaction as an append
     The frames of the log are served by actors.replica.log_lanes.
 
@@ -54,16 +54,16 @@ from storage.read.fetch_service import concluded, following, has_news
 from storage.read.long_polls import LongPolls, Waiter
 
 READ_THREADS: Final = 4
-"""Threads that read records, and carry out calls."""
+"""The threads that read records, and run calls."""
 LANE_FETCH_MAX_BYTES: Final = 16 << 20
-"""The most bytes of records in one answer, whatever is asked for."""
+"""The most bytes of records in one answer, whatever limit is requested."""
 UNSENT_MAX_BYTES: Final = 128 << 20
-"""While so many bytes of answers wait to be taken by their clients, no fetch is carried out."""
+"""While clients have not read this many bytes of answers, no fetch is carried out."""
 WAIT_MAX_S: Final = 30.0
 """The longest wait of a WAIT or a FETCH."""
 BUSY_RETRY_S: Final = 0.2
 CHUNKS_WAITING_MAX: Final = 1000
-"""Reads of the log for followers that wait for a thread, of which each follower has one."""
+"""The most reads of the log for followers that wait for a thread; each follower has one."""
 DEFAULT_QUEUES: Final = StoreOptions()
 
 _FRAMES_OF_SERVERS: Final[Mapping[int, str]] = {
@@ -71,13 +71,13 @@ _FRAMES_OF_SERVERS: Final[Mapping[int, str]] = {
     Kind.ACK_LOG: "read_log",
     Kind.APPEND_LOG: "append_log",
 }
-"""The frames that replicas send each other, by the actor methods of the same meaning."""
+"""The frames between replicas, by the actor methods of the same meaning."""
 
 logger = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """A MessageStore that is alone, or a Replica."""
+    """A MessageStore without replicas, or a Replica."""
 
     @property
     def polls(self) -> LongPolls: ...
@@ -90,7 +90,7 @@ class Source(Protocol):
 
 
 def request_kinds(options: StoreOptions) -> list[RequestKind]:
-    """The kinds of requests that wait for a thread of a data plane."""
+    """Return the kinds of requests that wait for a thread of a data plane."""
     return [
         RequestKind(
             "pull",
@@ -111,14 +111,14 @@ def request_kinds(options: StoreOptions) -> list[RequestKind]:
 
 
 class Answering(NamedTuple):
-    """A request whose append waits, and what answers it."""
+    """A request whose append waits, and its answer function."""
 
     request: LaneRequest
     answer: Callable[[Sequence[AppendResult]], None]
 
 
 class LaneContext:
-    """The state of one connection: its handles, and what waits for messages."""
+    """The state of one connection: its handles, and its long polls."""
 
     def __init__(self) -> None:
         self.handles = ServerHandles()
@@ -126,7 +126,7 @@ class LaneContext:
         self.watched: WatchedQueues | None = None
 
     def close(self) -> None:
-        """The connection has ended: nobody waits any more."""
+        """Handle the end of the connection: end its long polls."""
         for wait in list(self.waits):
             wait.end()
         if self.watched is not None:
@@ -134,7 +134,8 @@ class LaneContext:
 
 
 class Waiting(ABC):
-    """A request that waits for messages of some queues, for a bounded time. For the lane's thread; `wake` is for any.
+    """A request that waits a bounded time for messages of some queues. For the lane's thread; any thread may call
+    `wake`.
 
     `look` is called when something may have changed, and a last time when the time is over.
     """
@@ -148,20 +149,20 @@ class Waiting(ABC):
         self.is_woken = self.is_ended = False
 
     def begin(self, queues: Sequence[tuple[str, int]], deadline_s: float) -> None:
-        """Wait for a change of `queues` from now on, or for the deadline. SystemBusyError if too many wait."""
+        """Wait for a change of `queues`, or for the deadline. SystemBusyError: too many wait."""
         self._polls = self._plane.source.polls
         self._waiter = self._polls.register(queues, self.wake)
         self._timer = self._plane.server.loop.call_at(deadline_s, self._time_is_over)
         self._context.waits.add(self)
 
     def wake(self) -> None:
-        """One of the queues has changed."""
+        """Note that one of the queues has changed."""
         if not self.is_woken:
             self.is_woken = True
             self._plane.server.loop.call_soon(self._look_again)
 
     def end(self) -> None:
-        """Wait no more. Idempotent."""
+        """Stop waiting. Idempotent."""
         if self.is_ended:
             return
         self.is_ended = True
@@ -173,11 +174,11 @@ class Waiting(ABC):
 
     @abstractmethod
     def look(self, *, last: bool) -> None:
-        """Answer if there is something to tell, or if this is the last look."""
+        """Answer if there is news, or if this is the last check."""
 
     def _look_again(self) -> None:
         if not self.is_ended:
-            self.is_woken = False  # before the look: what changes meanwhile wakes again
+            self.is_woken = False  # Reset before checking, so that a change in between wakes again.
             self.try_look(last=False)
 
     def _time_is_over(self) -> None:
@@ -185,7 +186,7 @@ class Waiting(ABC):
             self.try_look(last=True)
 
     def try_look(self, *, last: bool) -> None:
-        """Look, and answer with the error if that fails."""
+        """Check, and answer with the error if that fails."""
         try:
             self.look(last=last)
         except Exception as error:
@@ -194,34 +195,36 @@ class Waiting(ABC):
 
 
 class WatchedQueues:
-    """The WAITs of one connection for the same queues, one after another. For the lane's thread; `wake` is for any.
+    """The WAITs of one connection for the same queues, one after another. For the lane's thread; any may call `wake`.
 
-    The queues stay registered between the WAITs: a consumer asks again for each message that it gets, most often with
+    The queues stay registered between the WAITs: a consumer waits again after each message that it gets, usually with
     other offsets of the same queues.
     """
 
     def __init__(self, plane: DataPlane, named: bytes, queues: Sequence[QueueName]) -> None:
-        """`queues` are those that `named`, a part of the WAIT, names."""
+        """`queues` are the queues that `named`, a part of the WAIT, names."""
         self._plane, self.named, self.queues = plane, named, queues
         self._request: LaneRequest | None = None
-        """The WAIT without an answer."""
+        """The unanswered WAIT."""
         self._positions: Sequence[QueuePosition] = ()
         self._deadline_s = 0.0
         self._timer: Timer | None = None
-        """Made when there is none, or one that is too late; it does not move with each WAIT's deadline."""
+        """Made if there is none, or if the current one is too late; it does not move with each WAIT's deadline."""
         self._timer_s = 0.0
         self._polls: LongPolls | None = None
         self._waiter: Waiter | None = None
         self._is_woken = False
 
     def ask(self, request: LaneRequest, offsets: Sequence[int], wait_s: float) -> None:
-        """Answer `request` with the queues' ends, once one of them is not at its offset or the time is over. The one
-        before gets no answer. SystemBusyError if too many wait."""
+        """Answer `request` with the queues' ends, once one of them is not at its offset or the time is over.
+
+        The previous WAIT gets no answer. SystemBusyError: too many wait.
+        """
         self.drop()
         self._positions = [
             QueuePosition(topic, queue_id, at) for (topic, queue_id), at in zip(self.queues, offsets, strict=True)
         ]
-        self._request = request  # before the look: what changes from now on wakes
+        self._request = request  # Set before checking: changes from now on wake.
         if wait_s > 0 and self._polls is not self._plane.source.polls:
             self._register()
         self._look(last=wait_s <= 0)
@@ -231,19 +234,19 @@ class WatchedQueues:
                 self._set_timer()
 
     def wake(self) -> None:
-        """One of the queues has changed."""
+        """Note that one of the queues has changed."""
         if self._request is not None and not self._is_woken:
             self._is_woken = True
             self._plane.server.loop.call_soon(self._look_again)
 
     def drop(self) -> None:
-        """The WAIT under way gets no answer."""
+        """Drop the current WAIT without an answer."""
         request, self._request = self._request, None
         if request is not None:
             request.drop()
 
     def end(self) -> None:
-        """Nobody asks any more. Idempotent."""
+        """Stop waiting for good. Idempotent."""
         self._request = None
         self._unregister()
         self._cancel_timer()
@@ -264,7 +267,7 @@ class WatchedQueues:
         self._polls = self._waiter = None
 
     def _look_again(self) -> None:
-        self._is_woken = False  # before the look: what changes meanwhile wakes again
+        self._is_woken = False  # Reset before checking, so that a change in between wakes again.
         self._look(last=False)
 
     def _time_is_over(self) -> None:
@@ -287,7 +290,7 @@ class WatchedQueues:
             self._timer = None
 
     def _look(self, *, last: bool) -> None:
-        """Answer if there is something to tell, or if this is the last look; with the error if that fails."""
+        """Answer if there is news, or if this is the last check; with the error if the check fails."""
         request = self._request
         if request is None:
             return
@@ -302,12 +305,12 @@ class WatchedQueues:
 
 
 class WaitingFetch(Waiting):
-    """A FETCH. Its looks are made by another thread, one at a time."""
+    """A FETCH. Another thread makes its checks, one at a time."""
 
     def __init__(
         self, plane: DataPlane, request: LaneRequest, fetch: Fetch, handed: Callable[[int, int], None] | None = None
     ) -> None:
-        """`handed` is told of the bytes and messages of the answer, before it is sent."""
+        """`handed` is called with the bytes and messages of the answer, before it is sent."""
         super().__init__(plane, request)
         self._fetch, self._requests, self._handed = fetch, list(fetch.requests), handed
         self._is_looking = self._is_last = False
@@ -316,7 +319,7 @@ class WaitingFetch(Waiting):
         )
 
     def look(self, *, last: bool) -> None:
-        """Have a thread look, unless one does; or look at once, if only the ends are asked for."""
+        """Make a thread check, unless one does; check at once if only the ends are requested."""
         self._is_last = self._is_last or last
         if not self._is_looking:
             self._is_looking = True
@@ -325,10 +328,10 @@ class WaitingFetch(Waiting):
             else:
                 self._plane.reads.submit(partial(self._read, is_last=self._is_last), self._refuse)
         else:
-            self.is_woken = True  # it may have looked already
+            self.is_woken = True  # the running check may have passed the change already
 
     def _read(self, *, is_last: bool) -> None:
-        """Read, and answer if there is something. In a thread for reading."""
+        """Read, and answer if there are messages. Runs in a reading thread."""
         try:
             results = self._plane.source.fetch(self._requests, max_bytes=self._fetch.max_bytes, wait_s=0.0)
             if is_last or has_news(results):
@@ -347,12 +350,12 @@ class WaitingFetch(Waiting):
         self._plane.server.loop.call_soon(self._note_looked)
 
     def _refuse(self, error: RaymqError) -> None:
-        """No thread came in time."""
+        """Fail the FETCH, because no thread was free in time."""
         self._end_first()
         self.request.fail(error)
 
     def _end_first(self) -> None:
-        """Wait no more, before the answer is sent."""
+        """Stop waiting, before the answer is sent."""
         loop = self._plane.server.loop
         if loop.is_own_thread:
             self.end()
@@ -367,7 +370,7 @@ class WaitingFetch(Waiting):
 
 
 class DataPlane:
-    """The lanes of one storage actor. `source` must be open, and stays the same."""
+    """The lanes of one storage actor. `source` must be open, and never changes."""
 
     def __init__(
         self,
@@ -386,17 +389,19 @@ class DataPlane:
         guard: Guard | None = None,
         meter: Consumption | None = None,
     ) -> None:
-        """`methods` may be called by name, and `more` makes the handlers of further kinds of frames. `queues`: how many
-        fetches and calls may wait for a thread, and how long. With `host`, an IP address of this node, other nodes are
-        served too. With `users` and `guard`, every lane is a user's, and each frame is that of a user who may send
-        it; `meter` counts what users consume."""
+        """`methods` may be called by name, and `more` makes the handlers of further kinds of frames.
+
+        `queues`: how many fetches and calls may wait for a thread, and how long. With `host`, an IP address of this
+        node, other nodes are served too. With `users` and `guard`, every lane belongs to a user, and each frame must be
+        allowed to that user; `meter` counts what users consume.
+        """
         self.source = source
         self._deleted, self._limit, self._guard, self._meter = deleted, limit, guard, meter
         self._pending: PendingAppends[Answering] = PendingAppends()
         self._under_way = 0
-        """Appends that are started and have no answer."""
+        """The number of started appends without an answer."""
         self._is_settling = False
-        """True while `_settle` is about to be called."""
+        """True while a call of `_settle` is scheduled."""
         self._deadline: Timer | None = None
         self._pool = RequestPool(f"lane-read-{label}", READ_THREADS, request_kinds(queues))
         self.reads = self._pool.queues["pull"]
@@ -430,16 +435,17 @@ class DataPlane:
         return self.server.address
 
     def requests(self) -> list[RequestFigures]:
-        """The figures of what waits for a thread, by kinds."""
+        """Return the figures of the requests that wait for a thread, by kind."""
         return self._pool.figures()
 
     def limit(self, queues: StoreOptions) -> None:
-        """Have so many fetches and calls wait for a thread, for so long, from now on."""
+        """Limit how many fetches and calls may wait for a thread, and how long."""
         self._pool.limit(request_kinds(queues))
 
     def submit(self, call: Callable[[], None], fail: Callable[[RaymqError], None]) -> None:
-        """Have a thread read a chunk of the log, or call `fail`, before it is read. SystemBusyError as of
-        RequestQueue."""
+        """Let a thread read a chunk of the log, or call `fail` if none is free in time. SystemBusyError as of
+        RequestQueue.
+        """
         self._chunks.submit(call, fail)
 
     def _call_soon(self, method: str, call: Callable[[], None], fail: Callable[[RaymqError], None]) -> None:
@@ -451,7 +457,7 @@ class DataPlane:
         self._pool.close()
 
     def _guarded(self, handlers: Mapping[int, Handler]) -> Mapping[int, Handler]:
-        """Handlers of frames that only servers send."""
+        """Restrict handlers to frames that only servers send."""
         guard = self._guard
         if guard is None:
             return handlers
@@ -478,13 +484,13 @@ class DataPlane:
             return self.source.start_append(batches)
 
         def answer(kept: Sequence[EncodedBatch], results: Sequence[AppendResult]) -> None:
-            self._deleted.check(kept)  # deleted meanwhile: then nobody will see them
+            self._deleted.check(kept)  # deleted in the meantime: nobody will see the messages
             request.answer(*encode_results(results), count=len(results))
 
         self._start(request, start, partial(answer, batches), lambda: partial(answer, _kept(batches)))
 
     def _end_transaction(self, request: LaneRequest, end: EndTransaction) -> None:
-        """The twin of the actor method of this name. Nobody waits for the disk here, as with an append."""
+        """End a transaction, as the actor method of this name does, without waiting for the disk."""
 
         def start() -> StartedAppend:
             return self.source.start_end(end, require_topic=self._deleted.require)
@@ -501,9 +507,12 @@ class DataPlane:
         answer: Callable[[Sequence[AppendResult]], None],
         later: Callable[[], Callable[[Sequence[AppendResult]], None]],
     ) -> None:
-        """Start an append and answer it, at once or when it is settled: then with what `later` returned before."""
+        """Start an append and answer it, at once or when it is settled.
+
+        If it is settled later, the answer function is the result of `later`, which is called at the start.
+        """
         self._limit.begin()
-        self._under_way += 1  # before it starts: progress from then on counts
+        self._under_way += 1  # before the append starts: progress from then on counts
         try:
             started = start()
             results = started.settle(time.monotonic())
@@ -523,14 +532,14 @@ class DataPlane:
         self._under_way -= 1
 
     def _note_progress(self) -> None:
-        """Started appends may be settled. Called by any thread."""
+        """Note that started appends may be settled. Called by any thread."""
         if self._under_way and not self._is_settling:
             self._is_settling = True
             self.server.loop.call_now(self._settle)
 
     def _settle(self) -> None:
-        """Answer the appends that are settled now."""
-        self._is_settling = False  # before they are asked: what moves meanwhile has them asked again
+        """Answer the settled appends."""
+        self._is_settling = False  # Reset before checking, so that progress in between schedules another call.
         for settled in self._pending.settle(time.monotonic()):
             self._end_append()
             self._answer(settled)
@@ -600,8 +609,10 @@ def _deadline_s(wait_s: float) -> float:
 
 
 def _kept(batches: Sequence[EncodedBatch]) -> Sequence[EncodedBatch]:
-    """The batches as they are needed when their append is settled: the records only of delayed messages, which name
-    their topics. The buffer that has the records is another's by then."""
+    """Return the batches as needed when their append is settled: only delayed messages keep their records.
+
+    Their records name the topics. At that time the buffer of the records belongs to another request.
+    """
     return [
         EncodedBatch(
             batch.topic,

@@ -1,20 +1,20 @@
 """Ends the process of a storage actor whose disk has failed, so that Ray starts the process again.
 
-A change of when the process ends belongs here. What a replica does until then is in actors.replica.replica.
+When the process ends belongs here. The replica's behaviour until then is in actors.replica.replica.
 
-After a write or a flush has failed, the kernel may drop what it could not write and report success the next time. So
-the open store is not used again. The next process recovers the store from its directory. Recovery writes the end of the
-log once more and flushes it, before anything counts as stored.
+After a failed write or flush, the kernel may drop the unwritten bytes and report success the next time. So the open
+store is not used again. The next process recovers the store from its directory. Recovery writes the end of the log once
+more and flushes it, before anything counts as stored.
 
-    the disk fails ─▶ appends that wait get StoreFailedError ─▶ the Controller gets the account ─▶ the process ends
+    the disk fails ─▶ waiting appends get StoreFailedError ─▶ the Controller gets the report ─▶ the process ends
                                                                 └── ANSWER_S ──┘
     Ray starts the process ─▶ the store opens, or each call tries again and raises the reason
 
-A process that ends keeps at least RESTART_INTERVAL_S to its start, so a disk that stays broken costs a process in that
-time, and no more.
+A process ends RESTART_INTERVAL_S after its start at the earliest, so a disk that stays broken costs at most one process
+in that time.
 
-A read through a map that fails is no error but the signal SIGBUS, which ends the process at once. `BusErrors` has the
-process leave a note in the store's directory, and has the next process read the files by calls before it maps them:
+A failed read through a map raises no error, but the signal SIGBUS ends the process at once. `BusErrors` makes the
+process leave a note in the store's directory, and makes the next process read the files by calls before it maps them:
 
     SIGBUS ─▶ faulthandler writes "Fatal Python error: Bus error" and the stack to ROOT/fatal ─▶ the process ends
     Ray starts the process ─▶ the note goes to the log ─▶ the files are read by calls
@@ -38,15 +38,15 @@ from storage.files import disk
 from storage.files.read_check import require_readable
 
 ANSWER_S: Final = 1.0
-"""The time from the failure to the end of the process: waiting callers get their answers, the Controller an account."""
+"""The time from the failure to the end of the process, for the answers to callers and the report to the Controller."""
 RESTART_INTERVAL_S: Final = 15.0
 """The shortest life of a process that ends itself."""
 EXIT_CODE: Final = 74
-"""EX_IOERR of sysexits.h. Ray takes any exit that nobody asked for as a death, and starts the actor again."""
+"""EX_IOERR of sysexits.h. Ray treats any unrequested exit as a crash, and starts the actor again."""
 
 FATAL_FILE: Final = "fatal"
 QUIET_S: Final = 600.0
-"""The life of an open store after which bus errors of earlier processes do not count any more."""
+"""The life of an open store after which bus errors of earlier processes no longer count."""
 FATAL_MAX_BYTES: Final = 64 << 10
 _BUS_ERROR: Final = b"Fatal Python error: Bus error"
 
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 def end_delay_s(age_s: float) -> float:
-    """The time in s from a failure of the disk to the end of the process, which is `age_s` old."""
+    """Return the time in s from a failure of the disk to the end of the process, which is `age_s` old."""
     return max(ANSWER_S, RESTART_INTERVAL_S - age_s)
 
 
@@ -78,7 +78,7 @@ class FailedDisk:
         self._is_ending = False
 
     def note_failure(self) -> None:
-        """Have the process end. Does not block; any thread may call it, more than once."""
+        """Schedule the end of the process. Does not block; any thread may call it, more than once."""
         with self._lock:
             if self._is_ending:
                 return
@@ -96,14 +96,15 @@ class FailedDisk:
 
 
 def open_pause_s(bus_errors: int) -> float:
-    """The age in s that a process must have before it opens its store, after so many bus errors in a row."""
+    """Return the age in s that a process must have before it opens its store, after this many bus errors in a row."""
     return 0.0 if bus_errors < 2 else min(RESTART_INTERVAL_S * 2 ** min(bus_errors - 2, 10), QUIET_S)
 
 
 class BusErrors:
     """The bus errors (SIGBUS) that ended the last processes of the store in `root`.
 
-    The constructor logs the newest one, and has this process note its own. `clock_s` and `check` are for tests.
+    The constructor logs the newest bus error, and enables the note of this process. `clock_s` and `check` are for
+    tests.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class BusErrors:
         self._path, self._clock_s, self._check = root / FATAL_FILE, clock_s, check
         self._started_s = clock_s()
         self.count = 0
-        """The bus errors in a row, one for each process."""
+        """The number of successive processes that ended by a bus error."""
         self._is_checked = False
         self._forgetting = threading.Timer(QUIET_S, self.forget)
         self._forgetting.daemon = True
@@ -124,7 +125,7 @@ class BusErrors:
             disk.make_directory(root)
             notes = self._path.read_bytes()[-FATAL_MAX_BYTES:] if self._path.exists() else b""
             self.count = notes.count(_BUS_ERROR)
-            # Kept open for the handler, which can open nothing.
+            # Kept open for the signal handler, which cannot open a file.
             self._notes = self._path.open("ab", buffering=0)
             if not self.count or self._path.stat().st_size > FATAL_MAX_BYTES:
                 self._notes.truncate(0)
@@ -139,8 +140,8 @@ class BusErrors:
     def require_readable(self, directories: Sequence[Path]) -> None:
         """Return if the store in these directories may be opened.
 
-        StoreError if the last process ended by a bus error, and a file cannot be read by calls either; or if that
-        happened to several processes in a row, and this process is younger than `open_pause_s`.
+        StoreError: the last process ended by a bus error, and a file cannot be read by calls either; or several
+        processes in a row ended so, and this process is younger than `open_pause_s`.
         """
         if not self.count or self._is_checked:
             return
@@ -157,11 +158,11 @@ class BusErrors:
         self._forgetting.start()
 
     def forget(self) -> None:
-        """Do not count the bus errors of earlier processes any more."""
+        """Stop counting the bus errors of earlier processes."""
         self._notes.truncate(0)
 
     def close(self) -> None:
-        """Have this process leave no note any more."""
+        """Disable the note of this process."""
         self._forgetting.cancel()
         faulthandler.disable()
         self._notes.close()

@@ -1,12 +1,12 @@
-"""The live settings of one storage actor: what raymq.yaml said, the changes that its broker told, and the sum of both.
+"""The live settings of one storage actor: the values of raymq.yaml, the changes from its broker, and the combination.
 
-A change of how a store learns of live settings belongs here; which settings are live is in raymq.common.config.live.
+How a store gets live settings belongs here; raymq.common.config.live defines which settings are live.
 
 On disk
-    config/liveSettings.json    {"store.file_reserved_time_hours": 48, …}: all changes, as the broker told them last
+    config/liveSettings.json    {"store.file_reserved_time_hours": 48, …}: all changes, as last received from the broker
 
-The broker's state log is the truth. The file lets a store that is opened before its broker answers, or while another
-replica leads, work as it did; the broker tells a store that missed a change as soon as that answers.
+The broker's state log is the truth. With the file a store keeps its settings if it is opened before its broker answers,
+or while another replica leads. The broker sends missed changes to a store as soon as the store answers.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from raymq.common.config.store import StoreOptions, StoreSettings
 
 LIVE_SETTINGS_FILE: Final = "liveSettings.json"
 STORE_SECTIONS: Final = ("store", "replication", "metrics")
-"""The sections with live settings that storage actors obey."""
+"""The sections with live settings that apply to storage actors."""
 
 logger = logging.getLogger(__name__)
 
 
 def changes_for_stores(changes: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
-    """Those of a broker group's changes that its storage actors obey."""
+    """Keep only the changes that apply to storage actors."""
     return {name: value for name, value in changes.items() if name.partition(".")[0] in STORE_SECTIONS}
 
 
 class StoreLiveSettings:
-    """The settings of one storage actor as they are now. `settings` is changed in place: the store's parts share it."""
+    """The current settings of one storage actor. `settings` is changed in place: the store's parts share it."""
 
     def __init__(
         self,
@@ -53,8 +53,10 @@ class StoreLiveSettings:
         self._changes: dict[str, SettingValue] = {}
 
     def read(self, text: str | None) -> None:
-        """Take the changes of the file's text; None if there is no file. A text that is no JSON object counts as none:
-        the broker tells the changes again."""
+        """Apply the changes in the file's text; None if the file does not exist.
+
+        A text that is no JSON object counts as no changes: the broker sends the changes again.
+        """
         try:
             changes = {} if text is None else json.loads(text)
         except ValueError:
@@ -65,7 +67,7 @@ class StoreLiveSettings:
             logger.warning("%s is no JSON object and is not read", LIVE_SETTINGS_FILE)
 
     def take(self, changes: Mapping[str, SettingValue]) -> None:
-        """Have these changes hold, and no others. A change that does not count any more is left out, with a warning."""
+        """Apply exactly these changes. A change that is no longer valid is left out, with a warning."""
         self._changes = changes_for_stores(changes)
         self.now, refused = apply_changes(self._start, self._changes)
         for name, reason in refused.items():
@@ -73,7 +75,9 @@ class StoreLiveSettings:
         self._settings.change(self.now.store, LIVE_SETTINGS["store"])
 
     def store(self, changes: Mapping[str, SettingValue], write: Callable[[str, str], None]) -> None:
-        """As `take`, once `write` has written the file; nothing is written if it says the same already."""
+        """Apply changes as `take`, after `write` has written the file. Writes nothing if the file has the same text
+        already.
+        """
         wanted = changes_for_stores(changes)
         if wanted != self._changes:
             write(LIVE_SETTINGS_FILE, json.dumps(wanted, indent=1, sort_keys=True))

@@ -1,14 +1,15 @@
 """Carries a master's log to a slave over two lanes, in one thread.
 
-A change of how chunks travel between the lanes belongs here; how many may, in actors.core.replica.copy_window.
+The transfer of chunks between the lanes belongs here; the number of chunks in flight in
+actors.core.replica.copy_window.
 
     master ── READ_LOG's answer ──▶ carrier ── APPEND_LOG ──▶ slave
        ▲                               │ ◀── once it is on disk ──┘
        └── ACK_LOG, or next READ_LOG ──┘
 
-A chunk is sent on in the memory into which it was received. What the slave has on its disk is told at once: with the
-next READ_LOG, or, while one waits at the master already, by an ACK_LOG. An empty chunk is sent on, too: the slave
-learns from it that the master is there, and what consumers may see.
+A chunk is forwarded from the memory into which it was received. The offset on the slave's disk is sent at once: with
+the next READ_LOG or, while a READ_LOG waits at the master, by an ACK_LOG. An empty chunk is forwarded, too: it shows
+the slave that the master is alive, and what consumers may see.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from storage.replication.log_chunks import CHUNK_MAX_BYTES
 REPLICATE_CALL_TIMEOUT_S: Final = 10.0
 REPLICATE_LONG_POLL_S: Final = 2.0
 LATE_S: Final = 0.5
-"""The lateness of a chunk after which the slave's master is checked, and the interval of the checks."""
+"""How late an answer must be before the slave's master is checked, and the interval of the checks."""
 
 
 class LogCarrier:
-    """Carries chunks from `master` to `slave`, which is `replica` and follows as `following` says, from `position` on.
+    """Carries chunks from `master` to `slave`, which is `replica`, according to `following`, from `position` on.
 
-    `is_followed` says if the slave still does. `on_copied` is called with the bytes of each chunk that is on the
-    slave's disk. `flow_bytes_s`: the most bytes per second, None for no limit.
+    `is_followed` returns whether the slave still follows. `on_copied` is called with the bytes of each chunk that is on
+    the slave's disk. `flow_bytes_s`: the most bytes per second, None for no limit.
     """
 
     def __init__(
@@ -69,15 +70,14 @@ class LogCarrier:
         self._window = CopyWindow(position)
         self._append_head = encode_append_log(following.epoch)
         self._asked_s = 0.0
-        """When the master was asked last."""
+        """When the master was last asked."""
         self._sent_s = 0.0
-        """When the slave began with the chunk that it has not answered."""
+        """When the slave began with its unanswered chunk."""
 
     def run(self) -> None:
         """Carry chunks until the slave follows another master, or `stopping` is set.
 
-        RaymqError: a call failed, which it does when a role changes, or a lane broke. What the slave has then, it knows
-        itself.
+        RaymqError: a call failed, as after a change of roles, or a lane broke. The slave itself has its end offset.
         """
         poll = select.poll()
         lanes = {
@@ -101,7 +101,7 @@ class LogCarrier:
             ) from error
 
     def _tell(self) -> None:
-        """Tell the master how far the slave is, and ask it for a chunk if one may come now."""
+        """Send the slave's offset to the master, and request a chunk if one may come now."""
         window, following = self._window, self._following
         asks = window.may_ask
         if not asks and not window.must_tell:
@@ -126,7 +126,7 @@ class LogCarrier:
         window.told(asked=asks)
 
     def _take_chunk(self) -> None:
-        """Send the chunk that has come on to the slave."""
+        """Forward the received chunk to the slave."""
         now_s = time.monotonic()
         answer = self._master.receive_next(now_s + REPLICATE_CALL_TIMEOUT_S)
         _, data = decode_chunk(answer.payload)
@@ -137,7 +137,7 @@ class LogCarrier:
         self._tell()
 
     def _take_copied(self) -> None:
-        """Note what the slave has on its disk now."""
+        """Record what the slave has on its disk now."""
         now_s = time.monotonic()
         while True:
             answer = self._slave.receive_next(now_s + REPLICATE_CALL_TIMEOUT_S)
@@ -152,9 +152,9 @@ class LogCarrier:
         self._tell()
 
     def _check_late(self) -> bool:
-        """Look after an answer that is missing. False if the slave follows another master meanwhile.
+        """Check a missing answer. Returns False if the slave follows another master now.
 
-        RequestTimeoutError if the master or the slave stands still.
+        RequestTimeoutError: the master or the slave hangs.
         """
         now_s, window = time.monotonic(), self._window
         if window.under_way and now_s - self._sent_s >= REPLICATE_CALL_TIMEOUT_S:

@@ -1,14 +1,14 @@
-"""The log's way between replicas over lanes: the storage actors' side.
+"""The transfer of the log between replicas over lanes: the storage actors' side.
 
-A change of what READ_LOG, ACK_LOG and APPEND_LOG do at a storage actor belongs here; their bytes are in
-raymq.remoting.lane.log_chunks, and what they mean is in actors.replica.replica.
+The handling of READ_LOG, ACK_LOG and APPEND_LOG at a storage actor belongs here; their bytes are in
+raymq.remoting.lane.log_chunks, and their meaning is in actors.replica.replica.
 
     READ_LOG     at a master: notes what the follower has, and is answered with a chunk as soon as the log has more.
                  Read by the lane's thread, which has just written it; by another one for a follower far behind
     ACK_LOG      at a master: notes what the follower has, which may take a small chunk now
     APPEND_LOG   at a slave: written by the lane's thread; answered, in order, once it is on disk
 
-While one of them waits it holds no thread. Nothing survives the process.
+A waiting frame occupies no thread. Nothing survives the process.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from raymq.remoting.lane.server import Handler, LaneServer
 from storage.replication.epochs import EpochEntry, LogChunk
 
 NEAR_BYTES: Final = 16 << 20
-"""The bytes in front of the end of the log that are in memory for certain, so that reading them takes little time."""
+"""The bytes before the end of the log that are certainly in memory, so that reading them is fast."""
 READ_LOG_WAIT_MAX_S: Final = 30.0
 """The longest wait of a READ_LOG."""
 APPEND_LOG_TIMEOUT_S: Final = 10.0
-"""Bounds the wait for the disk of a slave."""
+"""Limits the wait for a slave's disk."""
 
 
 class Plane(Protocol):
@@ -75,17 +75,17 @@ class _Copy:
 
 
 class LogLanes:
-    """The frames of the log at one replica. Its methods are for the lane's thread, but for the listener."""
+    """The frames of the log at one replica. Its methods are for the lane's thread, except the listener."""
 
     def __init__(self, plane: Plane, replica: Replica) -> None:
         self._plane, self._replica = plane, replica
         self._reads: dict[int, _Read] = {}
-        """The READ_LOGs that wait, by follower."""
+        """The waiting READ_LOGs, by follower."""
         self._copies: deque[_Copy] = deque()
-        """The APPEND_LOGs that wait, in their order."""
+        """The waiting APPEND_LOGs, in order."""
         self._deadline: Timer | None = None
         self._is_looking = False
-        """True while `_look` is about to be called."""
+        """True while a call of `_look` is scheduled."""
         self.handlers: Mapping[int, Handler] = {
             Kind.READ_LOG: self._read_log,
             Kind.ACK_LOG: self._ack_log,
@@ -95,14 +95,14 @@ class LogLanes:
         replica.call_on_log(self._note_move)
 
     def _note_move(self) -> None:
-        """The log, what is on disk, or the role may have changed. Called by any thread."""
+        """Note that the log, the disk, or the role may have changed. Called by any thread."""
         if (self._reads or self._copies) and not self._is_looking:
             self._is_looking = True
             self._plane.server.loop.call_soon(self._look)
 
     def _look(self) -> None:
-        """Answer what need not wait any more."""
-        self._is_looking = False  # before the look: what moves meanwhile has them looked at again
+        """Answer every frame that need not wait any more."""
+        self._is_looking = False  # Reset before checking, so that progress in between schedules another call.
         for read in list(self._reads.values()):
             self._try_read(read, last=False)
         self._answer_copies()
@@ -128,7 +128,7 @@ class LogLanes:
             acked = decode_read_log(request.payload)
             self._replica.note_request(_request_of(acked))
         except NotMasterError:
-            return  # the follower's READ_LOG is told
+            return  # the follower's READ_LOG reports the error
         finally:
             request.drop()
         read = self._reads.get(acked.follower)
@@ -137,8 +137,9 @@ class LogLanes:
             self._try_read(read, last=False)
 
     def _try_read(self, read: _Read, *, last: bool) -> None:
-        """Answer a READ_LOG if the log has more, if this replica leads no more, if its disk has failed, or if this is
-        the last look."""
+        """Answer a READ_LOG if the log has grown, this replica no longer leads, its disk has failed, or `last` is
+        set.
+        """
         asked = read.asked
         try:
             beyond = self._replica.log_beyond(asked.epoch, asked.next_offset)
@@ -151,8 +152,8 @@ class LogLanes:
             if not failure:
                 return
             if beyond <= 0:
-                # Another replica leads soon. A follower that goes on waiting here learns that late, and until then the
-                # new master has too few copies to acknowledge anything.
+                # Another replica leads soon. A follower that kept waiting here would notice that late. Until then the
+                # new master would have too few copies to acknowledge anything.
                 self._end(read)
                 read.request.fail(ServiceNotAvailableError(f"the log does not grow any more: {failure}"))
                 return
@@ -177,7 +178,7 @@ class LogLanes:
         read.request.answer(encode_chunk_head(head), chunk.data)
 
     def _end(self, read: _Read) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         if self._reads.get(read.asked.follower) is read:
             del self._reads[read.asked.follower]
         self._cancel(read)
@@ -198,7 +199,7 @@ class LogLanes:
         self._answer_copies()
 
     def _answer_copies(self) -> None:
-        """Answer the APPEND_LOGs that are on disk, in their order."""
+        """Answer the APPEND_LOGs that are on disk, in order."""
         while self._copies:
             copy = self._copies[0]
             try:

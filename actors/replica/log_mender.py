@@ -3,10 +3,10 @@
     holes ─▶ log_part of the other replica ─▶ mend_log: checked, written in place, on disk ─▶ the next part
                                           └─▶ note_lacking: the other replica has no intact bytes for the rest
 
-A change of when damage is mended belongs here; how bytes are checked and written, in storage.replication.mend. A
-Replicator mends before it copies, so a slave acknowledges nothing with damage that its master can mend, and looks for
-new damage every MEND_INTERVAL_S. A part is a few whole records, so a large hole needs little memory. Nothing here
-survives the process, and everything it calls is safe to repeat.
+When damage is mended belongs here; how bytes are checked and written, in storage.replication.mend. A Replicator mends
+before it copies, so a slave acknowledges nothing with damage that its master can mend. It checks for new damage every
+MEND_INTERVAL_S. A part is a few whole records, so a large hole needs little memory. Nothing here survives the process,
+and everything it calls is safe to repeat.
 
 May wait for: Storage.
 """
@@ -39,14 +39,14 @@ class StorageCalls(Protocol):
 def mend_both(master: StorageCalls, slave: StorageCalls, following: Following, replica: int) -> int:
     """Mend the log of a slave, which is `replica`, then its master's. Returns the number of bytes that were replaced.
 
-    RaymqError: a call failed, which it does when a role changes. What was mended until then stays mended.
+    RaymqError: a call failed, as after a change of roles. Mended ranges stay mended.
     """
     mended = _mend(slave, master, following.epoch, following.master)
     return mended + _mend(master, slave, following.epoch, replica)
 
 
 def _mend(damaged: StorageCalls, other: StorageCalls, epoch: int, replica: int) -> int:
-    """Mend one log by the bytes of another one, which is the same, and is that of `replica`."""
+    """Mend one log with the bytes of another, equal log, the log of `replica`."""
     holes: tuple[Hole, ...] = damaged.call("log_holes", timeout_s=MEND_CALL_TIMEOUT_S)
     mended = 0
     for hole in holes[:HOLES_MAX]:
@@ -60,8 +60,7 @@ def _mend(damaged: StorageCalls, other: StorageCalls, epoch: int, replica: int) 
 
 
 def _mend_hole(damaged: StorageCalls, other: StorageCalls, epoch: int, replica: int, hole: Hole) -> int:
-    """Mend one hole part by part, and have its log note each rest that the other log lacks, too. Returns the number of
-    bytes that were replaced."""
+    """Mend one hole part by part, and report each rest that the other log lacks, too. Returns the replaced bytes."""
     position, rest, mended = hole.offset, hole.offset, 0
     while position < hole.end_offset:
         left = hole.end_offset - position

@@ -1,22 +1,22 @@
 """One replica of a broker group of several: a store that leads, follows, or is fenced.
 
-A change of what a replica does with its store in a role belongs here; the decisions about roles and copies are in
-actors.core.replica. Free of Ray: `actors.replica.storage_actor` is its shell.
+What a replica does with its store in a role belongs here; the decisions about roles and copies are in
+actors.core.replica. Free of Ray: `actors.replica.storage_actor` is the actor around it.
 
     master     append ──┬─▶ flush ──────────────────────────────────────▶ both are there ──▶ acknowledge
                         └─▶ chunks for the followers, who flush them and say so ──┘
     slave      align with the master's epochs (cut what differs) ──▶ append its chunks, ask for more
 
-Followers get what the master has written, so that all disks flush at the same time. After a power cut a master may so
-have less than they. That is safe for three reasons: it is acknowledged and shown only when the master's own disk has
-it, too; a master that was started again never leads on in its epoch (actors.core.replica.role), and a follower cuts
-what the next epoch's master does not have; and in one epoch no follower cuts anything, because it never has more than
-its master gives. With fixed roles they get only what is on the master's disk: there a copy that is longer than the
-master's log shows that its disk has lost messages (placement.election).
+Followers get what the master has written, so that all disks flush at the same time. So after a power cut a master may
+have less than its followers. That is safe for three reasons: a message is acknowledged and shown only when the master's
+own disk has it, too; a restarted master never continues to lead in its epoch (actors.core.replica.role), and a follower
+cuts what the next epoch's master does not have; and in one epoch no follower cuts anything, because it never has more
+than its master gives. With fixed roles followers get only what is on the master's disk: there a copy that is longer
+than the master's log shows that its disk has lost messages (placement.election).
 
-A replica whose disk has failed leads no more, whatever its lease says: it acknowledges and shows nothing, answers
-appends with NotMasterError, and says so in its account, so that the Controller elects another at once. Its process is
-started again soon (actors.replica.failed_disk): only what recovery reads from the disk counts then.
+A replica whose disk has failed stops leading, whatever its lease: it acknowledges and shows nothing, answers appends
+with NotMasterError, and reports the failure, so that the Controller elects another replica at once. Its process is
+restarted soon (actors.replica.failed_disk): then only what recovery reads from the disk counts.
 
 Consumers see messages up to the confirm offset, which every member of the sync-state set has
 (actors.core.replica.sync_state). Between a start and the first order, the replica is fenced: it neither appends nor
@@ -25,9 +25,9 @@ shows messages.
 These survive a crash, on disk beside the store: the epochs and the highest confirm offset
 (storage.replication.epoch_file), the directory's id and the newest sync-state set that it knows
 (storage.replication.replica_files). An epoch is on disk before its master accepts the first append, and a confirm
-offset before an account reports it. A log that ends before that offset lacks acknowledged messages: this replica says
-so in its account and is elected only if no other has them. In turn it refuses to be cut below that offset by a master
-that lacks acknowledged messages: it keeps its bytes, does not follow, and its account has the reason.
+offset before it is reported. A log that ends before that offset lacks acknowledged messages: the replica reports this,
+and is elected only if no other replica has them. A replica also refuses to be cut below that offset by a master that
+lacks acknowledged messages: it keeps its bytes, does not follow, and reports the reason.
 """
 
 from __future__ import annotations
@@ -110,10 +110,10 @@ ORDER_WAIT_S: Final = 0.3
 UNFLUSHED_MAX_BYTES: Final = 16 << 20
 """The most bytes that a slave far behind may have written and not flushed."""
 MASTER_SILENT_AFTER_S: Final = 4.0
-"""A slave that got no chunk for so long is cut off from its master, which would have sent two empty ones."""
+"""A slave that gets no chunk for this time is cut off from its master, which would have sent two empty ones."""
 
 LOGGED_TOPICS_MAX: Final = 10
-"""The deleted topics that a line of the log names."""
+"""The most deleted topics that one log message names."""
 
 T = TypeVar("T")
 
@@ -149,19 +149,19 @@ class Replica:
         self._on_log: Callable[[], None] | None = None
         self._on_failure: Callable[[], None] = lambda: None
         self._readers = 0
-        """The calls that wait for the log to grow."""
+        """The number of calls that wait for the log to grow."""
         self._store = self._open()
         try:
             self._epochs = EpochFile(settings.store_path_root_dir)
             self._files = ReplicaFiles(ConfigFiles(settings.store_path_root_dir))
             self._confirm_file = ConfirmFile(settings.store_path_root_dir)
         except BaseException:
-            self._store.close()  # else nobody could open the directory again
+            self._store.close()  # otherwise no process could open the directory again
             raise
         self._confirm_turn = threading.Lock()
         """Held around a write of the confirm file, during which `_changed` is free."""
         self._confirmed = ConfirmFloor(0, 0)
-        """The highest confirm offset that this process has learned while it led or followed, and the epoch then."""
+        """The highest confirm offset that this process has received while it led or followed, and the epoch then."""
         self._caught_up = False
         """True once this process has led, or has had everything that its master had confirmed."""
         self._shared_holes: frozenset[int] = frozenset()
@@ -187,20 +187,21 @@ class Replica:
         return store
 
     def call_on_failure(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called, by whatever thread, once the disk has failed; at once if it has.
+        """Register `callback`, called by any thread once the disk has failed; at once if it has.
 
-        It must not block, and may be called more than once."""
+        It must not block, and may be called more than once.
+        """
         self._on_failure = callback
         self._store.call_on_failure(callback)
 
     @property
     def disk_failure(self) -> str:
-        """How the disk failed; empty while it works, and again once the store is opened anew."""
+        """The failure of the disk; empty while the disk works, and again after the store is reopened."""
         return self._store.failure
 
     @property
     def _may_acknowledge(self) -> bool:
-        """True if this replica leads, with a lease, and its disk works. It is false after an account with `failed`."""
+        """True if this replica leads, with a lease, and its disk works. False after a report with `failed`."""
         return self._role.leads(self._clock_s()) and not self._store.failure
 
     @property
@@ -215,12 +216,12 @@ class Replica:
             return self._store
 
     def change_slave_timeout(self, timeout_s: float) -> None:
-        """Have appends wait so long for their copies from now on (slave_timeout_ms, a live setting)."""
+        """Set how long appends wait for their copies (slave_timeout_ms, a live setting)."""
         self._rules = replace(self._rules, slave_timeout_s=timeout_s)
 
     @property
     def any_store(self) -> MessageStore:
-        """The store, for its status and its config files, whatever the role."""
+        """Return the store, for its status and its config files, in any role."""
         return self._store
 
     def fetch(self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float) -> list[FetchResult]:
@@ -231,7 +232,7 @@ class Replica:
         with self._changed:
             routing, store = self._read_routing(), self.store
         results = store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=not routing.is_master)
-        if not routing.others:  # no answer depends on what is in memory
+        if not routing.others:  # without other storage actors, no answer depends on what is in memory
             return results
         return [
             routing.route(
@@ -260,7 +261,7 @@ class Replica:
 
     @property
     def polls(self) -> LongPolls:
-        """Those who wait for messages of queues; errors as of `store`."""
+        """The waiting fetches of the store, by queue; errors as of `store`."""
         return self.store.polls
 
     def _read_routing(self) -> ReadRouting:
@@ -281,7 +282,7 @@ class Replica:
                 raise NotMasterError(self._broker_name, self._role.epoch)
 
     def account(self) -> ReplicaState:
-        """This replica's account of itself, for the Controller. The confirm offset in it is on disk on return."""
+        """Return this replica's state report for the Controller. The confirm offset in it is on disk on return."""
         self._remember_confirmed()
         with self._changed:
             end = self._store.stored_offset
@@ -309,8 +310,11 @@ class Replica:
             )
 
     def _remember_confirmed(self) -> None:
-        """Write the highest confirm offset to disk, if it has moved. If the disk fails, the account says so and has the
-        offset before. It has that offset on a full disk, too, which has not failed."""
+        """Write the highest confirm offset to disk, if it has moved.
+
+        If the disk fails, the report has the failure and the previous offset. On a full disk, which has not failed, the
+        report also has the previous offset.
+        """
         with self._confirm_turn:
             with self._changed:
                 confirmed = self._confirmed
@@ -321,14 +325,16 @@ class Replica:
                     self._store.fail(error)
 
     def _give_up_confirmed(self, epoch: int, physical_offset: int) -> None:
-        """Forget that messages from an offset on were confirmed: in `epoch` the group goes on without them. OSError."""
+        """Forget that messages from an offset on were confirmed: in `epoch` the group continues without them.
+        OSError.
+        """
         with self._confirm_turn:
             with self._changed:
                 self._confirmed = ConfirmFloor(epoch, physical_offset)
             self._confirm_file.reset(self._confirmed)
 
     def _note_confirmed(self, physical_offset: int) -> None:
-        """Note the confirm offset of the epoch in which this replica leads or follows."""
+        """Record the confirm offset of the epoch in which this replica leads or follows."""
         if physical_offset > self._confirmed.offset:
             self._confirmed = ConfirmFloor(self._role.epoch, physical_offset)
 
@@ -340,7 +346,7 @@ class Replica:
     # Orders of the Controller
 
     def obey(self, order: Order | None, newest: SyncStateSet | None) -> ReplicaState:
-        """Carry out an order, unless it comes too late, and store the set. Returns the account after that.
+        """Carry out an order, unless it is outdated, and store the set. Returns the state report afterwards.
 
         While the log is being aligned, which may take long, Lead and Follow are left out: the Controller repeats them.
         """
@@ -352,13 +358,13 @@ class Replica:
         except NotMasterError as error:
             logger.info("%s replica %d does not carry out %s: %s", self._broker_name, self._replica, order, error)
         except OSError as error:
-            # A set or an epoch is not on disk: the account says that this replica has failed.
+            # A set or an epoch is not on disk: report that this replica has failed.
             self._refuse_without_room(error)
             self._store.fail(error)
         return self.account()
 
     def _refuse_without_room(self, error: OSError) -> None:
-        """StoreNotWritableError if `error` is that of a full disk, which has not failed."""
+        """Raise StoreNotWritableError if `error` means a full disk, which has not failed."""
         if is_want_of_space(error):
             root = self._settings.store_path_root_dir
             raise StoreNotWritableError(f"the disk of {root} has no room for a small file: {error}") from error
@@ -438,27 +444,29 @@ class Replica:
     # The master's side
 
     def append(self, batches: Sequence[EncodedBatch], epoch: int | None = None) -> list[AppendResult]:
-        """Store batches as MessageStore.append does, and wait until the other replicas have them as the rules say.
+        """Store batches as MessageStore.append does, and wait until as many replicas have them as the rules require.
 
         If none of them waits (wait_store_msg_ok), the number of replicas in sync does not matter. NotMasterError and
-        InSyncReplicasError are raised before anything is written. The status is FLUSH_SLAVE_TIMEOUT when the others
-        were too slow. ServiceNotAvailableError when this replica was replaced while it waited: it is unknown then
-        whether the batches stay stored, and sending them again is safe.
+        InSyncReplicasError are raised before anything is written. The status is FLUSH_SLAVE_TIMEOUT if other replicas
+        were too slow. ServiceNotAvailableError: this replica was replaced during the wait; it is unknown whether the
+        batches stay stored, and sending them again is safe.
         """
         return self._append(epoch, lambda store, acks: store.append(batches, acks=acks))
 
     def start_append(self, batches: Sequence[EncodedBatch], epoch: int | None = None) -> StartedAppend:
-        """Do as `append` does, and do not wait (MessageStore.start_append). Copies that arrive are progress."""
+        """Start an append as `append` does, without waiting (MessageStore.start_append). Arriving copies are
+        progress.
+        """
         return self._append(epoch, lambda store, acks: store.start_append(batches, acks=acks))
 
     def start_end(self, end: EndTransaction, *, require_topic: Callable[[str], None]) -> StartedAppend:
-        """End a transaction (TransactionService.start_end), and do not wait. Errors as of `append`, too."""
+        """End a transaction (TransactionService.start_end) without waiting. Errors as of `append`, too."""
         return self._append(
             None, lambda store, acks: store.transactions.start_end(end, require_topic=require_topic, acks=acks)
         )
 
     def end_transaction(self, end: EndTransaction, *, require_topic: Callable[[str], None]) -> EndResult:
-        """Do as `start_end` does, and wait."""
+        """End a transaction as `start_end` does, and wait."""
         return self._append(
             None, lambda store, acks: store.transactions.end(end, require_topic=require_topic, acks=acks)
         )
@@ -467,7 +475,7 @@ class Replica:
         with self._changed:
             self._role.check_append(epoch, self._clock_s())
             if self._store.failure:
-                # Its lease is given up: another replica leads soon, and takes the same append.
+                # Its lease is given up: another replica leads soon, and takes this append.
                 raise NotMasterError(self._broker_name, self._role.epoch)
             assert self._sync is not None
             led, in_sync = self._role.epoch, len(self._sync.in_sync(self._clock_s()))
@@ -478,7 +486,9 @@ class Replica:
         return append(store, ReplicaAcks(not_enough, has_copies, self._rules.slave_timeout_s))
 
     def add_progress_listener(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called when started appends may have become settled (MessageStore.add_progress_listener)."""
+        """Register `callback`, called when started appends may have become settled
+        (MessageStore.add_progress_listener).
+        """
         self._on_progress.append(callback)
         self._store.add_progress_listener(callback)
 
@@ -510,11 +520,11 @@ class Replica:
 
     @property
     def _given_end(self) -> int:
-        """The end of what followers get."""
+        """Return the end of what followers get."""
         return self._store.stored_offset if self._rules.fixed_roles else self._store.written_offset
 
     def read_log(self, request: LogRequest, max_bytes: int, wait_s: float) -> LogChunk:
-        """The chunk of the log that a follower requests; waits up to `wait_s` for records.
+        """Return the chunk of the log that a follower requests, after waiting up to `wait_s` for records.
 
         NotMasterError unless this replica leads the request's epoch; DataLossError for what retention has deleted;
         StoreCorruptError for damaged bytes that a replica may still mend.
@@ -532,7 +542,7 @@ class Replica:
         return self.chunk_at(epoch, physical_offset, max_bytes)
 
     def note_request(self, request: LogRequest) -> None:
-        """Note what a follower has on its disk. NotMasterError unless this replica leads the request's epoch."""
+        """Record what a follower has on its disk. NotMasterError unless this replica leads the request's epoch."""
         with self._changed:
             self._role.check_asked(request.epoch)
             assert self._sync is not None
@@ -542,8 +552,9 @@ class Replica:
             self._show_confirmed()
 
     def log_beyond(self, epoch: int, physical_offset: int) -> int:
-        """The bytes of the log that a follower at an offset does not have. NotMasterError unless this replica leads
-        `epoch`."""
+        """Return the bytes of the log that a follower at an offset lacks. NotMasterError unless this replica leads
+        `epoch`.
+        """
         with self._changed:
             self._role.check_asked(epoch)
             return self._given_end - physical_offset
@@ -579,12 +590,14 @@ class Replica:
             )
 
     def call_on_log(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called, by whatever thread, when the log may have grown. It must not block. A change of the
-        role is progress (`add_progress_listener`)."""
+        """Register `callback`, called by any thread when the log may have grown. It must not block.
+
+        A change of the role is progress (`add_progress_listener`).
+        """
         self._on_log = callback
 
     def _note_log(self) -> None:
-        """The log may have grown. Called by any thread; not under a lock, unless it is `_changed`."""
+        """Note that the log may have grown. Called by any thread, under no lock but `_changed`."""
         if self._on_log is not None:
             self._on_log()
         if self._readers:
@@ -619,8 +632,9 @@ class Replica:
     # The follower's side
 
     def following(self, wait_s: float) -> Following | None:
-        """The master that this replica follows, and the next offset to read; None if it follows none within
-        `wait_s`."""
+        """Return the master that this replica follows, and the next offset to read; None if there is none within
+        `wait_s`.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._role.role is ReplicaRole.SLAVE or self._closed, wait_s)
             if self._role.role is not ReplicaRole.SLAVE or self._role.master is None:
@@ -765,11 +779,11 @@ class Replica:
             self._order_lock.release()
 
     def _copied(self, chunk: LogChunk) -> Copied:
-        """The answer to a chunk that was appended."""
+        """Build the answer to an appended chunk."""
         return Copied(self._store.chunks.append_offset, self._store.stored_offset, len(chunk.data))
 
     def copied(self, epoch: int, end_offset: int) -> int | None:
-        """The end of what is on disk, if it has all before `end_offset`, which was appended; else None.
+        """Return the end of the log on disk, if everything before `end_offset` is on disk; else None.
 
         NotMasterError unless it follows in `epoch`. StoreFailedError: the disk failed.
         """
@@ -798,7 +812,7 @@ class Replica:
         return False
 
     def _show_chunk(self, chunk: LogChunk) -> None:
-        """Show consumers what the chunk's master has confirmed."""
+        """Show consumers the messages that the chunk's master has confirmed."""
         with self._changed:
             self._last_chunk_s = self._clock_s()
             if chunk.confirm_offset >= self._shown_from:
@@ -829,7 +843,7 @@ class Replica:
         return self._store.holes
 
     def _hole_bytes(self) -> int:
-        """The damaged bytes that another replica may have; what its own master lacks, too, is not counted."""
+        """Return the damaged bytes that another replica may have; bytes that its own master lacks are not counted."""
         return sum(hole.size for hole in self._store.holes if hole.offset not in self._shared_holes)
 
     def read_part(self, epoch: int, physical_offset: int, size: int) -> tuple[int, bytes] | None:
@@ -867,7 +881,7 @@ class Replica:
                 self._shared_holes |= {physical_offset}
 
     def _check_same_log(self, epoch: int) -> None:
-        """NotMasterError unless this replica leads in `epoch`, or follows in it and has cut what differs."""
+        """Raise NotMasterError unless this replica leads in `epoch`, or follows in it with an aligned log."""
         if self._role.role is ReplicaRole.SLAVE and self._aligned:
             self._role.check_chunk(epoch)
         else:
@@ -899,12 +913,14 @@ class Replica:
         return next((e for e in reversed(self._epochs.entries) if e.start_offset <= physical_offset), None)
 
     def _epoch_at(self, end_offset: int) -> int:
-        """The epoch of the last record before `end_offset`; 0 if there is none, or it was stored without an epoch."""
+        """Return the epoch of the last record before `end_offset`; 0 if there is none, or it was stored without an
+        epoch.
+        """
         entry = self._entry_at(end_offset - 1)
         return 0 if entry is None else entry.epoch
 
     def status(self) -> dict[str, Any]:
-        """Role, epoch, set and lag, for `raymq status`."""
+        """Return role, epoch, set and lag, for `raymq status`."""
         account = self.account()
         newest = account.sync_state_set
         in_sync = account.in_sync or (newest.members if newest is not None else ())

@@ -77,13 +77,13 @@ from storage.replication.epochs import EpochHistory, LogChunk, SyncStateSet
 from storage.retention.cleaner import HOLDS_FILE
 
 FRAME_OVERHEAD_BYTES: Final = 16 << 20
-"""The most that a lane's frame has beside the bodies or records that the settings allow."""
+"""The most bytes of a lane's frame beside the bodies or records that the settings allow."""
 APPEND_THREADS: Final = 8
 FETCH_THREADS: Final = 32
 CONTROL_THREADS: Final = 4
 ORDER_THREADS: Final = 4
 OPEN_PAUSE_FACTOR: Final = 4
-"""After an attempt to open the store has failed, no other is made for so many times its length."""
+"""After a failed attempt to open the store, the pause before the next one, as a multiple of the attempt's length."""
 REPLICATE_THREADS: Final = 12
 """A long poll of each follower, of which there are at most eight, and their other calls."""
 
@@ -91,7 +91,7 @@ logger = logging.getLogger(__name__)
 
 
 class Storage:
-    """The shell around one MessageStore."""
+    """The actor around one MessageStore."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Storage:
         self._append_limit = AppendLimit(settings.send_queue_capacity)
         self._failed_disk = FailedDisk(str(name))
         self._bus_errors = BusErrors(self._settings.store_path_root_dir)
-        # A store that did not open: the reason, and the time (time.monotonic) before which it is not tried again.
+        # If the store did not open: the reason, and the time (time.monotonic) of the next attempt.
         self._not_open: RaymqError | None = None
         self._open_again_s = 0.0
         self._live = StoreLiveSettings(self._settings, replication, None if metrics is None else metrics.options)
@@ -125,7 +125,8 @@ class Storage:
         try:
             self._open()
         except RaymqError as error:
-            # An actor whose constructor raises is dead for good. Instead each call tries again, and raises the reason.
+            # If a constructor raised, the actor would be dead for good. Instead each call retries, and raises the
+            # reason.
             logger.error("%s cannot open its store: %s", name, error)
         figures = StorageMetrics(self._store_for_metrics, lambda: self._append_limit.under_way, self._requests)
         self._metrics = MetricsThread(
@@ -145,8 +146,11 @@ class Storage:
             return self._present_store
 
     def _open_source(self) -> None:
-        """Open the store, or the replica, unless it is open. A store that took long to refuse is not tried again for a
-        while: recovery reads much of the log, and every call of the actor would read it again."""
+        """Open the store, or the replica, unless it is open.
+
+        If opening failed slowly, it is not retried for a while: recovery reads much of the log, and every call of the
+        actor would read it again.
+        """
         if self._store is not None or self._replica is not None:
             return
         started_s = time.monotonic()
@@ -215,7 +219,7 @@ class Storage:
         return self._present_store
 
     def _requests(self) -> Sequence[RequestFigures]:
-        """The requests that wait for a thread of the lanes."""
+        """Return the figures of requests that wait for a thread of the lanes."""
         lanes = self._lanes
         return [] if lanes is None else lanes.requests()
 
@@ -255,7 +259,7 @@ class Storage:
         )
         config = ConfigFiles(self._settings.store_path_root_dir)
         if config.read(HOLDS_FILE) is None:
-            # Until a snapshot of the broker's state is here, retention keeps what it is made from.
+            # Until a snapshot of the broker's state exists here, retention keeps the records from which it is made.
             config.write(HOLDS_FILE, json.dumps({STATE_TOPIC: {"0": 0}}))
         name, learner = self._name, self._name.replica >= options.replicas - options.learners
         return Replica(name.broker_name, name.replica, self._settings, rules, self._open_store, learner=learner)
@@ -290,7 +294,7 @@ class Storage:
         with self._append_limit.enter():
             self._deleted.check(batches)
             results = store.append(batches) if self._replica is None else self._replica.append(batches)
-            self._deleted.check(batches)  # deleted meanwhile: then nobody will see them
+            self._deleted.check(batches)  # deleted in the meantime: nobody will see the messages
             return results
 
     @ray.method(concurrency_group="append")
@@ -388,7 +392,7 @@ class Storage:
         NotMasterError, before anything was changed.
         """
         store = self._master_store()
-        # A replica knows only the topics that were deleted while it led.
+        # A replica has only the deletions of topics from the time when it led.
         deleted = [topic for topic in topics if topic in self._deleted or self._replica is not None]
         for topic in deleted:
             store.delete_topic(topic)
@@ -414,7 +418,7 @@ class Storage:
         """Replace a file in `config/`, keeping the one before as `.bak`."""
         self._open().write_config(name, text)
         if name == TOPICS_FILE and self._replica is not None:
-            # The broker's snapshot: what it does not list was deleted, which the log does not say.
+            # The broker's snapshot lacks deleted topics; the log does not record their deletion.
             self._replica.delete_topics_before(*topics_of_state(text))
 
     @ray.method(concurrency_group="control")
@@ -430,7 +434,7 @@ class Storage:
             self._follow_settings()
 
     def _follow_settings(self) -> None:
-        """Have live settings take effect where nobody reads them. Called with the lock."""
+        """Apply live settings that are not read at each use. Called with the lock."""
         now = self._live.now
         self._append_limit.capacity = now.store.send_queue_capacity
         if self._lanes is not None:
@@ -554,7 +558,9 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def close(self) -> None:
-        """Flush, write the checkpoint, and release the directory. Later calls answer that the store is closed."""
+        """Flush, write the checkpoint, and release the directory. Later calls raise an error that the store is
+        closed.
+        """
         if self._metrics is not None:
             self._metrics.close()
         if self._lanes is not None:

@@ -1,7 +1,6 @@
-"""The transaction methods of the Broker actor: a round of checks, and handing the checks to producers that ask.
+"""The transaction methods of the Broker actor: runs rounds of checks, and gives the checks to producers that poll.
 
-Nothing of this survives the broker, and nothing has to: the store knows which half messages are open, and how often
-they were asked about.
+Nothing here has to survive the broker: the store has the open half messages, and the number of their checks.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from raymq.common.names import CHECK_MAX_TIME_TOPIC, check_group
 from raymq.common.protocol.transactions import CheckRound, TransactionCheck
 
 CHECK_ROUND_MAX_S: Final = 60.0
-"""A round that takes longer ends; the next one goes on."""
+"""A round that takes longer ends; the next one continues."""
 
 
 class ControlsStore(Protocol):
@@ -26,7 +25,7 @@ class ControlsStore(Protocol):
 
 
 class TransactionMethods:
-    """One part of the Broker, which inherits it, so that these are methods of the actor. Thread-safe."""
+    """The part of the Broker for transactions; the actor inherits its methods. Thread-safe."""
 
     def __init__(self, store: ControlsStore, make_topic: Callable[[str], None]) -> None:
         """`make_topic` makes the topic of given-up messages readable."""
@@ -35,17 +34,17 @@ class TransactionMethods:
         self._checks_lock = threading.Lock()
 
     def take_transaction_checks(self, group: str, client_id: str) -> list[TransactionCheck]:
-        """The next checks for a live producer of `group`, which is live because it asks. IllegalNameError."""
+        """Return the next checks for a producer of `group`, which is live because it polls. IllegalNameError."""
         with self._checks_lock:
             return self._checks.take(check_group(group), client_id, time.monotonic())
 
     def leave_transaction_checks(self, group: str, client_id: str) -> None:
-        """A producer of `group` has ended: from now on it is not live."""
+        """Record that a producer of `group` has ended and is not live any more."""
         with self._checks_lock:
             self._checks.leave(group, client_id)
 
     def _check_transactions(self) -> None:
-        """One round of checks."""
+        """Run one round of checks."""
         with self._checks_lock:
             groups = self._checks.live_groups(time.monotonic())
         start_ms, end_s = 0, time.monotonic() + CHECK_ROUND_MAX_S

@@ -36,7 +36,7 @@ RELEASE_PATIENCE_S: Final = 10.0
 """How long a revoked queue of a concurrent consumer waits for its messages at the listener."""
 
 PauseState = tuple[bool, frozenset[MessageQueue]]
-"""Whether the user has suspended the instance, and the paused queues.
+"""True if the user has suspended the instance, and the queues that the user has paused.
 
 A plain tuple, because the listener's process, which stores it, cannot import this package.
 """
