@@ -2,7 +2,7 @@
 
     FeedThread   one for all instances of a Pull actor: the thread of the lanes on which Listeners ask for tasks and
                  report about them; it gives each feed its turn when it has something to do
-    ListenerFeed one per instance: what is to be delivered answers the Listener's question for tasks
+    ListenerFeed one per instance: tasks that are due answer the Listener's question for tasks
 
 On the store's node a task names positions in the store's mapped files, which the Listener reads itself. Otherwise, or
 if the Listener cannot read the files, the task has the records' bytes. A Listener without a lane asks and reports by

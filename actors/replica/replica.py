@@ -643,12 +643,12 @@ class Replica:
             return Following(self._role.master, self._role.epoch, self._files.store_id, position, self._learner)
 
     def align(self, epoch: int, master: EpochHistory) -> int:
-        """Cut the end that differs from the master's log; returns the next offset to read.
+        """Cut the end that differs from the master's log. Returns the next offset to read.
 
-        NotMasterError unless this replica follows in `epoch`. StoreCorruptError, and nothing is changed, if the master
-        lacks acknowledged messages that would be cut here.
+        NotMasterError unless this replica follows in `epoch`. StoreCorruptError: the master lacks acknowledged messages
+        that would be cut here; nothing has changed.
 
-        Where the two have nothing in common, this store is emptied and begins where the master's log does.
+        If the two logs have nothing in common, this store is emptied and begins where the master's log does.
         """
         with self._order_lock, self._failing_on_disk_errors():
             self._role.check_chunk(epoch)
@@ -670,7 +670,8 @@ class Replica:
     def _check_confirmed(self, epoch: int, end: int, common: int, master: EpochHistory) -> None:
         """Refuse to cut this log, which ends at `end`, to the `common` part if the master lacks confirmed messages.
 
-        If this log lacks them, too, or the settings allow losing them, they are given up: the group goes on without.
+        If this log lacks them, too, or the settings allow losing them, they are given up: the group continues without
+        them.
         """
         floor = self._confirm_file.floor
         lost_from = first_lost_offset(floor, master.entries, master.end_offset)
@@ -732,8 +733,10 @@ class Replica:
 
     @contextmanager
     def _failing_on_disk_errors(self) -> Iterator[None]:
-        """Note that the disk has failed if a file beside the log cannot be written. ServiceNotAvailableError then, and
-        StoreNotWritableError for want of space."""
+        """Record a failure of the disk if a file beside the log cannot be written in the block.
+
+        ServiceNotAvailableError: the disk failed. StoreNotWritableError: the disk has no space.
+        """
         try:
             yield
         except OSError as error:
@@ -746,11 +749,13 @@ class Replica:
             ) from error
 
     def append_log(self, epoch: int, chunk: LogChunk) -> Copied:
-        """Append a chunk of the master's log. On return it is on disk if it reached the master's end; if there is more
-        to come, the flush goes on while that is read.
+        """Append a chunk of the master's log.
 
-        NotMasterError unless it follows in `epoch`. InvalidArgumentError, and nothing is written, unless the chunk
-        continues this log. ServiceNotAvailableError when this disk is too slow.
+        On return the chunk is on disk if it reached the master's end; otherwise its flush continues while the next
+        chunk is read.
+
+        NotMasterError unless it follows in `epoch`. InvalidArgumentError: the chunk does not continue this log; nothing
+        is written. ServiceNotAvailableError: this disk is too slow.
         """
         with self._order_lock, self._failing_on_disk_errors():
             more = chunk.physical_offset + len(chunk.data) < chunk.end_offset
@@ -761,9 +766,9 @@ class Replica:
             return self._copied(chunk)
 
     def start_append_log(self, epoch: int, chunk: LogChunk) -> Copied:
-        """Do as `append_log` does, and never wait: the chunk is on disk once `copied` has its end.
+        """Append a chunk as `append_log` does, without waiting: the chunk is on disk once `copied` returns its end.
 
-        ServiceNotAvailableError, and nothing is written, while this replica changes its role, or its log.
+        ServiceNotAvailableError: this replica is changing its role, or its log; nothing is written.
         """
         if not self._order_lock.acquire(blocking=False):
             raise ServiceNotAvailableError(
@@ -793,8 +798,10 @@ class Replica:
         return store.stored_offset if store.chunks.is_durable(end_offset) else None
 
     def _append_chunk(self, epoch: int, chunk: LogChunk, *, wait: bool) -> bool:
-        """Append a chunk; errors as of `append_log`. True if it is on disk, or empty; without `wait` it is only asked
-        for."""
+        """Append a chunk; errors as of `append_log`. Returns True if it is on disk, or empty.
+
+        Without `wait` the flush is only requested.
+        """
         self._role.check_chunk(epoch)
         end = self._store.end_offset
         if not self._aligned or (chunk.hole is None and chunk.physical_offset != end):
@@ -823,8 +830,10 @@ class Replica:
             self._store.show(chunk.confirm_offset)
 
     def delete_topics_before(self, existing: Collection[str], position: int) -> None:
-        """As a slave, delete the queues of topics that the broker's state does not have, as its master did
-        (MessageStore.delete_topics_before). Any other replica does nothing."""
+        """As a slave, delete the queues of topics that the broker's state lacks (MessageStore.delete_topics_before).
+
+        Any other replica does nothing.
+        """
         with self._order_lock:
             if self._role.role is not ReplicaRole.SLAVE or not self._aligned:
                 return
@@ -847,9 +856,11 @@ class Replica:
         return sum(hole.size for hole in self._store.holes if hole.offset not in self._shared_holes)
 
     def read_part(self, epoch: int, physical_offset: int, size: int) -> tuple[int, bytes] | None:
-        """The first intact records in a range of the log, for a replica whose log is damaged there: their offset and
-        bytes; None if there are none (LogChunks.read_part). NotMasterError unless this log is that of the epoch's
-        master."""
+        """Return the offset and bytes of the first intact records in a range of the log; None if there are none.
+
+        For a replica whose log is damaged there (LogChunks.read_part). NotMasterError unless this log is that of the
+        epoch's master.
+        """
         with self._changed:
             self._check_same_log(epoch)
             store = self._store
@@ -867,9 +878,9 @@ class Replica:
             store.mend(physical_offset, data)
 
     def note_lacking(self, epoch: int, replica: int, physical_offset: int) -> None:
-        """Note that another replica has no intact bytes for the hole at an offset.
+        """Record that another replica has no intact bytes for the hole at an offset.
 
-        If the other replica is its master, a slave notes that both lack these bytes. A master gives its damaged bytes
+        If the other replica is its master, a slave records that both lack these bytes. A master sends its damaged bytes
         to slaves once every replica in sync has reported the hole. NotMasterError unless this log is that of the
         epoch's master.
         """

@@ -1,18 +1,18 @@
 """Replicator: carries the log from a broker group's master to one slave replica.
 
-A change of where a Replicator begins and what happens when a call fails belongs here; how chunks travel between lanes,
-in actors.replica.log_carrier.
+Where a Replicator begins, and what happens after a failed call, belongs here; the transfer of chunks between lanes in
+actors.replica.log_carrier.
 
     slave.following ─▶ master, epoch ─▶ master.history ─▶ slave.align ─▶ mend damage (actors.replica.log_mender)
                                                 └─▶ read the log (from) ══ chunk ══▶ append it at the slave ─▶ from, …
 
-Chunks go over a lane to each of the two storage actors. Where one of these cannot be opened they go by actor calls, for
-CALLS_S, with the same meaning: a chunk passes by object reference then, so that this actor does not hold its bytes, and
-each request acknowledges what the slave has on its disk. It is sent to the slave once it exists, not before: Ray keeps
-the order of calls, and the next would wait behind one whose chunk never comes. While a master that stands still owes a
-chunk, the Replicator checks now and then whether the slave follows another one.
+Chunks go over a lane to each of the two storage actors. If a lane cannot be opened, chunks go by actor calls for
+CALLS_S, with the same meaning. A chunk is then passed by object reference, so that this actor does not hold its bytes,
+and each request acknowledges what the slave has on its disk. The reference is sent to the slave only once the chunk
+exists: Ray keeps the order of calls, and the next call would wait for a chunk that never comes. While a hanging master
+does not answer, the Replicator checks at intervals whether the slave follows another master.
 
-What survives its death: nothing, and nothing has to; the slave knows its own end. Everything it calls is safe to
+What survives its death: nothing, and nothing has to; the slave has its own end offset. Everything it calls is safe to
 repeat: a chunk that does not continue the slave's log is refused.
 
 May wait for: Storage. Nobody waits for a Replicator.
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 class Replicator:
-    """The loop of one slave. `flow_bytes_s`: the most bytes per second, None for no limit."""
+    """The loop that serves one slave. `flow_bytes_s`: the most bytes per second, None for no limit."""
 
     def __init__(self, slave: StorageName, flow_bytes_s: int | None = None) -> None:
         take_turns_quickly()
@@ -70,7 +70,7 @@ class Replicator:
         threading.Thread(target=self._mend_again, name="mend", daemon=True).start()
 
     def status(self) -> dict[str, Any]:
-        """The bytes copied and the damaged bytes mended since it was started, and the last failure."""
+        """Return the copied and the mended bytes since the start, and the last failure."""
         return {
             "slave": str(self._name),
             "copied_bytes": self._copied,
@@ -79,7 +79,7 @@ class Replicator:
         }
 
     def close(self) -> None:
-        """End the loop, at the latest after a call that is under way."""
+        """End the loop, at the latest after the current call."""
         self._stopping.set()
         self._thread.join(REPLICATE_CALL_TIMEOUT_S)
 
@@ -94,20 +94,20 @@ class Replicator:
                     self._copy(following)
                 backoff.reset()
             except RaymqError as error:
-                # A role has changed, or one of the two is away: read again from the slave whom it follows.
+                # A role has changed, or a replica is absent: ask the slave again for its master.
                 self._failure = str(error)
                 logger.info("%s: %s", self._name, error)
                 self._stopping.wait(backoff.next())
 
     def _copy(self, following: Following) -> None:
-        """Carry chunks until a call fails, which it does when a role changes."""
+        """Carry chunks until a call fails, as after a change of roles."""
         master = ActorRef(str(StorageName(self._name.broker_name, following.master)))
         position = following.position
         if position is None:
             history = master.call("history", following.epoch, timeout_s=HISTORY_TIMEOUT_S)
             position = self._slave.call("align", following.epoch, history, timeout_s=REPLICATE_CALL_TIMEOUT_S * 6)
         self._mend(following)
-        # A master that stands still may owe its address, too.
+        # A hanging master may not return its address, either.
         described = master.start("describe")
         if not self._await_answer(described, following, LATE_S):
             return
@@ -136,13 +136,13 @@ class Replicator:
         self._copy_by_calls(master, following, position)
 
     def _mend(self, following: Following) -> None:
-        """Mend what is damaged in one of the two logs by the other one."""
+        """Mend the damaged ranges of either log with the bytes of the other log."""
         master = ActorRef(str(StorageName(self._name.broker_name, following.master)))
         with self._mending:
             self._mended += mend_both(master, self._slave, following, self._name.replica)
 
     def _mend_again(self) -> None:
-        """Mend what is found to be damaged while chunks are copied."""
+        """Mend damage that is found while chunks are copied."""
         while not self._stopping.wait(MEND_INTERVAL_S):
             try:
                 now: Following | None = self._slave.call("following", 0.0, timeout_s=REPLICATE_CALL_TIMEOUT_S)
@@ -152,7 +152,7 @@ class Replicator:
                 logger.info("%s was not looked through for damage: %s", self._name, error)
 
     def _open_lane(self, description: StorageDescription, lanes: ExitStack) -> Lane:
-        """A lane to a storage actor, which `lanes` closes. Raises as LANE_NOT_OPENED."""
+        """Open a lane to a storage actor, which `lanes` closes. Raises as LANE_NOT_OPENED."""
         lane = Lane(description.lane, remote=description.node_id != self._node_id)
         lanes.callback(lane.close)
         return lane
@@ -167,7 +167,7 @@ class Replicator:
         return now is not None and (now.master, now.epoch) == (following.master, following.epoch)
 
     def _copy_by_calls(self, master: ActorRef, following: Following, position: int) -> None:
-        """`_copy` by actor calls, for a while."""
+        """Copy as `_copy` does, but by actor calls, for a while."""
         copied = Copied(position, position, 0)
         until_s = time.monotonic() + CALLS_S
         while not self._stopping.is_set() and time.monotonic() < until_s:
@@ -184,8 +184,10 @@ class Replicator:
                 self._stopping.wait(max(copied.copied_bytes / self._flow_bytes_s - took_s, 0.0))
 
     def _await_answer(self, answer: Any, following: Following, wait_s: float) -> bool:
-        """Wait for a master's answer, or for the error in its place; it is late after `wait_s`. False if the slave
-        follows another master meanwhile."""
+        """Wait for a master's answer, or its error; the answer is late after `wait_s`.
+
+        Returns False if the slave follows another master now.
+        """
         deadline_s = time.monotonic() + REPLICATE_LONG_POLL_S + REPLICATE_CALL_TIMEOUT_S
         while not ray.wait([answer], timeout=wait_s, fetch_local=False)[0]:
             wait_s = LATE_S

@@ -26,8 +26,8 @@ FIFO: Final = "fifo"
 class StorageMetrics:
     """The sources of one storage actor's metrics.
 
-    `store`: the open store; an error of raymq's while there is none. `appends`: the appends under way.
-    `requests`: what waits for a thread of the actor's lanes.
+    `store` returns the open store, or raises an error of raymq. `appends` returns the number of running appends.
+    `requests` returns the figures of requests that wait for a thread of the actor's lanes.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class StorageMetrics:
         self._store, self._appends, self._requests = store, appends, requests
 
     def report(self, reporter: Reporter) -> None:
-        """Report everything. A store that cannot be opened is not writable, and has no other figures."""
+        """Report everything. A store that cannot be opened is reported as not writable, without other figures."""
         try:
             store = self._store()
         except RaymqError:
@@ -125,7 +125,7 @@ def _report_transactions(reporter: Reporter, store: MessageStore) -> None:
 
 
 def _reserved_ms(store: MessageStore) -> int:
-    """The age of the first message held; 0 for an empty store, and one that must not be read now."""
+    """Return the age of the first stored message; 0 for an empty store, and for one that must not be read now."""
     try:
         earliest_ms = store.queries.earliest_store_time_ms()
     except RaymqError:
