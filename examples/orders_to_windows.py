@@ -30,7 +30,7 @@ SHOPS = ("bakery", "bookshop", "florist")
 ORDERS = 3000
 SECONDS_BETWEEN = 0.2
 OPENED = datetime(2026, 5, 4, 9, tzinfo=UTC)
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0
 
 # %% [markdown]
 # ## The orders
