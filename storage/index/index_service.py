@@ -500,10 +500,11 @@ def _entries(chunk: WalkedRecords) -> IndexEntries:
     try:
         return index_entries(chunk.data, chunk.starts, chunk.physical_offset)
     except RecordError:
-        good = [start for start in chunk.starts.tolist() if check_record(chunk.data.data, start, check_crc=False).ok]
+        data = chunk.data.copy()  # the records lie in a live map: none may change between its check and its entries
+        good = [start for start in chunk.starts.tolist() if check_record(data.data, start, check_crc=False).ok]
         logger.error(
             "%d damaged records after physical offset %d are not in the index",
             len(chunk.starts) - len(good),
             chunk.physical_offset,
         )
-        return index_entries(chunk.data, np.array(good, np.int64), chunk.physical_offset)
+        return index_entries(data, np.array(good, np.int64), chunk.physical_offset)
