@@ -152,6 +152,10 @@ class DedupTable:
             for key, value in self._producers.items()
         ]
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._producers.clear()
+
     def load_row(self, row: ProducerRow) -> None:
         """Add a row that `rows` returned, as the one of the producer that sent last."""
         ranges = [_SequenceRange(*one) for one in row.ranges]

@@ -9,6 +9,7 @@ store's settings: RocketMQ may have written them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -19,12 +20,12 @@ from raymq.common.protocol.store import Hole
 from raymq.records.format.dispatch import DispatchView
 from raymq.records.format.layout import MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH
 from raymq.records.kernels.fields import Ints
-from raymq.records.logfiles.log_reader import LogReader
+from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
 from storage.dispatch.batch_dispatch import QueueGapError, belongs_to_batches, put_batch
 from storage.dispatch.block_dedup import producers_of, remember_producer
 from storage.dispatch.dedup import DedupTable
 from storage.dispatch.delivery_progress import DeliveryProgress
-from storage.dispatch.multi_dispatch import QueueUnit, is_dispatched, units_elsewhere
+from storage.dispatch.multi_dispatch import QueueKey, QueueUnit, is_dispatched, units_elsewhere
 from storage.dispatch.queue_check import leads_to_own, wrong_rows
 from storage.dispatch.record_blocks import Block, is_queued
 from storage.queue.consume_queue import ConsumeQueue
@@ -148,6 +149,7 @@ class Redispatch:
         """Forget the units that were not written."""
         self._missing.clear()
         self._unplaced.clear()
+        self.queued = 0
 
     def finish(self) -> None:
         """Write the units that are left."""
@@ -176,10 +178,15 @@ class Redispatch:
                 continue
             self._put_unit(unit, view, physical_offset, may_fill_gaps=may_fill_gaps)
 
-    def put_hole(self, hole: Hole, view: DispatchView | None) -> None:
+    def put_hole(self, hole: Hole, view: DispatchView | None, place: QueueUnit | None = None) -> None:
         """Note a damaged record, and its `view` if its header can be believed. Its unit stays, or is made if it is the
-        next one of its queue: so the queue's offsets have no gap, and a reader finds what is left of the record."""
-        if view is None:
+        next one of its queue: so the queue's offsets have no gap, and a reader finds what is left of the record.
+
+        With a `place`, which may be another damaged record's, the unit there leads to too few bytes for a message.
+        """
+        if view is None and place is not None:
+            units = [_Unit(place, hole.offset, MIN_RECORD_SIZE, 0)]
+        elif view is None:
             # After a crash: the units that led there before.
             units = self._lost_units(hole)
         elif self.was_deleted(view.topic, hole.offset) or not is_queued(view.sys_flag):
@@ -272,9 +279,67 @@ class Redispatch:
         was_deleted = self._queues.was_deleted_after(view.topic, physical_offset)
         remember_producer(view, None if was_deleted else self._dedup, self._deliveries)
 
-    def put_block(self, block: Block, physical_offset: int, *, may_fill_gaps: bool) -> bool:
+    def is_misfit(self, view: DispatchView, physical_offset: int) -> bool:
+        """True if a good record is not the next one of the queue that it names, nor the one that the queue has at its
+        offset: a disk may have changed its queue offset, its queue id or its topic."""
+        if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
+            return False
+        key = view.topic, view.queue_id
+        if self._queues.holds_batches(*key):
+            return True
+        missing = self._missing.get(key)
+        if missing is None and self._queues.was_deleted_after(view.topic, physical_offset):
+            return False
+        queue = self._queues.get_plain(*key)
+        if queue is None or (missing is None and self.was_deleted(view.topic, physical_offset)):
+            return view.queue_offset > 0 or self._is_complete_at(physical_offset)
+        next_offset = queue.next_offset if missing is None else missing.next_offset
+        if view.queue_offset >= next_offset:
+            return view.queue_offset > next_offset or self._is_complete_at(physical_offset)
+        if not queue.first_offset <= view.queue_offset < queue.next_offset:
+            return True
+        begins = np.array([physical_offset], np.int64)
+        return self._leads_elsewhere(queue, view.queue_offset, begins) and (
+            self._reader is not None and leads_to_own(queue, view.queue_offset, self._reader)
+        )
+
+    def units_behind(self, last: Mapping[QueueKey, int], start: int, end_offset: int) -> list[int]:
+        """The physical offsets in [`start`, `end_offset`) of records with units that a crash left behind a queue's end,
+        where the walk has put nothing; of each queue only the first. `last`: offsets of queues that count as put."""
+        found = []
+        for queue in self._queues.plain:
+            missing = self._missing.get(queue.key)
+            next_offset = queue.next_offset if missing is None else missing.next_offset
+            next_offset = max(next_offset, last.get(queue.key, -1) + 1)
+            units = queue.lost_units[max(next_offset - queue.lost_units_from, 0) :]
+            begins = units["physical_offset"].astype(np.int64)
+            inside = (begins >= start) & (begins < end_offset) & (units["size"] > 0)
+            found += begins[np.flatnonzero(inside & (units["size"] != PRE_BLANK_SIZE))[:1]].tolist()
+        return sorted(found)
+
+    def _is_complete_at(self, physical_offset: int) -> bool:
+        """True if every record at an offset should have its unit: the store stopped cleanly behind it."""
+        return not (self._after_crash or self.queues_were_lost) and physical_offset < self.dispatched_end
+
+    def _leads_elsewhere(self, queue: ConsumeQueue, queue_offset: int, begins: Ints) -> bool:
+        """True if a unit of a queue, from an offset on, leads to another record than the one that names the offset.
+        `begins`: the physical offsets of these records."""
+        done = 0
+        while done < len(begins):
+            units = queue.units(queue_offset + done, len(begins) - done)
+            if not len(units):
+                break
+            elsewhere = units["physical_offset"] != begins[done : done + len(units)]
+            if (elsewhere & (units["size"] != PRE_BLANK_SIZE)).any():
+                return True
+            done += len(units)
+        return False
+
+    def put_block(
+        self, block: Block, physical_offset: int, *, may_fill_gaps: bool, believes_places: bool = True
+    ) -> bool:
         """`put_record` for the records of a block, the first of which is at `physical_offset`. False if nothing was
-        done: the records have to come one at a time."""
+        done: the records have to come one at a time. So do misfits (`is_misfit`) without `believes_places`."""
         if not block.is_ordinary:
             return False
         # True for each record that has a unit, in a queue that was not deleted since.
@@ -283,10 +348,13 @@ class Redispatch:
         additions: list[_Addition] = []
         for rows in block.by_queue(counted):
             if self._were_deleted(block, rows, physical_offset):
+                last = physical_offset + int(block.starts[rows[-1]])
+                if not (believes_places or self._queues.was_deleted_after(block.queue_of(rows)[0], last)):
+                    return False
                 counted[rows] = False
                 continue
             addition = self._addition(block, rows, physical_offset, may_fill_gaps=may_fill_gaps)
-            if addition is None:
+            if addition is None or not (believes_places or self._all_fit(block, rows, addition, physical_offset)):
                 return False
             additions.append(addition)
         if not self._remember_rows(block, counted, physical_offset):
@@ -295,6 +363,22 @@ class Redispatch:
             self._mend_known(block, missing.queue, known, physical_offset)
             missing.add_many(block.starts[rows] + physical_offset, block.sizes[rows], block.tags_codes[rows])
             self.queued += len(rows)
+        return True
+
+    def units_agree(self, block: Block, physical_offset: int) -> bool:
+        """True if the queues' units say of each record of a block what the record says of its place."""
+        for rows in block.by_queue(block.is_queued()):
+            topic, queue_id = block.queue_of(rows)
+            last = physical_offset + int(block.starts[rows[-1]])
+            if self._queues.was_deleted_after(topic, last):
+                continue
+            queue, offsets = self._queues.get_plain(topic, queue_id), block.queue_offsets[rows]
+            if queue is None or (np.diff(offsets) != 1).any():
+                return False
+            if offsets[0] < queue.first_offset or offsets[-1] >= queue.next_offset:
+                return False
+            if self._leads_elsewhere(queue, int(offsets[0]), block.starts[rows] + physical_offset):
+                return False
         return True
 
     def remember_block(self, block: Block, physical_offset: int) -> bool:
@@ -332,6 +416,20 @@ class Redispatch:
             return None
         known = min(known, len(rows))
         return _Addition(missing, rows[known:], rows[:known]) if in_order else _Addition(missing, rows[:0], rows[:0])
+
+    def _all_fit(self, block: Block, rows: Ints, addition: _Addition, physical_offset: int) -> bool:
+        """True if none of the rows of one queue is a misfit."""
+        queue, known = addition.missing.queue, addition.known
+        if len(known) + len(addition.rows) < len(rows):
+            return False
+        if len(addition.rows) and self._is_complete_at(physical_offset + int(block.starts[addition.rows[0]])):
+            return False
+        if not len(known):
+            return True
+        first, last = (int(block.queue_offsets[row]) for row in (known[0], known[-1]))
+        if first < queue.first_offset or last >= queue.next_offset:
+            return False
+        return not self._leads_elsewhere(queue, first, block.starts[known] + physical_offset)
 
     def _mend_known(self, block: Block, queue: ConsumeQueue, rows: Ints, physical_offset: int) -> None:
         """`_mend_units` for rows of a block that are in order, and that their queue has already."""

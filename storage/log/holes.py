@@ -24,6 +24,8 @@ from storage.files import disk
 from storage.files.damage import DamageNotes
 
 HOLES_FILE: Final = "holes"
+PLACE_REASON: Final = "the place of a record in its queue is damaged"
+"""The reason of a hole begins so if the record's bytes pass all checks (storage/recovery/misfits.py)."""
 
 
 class HoleTable:

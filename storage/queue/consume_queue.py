@@ -111,8 +111,9 @@ class ConsumeQueue(BaseConsumeQueue):
 
     def _keep_lost_units(self) -> None:
         """Copy the first units after `next_offset`, up to the first one that was never written or is in another
-        file.
+        file. Units stay that were copied before, when the queue was cut at a later offset.
         """
+        kept, kept_from = self.lost_units, self.lost_units_from
         units, count = np.empty(0, UNIT_DTYPE), 1
         while len(units) < _LOST_UNITS_MAX:
             units = self._reader.units(self.topic, self.queue_id, self.next_offset, count)
@@ -122,6 +123,11 @@ class ConsumeQueue(BaseConsumeQueue):
         written = np.flatnonzero(units["size"] == 0)
         self.lost_units = units[: written[0] if len(written) else len(units)].copy()
         self.lost_units_from = self.next_offset
+        if len(kept):
+            between = self.lost_units[: max(kept_from - self.next_offset, 0)]
+            if len(between) != kept_from - self.next_offset:
+                between, self.lost_units_from = between[:0], kept_from
+            self.lost_units = np.concatenate((between, kept))
 
     def forget_lost_units(self) -> None:
         """Drop the copy of the units that recovery has removed."""

@@ -239,6 +239,11 @@ class QueueTable:
         rounded = -(-least // units) * units
         return rounded if rounded <= log_end // MIN_RECORD_SIZE else least
 
+    def forget_queue(self, queue: AnyQueue) -> None:
+        """Delete a queue that recovery made for a record, if the record is another queue's."""
+        del self._queues[queue.key]
+        queue.delete()
+
     def delete_all(self) -> None:
         """Delete every queue, because the log that they pointed into no longer exists (spec §5)."""
         for queue in self:

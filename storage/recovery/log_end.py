@@ -25,13 +25,16 @@ from raymq.records.format.layout import (
     MAGIC_V1,
     MAGIC_V2,
     MIN_RECORD_SIZE,
+    SYS_FLAG_INNER_BATCH,
     RecordError,
     encode_blank,
     store_timestamp_at,
 )
+from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE
+from storage.dispatch.record_blocks import is_queued
 from storage.dispatch.record_check import SECTOR_BYTES, is_implausible
 from storage.files.mapped_file import HEAD_BYTES
-from storage.log.holes import is_changed_beside_body, reason_of
+from storage.log.holes import PLACE_REASON, is_changed_beside_body, reason_of
 from storage.log.log_walk import fills_file, is_intact, resume_behind
 from storage.parts import StoreParts
 from storage.recovery.checkpoint import Checkpoint
@@ -47,7 +50,7 @@ class LogEnd:
         self, parts: StoreParts, checkpoint: Checkpoint, snapshot: Snapshot | None, checks: dict[str, bool]
     ) -> None:
         """`checks`: those of `check_record`, for the records of this log."""
-        self._log, self._reader, self._checks = parts.log, parts.reader, checks
+        self._log, self._reader, self._checks, self._queues = parts.log, parts.reader, checks, parts.queues
         self._after_crash, self._named = parts.after_crash, parts.holes.holes
         self._replica_file = parts.settings.store_path_root_dir / "config" / "replica.json"
         self._flushed_ms = checkpoint.physic_msg_timestamp
@@ -106,14 +109,43 @@ class LogEnd:
         return None if found is None or fills_file(data, found) else found
 
     def is_hole(self, hole: Hole) -> bool:
-        """False if intact records lie back to back from the start of a hole to its end."""
+        """False if intact records lie back to back from the start of a hole to its end, and the unit of the queue that
+        each one names leads to it."""
         start = hole.offset - hole.offset % self._log.file_size
         if start not in self._log.starts:
             return False
         data, position, end = self._data(start), hole.offset - start, hole.end_offset - start
         while position < end and is_intact(data, start, position, **self._checks):
+            if self._is_misplaced(dispatch_view(data, position), start + position):
+                return True
             position += int.from_bytes(data[position : position + 4])
         return position != end and not (fills_file(data, position) and end == len(data))
+
+    def _is_misplaced(self, view: DispatchView, physical_offset: int) -> bool:
+        """True if the queue that an intact record names has another record at its offset, or none."""
+        if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
+            return False
+        if self._queues.was_deleted_after(view.topic, physical_offset):
+            return False
+        queue = self._queues.get_plain(view.topic, view.queue_id)
+        if queue is None or view.queue_offset >= queue.next_offset:
+            return True
+        if view.queue_offset < queue.first_offset:
+            return False
+        [unit] = queue.units(view.queue_offset, 1)
+        leads_there = (unit["physical_offset"], unit["size"]) == (physical_offset, view.size)
+        return not leads_there and unit["size"] != PRE_BLANK_SIZE
+
+    def names_place_in(self, physical_offset: int, end_offset: int) -> bool:
+        """True if the file `holes` names a hole in a range whose reason is the place of a record in its queue."""
+        return any(
+            hole.offset < end_offset and physical_offset < hole.end_offset and hole.reason.startswith(PLACE_REASON)
+            for hole in self._named
+        )
+
+    def is_named(self, physical_offset: int) -> bool:
+        """`names_place_in` for the record at an offset."""
+        return self.names_place_in(physical_offset, physical_offset + 1)
 
     def header_of(self, hole: Hole, delay_levels_ms: tuple[int, ...]) -> DispatchView | None:
         """The view of a damaged record (`believable_view`)."""

@@ -11,11 +11,14 @@ it there in any case, and so loses all that is intact behind a record that rotte
 hole (storage/log/holes.py): its bytes stay, its unit stays or is made, and the walk goes on behind it. A damaged BLANK,
 of which one field is left, is written again: its content follows from the file's size.
 
-In three more cases RocketMQ guesses, and this does not:
+In four more cases RocketMQ guesses, and this does not:
 
 - A record whose queue offset is beyond its queue's end shows that units are lost which the walk does not reach (a queue
   directory was deleted). RocketMQ appends the unit at the wrong queue offset; here the walk starts again at the first
   file.
+- A record that does not fit its queue may have a changed queue offset, queue id or topic, which no checksum covers. The
+  units and the records beside it decide, SURVEY_BYTES on both sides (misfits.py). If it is changed, it is a hole, and
+  its unit goes to its true place. If the walk has believed it before, the walk is undone and begins again.
 - Queue files that are not where they belong are found (queue_check.py), and the walk starts at the first file too.
 - A record's CRC covers its body only. A record is not good either whose topic cannot be a directory, or whose queue
   offset is more than the records that fit in the log before it; nor is, after a crash, the log's last one if a power
@@ -25,17 +28,22 @@ In three more cases RocketMQ guesses, and this does not:
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Final
 
 from raymq.common.names import HALF_TOPIC, OP_HALF_TOPIC
 from raymq.common.protocol.store import Hole
 from raymq.records.format.check import check_record
 from raymq.records.format.dispatch import DispatchView, dispatch_view
+from raymq.records.format.encode import ProducerSequence
 from raymq.records.format.layout import RecordError
 from storage.dispatch.batch_dispatch import QueueGapError
+from storage.dispatch.dedup import ProducerRow
 from storage.dispatch.half_messages import HALF_QUEUE_ID
+from storage.dispatch.multi_dispatch import QueueKey, QueueUnit
 from storage.dispatch.queue_check import misplaced_file
 from storage.dispatch.record_blocks import BLOCK_BYTES, Block, read_block
 from storage.dispatch.record_check import is_implausible, is_torn
@@ -43,11 +51,21 @@ from storage.dispatch.redispatch import Redispatch
 from storage.files import disk
 from storage.parts import StoreParts
 from storage.recovery.checkpoint import Checkpoint
+from storage.recovery.claims import SURVEY_BYTES, Claim, ClaimReader, Survey, one_bit_away, raw_topic_of, with_place
 from storage.recovery.cut_bytes import keep_cut_bytes
 from storage.recovery.log_end import LogEnd
+from storage.recovery.misfits import Change, Misfits
 from storage.recovery.snapshot import Snapshot
 
+WALKS_MAX: Final = 16
+"""If a record that was walked turns out to name a wrong place, the walk begins again, so often at most. After that
+records are believed."""
+
 logger = logging.getLogger(__name__)
+
+
+class _WalkAgainError(Exception):
+    """A record that was walked and believed names a wrong place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +117,17 @@ class Recovery:
         """The physical offset at which the last walk began."""
         self._walked = 0
         """The number of records that were walked."""
+        self._claims = ClaimReader(
+            parts.log, parts.reader, parts.queues, self._end, self._checks, self._delay_levels_ms
+        )
+        self._changes: dict[int, Change] = {}
+        """The records with a changed place, by physical offset."""
+        self._surveyed: list[tuple[int, int]] = []
+        """The parts of the log in which all changed places are found."""
+        self._bases: dict[QueueKey, int] = {}
+        """The next offsets of the queues when the walk began."""
+        self._marks: deque[int] = deque()
+        """The physical offsets of some records that the walk passed last."""
         self._blanks = 0
         """The damaged BLANKs that were written again."""
 
@@ -201,17 +230,24 @@ class Recovery:
         self._queues.finish_deletions(self._log.min_offset)
         if misplaced:
             raise QueueGapError(misplaced)
-        if snapshot is not None:
-            self._use_snapshot(snapshot)
-            return snapshot.end
-        index = self._first_file_to_walk()
+        start = self._log.starts[self._first_file_to_walk()] if snapshot is None else snapshot.end
+        self._learn_producers(start)
+        return start
+
+    def _learn_producers(self, walk_from: int) -> None:
+        """Note the producers, and the transactions, that are known before the start of a walk. QueueGapError as of
+        `_use_snapshot`."""
+        if self._uses_snapshot:
+            assert self._snapshot is not None
+            self._use_snapshot(self._snapshot)
+            return
+        index = self._log.starts.index(walk_from)
         if index > 0:
             # This file is not checked and not dispatched: it only tells which messages producers may send again.
             self._remember_producers(self._log.starts[index - 1])
             if self._queues.get(HALF_TOPIC, HALF_QUEUE_ID) is not None:
                 for start in self._log.starts[:index]:
                     self._remember_transactions(start)
-        return self._log.starts[index]
 
     def _reset_misplaced_queues(self) -> str:
         """Empty the queues whose files are not their own, to be made again; returns a text that names them."""
@@ -299,8 +335,44 @@ class Recovery:
     def _walk_from(self, physical_offset: int, *, is_whole: bool = False) -> int:
         """Walk the log from the start of a record on; returns the physical offset at which the last good one ends.
         `is_whole`: nothing before that offset is left to look at."""
+        self._bases = {queue.key: queue.next_offset for queue in self._queues.plain}
+        self._surveyed.clear()
+        producers = self._dedup.rows() if is_whole else []
+        for _ in range(WALKS_MAX):
+            try:
+                return self._walk_once(physical_offset, is_whole=is_whole)
+            except _WalkAgainError:
+                self._undo_walk(physical_offset, producers, is_whole=is_whole)
+        logger.error(
+            "%s: %d walks found records that name wrong places; the others are believed", self._root, WALKS_MAX
+        )
+        self._surveyed.append((0, self._log.starts[-1] + self._log.file_size))
+        return self._walk_once(physical_offset, is_whole=is_whole)
+
+    def _undo_walk(self, physical_offset: int, producers: list[ProducerRow], *, is_whole: bool) -> None:
+        """Make queues, producers and transactions what they were before the walk from an offset. `producers`: those
+        that were known then, if the whole log is walked."""
+        self._redispatch.start_again()
+        self._halves.clear()
+        self._dedup.clear()
+        self._walked = 0
+        for queue in self._queues.plain:
+            base = self._bases.get(queue.key)
+            if base is None:
+                self._queues.forget_queue(queue)
+            elif base < queue.next_offset:
+                queue.truncate_to(base)
+        if is_whole:
+            for row in producers:
+                self._dedup.load_row(row)
+        else:
+            self._learn_producers(physical_offset)
+
+    def _walk_once(self, physical_offset: int, *, is_whole: bool) -> int:
+        """`_walk_from`. _WalkAgainError if it has to be undone."""
         self._walked_from = physical_offset
         self._holes.clear()
+        self._marks.clear()
         may_fill_gaps = physical_offset == self._log.min_offset
         self._redispatch.knows_ends = is_whole or may_fill_gaps or self._uses_snapshot
         end_offset = self._walk_good(physical_offset, may_fill_gaps=may_fill_gaps)
@@ -312,8 +384,63 @@ class Recovery:
             for hole in self._end.holes_between(end_offset, resume):
                 self._pass_hole(hole)
             end_offset = self._walk_good(resume, may_fill_gaps=may_fill_gaps)
+        for offset in self._redispatch.units_behind({}, physical_offset, end_offset):
+            self._survey_around(offset, end_offset)
         self._redispatch.finish()
         return end_offset
+
+    def _is_surveyed(self, physical_offset: int, end_offset: int | None = None) -> bool:
+        """True if all changed places at an offset, or up to `end_offset`, are known."""
+        return any(start <= physical_offset < end and (end_offset or 0) <= end for start, end in self._surveyed)
+
+    def _survey_around(self, physical_offset: int, walked_to: int) -> None:
+        """Find the changed places near a record that does not fit its queue. _WalkAgainError if one of them is before
+        `walked_to`. On return the part of the log up to SURVEY_BYTES behind the record is surveyed."""
+        if self._is_surveyed(physical_offset):
+            return
+        file_start = physical_offset - physical_offset % self._log.file_size
+        starts = [mark for mark in self._marks if physical_offset - SURVEY_BYTES <= mark <= physical_offset]
+        start = min([*starts, physical_offset]) if starts else max(file_start, self._walked_from)
+        survey = self._claims.read(start, min(physical_offset, start + SURVEY_BYTES) + SURVEY_BYTES)
+        is_first = start == self._walked_from
+        bases = {}
+        if is_first and self._after_crash:
+            bases = {key: base for key, base in self._bases.items() if base or not start}
+        default_base = 0 if is_first and self._after_crash and not start else None
+        misfits = Misfits(survey, bases, default_base, self._leads_to, self._raw_topic, self._sequence_of)
+        found = misfits.find([physical_offset, *self._lost_ends(survey)], self._end.is_named)
+        new = {offset: change for offset, change in found.items() if offset not in self._changes}
+        self._changes.update(new)
+        # Records near the survey's end have no neighbours behind them there.
+        is_whole = survey.end > self._log.starts[-1] + self._log.file_size
+        self._surveyed.append((start, survey.end if is_whole else (physical_offset + survey.end) // 2))
+        if any(offset < walked_to for offset in new):
+            raise _WalkAgainError
+
+    def _lost_ends(self, survey: Survey) -> list[int]:
+        """The physical offsets of records whose units the crash left behind the last offset of a queue that a record
+        in a survey names; of each queue only the first."""
+        last = {claim.place.key: claim.place.queue_offset for claim in survey.claims}
+        return self._redispatch.units_behind(last, survey.start, survey.end)
+
+    def _leads_to(self, place: QueueUnit, physical_offset: int, size: int) -> bool:
+        """True if a queue had a unit at a place, before this recovery, that leads to a record."""
+        queue = self._queues.get_plain(*place.key)
+        if queue is None:
+            return False
+        units = queue.lost_units[max(place.queue_offset - queue.lost_units_from, 0) :][:1]
+        if place.queue_offset < queue.lost_units_from or not len(units):
+            if self._after_crash or not queue.first_offset <= place.queue_offset < self._bases.get(queue.key, 0):
+                return False
+            units = queue.units(place.queue_offset, 1)
+        return [(int(unit["physical_offset"]), int(unit["size"])) for unit in units] == [(physical_offset, size)]
+
+    def _sequence_of(self, claim: Claim) -> ProducerSequence | None:
+        record = self._reader.log_bytes(claim.physical_offset, claim.physical_offset + claim.size)
+        return dispatch_view(record).producer if claim.is_movable else None
+
+    def _raw_topic(self, claim: Claim) -> bytes:
+        return raw_topic_of(self._reader.log_bytes(claim.physical_offset, claim.physical_offset + claim.size))
 
     def _walk_good(self, physical_offset: int, *, may_fill_gaps: bool) -> int:
         """Walk the log from the start of a record on; returns the physical offset at which no good record starts."""
@@ -341,6 +468,18 @@ class Recovery:
         if view is not None and view.topic != OP_HALF_TOPIC:  # of that topic the body counts
             self._halves.note(_placed(view, hole.offset), self._data_of(hole))
 
+    def _pass_changed(self, change: Change, record: memoryview, physical_offset: int) -> None:
+        """Note a record with a changed place as a hole. If its true place is known, the record counts there."""
+        hole = Hole(physical_offset, len(record), change.reason)
+        self._holes.append(hole)
+        if change.place is None or not change.is_sure:
+            self._redispatch.put_hole(hole, None, change.place)
+            return
+        mended = with_place(record, change.place)
+        view = dispatch_view(mended, delay_levels_ms=self._delay_levels_ms)
+        self._redispatch.put_hole(hole, view)
+        self._halves.note(_placed(view, physical_offset), mended)
+
     def _data_of(self, hole: Hole) -> memoryview:
         start = hole.offset - hole.offset % self._log.file_size
         return self._data(start)[hole.offset - start : hole.end_offset - start]
@@ -350,7 +489,8 @@ class Recovery:
         data, position = self._data(start), 0
         while True:
             block = self._block(data, start, position, check_crc=False)
-            if block is not None and self._redispatch.remember_block(block, start + position):
+            agrees = block is not None and self._redispatch.units_agree(block, start + position)
+            if block is not None and agrees and self._redispatch.remember_block(block, start + position):
                 position += block.length
                 continue
             until = position + BLOCK_BYTES
@@ -362,8 +502,25 @@ class Recovery:
                         return
                     position = behind
                     continue
-                self._redispatch.remember_record(dispatch_view(data, position), start + position)
+                view = dispatch_view(data, position)
+                if self._redispatch.is_misfit(view, start + position):
+                    view = self._by_its_unit(view, data[position : position + size], start + position)
+                self._redispatch.remember_record(view, start + position)
                 position += size
+
+    def _by_its_unit(self, view: DispatchView, record: memoryview, physical_offset: int) -> DispatchView:
+        """The view of a record before the walk at the place whose unit leads to it, if one changed bit makes its own
+        another one; else as the record says."""
+        own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
+        for place in one_bit_away(own, raw_topic_of(record)):
+            queue = self._queues.get_plain(*place.key)
+            if queue is None or not queue.first_offset <= place.queue_offset < queue.next_offset:
+                continue
+            [unit] = queue.units(place.queue_offset, 1)
+            if (unit["physical_offset"], unit["size"]) == (physical_offset, view.size):
+                (topic, queue_id), queue_offset = place
+                return view._replace(topic=topic, queue_id=queue_id, queue_offset=queue_offset)
+        return view
 
     def _remember_transactions(self, start: int) -> None:
         """Note the half messages of a file that is not walked, and what ended them: they may be older than all that
@@ -397,10 +554,11 @@ class Recovery:
         the log goes on there."""
         data = self._data(start)
         while True:
+            self._mark(start + position)
             block = None
             if not self._checks["check_property_crc"]:
                 block = self._block(data, start, position, check_crc=self._checks["check_crc"])
-            if block is not None and self._redispatch.put_block(block, start + position, may_fill_gaps=may_fill_gaps):
+            if block is not None and self._put_block(block, start + position, may_fill_gaps=may_fill_gaps):
                 self._note_walked(
                     len(block.starts), start + position + int(block.starts[-1]), block.last_store_timestamp_ms
                 )
@@ -416,6 +574,24 @@ class Recovery:
                     return (start + len(data), True) if goes_on else (start + position, False)
                 position += size
 
+    def _mark(self, physical_offset: int) -> None:
+        """Remember that the walk passed a record's start, and forget what is too far behind it."""
+        self._marks.append(physical_offset)
+        while self._marks[0] < physical_offset - SURVEY_BYTES:
+            self._marks.popleft()
+
+    def _put_block(self, block: Block, physical_offset: int, *, may_fill_gaps: bool) -> bool:
+        """Dispatch the records of a block. False if nothing was done."""
+        end_offset = physical_offset + block.length
+        if any(physical_offset <= offset < end_offset for offset in self._changes):
+            return False
+        believes_places = self._is_surveyed(physical_offset, end_offset)
+        if not believes_places and self._end.names_place_in(physical_offset, end_offset):
+            return False
+        return self._redispatch.put_block(
+            block, physical_offset, may_fill_gaps=may_fill_gaps, believes_places=believes_places
+        )
+
     def _walk_record(self, data: memoryview, start: int, position: int, *, may_fill_gaps: bool) -> int | None:
         """Check and dispatch one record. Returns its size, 0 for a BLANK, None if it is not a good record."""
         size, good = check_record(data, position, **self._checks)
@@ -427,6 +603,12 @@ class Recovery:
                 return None
             if self._after_crash and is_torn(data, position, size, file_start=start, **self._checks):
                 return None
+            if self._end.is_named(start + position) or self._redispatch.is_misfit(view, start + position):
+                self._survey_around(start + position, start + position)
+            if start + position in self._changes:
+                self._pass_changed(self._changes[start + position], data[position : position + size], start + position)
+                self._note_walked(1, start + position, view.store_timestamp_ms)
+                return size
             self._redispatch.put_record(view, start + position, may_fill_gaps=may_fill_gaps)
             self._halves.note(_placed(view, start + position), data[position : position + size])
             self._note_walked(1, start + position, view.store_timestamp_ms)

@@ -3,8 +3,9 @@
 RocketMQ's CRC covers the body of a record. With the property CRC (enabled_append_prop_crc) a bit of any field is
 reported. Without it the fields are tested that readers compare with something else. What stays undetected then: the
 flag, the sys flag of a record that seems to be uncompressed, born and store times, hosts, reconsume times, the
-prepared transaction offset, and properties. Recovery also believes a changed queue id, a changed topic and the low
-bits of a queue offset in the part of the log that it walks: the end after a crash, and the newest file if it changed.
+prepared transaction offset, and properties. A changed queue id, queue offset or topic is found by recovery, too, in the
+part of the log that it walks: the end after a crash, and the newest file if it changed
+(tests/property/store/test_changed_places.py).
 """
 
 from __future__ import annotations
@@ -162,28 +163,64 @@ def test_with_a_property_crc_a_bit_of_any_field_is_reported(tmp_path, field, sto
         store.close()
 
 
+@ENDS
 @pytest.mark.parametrize("field", ["queue_id", "queue_offset", "physical_offset", "topic"])
-def test_without_a_property_crc_a_record_of_another_place_is_reported_where_recovery_does_not_walk(tmp_path, field):
-    """Any bit of the fields that the queue unit and the queue tell, too, in the older files of a store that stopped."""
+def test_without_a_property_crc_a_record_of_another_place_is_reported(tmp_path, field, stopped):
+    """Any bit of the fields that the queue unit and the queue tell, too, in the first, a middle and the last file.
+
+    The record keeps its offset in its own queue, and no other queue gets it. Recovery reads the whole log after this
+    crash, and the last file after this stop, whose snapshot is gone.
+    """
     seed = random.SystemRandom().getrandbits(32)
     print("seed", seed)
     dice = random.Random(seed)
-    root = written_store(tmp_path, stopped=True)
-    damaged = []
+    root = written_store(tmp_path, stopped=stopped)
+    (root / "dedup").unlink(missing_ok=True)
+    damaged, offsets = [], []
     paths = [path for path in sorted((root / "commitlog").iterdir()) if BODIES[0][4:] in path.read_bytes()]
-    for path in paths[:-1]:
+    for path in paths:
         data = path.read_bytes()
         damaged.append(dice.choice([index for index in range(COUNT - 1) if BODIES[index] in data]))
         position, length = SPANS[field]
-        at = data.find(BODIES[damaged[-1]]) - BODY_OFFSET + position + dice.randrange(length)
-        flip(path, at, dice.randrange(8))
-    for _ in range(2):
+        begin = data.find(BODIES[damaged[-1]]) - BODY_OFFSET
+        offsets.append(int(path.name) + begin)
+        flip(path, begin + position + dice.randrange(length), dice.randrange(8))
+    assert len(damaged) == 3
+    for turn in range(2):
         store = open_store(root)
         found = messages_of(store)
         assert [index for index, message in enumerate(found) if message.body_error is not None] == damaged
         assert [message.queue_offset for message in found] == list(range(COUNT))
         assert all(message.body == BODIES[index] for index, message in enumerate(found) if index not in damaged)
         assert bodies_of(store, queue_id=1) == [b"other"] * 3
+        assert store.topics() == {"orders": [0, 1, 2][: 2 + turn]}
+        # A stop at the end of the first turn leaves a snapshot, and nothing is walked behind it.
+        # Without its physical offset a record still has its place in the log, and only a reader reports it.
+        walked = offsets[-1:] if stopped else offsets
+        assert [hole.offset for hole in store.holes] == (walked if field != "physical_offset" else [])
+        assert store.append([make_batch([b"next"], queue_id=2)])[0].queue_offset == turn
+        store.close()
+
+
+@ENDS
+@pytest.mark.parametrize(("field", "bit"), [(QUEUE_ID_OFFSET + 3, 0), (QUEUE_OFFSET_OFFSET + 7, 1), (TOPIC_AT, 0)])
+def test_a_record_of_another_place_is_mended_with_the_bytes_of_another_replica(tmp_path, field, bit, stopped):
+    root = written_store(tmp_path, stopped=stopped)
+    (root / "dedup").unlink(missing_ok=True)
+    path = max((path for path in (root / "commitlog").iterdir() if any(path.read_bytes())), key=lambda path: path.name)
+    good = path.read_bytes()
+    begin = good.find(BODIES[COUNT - 30]) - BODY_OFFSET
+    flip(path, begin + field, bit)
+    store = open_store(root)
+    [hole] = store.holes
+    assert (hole.offset, hole.size) == (int(path.name) + begin, LAST_SIZE)
+    store.mend(hole.offset, good[begin : begin + hole.size])
+    assert (store.holes, bodies_of(store)) == ((), BODIES)
+    killed_copy(root, root.with_name("killed"))
+    store.close()
+    for again in (root, root.with_name("killed")):
+        store = open_store(again)
+        assert (store.holes, bodies_of(store)) == ((), BODIES)
         store.close()
 
 

@@ -12,12 +12,13 @@ import pytest
 
 from raymq.common.errors import InvalidArgumentError, StoreCorruptError
 from raymq.common.protocol.store import Hole, HoleCopy
-from storage.log.holes import HOLES_FILE
+from raymq.records.format.layout import BODY_OFFSET, QUEUE_ID_OFFSET, QUEUE_OFFSET_OFFSET
+from storage.log.holes import HOLES_FILE, PLACE_REASON
 from storage.message_store import MessageStore
 from storage.replication.log_chunks import truncate_log
 from tests.support.history.waiting import eventually
 from tests.support.replicas.local_replicas import PATIENT, LocalReplicas, filled_groups, settle_append
-from tests.support.stores.stores import intact_bodies, killed_copy, make_batch, small_settings
+from tests.support.stores.stores import intact_bodies, killed_copy, make_batch, placed_bodies, small_settings
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
@@ -141,6 +142,36 @@ def test_a_new_replica_gets_a_hole_in_parts(make):
     check_equal(group, [None if number in range(20, 24) else body for number, body in enumerate(BODIES)])
     assert group.control_state.record.sync_state_set.members == group.names
     settle_append(group, make_batch([b"new"]))
+
+
+@pytest.mark.parametrize(("field", "bit"), [(QUEUE_ID_OFFSET + 3, 0), (QUEUE_OFFSET_OFFSET + 7, 1)])
+def test_a_record_that_names_a_wrong_place_is_copied_as_a_hole_and_mended(make, field, bit):
+    """Its bytes pass all checks, so only the hole and the queue's unit tell the other replicas."""
+    group = make(3, AT_ONCE)
+    lose_new(group)
+    good = log_of(group, 0)
+    for name in (0, 1):
+        data = bytearray(good)
+        data[good.index(BODIES[20]) - BODY_OFFSET + field] ^= 1 << bit
+        log_path(group, name).write_bytes(data)
+    start(group)
+    group.settle()
+    expected = [body if number != 20 else None for number, body in enumerate(BODIES)]
+    for _ in range(2):
+        assert len({log_of(group, name) for name in group.names}) == 1
+        for replica in group.replicas.values():
+            assert [hole.reason.startswith(PLACE_REASON) for hole in replica.holes] == [True]
+            assert placed_bodies(replica.any_store) == expected
+            assert replica.any_store.topics()["orders"] == [0]
+        stop(group)
+        start(group)
+        group.settle()
+    group.close(1)
+    give_back(group, 1, good)
+    start(group, 1)
+    group.settle()
+    check_equal(group, BODIES)
+    assert group.master.holes == ()
 
 
 def test_a_hole_at_a_files_end_is_copied_and_the_log_goes_on_in_the_next_file(make):

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from raymq.client.consumer.pull_once import read_fetched
 from raymq.common.config.store import StoreSettings
-from raymq.common.message import Message, MessageExt, PullStatus
+from raymq.common.message import Message, MessageExt, MessageQueue, PullStatus
 from raymq.common.protocol.store import FetchRequest
 from raymq.records.format.decode import decode_records
 from raymq.records.format.encode import EncodedBatch, ProducerSequence, encode_batch
@@ -107,6 +108,19 @@ def intact_bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0)
         return [message.body for message in messages]
 
     return read(bounds.min_offset, bounds.max_offset) if bounds.max_offset > bounds.min_offset else []
+
+
+def placed_bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[bytes | None]:
+    """The body at each offset of a queue, as a consumer reads it; None for an error. The queue must begin at 0."""
+    bounds, queue = store.queue_bounds(topic, queue_id), MessageQueue(topic, "broker-a", queue_id)
+    assert bounds.min_offset == 0
+    bodies: list[bytes | None] = []
+    while len(bodies) < bounds.max_offset:
+        [result] = store.fetch([FetchRequest(topic, queue_id, len(bodies), 400)], max_bytes=1 << 24, wait_s=0)
+        found = [one.message for one in read_fetched(result.records, queue, len(bodies), result.next_offset)]
+        assert found
+        bodies += [message.body if message.body_error is None else None for message in found]
+    return bodies
 
 
 def bodies_of(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[bytes]:

@@ -37,6 +37,9 @@ class Queues:
     deleted: dict[str, int] = field(default_factory=dict)
     on_disk: bool = True
 
+    def get_plain(self, topic: str, queue_id: int) -> Queue | None:
+        return self.queues.get((topic, queue_id))
+
     def holds_batches(self, topic: str, queue_id: int) -> bool:
         return False
 
@@ -76,6 +79,35 @@ def block_of(data: bytes) -> Block:
 
 def walk(queues: Any, dedup: DedupTable, *, after_crash: bool = True) -> Redispatch:
     return Redispatch(queues, dedup, DeliveryProgress(), after_crash=after_crash)
+
+
+def test_a_record_that_does_not_fit_its_queue_is_a_misfit_alone_and_in_a_block() -> None:
+    fits = records(("orders", 4, "p", 0), ("orders", 5, "p", 1), ("new", 0, "p", 0))
+    misfits = {
+        "ahead of its queue": records(("orders", 5, "p", 0)),
+        "a new queue that begins in its middle": records(("new", 1, "p", 0)),
+        "a repeat": records(("orders", 4, "p", 0), ("orders", 4, "p", 1)),
+        "before its queue": records(("orders", 1, "p", 0)),
+    }
+    for data in (fits, *misfits.values()):
+        queues = Queues({("orders", 0): Queue(next_offset=4, first_offset=2)})
+        redispatch = walk(queues, DedupTable(10))
+        assert redispatch.put_block(block_of(data), 0, may_fill_gaps=True, believes_places=False) == (data == fits)
+        redispatch = walk(queues, DedupTable(10))
+        *before, last = record_starts(data).tolist()
+        for start in before:
+            assert not redispatch.is_misfit(dispatch_view(data, start), start)
+            redispatch.put_record(dispatch_view(data, start), start, may_fill_gaps=True)
+        assert redispatch.is_misfit(dispatch_view(data, last), last) == (data != fits)
+
+
+def test_a_record_without_a_unit_is_a_misfit_after_a_clean_stop() -> None:
+    data = records(("orders", 4, "p", 0))
+    redispatch = walk(Queues({("orders", 0): Queue(next_offset=4)}), DedupTable(10), after_crash=False)
+    assert not redispatch.is_misfit(dispatch_view(data), 0)
+    redispatch.queues_reach(1000)
+    assert redispatch.is_misfit(dispatch_view(data), 0)
+    assert not redispatch.put_block(block_of(data), 0, may_fill_gaps=True, believes_places=False)
 
 
 def test_a_block_with_an_offset_before_the_queue_s_first_unit_is_left_to_the_careful_way() -> None:

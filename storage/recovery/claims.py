@@ -1,0 +1,214 @@
+"""Reads what the records of a part of the log claim: the queue and the offset there that each one names.
+
+No checksum covers these fields. A claim by itself proves nothing; storage/recovery/misfits.py compares the claims of
+neighbours. The part that is read is bounded: SURVEY_BYTES on both sides of a record that does not fit its queue, and
+SURVEY_RECORDS_MAX records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from raymq.records.format.check import check_record
+from raymq.records.format.decode import topic_text
+from raymq.records.format.dispatch import DispatchView, dispatch_view
+from raymq.records.format.layout import (
+    QUEUE_ID_OFFSET,
+    QUEUE_OFFSET_OFFSET,
+    SYS_FLAG_INNER_BATCH,
+    find_sections,
+    read_header,
+)
+from raymq.records.logfiles.log_reader import LogReader
+from storage.dispatch.multi_dispatch import QueueKey, QueueUnit, units_elsewhere
+from storage.dispatch.record_blocks import is_queued, read_block
+from storage.dispatch.record_check import is_implausible
+from storage.log.commit_log import CommitLog
+from storage.queue.queue_table import QueueTable
+from storage.recovery.log_end import LogEnd
+
+SURVEY_BYTES: Final = 32 << 20
+"""So many bytes of the log are read before a record that does not fit, and as many after it."""
+SURVEY_RECORDS_MAX: Final = 1 << 19
+"""No more records than this are compared with each other."""
+QUEUE_ID_BITS: Final = 31
+"""The bits of a queue id beside its sign, which is never set: `is_implausible` finds that."""
+
+
+class Claim(NamedTuple):
+    """One record, and the place that it names."""
+
+    physical_offset: int
+    size: int
+    place: QueueUnit
+    # True if the queue holds single messages and its topic was not deleted since: then offsets follow each other.
+    is_chained: bool = True
+    # False for a record with other damage, whose fields are believed.
+    is_movable: bool = True
+
+
+class Survey(NamedTuple):
+    """The claims of a part of the log, in the log's order."""
+
+    claims: list[Claim]
+    # The queues that the inner batches name: several offsets belong to one of these records.
+    batch_keys: set[QueueKey]
+    # Damaged bytes that tell nothing: their physical offsets. Any queue may lack a unit for one.
+    unknown: list[int]
+    # The part of the log that was read.
+    start: int
+    end: int
+
+
+class ClaimReader:
+    """Reads the claims of one log."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        reader: LogReader,
+        queues: QueueTable,
+        end: LogEnd,
+        checks: dict[str, bool],
+        delay_levels_ms: tuple[int, ...],
+    ) -> None:
+        """`checks`: those of `check_record`, for the records of this log."""
+        self._log, self._reader, self._queues, self._end = log, reader, queues, end
+        self._checks, self._delay_levels_ms = checks, delay_levels_ms
+
+    def read(self, start: int, end: int) -> Survey:
+        """The claims of the records that begin in [`start`, `end`), up to the log's end; one begins at `start`."""
+        self._batch_keys: set[QueueKey] = set()
+        claims: list[Claim] = []
+        unknown: list[int] = []
+        position = start
+        while position < end and len(claims) < SURVEY_RECORDS_MAX:
+            file_start = position - position % self._log.file_size
+            if file_start not in self._log.starts:
+                break
+            behind = self._read_file(file_start, position, end, claims)
+            if behind == file_start + self._log.file_size or behind >= end or len(claims) >= SURVEY_RECORDS_MAX:
+                position = behind
+                continue
+            resume = self._end.resume_offset(behind)
+            if resume is None:
+                return Survey(claims, self._batch_keys, unknown, start, max(behind, end))
+            for hole in self._end.holes_between(behind, resume):
+                view = self._end.header_of(hole, self._delay_levels_ms)
+                if view is None:
+                    unknown.append(hole.offset)
+                else:
+                    found = self._claims_of(view, hole.offset)
+                    claims += [claim._replace(size=hole.size, is_movable=False) for claim in found]
+            position = resume
+        return Survey(
+            claims, self._batch_keys, unknown, start, min(position, end) if len(claims) >= SURVEY_RECORDS_MAX else end
+        )
+
+    def _read_file(self, file_start: int, physical_offset: int, end: int, claims: list[Claim]) -> int:
+        """Add the claims of a file's records from an offset on. Returns where none starts, or the file ends."""
+        data = self._reader.maps.get(str(self._log.path(file_start))).data
+        position = physical_offset - file_start
+        while file_start + position < end and len(claims) < SURVEY_RECORDS_MAX:
+            block = None
+            if not self._checks["check_property_crc"]:
+                block = read_block(
+                    data,
+                    position,
+                    file_start + position,
+                    check_crc=self._checks["check_crc"],
+                    delay_levels_ms=self._delay_levels_ms,
+                )
+            has_batches = block is not None and (block.sys_flags & SYS_FLAG_INNER_BATCH).any()
+            if block is not None and not (has_batches or block.has_units_elsewhere):
+                queued = block.is_queued()
+                rows = zip(
+                    *(
+                        column[queued].tolist()
+                        for column in (
+                            block.starts,
+                            block.sizes,
+                            block.topic_codes,
+                            block.queue_ids,
+                            block.queue_offsets,
+                        )
+                    ),
+                    strict=True,
+                )
+                begin = file_start + position
+                for at, size, code, queue_id, queue_offset in rows:
+                    place = QueueUnit((block.topics[code], queue_id), queue_offset)
+                    claims.append(self._claim(begin + at, size, place))
+                position += block.length
+                continue
+            size, good = check_record(data, position, **self._checks)
+            if good and size == 0:
+                return file_start + len(data) if file_start != self._log.starts[-1] else file_start + position
+            view = dispatch_view(data, position, delay_levels_ms=self._delay_levels_ms) if good else None
+            if view is None or is_implausible(view, file_start + position):
+                return file_start + position
+            claims += self._claims_of(view, file_start + position)
+            position += size
+        return file_start + position
+
+    def _claims_of(self, view: DispatchView, physical_offset: int) -> list[Claim]:
+        """The claims of one record: those on other queues first, which are properties, and then its own."""
+        if view.sys_flag & SYS_FLAG_INNER_BATCH:
+            self._batch_keys.add((view.topic, view.queue_id))
+        if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
+            return []
+        own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
+        others = [
+            self._claim(physical_offset, view.size, place)._replace(is_movable=False)
+            for place in units_elsewhere(view, physical_offset)
+        ]
+        return [*others, self._claim(physical_offset, view.size, own)]
+
+    def _claim(self, physical_offset: int, size: int, place: QueueUnit) -> Claim:
+        topic, queue_id = place.key
+        is_chained = not self._queues.holds_batches(topic, queue_id)
+        return Claim(
+            physical_offset, size, place, is_chained and not self._queues.was_deleted_after(topic, physical_offset)
+        )
+
+
+def one_bit_away(place: QueueUnit, raw_topic: bytes) -> Iterator[QueueUnit]:
+    """The places that a record may have had before one bit of its queue offset, queue id or topic changed.
+    `raw_topic` has the topic's bytes, which may be no text any more."""
+    (topic, queue_id), queue_offset = place
+    for bit in range(63):
+        yield QueueUnit(place.key, queue_offset ^ 1 << bit)
+    for bit in range(QUEUE_ID_BITS):
+        yield QueueUnit((topic, queue_id ^ 1 << bit), queue_offset)
+    for name in _names_one_bit_away(raw_topic):
+        yield QueueUnit((name, queue_id), queue_offset)
+
+
+def _names_one_bit_away(raw_topic: bytes) -> Iterator[str]:
+    name = bytearray(raw_topic)
+    for at in range(len(name)):
+        for bit in range(8):
+            name[at] ^= 1 << bit
+            with suppress(UnicodeDecodeError):
+                yield name.decode()
+            name[at] ^= 1 << bit
+
+
+def raw_topic_of(record: memoryview) -> bytes:
+    """The bytes of a record's topic."""
+    _, _, topic_at, properties_at, _ = find_sections(record, 0, read_header(record))
+    return bytes(record[topic_at : properties_at - 2])
+
+
+def with_place(record: memoryview, place: QueueUnit) -> bytearray:
+    """A copy of a record that names another place, whose topic is as long as the record's own."""
+    copy = bytearray(record)
+    (topic, queue_id), queue_offset = place
+    copy[QUEUE_ID_OFFSET : QUEUE_ID_OFFSET + 4] = queue_id.to_bytes(4)
+    copy[QUEUE_OFFSET_OFFSET : QUEUE_OFFSET_OFFSET + 8] = queue_offset.to_bytes(8)
+    _, _, topic_at, properties_at, _ = find_sections(copy, 0, read_header(copy))
+    if topic != topic_text(bytes(copy[topic_at : properties_at - 2])):
+        copy[topic_at : properties_at - 2] = topic.encode()
+    return copy

@@ -1,0 +1,333 @@
+"""Finds the records whose queue offset, queue id or topic the disk has changed, by the records beside them.
+
+No checksum covers these fields, unless the property CRC is on. But the log has every record of a queue, in the order of
+the queue's offsets. So one record with a changed bit shows twice: it does not follow the record before it in the queue
+that it names, nor does the next one there follow it; and the queue that it came from lacks just its offset. A record is
+taken for changed if one changed bit explains what does not fit:
+
+- A unit of a queue leads to it, at a place that differs from the named one in one bit. After a clean stop these are the
+  queues' units, after a crash those that recovery has removed, which are right unless the power failed.
+- Its neighbours prove it. With that bit changed back, it follows the one record, and the other one follows it; or at
+  least two neighbours more fit than before. One is enough for a repeat of an offset above 0, and for a new queue that
+  begins in its middle: only damage makes these. One is enough, too, if the producer of the record before it has sent
+  the record, with the next sequence, and has not sent the record before it in the queue that it names.
+
+If several explanations are equally good, all records in them are taken for damaged, without a place: none of their
+bytes are lost, and none is served as intact. So is a record that fits in no place. A repeat of offset 0 may be a topic
+that RocketMQ deleted and made anew, and a jump ahead at the end of a queue may be a genuine one. Without a unit or a
+producer that says otherwise such a record is believed: so the last record of a queue may stay unnoticed after a crash
+that lost its unit. Two changed bits, or a changed inner batch, are not looked for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from raymq.records.format.encode import ProducerSequence
+from storage.dispatch.multi_dispatch import QueueKey, QueueUnit
+from storage.log.holes import PLACE_REASON
+from storage.recovery.claims import Claim, Survey, one_bit_away
+
+CHANGED_RECORDS_MAX: Final = 64
+"""So many changed records are found in one survey; those beyond are believed."""
+BREAKS_MAX: Final = 256
+"""So many places where a queue does not go on are looked at."""
+LACKING_MAX: Final = 8
+"""So many offsets that a queue lacks in one place are looked for in other queues, from the first one on."""
+NEAR_MAX: Final = 256
+"""So many records that name one of these offsets are looked at."""
+
+LeadsTo = Callable[[QueueUnit, int, int], bool]
+"""True if a queue's own unit at a place leads to the record at a physical offset, with a size."""
+
+
+class Change(NamedTuple):
+    """The true place of a changed record, None if it is unknown, and the reason for its hole.
+
+    If not `is_sure`, the place is the true one of this record or of a second record that may be the changed one.
+    """
+
+    place: QueueUnit | None
+    reason: str
+    is_sure: bool = True
+
+
+class _Point(NamedTuple):
+    """A record in the order of its queue: its row among the claims, -1 for what lies before the survey."""
+
+    row: int
+    queue_offset: int
+
+
+class _Move(NamedTuple):
+    """An explanation: the claim `row` was at `place`. Those that explain most come first."""
+
+    # How many records fewer fit their neighbours; negative.
+    gain: int
+    # False if both its neighbours there are the right ones.
+    is_open: bool
+    # False if its producer's sequence goes on there, and not at the place that it names.
+    is_unsupported: bool
+    row: int
+    place: QueueUnit
+
+
+class Misfits:
+    """The search in one survey."""
+
+    def __init__(
+        self,
+        survey: Survey,
+        bases: dict[QueueKey, int],
+        default_base: int | None,
+        leads_to: LeadsTo,
+        raw_topic: Callable[[Claim], bytes],
+        sequence_of: Callable[[Claim], ProducerSequence | None],
+    ) -> None:
+        """`bases`: the offsets at which queues go on where the survey begins, and `default_base` that of all others;
+        None: unknown. `raw_topic` reads the topic of a record, and `sequence_of` its producer."""
+        self._claims, self._unknown = survey.claims, sorted(survey.unknown)
+        self._bases, self._default_base, self._leads_to, self._raw_topic = bases, default_base, leads_to, raw_topic
+        self._sequence_of, self._batch_keys = sequence_of, survey.batch_keys
+        self._chains: dict[QueueKey, list[int]] = {}
+        self._by_offset: dict[int, list[int]] = {}
+        self._places = [claim.place for claim in survey.claims]
+        for index, claim in enumerate(survey.claims):
+            self._by_offset.setdefault(claim.place.queue_offset, []).append(index)
+            if self._is_chained(index):
+                self._chains.setdefault(claim.place.key, []).append(index)
+        self._trusted = {index for index, claim in enumerate(survey.claims) if not claim.is_movable}
+        self._found: dict[int, Change] = {}
+        # The breaks of each queue that has some, and the queues for which they are not known.
+        self._breaks_of: dict[QueueKey, list[tuple[_Point, _Point]]] = {}
+        self._stale = set(self._chains)
+
+    def find(self, suspects: Iterable[int], named: Callable[[int], bool]) -> dict[int, Change]:
+        """The changed records, by physical offset. `suspects`: physical offsets of records that do not fit. `named` is
+        true for a record that an earlier recovery took for changed."""
+        index_of = {claim.physical_offset: index for index, claim in enumerate(self._claims)}
+        doubted = [index for index, claim in enumerate(self._claims) if named(claim.physical_offset)]
+        breaks = self._breaks()
+        first = {index_of[offset] for offset in suspects if offset in index_of}
+        self._ask_units({*first, *doubted, *(one for pair in breaks for one in self._near(*pair))})
+        while len(self._found) < CHANGED_RECORDS_MAX:
+            moves = sorted({move for pair in self._breaks() for one in self._near(*pair) for move in self._moves(one)})
+            if not moves:
+                break
+            best = moves[0]
+            rivals = [
+                move
+                for move in moves[1:]
+                if move[:3] == best[:3] and (move.row == best.row or move.place == best.place)
+            ]
+            if rivals:
+                rows = sorted({best.row, *(move.row for move in rivals)})
+                claimed = {self._places[row] for row in rows}
+                places: list[QueueUnit | None] = [None] * len(rows)
+                if len(rows) == 2 and len(claimed) == 1 and {move.place for move in rivals} == {best.place}:
+                    # Whichever of the two is which, both queues keep their offsets.
+                    places = [*claimed, best.place]
+                for row, place in zip(rows, places, strict=True):
+                    self._give_up(row, place)
+            else:
+                self._move(best.row, best.place)
+        for index in sorted({pair[1].row for pair in self._breaks()} | set(doubted)):
+            if index >= 0 and index not in self._found and index not in self._trusted:
+                before, after = self._around(index)
+                if self._does_not_belong(index, before, after) or (index in doubted and not self._fits(index)):
+                    self._give_up(index)
+        return {self._claims[index].physical_offset: change for index, change in self._found.items()}
+
+    def _is_chained(self, index: int) -> bool:
+        """True if a claim's offset is to follow the one before it in the queue that it names."""
+        return self._claims[index].is_chained and self._claims[index].place.key not in self._batch_keys
+
+    def _breaks(self) -> list[tuple[_Point, _Point]]:
+        """The first neighbours in queues that do not follow each other, BREAKS_MAX at most."""
+        for key in self._stale:
+            self._breaks_of.pop(key, None)
+            points = [self._point(index) for index in self._chains[key]]
+            base = self._base(key)
+            if base is not None:
+                points.insert(0, _Point(-1, base - 1))
+            found = [pair for pair in pairwise(points) if self._is_break(*pair)]
+            if found:
+                self._breaks_of[key] = found
+        self._stale.clear()
+        return sorted((pair for found in self._breaks_of.values() for pair in found), key=lambda pair: pair[1])[
+            :BREAKS_MAX
+        ]
+
+    def _base(self, key: QueueKey) -> int | None:
+        return self._bases.get(key, self._default_base)
+
+    def _is_break(self, before: _Point | None, after: _Point | None) -> bool:
+        """True if a record does not follow the one before it in their queue, and no unknown bytes explain that."""
+        if before is None or after is None or after.queue_offset == before.queue_offset + 1:
+            return False
+        lacking = after.queue_offset - before.queue_offset - 1
+        start = self._claims[before.row].physical_offset if before.row >= 0 else 0
+        between = bisect_left(self._unknown, self._claims[after.row].physical_offset) - bisect_left(
+            self._unknown, start
+        )
+        return lacking < 0 or not between
+
+    def _near(self, before: _Point, after: _Point) -> set[int]:
+        """The claims that may be the reason for a break: the two beside it, and those between them in the log that
+        name an offset that the queue lacks."""
+        found = {before.row, after.row} - {-1}
+        for offset in range(before.queue_offset + 1, min(after.queue_offset, before.queue_offset + 1 + LACKING_MAX)):
+            named = self._by_offset.get(offset, [])
+            found.update(named[bisect_left(named, before.row + 1) : bisect_left(named, after.row)][:NEAR_MAX])
+        return found
+
+    def _around(self, index: int, place: QueueUnit | None = None) -> tuple[_Point | None, _Point | None]:
+        """The neighbours of a claim in its queue, or in the queue of another place if it were there."""
+        key = (place or self._places[index]).key
+        chain = self._chains.get(key, [])
+        at = bisect_left(chain, index)
+        behind = at + (at < len(chain) and chain[at] == index)
+        before = self._point(chain[at - 1]) if at else None
+        if before is None and (base := self._base(key)) is not None:
+            before = _Point(-1, base - 1)
+        return before, self._point(chain[behind]) if behind < len(chain) else None
+
+    def _point(self, index: int) -> _Point:
+        return _Point(index, self._places[index].queue_offset)
+
+    def _fits(self, index: int) -> bool:
+        """True if both neighbours of a claim confirm it."""
+        before, after = self._around(index)
+        offset = self._places[index].queue_offset
+        return bool(before and after and before.queue_offset + 1 == offset == after.queue_offset - 1)
+
+    def _does_not_belong(self, index: int, before: _Point | None, after: _Point | None) -> bool:
+        """True if the neighbours of a claim follow each other without it."""
+        is_whole = bool(before and after and before.queue_offset + 1 == after.queue_offset)
+        return is_whole and self._is_break(before, self._point(index)) and self._is_break(self._point(index), after)
+
+    def _moves(self, index: int) -> Iterable[_Move]:
+        """The explanations in which a claim is the changed one."""
+        claim = self._claims[index]
+        if index in self._trusted or index in self._found:
+            return
+        before, after = self._around(index)
+        next_to = [point.queue_offset + step for point, step in ((before, 1), (after, -1)) if point is not None]
+        for place in one_bit_away(claim.place, self._raw_topic(claim)):
+            is_near = place.queue_offset in next_to if place.key == claim.place.key else self._may_hold(place)
+            move = self._explain(index, place) if is_near else None
+            if move is not None:
+                yield move
+
+    def _may_hold(self, place: QueueUnit) -> bool:
+        return (place.key in self._chains or place.key in self._bases) and place.key not in self._batch_keys
+
+    def _explain(self, index: int, place: QueueUnit) -> _Move | None:
+        """The explanation that a claim was at a place; None if that explains nothing, or not enough to be believed."""
+        gain = self._gain(index, place)
+        if gain >= 0:
+            return None
+        before, after = self._around(index, place)
+        is_next = before is not None and before.queue_offset + 1 == place.queue_offset
+        is_previous = after is not None and place.queue_offset + 1 == after.queue_offset
+        is_closed = is_next and is_previous
+        is_supported = is_next and self._continues(before, index)
+        if place.key != self._places[index].key:
+            is_supported = is_supported and not self._continues(self._before_named(index), index)
+        is_proven = gain <= -2 or is_closed or is_supported or self._is_impossible(index)
+        return (
+            _Move(gain, not is_closed, not is_supported, index, place)
+            if is_proven and (is_next or is_previous)
+            else None
+        )
+
+    def _before_named(self, index: int) -> _Point | None:
+        """The record that a claim would follow at the place that it names; another one with that place is left out."""
+        chain, offset = self._chains.get(self._places[index].key, []), self._places[index].queue_offset
+        at = bisect_left(chain, index)
+        before = [row for row in chain[max(at - 2, 0) : at] if self._places[row].queue_offset != offset]
+        return self._point(before[-1]) if before else None
+
+    def _continues(self, before: _Point | None, index: int) -> bool:
+        """True if a claim's producer sent the message before it, too, and none between the two."""
+        if before is None or before.row < 0:
+            return False
+        first, second = (self._sequence_of(self._claims[row]) for row in (before.row, index))
+        if first is None or second is None:
+            return False
+        is_same = (first.producer_id, first.epoch) == (second.producer_id, second.epoch)
+        return is_same and first.first_sequence + 1 == second.first_sequence
+
+    def _gain(self, index: int, place: QueueUnit) -> int:
+        """How many neighbours more would not follow each other if a claim were at a place; negative: fewer."""
+        here, there = self._point(index), _Point(index, place.queue_offset)
+        same_queue = place.key == self._places[index].key
+        gain = 0
+        if self._is_chained(index):
+            before, after = self._around(index)
+            gain -= self._is_break(before, here) + self._is_break(here, after)
+            gain += not same_queue and self._is_break(before, after)
+        before, after = self._around(index, place)
+        if not (same_queue and self._is_chained(index)):
+            gain -= self._is_break(before, after)
+        return gain + self._is_break(before, there) + self._is_break(there, after)
+
+    def _is_impossible(self, index: int) -> bool:
+        """True if a claim and a neighbour are what only damage makes: a repeat that does not begin a queue anew, or a
+        new queue's beginning in its middle."""
+        before, after = self._around(index)
+        here = self._point(index)
+        pairs = [pair for pair in ((before, here), (here, after)) if self._is_break(*pair)]
+        return any(
+            first == (-1, -1) or 0 < second.queue_offset <= first.queue_offset
+            for first, second in pairs
+            if first is not None and second is not None
+        )
+
+    def _ask_units(self, indices: set[int]) -> None:
+        """Move the claims for which a queue's unit says something else, and trust those with a unit that agrees."""
+        for index in sorted(indices):
+            claim = self._claims[index]
+            if index in self._trusted or self._fits(index) or len(self._found) >= CHANGED_RECORDS_MAX:
+                continue
+            if self._leads_to(claim.place, claim.physical_offset, claim.size):
+                self._trusted.add(index)
+                continue
+            places = [
+                place
+                for place in one_bit_away(claim.place, self._raw_topic(claim))
+                if self._leads_to(place, claim.physical_offset, claim.size) and self._gain(index, place) <= 0
+            ]
+            if len(places) == 1:
+                self._move(index, places[0])
+
+    def _remove(self, index: int) -> None:
+        if self._is_chained(index):
+            key = self._claims[index].place.key
+            chain = self._chains[key]
+            del chain[bisect_left(chain, index)]
+            self._stale.add(key)
+
+    def _move(self, index: int, place: QueueUnit) -> None:
+        claim = self._claims[index]
+        self._remove(index)
+        chain = self._chains.setdefault(place.key, [])
+        chain.insert(bisect_left(chain, index), index)
+        self._stale.add(place.key)
+        self._places[index] = place
+        named, true = (f"offset {one.queue_offset} of {one.key[0]}:{one.key[1]}" for one in (claim.place, place))
+        self._found[index] = Change(place, f"{PLACE_REASON}: it says {named}, and belongs at {true}")
+
+    def _give_up(self, index: int, place: QueueUnit | None = None) -> None:
+        """Take a claim for damaged. `place`: one that it may have had, and that stays free for it."""
+        claim = self._claims[index]
+        self._remove(index)
+        self._unknown.insert(bisect_left(self._unknown, claim.physical_offset), claim.physical_offset)
+        # The bytes may be what any queue lacks.
+        self._stale.update(self._breaks_of)
+        named = f"offset {claim.place.queue_offset} of {claim.place.key[0]}:{claim.place.key[1]}"
+        reason = f"{PLACE_REASON}: it says {named}, which its neighbours contradict"
+        self._found[index] = Change(place, reason, is_sure=False)
