@@ -68,10 +68,13 @@ class Log:
             self.append()
 
     def append(self) -> None:
+        before = self.queue_offsets.copy(), self.sequences.copy()
         record = self.record(len(self.files) * FILE_BYTES - FILE_BYTES + len(self.files[-1]))
         if len(self.files[-1]) + len(record) + 8 > FILE_BYTES:
             self.files[-1] += encode_blank(FILE_BYTES - len(self.files[-1]))
             self.files.append(bytearray())
+            # This record was never written: the next one has its offset.
+            self.queue_offsets, self.sequences = before
             record = self.record(len(self.files) * FILE_BYTES - FILE_BYTES)
         self.starts.append(len(self.files) * FILE_BYTES - FILE_BYTES + len(self.files[-1]))
         self.files[-1] += record
