@@ -40,6 +40,9 @@ LACKING_MAX: Final = 8
 NEAR_MAX: Final = 256
 """So many records that name one of these offsets are looked at."""
 
+SENT_BEFORE_MAX: Final = 64
+"""In so many records of a queue before one is the message looked for that its producer sent before it."""
+
 LeadsTo = Callable[[QueueUnit, int, int], bool]
 """True if a queue's own unit at a place leads to the record at a physical offset, with a size."""
 
@@ -236,20 +239,23 @@ class Misfits:
         is_closed = is_next and is_previous
         is_supported = is_next and self._continues(before, index)
         if place.key != self._places[index].key:
-            is_supported = is_supported and not self._continues(self._before_named(index), index)
-        is_proven = gain <= -2 or is_closed or is_supported or self._is_impossible(index)
+            is_supported = is_supported and not self._goes_on_where_named(index)
+        # The producer of a topic that was deleted and made anew goes on with its sequence, too, at offset 0.
+        is_sent_next = is_supported and self._places[index].queue_offset > 0
+        is_proven = gain <= -2 or is_closed or is_sent_next or self._is_impossible(index)
         return (
             _Move(gain, not is_closed, not is_supported, index, place)
             if is_proven and (is_next or is_previous)
             else None
         )
 
-    def _before_named(self, index: int) -> _Point | None:
-        """The record that a claim would follow at the place that it names; another one with that place is left out."""
+    def _goes_on_where_named(self, index: int) -> bool:
+        """True if a claim's producer sent the message before it to the queue that the claim names, not long before.
+        Another claim to the same place does not count."""
         chain, offset = self._chains.get(self._places[index].key, []), self._places[index].queue_offset
         at = bisect_left(chain, index)
-        before = [row for row in chain[max(at - 2, 0) : at] if self._places[row].queue_offset != offset]
-        return self._point(before[-1]) if before else None
+        before = [row for row in chain[max(at - SENT_BEFORE_MAX, 0) : at] if self._places[row].queue_offset != offset]
+        return any(self._continues(self._point(row), index) for row in before)
 
     def _continues(self, before: _Point | None, index: int) -> bool:
         """True if a claim's producer sent the message before it, too, and none between the two."""
@@ -299,10 +305,16 @@ class Misfits:
             places = [
                 place
                 for place in one_bit_away(claim.place, self._raw_topic(claim))
-                if self._leads_to(place, claim.physical_offset, claim.size) and self._gain(index, place) <= 0
+                if self._leads_to(place, claim.physical_offset, claim.size)
             ]
-            if len(places) == 1:
+            if len(places) == 1 and self._allows(index, places[0]):
                 self._move(index, places[0])
+
+    def _allows(self, index: int, place: QueueUnit) -> bool:
+        """True if the neighbours of a claim do not contradict the unit that leads to it at another place. In the same
+        queue they must confirm that unit: RocketMQ puts all units behind a gap at wrong offsets."""
+        gain = self._gain(index, place)
+        return gain < 0 or (gain == 0 and place.key != self._places[index].key)
 
     def _remove(self, index: int) -> None:
         if self._is_chained(index):

@@ -143,9 +143,23 @@ def test_a_producer_decides_if_no_unit_does() -> None:
     assert changes(text, sequences={0: ("p", 3), 1: ("q", 3), 2: ("p", 4), 3: ("q", 4)}) == {2: "a10"}
     assert changes(text, sequences={0: ("p", 3), 1: ("q", 3), 2: ("q", 4), 3: ("p", 4)}) == {3: "a10"}
     assert changes(text, sequences={0: ("p", 3), 1: ("p", 3), 2: ("p", 4), 3: ("p", 4)}) == {2: None, 3: None}
+    # The sender of the intact record has as many messages in both queues, and another sender's are between them.
+    text = "a9 b8 b9 b10 b10 a11 b11"
+    sequences = {0: ("p", 3), 1: ("p", 3), 2: ("q", 3), 3: ("r", 5), 4: ("p", 4)}
+    assert changes(text, sequences=sequences) == {3: None, 4: None}
     assert changes("a9 a10 a15", sequences={1: ("p", 7), 2: ("p", 8)}) == {2: "a11"}
     assert changes("a9 a10 a15", sequences={1: ("p", 7), 2: ("p", 9)}) == {}
     assert changes("a9 a10 a14", sequences={1: ("p", 7), 2: ("p", 8)}) == {}  # two bits
+
+
+def test_a_producer_that_goes_on_in_a_topic_made_anew_proves_nothing() -> None:
+    assert changes("a2 a3 a0", sequences={0: ("p", 2), 1: ("p", 3), 2: ("p", 4)}) == {}
+    assert changes("a0 a0 a0", sequences={0: ("p", 2), 1: ("p", 3), 2: ("p", 4)}) == {}
+
+
+def test_units_that_rocketmq_put_at_wrong_offsets_do_not_make_a_record_damaged() -> None:
+    """RocketMQ puts the unit of a record behind a gap at the queue's end, and so all that follow."""
+    assert changes("a7 a10 a11 a12", units={1: "a8", 2: "a9", 3: "a10"}) == {}
 
 
 def test_a_unit_of_another_queue_s_file_does_not_make_a_record_damaged() -> None:
