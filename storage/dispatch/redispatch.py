@@ -9,9 +9,8 @@ store's settings: RocketMQ may have written them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,83 +19,26 @@ from raymq.common.protocol.store import Hole
 from raymq.records.format.dispatch import DispatchView
 from raymq.records.format.layout import MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH
 from raymq.records.kernels.fields import Ints
-from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
+from raymq.records.logfiles.log_reader import LogReader
 from storage.dispatch.batch_dispatch import QueueGapError, belongs_to_batches, put_batch
 from storage.dispatch.block_dedup import producers_of, remember_producer
 from storage.dispatch.dedup import DedupTable
 from storage.dispatch.delivery_progress import DeliveryProgress
-from storage.dispatch.multi_dispatch import QueueKey, QueueUnit, is_dispatched, units_elsewhere
+from storage.dispatch.multi_dispatch import QueueUnit, is_dispatched, units_elsewhere
+from storage.dispatch.place_check import PlaceCheck
 from storage.dispatch.queue_check import leads_to_own, wrong_rows
+from storage.dispatch.queue_ends import MissingUnits, QueueEnds
 from storage.dispatch.record_blocks import Block, is_queued
 from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.queue_table import QueueTable
 
 logger = logging.getLogger(__name__)
 
-_UNITS_HELD: Final = 4096
-"""Missing units of a queue are written when there are so many."""
-
-
-class _Missing:
-    """Units found to be missing at the end of one queue, in order, not written yet."""
-
-    def __init__(self, queue: ConsumeQueue) -> None:
-        self.queue = queue
-        # The physical offset at which the last record of the queue ends, these units included.
-        self.reach = queue.max_physical_offset
-        self._count = 0
-        # Units in pieces, as columns: physical offsets, sizes, tags codes.
-        self._pieces: list[tuple[Ints, Ints, Ints]] = []
-        # Units behind the pieces, which came one at a time.
-        self._rows: list[tuple[int, int, int]] = []
-
-    @property
-    def next_offset(self) -> int:
-        """The queue's next offset, once these units are written."""
-        return self.queue.next_offset + self._count
-
-    def add(self, physical_offset: int, size: int, tags_code: int) -> None:
-        """Add one unit."""
-        self._rows.append((physical_offset, size, tags_code))
-        self.reach = physical_offset + size
-        self._count += 1
-        self._write_if_many()
-
-    def add_many(self, physical_offsets: Ints, sizes: NDArray[np.int32], tags_codes: Ints) -> None:
-        """Add units given as columns."""
-        if len(sizes):
-            self._join_rows()
-            self._pieces.append((physical_offsets, sizes.astype(np.int64), tags_codes))
-            self.reach = int(physical_offsets[-1]) + int(sizes[-1])
-            self._count += len(sizes)
-            self._write_if_many()
-
-    def write(self) -> None:
-        """Write the units to the queue's files and forget them."""
-        if self._count:
-            self._join_rows()
-            offsets, sizes, codes = map(np.concatenate, zip(*self._pieces, strict=True))
-            self.queue.reserve(self._count)
-            self.queue.append_scattered(offsets, sizes.astype(np.int32), codes)
-            self._count = 0
-            self._pieces.clear()
-
-    def _join_rows(self) -> None:
-        """Make the units that came one at a time a piece."""
-        if self._rows:
-            columns = np.array(self._rows, np.int64)
-            self._pieces.append((columns[:, 0], columns[:, 1], columns[:, 2]))
-            self._rows.clear()
-
-    def _write_if_many(self) -> None:
-        if self._count >= _UNITS_HELD:
-            self.write()
-
 
 class _Addition(NamedTuple):
     """The rows of a block that are missing in one queue."""
 
-    missing: _Missing
+    missing: MissingUnits
     rows: Ints
     # The rows before these, which are in the queue.
     known: Ints
@@ -125,13 +67,8 @@ class Redispatch:
     ) -> None:
         """`reader` reads the records that units lead to; None: units are not compared with the log."""
         self._queues, self._dedup, self._deliveries, self._reader = queues, dedup, deliveries, reader
-        self._after_crash = after_crash
-        # The missing units of each queue that a record named, of queues of single messages only.
-        self._missing: dict[tuple[str, int], _Missing] = {}
-        # The end of the last record that a queue points to; after a crash nobody knows it.
-        self.dispatched_end = -1
-        # Set by recovery when a queue has less than the snapshot says: all queues are made again then.
-        self.queues_were_lost = False
+        self.ends = QueueEnds(queues, after_crash=after_crash)
+        self.places = PlaceCheck(queues, self.ends, reader)
         # The units that were put into queues.
         self.queued = 0
         # The units that did not lead to their records, and were made again.
@@ -141,20 +78,15 @@ class Redispatch:
         # True if no record before the walk can lack a unit.
         self.knows_ends = False
 
-    def queues_reach(self, physical_offset: int) -> None:
-        """Note that a queue points to records up to `physical_offset`."""
-        self.dispatched_end = max(self.dispatched_end, physical_offset)
-
     def start_again(self) -> None:
         """Forget the units that were not written."""
-        self._missing.clear()
+        self.ends.forget()
         self._unplaced.clear()
         self.queued = 0
 
     def finish(self) -> None:
         """Write the units that are left."""
-        for missing in self._missing.values():
-            missing.write()
+        self.ends.write()
 
     def put_record(self, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> None:
         """Put a good record into the queues it belongs to, if it is missing there, and remember its producer.
@@ -165,7 +97,7 @@ class Redispatch:
         if not is_queued(view.sys_flag):
             return
         if view.sys_flag & SYS_FLAG_INNER_BATCH or self._queues.holds_batches(view.topic, view.queue_id):
-            if not self.was_deleted(view.topic, physical_offset):
+            if not self.ends.was_deleted(view.topic, physical_offset):
                 self.queued += put_batch(self._queues, view, physical_offset, may_fill_gaps=may_fill_gaps)
                 if belongs_to_batches(self._queues, view):
                     self.remember_record(view, physical_offset)
@@ -189,7 +121,7 @@ class Redispatch:
         elif view is None:
             # After a crash: the units that led there before.
             units = self._lost_units(hole)
-        elif self.was_deleted(view.topic, hole.offset) or not is_queued(view.sys_flag):
+        elif self.ends.was_deleted(view.topic, hole.offset) or not is_queued(view.sys_flag):
             return
         else:
             self.remember_record(view, hole.offset)
@@ -209,9 +141,9 @@ class Redispatch:
         """Put a unit that leads to damaged bytes into its queue, if it is the next one there. False if the queue has
         not come so far."""
         topic, queue_id = unit.place.key
-        if self._queues.holds_batches(topic, queue_id) or self.was_deleted(topic, unit.physical_offset):
+        if self._queues.holds_batches(topic, queue_id) or self.ends.was_deleted(topic, unit.physical_offset):
             return False
-        missing = self._missing_in(topic, queue_id)
+        missing = self.ends.missing_in(topic, queue_id)
         if unit.place.queue_offset == missing.next_offset and unit.physical_offset >= missing.reach:
             missing.add(unit.physical_offset, unit.size, unit.tags_code)
             self.queued += 1
@@ -238,11 +170,11 @@ class Redispatch:
     def _put_unit(self, unit: QueueUnit, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> bool:
         """Put one unit of a record into a queue, if it is missing. False if the queue was deleted since."""
         (topic, queue_id), queue_offset = unit
-        missing = self._missing.get(unit.key)
+        missing = self.ends.find(unit.key)
         if missing is None:
-            if self.was_deleted(topic, physical_offset):
+            if self.ends.was_deleted(topic, physical_offset):
                 return False
-            missing = self._missing_in(topic, queue_id)
+            missing = self.ends.missing_in(topic, queue_id)
         gap = queue_offset - missing.next_offset
         if queue_offset < missing.queue.first_offset and not may_fill_gaps:
             raise QueueGapError(f"queue {topic}:{queue_id} has lost its offset {queue_offset}")
@@ -279,67 +211,11 @@ class Redispatch:
         was_deleted = self._queues.was_deleted_after(view.topic, physical_offset)
         remember_producer(view, None if was_deleted else self._dedup, self._deliveries)
 
-    def is_misfit(self, view: DispatchView, physical_offset: int) -> bool:
-        """True if a good record is not the next one of the queue that it names, nor the one that the queue has at its
-        offset: a disk may have changed its queue offset, its queue id or its topic."""
-        if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
-            return False
-        key = view.topic, view.queue_id
-        if self._queues.holds_batches(*key):
-            return True
-        missing = self._missing.get(key)
-        if missing is None and self._queues.was_deleted_after(view.topic, physical_offset):
-            return False
-        queue = self._queues.get_plain(*key)
-        if queue is None or (missing is None and self.was_deleted(view.topic, physical_offset)):
-            return view.queue_offset > 0 or self._is_complete_at(physical_offset)
-        next_offset = queue.next_offset if missing is None else missing.next_offset
-        if view.queue_offset >= next_offset:
-            return view.queue_offset > next_offset or self._is_complete_at(physical_offset)
-        if not queue.first_offset <= view.queue_offset < queue.next_offset:
-            return True
-        begins = np.array([physical_offset], np.int64)
-        return self._leads_elsewhere(queue, view.queue_offset, begins) and (
-            self._reader is not None and leads_to_own(queue, view.queue_offset, self._reader)
-        )
-
-    def units_behind(self, last: Mapping[QueueKey, int], start: int, end_offset: int) -> list[int]:
-        """The physical offsets in [`start`, `end_offset`) of records with units that a crash left behind a queue's end,
-        where the walk has put nothing; of each queue only the first. `last`: offsets of queues that count as put."""
-        found = []
-        for queue in self._queues.plain:
-            missing = self._missing.get(queue.key)
-            next_offset = queue.next_offset if missing is None else missing.next_offset
-            next_offset = max(next_offset, last.get(queue.key, -1) + 1)
-            units = queue.lost_units[max(next_offset - queue.lost_units_from, 0) :]
-            begins = units["physical_offset"].astype(np.int64)
-            inside = (begins >= start) & (begins < end_offset) & (units["size"] > 0)
-            found += begins[np.flatnonzero(inside & (units["size"] != PRE_BLANK_SIZE))[:1]].tolist()
-        return sorted(found)
-
-    def _is_complete_at(self, physical_offset: int) -> bool:
-        """True if every record at an offset should have its unit: the store stopped cleanly behind it."""
-        return not (self._after_crash or self.queues_were_lost) and physical_offset < self.dispatched_end
-
-    def _leads_elsewhere(self, queue: ConsumeQueue, queue_offset: int, begins: Ints) -> bool:
-        """True if a unit of a queue, from an offset on, leads to another record than the one that names the offset.
-        `begins`: the physical offsets of these records."""
-        done = 0
-        while done < len(begins):
-            units = queue.units(queue_offset + done, len(begins) - done)
-            if not len(units):
-                break
-            elsewhere = units["physical_offset"] != begins[done : done + len(units)]
-            if (elsewhere & (units["size"] != PRE_BLANK_SIZE)).any():
-                return True
-            done += len(units)
-        return False
-
     def put_block(
         self, block: Block, physical_offset: int, *, may_fill_gaps: bool, believes_places: bool = True
     ) -> bool:
         """`put_record` for the records of a block, the first of which is at `physical_offset`. False if nothing was
-        done: the records have to come one at a time. So do misfits (`is_misfit`) without `believes_places`."""
+        done: the records have to come one at a time. So do misfits (`PlaceCheck`) without `believes_places`."""
         if not block.is_ordinary:
             return False
         # True for each record that has a unit, in a queue that was not deleted since.
@@ -365,22 +241,6 @@ class Redispatch:
             self.queued += len(rows)
         return True
 
-    def units_agree(self, block: Block, physical_offset: int) -> bool:
-        """True if the queues' units say of each record of a block what the record says of its place."""
-        for rows in block.by_queue(block.is_queued()):
-            topic, queue_id = block.queue_of(rows)
-            last = physical_offset + int(block.starts[rows[-1]])
-            if self._queues.was_deleted_after(topic, last):
-                continue
-            queue, offsets = self._queues.get_plain(topic, queue_id), block.queue_offsets[rows]
-            if queue is None or (np.diff(offsets) != 1).any():
-                return False
-            if offsets[0] < queue.first_offset or offsets[-1] >= queue.next_offset:
-                return False
-            if self._leads_elsewhere(queue, int(offsets[0]), block.starts[rows] + physical_offset):
-                return False
-        return True
-
     def remember_block(self, block: Block, physical_offset: int) -> bool:
         """`remember_record` for the records of a block. False if nothing was done."""
         if (block.sys_flags & SYS_FLAG_INNER_BATCH).any():
@@ -391,7 +251,7 @@ class Redispatch:
         """True if all of `rows`, which are of one queue, belong to a topic that was deleted since."""
         topic, queue_id = block.queue_of(rows)
         last = physical_offset + int(block.starts[rows[-1]])
-        return (topic, queue_id) not in self._missing and self.was_deleted(topic, last)
+        return self.ends.find((topic, queue_id)) is None and self.ends.was_deleted(topic, last)
 
     def _addition(self, block: Block, rows: Ints, physical_offset: int, *, may_fill_gaps: bool) -> _Addition | None:
         """The units missing from the queue of `rows`, all of one queue, if they can be appended to it; None if the rows
@@ -401,9 +261,9 @@ class Redispatch:
         if self._queues.holds_batches(topic, queue_id):
             return None
         # The topic was deleted after the first row, and not after the last: the rows are of two queues.
-        if self.was_deleted(topic, physical_offset + int(block.starts[rows[0]])):
+        if self.ends.was_deleted(topic, physical_offset + int(block.starts[rows[0]])):
             return None
-        missing = self._missing_in(topic, queue_id)
+        missing = self.ends.missing_in(topic, queue_id)
         offsets = block.queue_offsets[rows]
         # So many of the rows the queue has already; negative if units before the first row are missing.
         known = missing.next_offset - int(offsets[0])
@@ -419,17 +279,10 @@ class Redispatch:
 
     def _all_fit(self, block: Block, rows: Ints, addition: _Addition, physical_offset: int) -> bool:
         """True if none of the rows of one queue is a misfit."""
-        queue, known = addition.missing.queue, addition.known
-        if len(known) + len(addition.rows) < len(rows):
+        missing, new, known = addition
+        if len(known) + len(new) < len(rows):  # they are out of order
             return False
-        if len(addition.rows) and self._is_complete_at(physical_offset + int(block.starts[addition.rows[0]])):
-            return False
-        if not len(known):
-            return True
-        first, last = (int(block.queue_offsets[row]) for row in (known[0], known[-1]))
-        if first < queue.first_offset or last >= queue.next_offset:
-            return False
-        return not self._leads_elsewhere(queue, first, block.starts[known] + physical_offset)
+        return self.places.all_fit(block, known, new, missing.queue, physical_offset)
 
     def _mend_known(self, block: Block, queue: ConsumeQueue, rows: Ints, physical_offset: int) -> None:
         """`_mend_units` for rows of a block that are in order, and that their queue has already."""
@@ -437,23 +290,7 @@ class Redispatch:
             columns = block.starts[rows] + physical_offset, block.sizes[rows].astype(np.int64), block.tags_codes[rows]
             self._mend_units(queue, int(block.queue_offsets[rows[0]]), *columns)
 
-    def _missing_in(self, topic: str, queue_id: int) -> _Missing:
-        """The missing units of a queue, which is made if there is none."""
-        missing = self._missing.get((topic, queue_id))
-        if missing is None:
-            missing = self._missing[topic, queue_id] = _Missing(self._queues.get_or_create(topic, queue_id))
-        return missing
-
-    def was_deleted(self, topic: str, physical_offset: int) -> bool:
-        """True if the topic of a record at `physical_offset` was deleted since, by this store or by RocketMQ."""
-        if self._queues.was_deleted_after(topic, physical_offset):
-            return True
-        if self._after_crash or self.queues_were_lost or physical_offset >= self.dispatched_end:
-            return False
-        # A clean stop, other queues are complete, this topic has none: RocketMQ deleted it, and left no other trace.
-        return not self._queues.has_topic(topic)
-
-    def _lead_to_holes(self, missing: _Missing, count: int, physical_offset: int, *, may_fill_gaps: bool) -> bool:
+    def _lead_to_holes(self, missing: MissingUnits, count: int, physical_offset: int, *, may_fill_gaps: bool) -> bool:
         """Have the next `count` units of a queue lead to damaged records before a physical offset, as theirs must be
         among those. False if there are not so many of them, or the records may lie before the walk."""
         if not (self.knows_ends or may_fill_gaps):
@@ -479,7 +316,7 @@ class Redispatch:
         self.queued += count
         return True
 
-    def _skip_lost_units(self, missing: _Missing, unit: QueueUnit, *, may_fill_gaps: bool) -> None:
+    def _skip_lost_units(self, missing: MissingUnits, unit: QueueUnit, *, may_fill_gaps: bool) -> None:
         """Let the queue go on at `unit`, behind a gap. QueueGapError unless gaps may be filled."""
         queue, end = "{}:{}".format(*unit.key), missing.next_offset
         if not may_fill_gaps:

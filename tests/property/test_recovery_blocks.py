@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 
 import storage.dispatch.record_blocks
-import storage.recovery.recovery
+import storage.recovery.log_files
 from storage.message_store import MessageStore
 from tests.support.stores.random_logs import FILE_BYTES, Log
 from tests.support.stores.stores import killed_copy, open_store
@@ -73,7 +73,7 @@ def make_store(dice: random.Random, root: Path, changes: dict[str, int | bool]) 
 
 
 def one_by_one() -> Any:
-    return mock.patch.object(storage.recovery.recovery, "read_block", return_value=None)
+    return mock.patch.object(storage.recovery.log_files, "read_block", return_value=None)
 
 
 def state_of(store: MessageStore, root: Path) -> dict[str, object]:
@@ -128,10 +128,10 @@ def test_blocks_and_single_records_come_to_the_same(
         make_store(dice, made, changes)
         block_bytes = dice.choice((1, 300, 2000, 4 << 20))
         monkeypatch.setattr(storage.dispatch.record_blocks, "BLOCK_BYTES", block_bytes)
-        monkeypatch.setattr(storage.recovery.recovery, "BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr(storage.recovery.log_files, "BLOCK_BYTES", block_bytes)
         with one_by_one():
             singly = outcomes(killed_copy(made, directory / "singly"), changes)
-        with mock.patch.object(storage.recovery.recovery, "read_block", taken):
+        with mock.patch.object(storage.recovery.log_files, "read_block", taken):
             together = outcomes(killed_copy(made, directory / "together"), changes)
         assert together == singly, f"seed {seed}; RAYMQ_RECOVERY_SEED repeats it"
         for name in ("made", "singly", "together"):

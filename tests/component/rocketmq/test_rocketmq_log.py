@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-import storage.recovery.recovery
+import storage.recovery.log_files
 import storage.replication.chunk_appender
 from raymq.common.delay import TIMER_ROLL_QUEUE, TIMER_TOPIC, delivery_producer_id, timer_queue
 from raymq.common.message import Message
@@ -37,7 +37,7 @@ def walk(request):
     """Recovery and replication take records by the thousand, or one at a time."""
     if request.param == "singly":
         with (
-            mock.patch.object(storage.recovery.recovery, "read_block", return_value=None),
+            mock.patch.object(storage.recovery.log_files, "read_block", return_value=None),
             mock.patch.object(storage.replication.chunk_appender, "read_block", return_value=None),
         ):
             yield

@@ -17,7 +17,9 @@ from typing import NamedTuple
 import pytest
 
 import storage.dispatch.record_blocks
-import storage.recovery.recovery
+import storage.recovery.changed_places
+import storage.recovery.log_files
+import storage.recovery.walk
 from raymq.records.format.check import check_record
 from raymq.records.format.dispatch import DispatchView, dispatch_view
 from raymq.records.format.layout import QUEUE_ID_OFFSET, QUEUE_OFFSET_OFFSET
@@ -172,9 +174,10 @@ def test_every_other_message_is_read_at_its_own_offset(directory: Path) -> None:
 
 def test_so_it_is_with_small_blocks_and_surveys(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of the log is outside of what is read around a record that does not fit."""
-    monkeypatch.setattr(storage.recovery.recovery, "SURVEY_BYTES", 20_000)
+    monkeypatch.setattr(storage.recovery.changed_places, "SURVEY_BYTES", 20_000)
+    monkeypatch.setattr(storage.recovery.walk, "SURVEY_BYTES", 20_000)
     monkeypatch.setattr(storage.dispatch.record_blocks, "BLOCK_BYTES", 3000)
-    monkeypatch.setattr(storage.recovery.recovery, "BLOCK_BYTES", 3000)
+    monkeypatch.setattr(storage.recovery.log_files, "BLOCK_BYTES", 3000)
     for seed in seeds(SEEDS // 2):
         print("seed", seed)
         check_one(seed, directory / "store")

@@ -96,17 +96,17 @@ def test_a_record_that_does_not_fit_its_queue_is_a_misfit_alone_and_in_a_block()
         redispatch = walk(queues, DedupTable(10))
         *before, last = record_starts(data).tolist()
         for start in before:
-            assert not redispatch.is_misfit(dispatch_view(data, start), start)
+            assert not redispatch.places.is_misfit(dispatch_view(data, start), start)
             redispatch.put_record(dispatch_view(data, start), start, may_fill_gaps=True)
-        assert redispatch.is_misfit(dispatch_view(data, last), last) == (data != fits)
+        assert redispatch.places.is_misfit(dispatch_view(data, last), last) == (data != fits)
 
 
 def test_a_record_without_a_unit_is_a_misfit_after_a_clean_stop() -> None:
     data = records(("orders", 4, "p", 0))
     redispatch = walk(Queues({("orders", 0): Queue(next_offset=4)}), DedupTable(10), after_crash=False)
-    assert not redispatch.is_misfit(dispatch_view(data), 0)
-    redispatch.queues_reach(1000)
-    assert redispatch.is_misfit(dispatch_view(data), 0)
+    assert not redispatch.places.is_misfit(dispatch_view(data), 0)
+    redispatch.ends.queues_reach(1000)
+    assert redispatch.places.is_misfit(dispatch_view(data), 0)
     assert not redispatch.put_block(block_of(data), 0, may_fill_gaps=True, believes_places=False)
 
 
@@ -123,7 +123,7 @@ def test_a_block_with_an_offset_before_the_queue_s_first_unit_is_left_to_the_car
 def test_producers_of_a_topic_that_is_gone_after_a_clean_stop_are_not_remembered() -> None:
     dedup = DedupTable(10)
     redispatch = walk(Queues(on_disk=False), dedup, after_crash=False)
-    redispatch.queues_reach(1 << 30)
+    redispatch.ends.queues_reach(1 << 30)
     assert redispatch.put_block(block_of(records(("orders", 0, "p", 0))), 0, may_fill_gaps=True)
     assert (redispatch.queued, dedup.rows()) == (0, [])
 

@@ -1,0 +1,93 @@
+"""Compares records with the queues that they name, and with the units there, before recovery believes them.
+
+No checksum covers a record's queue offset, queue id and topic. A record that is not the next one of its queue, nor the
+one to which the queue's unit leads, is a misfit: storage/recovery/misfits.py finds out if the disk has changed it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from raymq.records.format.dispatch import DispatchView
+from raymq.records.format.layout import SYS_FLAG_INNER_BATCH
+from raymq.records.kernels.fields import Ints
+from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
+from storage.dispatch.queue_check import leads_to_own
+from storage.dispatch.queue_ends import QueueEnds
+from storage.dispatch.record_blocks import Block, is_queued
+from storage.queue.consume_queue import ConsumeQueue
+from storage.queue.queue_table import QueueTable
+
+
+class PlaceCheck:
+    """Tells the misfits among the records of one recovery. It changes nothing."""
+
+    def __init__(self, queues: QueueTable, ends: QueueEnds, reader: LogReader | None) -> None:
+        """`reader` reads the records that units lead to; None: a unit that leads elsewhere is wrong."""
+        self._queues, self._ends, self._reader = queues, ends, reader
+
+    def is_misfit(self, view: DispatchView, physical_offset: int) -> bool:
+        """True if a good record is not the next one of the queue that it names, nor the one that the queue has at its
+        offset: a disk may have changed its queue offset, its queue id or its topic."""
+        if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
+            return False
+        key = view.topic, view.queue_id
+        if self._queues.holds_batches(*key):
+            return True
+        missing = self._ends.find(key)
+        if missing is None and self._queues.was_deleted_after(view.topic, physical_offset):
+            return False
+        queue = self._queues.get_plain(*key)
+        if queue is None or (missing is None and self._ends.was_deleted(view.topic, physical_offset)):
+            return view.queue_offset > 0 or self._ends.is_complete_at(physical_offset)
+        next_offset = queue.next_offset if missing is None else missing.next_offset
+        if view.queue_offset >= next_offset:
+            return view.queue_offset > next_offset or self._ends.is_complete_at(physical_offset)
+        if not queue.first_offset <= view.queue_offset < queue.next_offset:
+            return True
+        begins = np.array([physical_offset], np.int64)
+        return self._leads_elsewhere(queue, view.queue_offset, begins) and (
+            self._reader is not None and leads_to_own(queue, view.queue_offset, self._reader)
+        )
+
+    def all_fit(self, block: Block, known: Ints, missing: Ints, queue: ConsumeQueue, physical_offset: int) -> bool:
+        """True if no row of a block is a misfit. The rows are of one queue and in its order: the `known` ones have
+        their units there, the `missing` ones come next."""
+        if len(missing) and self._ends.is_complete_at(physical_offset + int(block.starts[missing[0]])):
+            return False
+        if not len(known):
+            return True
+        first, last = (int(block.queue_offsets[row]) for row in (known[0], known[-1]))
+        if first < queue.first_offset or last >= queue.next_offset:
+            return False
+        return not self._leads_elsewhere(queue, first, block.starts[known] + physical_offset)
+
+    def units_agree(self, block: Block, physical_offset: int) -> bool:
+        """True if the queues' units say of each record of a block what the record says of its place."""
+        for rows in block.by_queue(block.is_queued()):
+            topic, queue_id = block.queue_of(rows)
+            last = physical_offset + int(block.starts[rows[-1]])
+            if self._queues.was_deleted_after(topic, last):
+                continue
+            queue, offsets = self._queues.get_plain(topic, queue_id), block.queue_offsets[rows]
+            if queue is None or (np.diff(offsets) != 1).any():
+                return False
+            if offsets[0] < queue.first_offset or offsets[-1] >= queue.next_offset:
+                return False
+            if self._leads_elsewhere(queue, int(offsets[0]), block.starts[rows] + physical_offset):
+                return False
+        return True
+
+    def _leads_elsewhere(self, queue: ConsumeQueue, queue_offset: int, begins: Ints) -> bool:
+        """True if a unit of a queue, from an offset on, leads to another record than the one that names the offset.
+        `begins`: the physical offsets of these records."""
+        done = 0
+        while done < len(begins):
+            units = queue.units(queue_offset + done, len(begins) - done)
+            if not len(units):
+                break
+            elsewhere = units["physical_offset"] != begins[done : done + len(units)]
+            if (elsewhere & (units["size"] != PRE_BLANK_SIZE)).any():
+                return True
+            done += len(units)
+        return False

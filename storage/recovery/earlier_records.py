@@ -1,0 +1,162 @@
+"""Learns what the records before the start of a walk tell: the producers that may send again, and open transactions.
+
+A snapshot has that. Without one the file before the walk is read for the producers, and all files before it for the
+transactions, if the store has any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Final
+
+from raymq.common.names import HALF_TOPIC
+from raymq.records.format.check import check_record
+from raymq.records.format.dispatch import DispatchView, dispatch_view
+from storage.dispatch.batch_dispatch import QueueGapError
+from storage.dispatch.half_messages import HALF_QUEUE_ID
+from storage.dispatch.multi_dispatch import QueueUnit
+from storage.dispatch.record_blocks import Block
+from storage.dispatch.redispatch import Redispatch
+from storage.parts import StoreParts
+from storage.recovery.claims import one_bit_away, raw_topic_of
+from storage.recovery.log_end import LogEnd
+from storage.recovery.log_files import LogFiles, placed_view
+from storage.recovery.snapshot import Snapshot
+
+MISFITS_MAX: Final = 1000
+"""The true places are looked for of so many records before the walk that do not fit their queues. If there are more,
+the queues have lost their units, and records are believed."""
+
+
+class EarlierRecords:
+    """The part of one log that is not walked."""
+
+    def __init__(self, parts: StoreParts, files: LogFiles, end: LogEnd, redispatch: Redispatch) -> None:
+        self._log, self._queues, self._reader = parts.log, parts.queues, parts.reader
+        self._dedup, self._halves = parts.dedup, parts.halves
+        self._files, self._end, self._redispatch = files, end, redispatch
+        self._misfits_left = MISFITS_MAX
+
+    def learn(self, walk_from: int, snapshot: Snapshot | None) -> None:
+        """Note the producers, and the transactions, that are known before the start of a walk, which is the end of the
+        snapshot if there is one. QueueGapError if a queue ends sooner than the snapshot says."""
+        if snapshot is not None:
+            self._use_snapshot(snapshot)
+            return
+        index = self._log.starts.index(walk_from)
+        if index > 0:
+            # This file is not checked and not dispatched: it only tells which messages producers may send again.
+            self._remember_producers(self._log.starts[index - 1])
+            if self._queues.get(HALF_TOPIC, HALF_QUEUE_ID) is not None:
+                for start in self._log.starts[:index]:
+                    self._remember_transactions(start)
+
+    def _use_snapshot(self, snapshot: Snapshot) -> None:
+        """Take over the producers and the transactions from the snapshot. QueueGapError as of `learn`."""
+        is_deleted = self._deletions_after(snapshot)
+        for topic, queue_id, next_offset in snapshot.queues:
+            queue = self._queues.get(topic, queue_id)
+            found = 0 if queue is None else queue.next_offset
+            if found < next_offset and not is_deleted(topic):
+                self._redispatch.ends.queues_were_lost = True
+                raise QueueGapError(
+                    f"queue {topic}:{queue_id} ends at offset {found}, but it had reached {next_offset}"
+                )
+        for row in snapshot.producers:
+            if not is_deleted(row.topic):
+                self._dedup.load_row(row)
+        self._halves.load(snapshot.transactions)
+
+    def let_queues_reach(self, snapshot: Snapshot, end_offset: int) -> None:
+        """Let queues that were made again go on where the snapshot says that they ended: a log that holds no message
+        of a queue any more does not tell."""
+        if snapshot.end > end_offset or not snapshot.fits(self._reader):
+            return
+        is_deleted = self._deletions_after(snapshot)
+        for topic, queue_id, next_offset in snapshot.queues:
+            if not is_deleted(topic) and not self._queues.holds_batches(topic, queue_id):
+                queue = self._queues.get_or_create(topic, queue_id)
+                if queue.next_offset < next_offset:
+                    queue.start_at(next_offset)
+
+    def _deletions_after(self, snapshot: Snapshot) -> Callable[[str], bool]:
+        """A function that is true for the topics that were deleted behind the end of a snapshot."""
+
+        @cache
+        def is_deleted(topic: str) -> bool:
+            # A clean stop of this store leaves nothing behind the snapshot: where a queue goes on, RocketMQ was here.
+            here = self._queues.was_deleted_after(topic, snapshot.end - 1)
+            return here or self._redispatch.ends.was_deleted(topic, snapshot.end)
+
+        return is_deleted
+
+    def _remember_producers(self, start: int) -> None:
+        """Remember who sent the records of a file."""
+        data, position = self._files.data(start), 0
+        while True:
+            block = self._files.block(start, position, check_crc=False)
+            agrees = block is not None and self._is_believed(block, start + position)
+            if block is not None and agrees and self._redispatch.remember_block(block, start + position):
+                position += block.length
+                continue
+            until = self._files.singles_end(position)
+            while position < until:
+                size, good = check_record(data, position, check_crc=False)
+                if not good or size <= 0:
+                    behind = self._end.resume_in_file(start, position)
+                    if behind is None:
+                        return
+                    position = behind
+                    continue
+                view = dispatch_view(data, position)
+                if self._misfits_left and self._redispatch.places.is_misfit(view, start + position):
+                    self._misfits_left -= 1
+                    view = self._by_its_unit(view, data[position : position + size], start + position)
+                self._redispatch.remember_record(view, start + position)
+                position += size
+
+    def _is_believed(self, block: Block, physical_offset: int) -> bool:
+        """True if the records of a block need not be compared with the queues' units one at a time."""
+        return not self._misfits_left or self._redispatch.places.units_agree(block, physical_offset)
+
+    def _by_its_unit(self, view: DispatchView, record: memoryview, physical_offset: int) -> DispatchView:
+        """The view of a record before the walk at the place whose unit leads to it, if one changed bit makes its own
+        another one; else as the record says."""
+        own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
+        for place in one_bit_away(own, raw_topic_of(record)):
+            queue = self._queues.get_plain(*place.key)
+            if queue is None or not queue.first_offset <= place.queue_offset < queue.next_offset:
+                continue
+            [unit] = queue.units(place.queue_offset, 1)
+            if (unit["physical_offset"], unit["size"]) == (physical_offset, view.size):
+                (topic, queue_id), queue_offset = place
+                return view._replace(topic=topic, queue_id=queue_id, queue_offset=queue_offset)
+        return view
+
+    def _remember_transactions(self, start: int) -> None:
+        """Note the half messages of a file that is not walked, and what ended them: they may be older than all that
+        is."""
+        data, position = self._files.data(start), 0
+        while True:
+            block = self._files.block(start, position, check_crc=False)
+            if block is not None:
+                for at in block.starts[block.of_transactions()].tolist():
+                    self._note_transaction(data, start, position + at)
+                position += block.length
+                continue
+            until = self._files.singles_end(position)
+            while position < until:
+                size, good = check_record(data, position, check_crc=False)
+                if not good or size <= 0:
+                    behind = self._end.resume_in_file(start, position)
+                    if behind is None:
+                        return
+                    position = behind
+                    continue
+                self._note_transaction(data, start, position)
+                position += size
+
+    def _note_transaction(self, data: memoryview, start: int, position: int) -> None:
+        view = dispatch_view(data, position)
+        self._halves.note(placed_view(view, start + position), data[position : position + view.size])

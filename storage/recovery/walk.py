@@ -1,0 +1,227 @@
+"""Walks a part of the log, in blocks or record by record, and makes the queues agree with it.
+
+A damaged record is a hole, and the walk goes on behind it. A record that does not fit its queue may name a changed
+place: the part of the log around it is searched (changed_places.py) before the walk believes the record. A walk that
+has believed a changed record is undone, and begins again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from raymq.common.names import OP_HALF_TOPIC
+from raymq.common.protocol.store import Hole
+from raymq.records.format.check import check_record
+from raymq.records.format.dispatch import dispatch_view
+from storage.dispatch.record_blocks import Block
+from storage.dispatch.record_check import is_implausible, is_torn
+from storage.dispatch.redispatch import Redispatch
+from storage.files import disk
+from storage.parts import StoreParts
+from storage.recovery.changed_places import ChangedPlaces, WalkAgainError
+from storage.recovery.claims import SURVEY_BYTES, with_place
+from storage.recovery.log_end import LogEnd
+from storage.recovery.log_files import LogFiles, placed_view
+from storage.recovery.misfits import Change
+
+WALKS_MAX: Final = 16
+"""If a record that was walked turns out to name a wrong place, the walk begins again, so often at most. After that
+records are believed."""
+
+logger = logging.getLogger(__name__)
+
+
+class LogWalk:
+    """The walks of one recovery."""
+
+    def __init__(self, parts: StoreParts, files: LogFiles, end: LogEnd, redispatch: Redispatch) -> None:
+        self._root, self._after_crash = parts.settings.store_path_root_dir, parts.after_crash
+        self._log, self._queues, self._dedup, self._halves = parts.log, parts.queues, parts.dedup, parts.halves
+        self._files, self._end, self._redispatch = files, end, redispatch
+        self._changed = ChangedPlaces(parts, files, end, redispatch.ends)
+        self._marks: deque[int] = deque()
+        """The physical offsets of some records that the walk passed last."""
+        self.began_at = 0
+        """The physical offset at which the last walk began."""
+        self.holes: list[Hole] = []
+        """The holes in the part that was walked last."""
+        self.walked = 0
+        """The number of records that were walked."""
+        self.blanks = 0
+        """The damaged BLANKs that were written again."""
+        self.last_store_timestamp_ms = 0
+        """The newest store time of the records that were walked or noted."""
+        self.last_record_offset = -1
+        """The physical offset of the last record; -1 for an empty log."""
+
+    def walk_from(
+        self, physical_offset: int, learn_again: Callable[[], None], *, knows_ends: bool, is_whole: bool
+    ) -> int:
+        """Walk the log from the start of a record on; returns the physical offset at which the last good one ends.
+
+        `learn_again` brings back what is known of the records before that offset, after a walk that was undone.
+        `knows_ends`: no queue lacks units of these records. `is_whole`: the log has no such records. QueueGapError when
+        a queue lacks units before the walk.
+        """
+        self._changed.begin(physical_offset)
+        may_fill_gaps = physical_offset == self._log.min_offset
+        self._redispatch.knows_ends = is_whole or may_fill_gaps or knows_ends
+        producers = self._dedup.rows() if is_whole else []
+        for _ in range(WALKS_MAX):
+            try:
+                return self._walk_once(physical_offset, may_fill_gaps=may_fill_gaps)
+            except WalkAgainError:
+                self._undo_walk()
+            if is_whole:
+                for row in producers:
+                    self._dedup.load_row(row)
+            else:
+                learn_again()
+        logger.error(
+            "%s: %d walks found records that name wrong places; the others are believed", self._root, WALKS_MAX
+        )
+        self._changed.believe_the_rest()
+        return self._walk_once(physical_offset, may_fill_gaps=may_fill_gaps)
+
+    def _undo_walk(self) -> None:
+        """Make the queues what they were before the walk, and forget all producers and transactions."""
+        self._redispatch.start_again()
+        self._halves.clear()
+        self._dedup.clear()
+        self.walked = 0
+        for queue in self._queues.plain:
+            base = self._changed.bases.get(queue.key)
+            if base is None:
+                self._queues.forget_queue(queue)
+            elif base < queue.next_offset:
+                queue.truncate_to(base)
+
+    def _walk_once(self, physical_offset: int, *, may_fill_gaps: bool) -> int:
+        """`walk_from`. WalkAgainError if the walk has to be undone."""
+        self.began_at = physical_offset
+        self.holes.clear()
+        self._marks.clear()
+        end_offset = self._walk_good(physical_offset, may_fill_gaps=may_fill_gaps)
+        while (resume := self._end.resume_offset(end_offset)) is not None:
+            blank = self._end.lost_blank(end_offset)
+            if blank:
+                self._rewrite(end_offset, blank)
+                resume = end_offset
+            for hole in self._end.holes_between(end_offset, resume):
+                self._pass_hole(hole)
+            end_offset = self._walk_good(resume, may_fill_gaps=may_fill_gaps)
+        for offset in self._redispatch.ends.units_behind({}, physical_offset, end_offset):
+            self._changed.survey_around(self._marks, offset, end_offset)
+        self._redispatch.finish()
+        return end_offset
+
+    def _walk_good(self, physical_offset: int, *, may_fill_gaps: bool) -> int:
+        """Walk the log from the start of a record on; returns the physical offset at which no good record starts."""
+        end_offset = physical_offset
+        for start in self._log.starts:
+            if start + self._log.file_size > end_offset:
+                end_offset, complete = self._walk_file(start, end_offset - start, may_fill_gaps=may_fill_gaps)
+                if not complete:
+                    break
+        return end_offset
+
+    def _rewrite(self, physical_offset: int, blank: bytes) -> None:
+        """Write the damaged BLANK of a file again; on return it is on disk. OSError."""
+        path = self._log.path(physical_offset - physical_offset % self._log.file_size)
+        disk.overwrite(path, physical_offset % self._log.file_size, blank)
+        logger.error("%s: the BLANK at %d was damaged, and is written again", path, physical_offset)
+        self.blanks += 1
+
+    def _pass_hole(self, hole: Hole) -> None:
+        """Note a damaged record. If its header can still be read, its queue, its producer and its transaction get
+        to know it as if it were good."""
+        self.holes.append(hole)
+        view = self._end.header_of(hole, self._files.delay_levels_ms)
+        self._redispatch.put_hole(hole, view)
+        if view is not None and view.topic != OP_HALF_TOPIC:  # of that topic the body counts
+            self._halves.note(placed_view(view, hole.offset), self._files.bytes_at(hole.offset, hole.size))
+
+    def _pass_changed(self, change: Change, record: memoryview, physical_offset: int) -> None:
+        """Note a record with a changed place as a hole. If its true place is known, the record counts there."""
+        hole = Hole(physical_offset, len(record), change.reason)
+        self.holes.append(hole)
+        if change.place is None or not change.is_sure:
+            self._redispatch.put_hole(hole, None, change.place)
+            return
+        mended = with_place(record, change.place)
+        view = dispatch_view(mended, delay_levels_ms=self._files.delay_levels_ms)
+        self._redispatch.put_hole(hole, view)
+        self._halves.note(placed_view(view, physical_offset), mended)
+
+    def _walk_file(self, start: int, position: int, *, may_fill_gaps: bool) -> tuple[int, bool]:
+        """Walk one file from `position` on. Returns the physical offset at which its last good record ends, and True if
+        the log goes on there."""
+        data = self._files.data(start)
+        while True:
+            self._mark(start + position)
+            block = self._files.checked_block(start, position)
+            if block is not None and self._put_block(block, start + position, may_fill_gaps=may_fill_gaps):
+                self.note(len(block.starts), start + position + int(block.starts[-1]), block.last_store_timestamp_ms)
+                position += block.length
+                continue
+            until = self._files.singles_end(position)
+            while position < until:
+                size = self._walk_record(data, start, position, may_fill_gaps=may_fill_gaps)
+                if size is None:
+                    return start + position, False
+                if size == 0:
+                    goes_on = start != self._log.starts[-1]
+                    return (start + len(data), True) if goes_on else (start + position, False)
+                position += size
+
+    def _mark(self, physical_offset: int) -> None:
+        """Remember that the walk passed a record's start, and forget what is too far behind it."""
+        self._marks.append(physical_offset)
+        while self._marks[0] < physical_offset - SURVEY_BYTES:
+            self._marks.popleft()
+
+    def _put_block(self, block: Block, physical_offset: int, *, may_fill_gaps: bool) -> bool:
+        """Dispatch the records of a block. False if nothing was done."""
+        end_offset = physical_offset + block.length
+        if self._changed.has_changes_in(physical_offset, end_offset):
+            return False
+        believes_places = self._changed.is_surveyed(physical_offset, end_offset)
+        if not believes_places and self._end.names_place_in(physical_offset, end_offset):
+            return False
+        return self._redispatch.put_block(
+            block, physical_offset, may_fill_gaps=may_fill_gaps, believes_places=believes_places
+        )
+
+    def _walk_record(self, data: memoryview, start: int, position: int, *, may_fill_gaps: bool) -> int | None:
+        """Check and dispatch one record. Returns its size, 0 for a BLANK, None if it is not a good record."""
+        size, good = check_record(data, position, **self._files.checks)
+        if not good:
+            return None
+        if size:
+            view = dispatch_view(data, position, delay_levels_ms=self._files.delay_levels_ms)
+            if is_implausible(view, start + position):
+                return None
+            if self._after_crash and is_torn(data, position, size, file_start=start, **self._files.checks):
+                return None
+            if self._end.is_named(start + position) or self._redispatch.places.is_misfit(view, start + position):
+                self._changed.survey_around(self._marks, start + position, start + position)
+            if start + position in self._changed.changes:
+                self._pass_changed(
+                    self._changed.changes[start + position], data[position : position + size], start + position
+                )
+                self.note(1, start + position, view.store_timestamp_ms)
+                return size
+            self._redispatch.put_record(view, start + position, may_fill_gaps=may_fill_gaps)
+            self._halves.note(placed_view(view, start + position), data[position : position + size])
+            self.note(1, start + position, view.store_timestamp_ms)
+        return size
+
+    def note(self, count: int, last_record_offset: int, store_timestamp_ms: int) -> None:
+        """Count records as walked. `last_record_offset`: the physical offset of the last one; `store_timestamp_ms`: the
+        newest store time."""
+        self.walked += count
+        self.last_record_offset = last_record_offset
+        self.last_store_timestamp_ms = max(self.last_store_timestamp_ms, store_timestamp_ms)
