@@ -129,6 +129,11 @@ class ConsumeQueue(BaseConsumeQueue):
                 between, self.lost_units_from = between[:0], kept_from
             self.lost_units = np.concatenate((between, kept))
 
+    @property
+    def has_lost_units(self) -> bool:
+        """True if recovery has removed units that it has not put again."""
+        return self.lost_units_from + len(self.lost_units) > self.next_offset
+
     def forget_lost_units(self) -> None:
         """Drop the copy of the units that recovery has removed."""
         self.lost_units = np.empty(0, UNIT_DTYPE)

@@ -39,6 +39,8 @@ from storage.dispatch.queue_check import misplaced_file
 from storage.dispatch.redispatch import Redispatch
 from storage.files import disk
 from storage.parts import StoreParts
+from storage.queue.consume_queue import ConsumeQueue
+from storage.queue.queue_table import AnyQueue
 from storage.recovery.checkpoint import Checkpoint
 from storage.recovery.cut_bytes import keep_cut_bytes
 from storage.recovery.earlier_records import EarlierRecords
@@ -103,7 +105,7 @@ class Recovery:
             if self._snapshot is not None:
                 self._earlier.let_queues_reach(self._snapshot, end_offset)
         self._write_down_holes(end_offset)
-        units_cut = sum(queue.truncate_from(end_offset) for queue in self._queues)
+        units_cut = sum(self._cut_units(queue, end_offset) for queue in self._queues)
         keep_cut_bytes(self._root, self._log, end_offset)
         cut_bytes = self._log.open_for_append(end_offset)
         self._queues.end_deletions_at(end_offset)
@@ -129,6 +131,15 @@ class Recovery:
             )
         holes = self._hole_table.holes
         return Recovered(text, cut_bytes, self._walk.last_store_timestamp_ms, self._walk.last_record_offset, holes)
+
+    def _cut_units(self, queue: AnyQueue, end_offset: int) -> int:
+        """Remove a queue's units of records behind the log's end; returns how many. On return all removed units are
+        gone from the disk, too: a new record will be where they lead, and the next recovery must not find them."""
+        count = queue.truncate_from(end_offset)
+        if count or (isinstance(queue, ConsumeQueue) and queue.has_lost_units):
+            for path in sorted(queue.take_dirty()):
+                disk.flush_path(path)
+        return count
 
     def _write_down_holes(self, end_offset: int) -> None:
         """Keep the holes of the part that was walked, and those before it that are still there."""
