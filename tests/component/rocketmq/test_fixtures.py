@@ -57,7 +57,18 @@ def check_manifest(store: MessageStore, root: Path) -> None:
 def test_every_message_of_the_manifest_reads_back(root):
     store = open_store(root)
     check_manifest(store, root)
-    assert store.status().cut_bytes == 0
+    assert (store.status().cut_bytes, store.holes) == (0, ())
+    store.close()
+
+
+@pytest.mark.parametrize("lost", ["consumequeue", "checkpoint", "consumequeue/Topic1", "consumequeue/Topic1/0"])
+def test_no_record_is_taken_for_damaged_if_queues_are_made_again_after_a_crash(root, lost):
+    (root / "abort").touch()
+    remove = shutil.rmtree if (root / lost).is_dir() else Path.unlink
+    remove(root / lost)
+    store = open_store(root)
+    check_manifest(store, root)
+    assert store.holes == ()
     store.close()
 
 

@@ -27,8 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_flushes")
 BODIES = [b"body of %d" % number for number in range(5)]
 DAMAGED = 2
 DUE_MS = 10_000
-FIELDS_OF_DELAYS = [field for field in FIELDS if field != "queue id"]
-RETURNED = {"size": "intact", "topic": "intact", "body": "unreadable"}
+RETURNED = {"size": "intact", "queue id": "intact", "topic": "intact", "body": "unreadable"}
 """What consumers get of a message whose record has a damaged field; nothing for every other field."""
 
 
@@ -81,7 +80,7 @@ def damaged_deliveries(store: MessageStore) -> list[int]:
 
 
 @pytest.mark.parametrize("at_rest", [False, True], ids=["while open", "at rest"])
-@pytest.mark.parametrize("field", FIELDS_OF_DELAYS)
+@pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("kind", ["level", "timer"])
 def test_a_damaged_delayed_message_holds_up_no_other(
     opened: Callable[..., MessageStore], clock: Clock, tmp_path: Path, caplog, kind: str, field: str, at_rest: bool
@@ -111,6 +110,27 @@ def test_a_damaged_delayed_message_holds_up_no_other(
     deliver_all(killed)
     assert len(received(killed)) == len(messages)
     assert all(places[DAMAGED] <= hole.offset < places[DAMAGED + 1] for hole in killed.holes)
+
+
+def test_a_delayed_message_of_a_changed_level_is_delivered_once_over_a_kill(opened, clock, tmp_path):
+    """The queue of the level that the record names now goes on just at the record's offset."""
+    store = opened(deliver=False)
+    places = put_delayed(store, clock, "level")
+    batch = encode_batch(
+        [Message("orders", b"later", delay_level=4)] * DAMAGED, 3, born_host=("127.0.0.1", 1), born_timestamp_ms=1,
+        message_ids=["L0", "L1"], waiting=Waiting(SCHEDULE_TOPIC, [3] * DAMAGED),
+    )  # fmt: skip
+    store.append([batch])
+    clock.now_ms += DUE_MS
+    deliver_all(store)
+    assert [message.body for message in received(store)] == BODIES
+    killed = killed_copy(tmp_path / "store", tmp_path / "killed")
+    flip(killed, places[DAMAGED], "queue id")
+    store = opened(killed, deliver=False)
+    assert [hole.offset for hole in store.holes] == [places[DAMAGED]]
+    clock.now_ms += 10 * DUE_MS
+    deliver_all(store)
+    assert [message.body for message in received(store)] == [*BODIES, b"later", b"later"]
 
 
 def test_a_wrong_unit_of_a_delayed_message_delivers_no_other_message_twice(opened, clock, tmp_path):

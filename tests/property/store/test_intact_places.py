@@ -1,0 +1,264 @@
+"""No record of an intact log is taken for a changed one, whatever else the store has lost.
+
+Random stores with topics that are deleted and made anew, delayed and transactional messages, inner batches, light
+queues, and files that retention has deleted; masters and replicas; after a clean stop or a crash; without some of their
+queues, snapshots, checkpoints or notes of deletions. 24 of them; RAYMQ_SOAK=1 makes 2,000. RAYMQ_PLACES_SEED repeats
+one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+import storage.dispatch.record_blocks
+import storage.recovery.changed_places
+import storage.recovery.log_files
+import storage.recovery.walk
+from raymq.common.message import Message
+from raymq.common.names import SCHEDULE_TOPIC
+from raymq.records.format.compression import Compression
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
+from raymq.records.format.inner_batch_encode import encode_inner_batch
+from storage.log.holes import PLACE_REASON
+from storage.message_store import MessageStore
+from storage.retention import cleaner
+from tests.support.stores.clocks import Clock
+from tests.support.stores.random_logs import FILE_BYTES, Log
+from tests.support.stores.stores import killed_copy, make_batch, open_store
+from tests.support.stores.transactions import begin
+
+pytestmark = pytest.mark.usefixtures("no_flushes")
+
+SEEDS = 2000 if os.environ.get("RAYMQ_SOAK") == "1" else 24
+ONE_SEED = os.environ.get("RAYMQ_PLACES_SEED")
+SETTINGS = {
+    "enable_lmq": True,
+    "enable_multi_dispatch": True,
+    "mapped_file_size_commit_log_bytes": 16384,
+    "mapped_file_size_consume_queue_bytes": 400,
+    "mapper_file_size_batch_consume_queue_bytes": 460,
+    "message_index_enable": False,
+}
+# Topics and queue ids that differ in one bit from each other.
+QUEUES = [("orders", 0), ("orders", 1), ("orderr", 0), ("orders", 2), ("pays", 1)]
+LIGHT_QUEUES = ["%LMQ%a", "%LMQ%b", "%LMQ%c", "%LMQ%a,%LMQ%b"]
+Bodies = dict[tuple[str, int], dict[int, bytes]]
+
+
+@pytest.fixture
+def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(cleaner, "DELETE_PAUSE_S", 0.0)
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="intact-places-", dir=base) as name:
+        yield Path(name)
+
+
+class Writer:
+    """Does one random thing after the other with a store."""
+
+    def __init__(self, dice: random.Random, root: Path) -> None:
+        self._dice, self.root, self._clock = dice, root, Clock()
+        self.store = open_store(root, clock_ms=self._clock, **SETTINGS)
+        self._sequences: dict[tuple[str, int], int] = {}
+        self._deletes = dice.random() < 0.6
+        self._cleans = dice.random() < 0.4
+        self._size = dice.choice((10, 300))
+        self._number = 0
+
+    def work(self) -> None:
+        for _ in range(self._dice.choice((20, 80, 200))):
+            self._do()
+            self._clock.now_ms += self._dice.choice((0, 1, 5000))
+
+    def _do(self) -> None:
+        dice = self._dice
+        match dice.randrange(12):
+            case 0:
+                delayed = Message("orders", self._body(), delay_level=dice.randrange(1, 4))
+                queue_id = (delayed.delay_level or 1) - 1
+                waiting = Waiting(SCHEDULE_TOPIC, [dice.randrange(3)])
+                self._append(self._encoded(delayed, queue_id, waiting=waiting))
+            case 1:
+                self.store.schedule.new_scheduler().round()
+            case 2:
+                half = begin(self.store, self._body(), queue_id=dice.randrange(3), name=f"T{self._number}")
+                if dice.random() < 0.8:
+                    half.commit() if dice.random() < 0.7 else half.rollback()
+            case 3:
+                names = {"INNER_MULTI_DISPATCH": dice.choice(LIGHT_QUEUES)}
+                self._append(make_batch([self._body()], queue_id=dice.randrange(3), extra_properties=names))
+            case 4:
+                count, queue_id = dice.randrange(1, 4), dice.randrange(2)
+                sequence = self._next_sequence(("batched", queue_id), count)
+                self._append(
+                    encode_inner_batch(
+                        [Message("batched", self._body()) for _ in range(count)],
+                        queue_id,
+                        born_host=("127.0.0.1", 5000),
+                        born_timestamp_ms=1,
+                        message_ids=["0"] * count,
+                        producer=ProducerSequence("b", 0, sequence),
+                        compression=Compression(),
+                    )
+                )
+            case 5 if self._deletes and dice.random() < 0.5:
+                self.store.delete_topic(dice.choice(["orders", "orderr", "pays", "batched"]))
+            case 6 if self._cleans and self._number > 20 and dice.random() < 0.3:
+                os.utime(min((self.root / "commitlog").iterdir()), (0, 0))
+                self.store.cleaner._by_hand = 1
+                self.store.cleaner.run_once(datetime(2023, 11, 15, 3))
+            case _:
+                topic, queue_id = key = dice.choice(QUEUES)
+                bodies = [self._body() for _ in range(dice.randrange(1, 4))]
+                sequence = self._next_sequence(key, len(bodies))
+                producer = None if dice.random() < 0.2 else ("p", 0, sequence)
+                self._append(make_batch(bodies, topic=topic, queue_id=queue_id, producer=producer))
+
+    def _next_sequence(self, key: tuple[str, int], count: int) -> int:
+        """The first sequence of the next `count` messages; it goes on when the topic is made anew."""
+        first = self._sequences.get(key, 0)
+        self._sequences[key] = first + count
+        return first
+
+    def _body(self) -> bytes:
+        self._number += 1
+        return b"%d " % self._number + bytes(self._dice.randrange(self._size))
+
+    def _encoded(self, message: Message, queue_id: int, *, waiting: Waiting) -> EncodedBatch:
+        return encode_batch(
+            [message], queue_id, born_host=("127.0.0.1", 1), born_timestamp_ms=1, message_ids=["0"], waiting=waiting
+        )
+
+    def _append(self, batch: EncodedBatch) -> None:
+        self.store.append([batch])
+
+
+def copied(store: MessageStore, root: Path, dice: random.Random) -> MessageStore:
+    """A slave that has got the whole log in chunks."""
+    target = open_store(root, **SETTINGS)
+    if store.min_offset:
+        target.chunks.begin_at(store.min_offset)
+    while data := store.chunks.read_chunk(target.end_offset, dice.choice((500, 5000))):
+        target.chunks.append_chunk(target.end_offset, data)
+    return target
+
+
+def lose_some(dice: random.Random, root: Path, *, crashed: bool) -> bool:
+    """Take away what recovery can make again or do without. True if topics that were deleted may come back."""
+    if crashed:
+        (root / "abort").write_text("1")
+    for name in ("dedup", "checkpoint"):
+        if dice.random() < 0.5:
+            (root / name).unlink(missing_ok=True)
+    queues = sorted((root / "consumequeue").glob("*/*")) + sorted((root / "batchconsumequeue").glob("*/*"))
+    # After a clean stop a topic without queues is one that RocketMQ has deleted.
+    kind = dice.randrange(5) if crashed else None
+    if kind == 0:
+        shutil.rmtree(root / "consumequeue", ignore_errors=True)
+    elif kind == 1 and queues:
+        for queue in dice.sample(queues, dice.randrange(1, len(queues) + 1)):
+            shutil.rmtree(queue)
+    elif kind == 2:
+        for queue in queues:  # the last file, as a power cut may
+            max(queue.iterdir()).unlink()
+    if dice.random() < 0.15:
+        for path in (root / "config").glob("*eleted*"):
+            path.unlink()
+        return True
+    return False
+
+
+def bodies_in(store: MessageStore) -> Bodies:
+    """The physical records that each offset of each queue leads to."""
+    found: Bodies = {}
+    for queue in store._queues.plain:
+        for offset in range(queue.min_offset, queue.next_offset):
+            for unit in queue.next_unit(offset, offset + 1).tolist():
+                data = bytes(store._parts.reader.log_bytes(unit[0], unit[0] + unit[1]))
+                found.setdefault(queue.key, {})[offset] = data
+    return found
+
+
+def check_one(seed: int, root: Path) -> None:
+    dice, text = random.Random(seed), f"seed {seed}; RAYMQ_PLACES_SEED repeats it"
+    writer = Writer(dice, root / "master")
+    writer.work()
+    store, name = writer.store, "master"
+    if dice.random() < 0.3:
+        store, name = copied(writer.store, root / "slave", dice), "slave"
+    expected = bodies_in(store)
+    for turn in range(2):
+        crashed = dice.random() < 0.6
+        if crashed:
+            killed_copy(root / name, root / f"killed{turn}")
+        store.close()
+        name = f"killed{turn}" if crashed else name
+        come_back = lose_some(dice, root / name, crashed=crashed)
+        store = open_store(root / name, **SETTINGS)
+        assert store.holes == (), text
+        found = bodies_in(store)
+        if come_back:
+            break
+        lost = {key: rows for key, rows in expected.items() if not rows.items() <= found.get(key, {}).items()}
+        assert lost == {}, text
+        store.append([make_batch([b"next"], topic=key[0], queue_id=key[1]) for key in QUEUES])
+        expected = bodies_in(store)
+    store.close()
+    writer.store.close()
+
+
+def seeds(count: int) -> list[int]:
+    if ONE_SEED:
+        return [int(ONE_SEED)]
+    dice = random.SystemRandom()
+    return [dice.getrandbits(32) for _ in range(count)]
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_every_record_of_an_intact_log_keeps_its_place(
+    part: int, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of them with small blocks and surveys: most of the log is outside of what is compared at a time."""
+    if part % 2:
+        monkeypatch.setattr(storage.recovery.changed_places, "SURVEY_BYTES", 5000)
+        monkeypatch.setattr(storage.recovery.walk, "SURVEY_BYTES", 5000)
+        monkeypatch.setattr(storage.dispatch.record_blocks, "BLOCK_BYTES", 1000)
+        monkeypatch.setattr(storage.recovery.log_files, "BLOCK_BYTES", 1000)
+    for seed in seeds(SEEDS // 4):
+        print("seed", seed)
+        check_one(seed, directory / "stores")
+        shutil.rmtree(directory / "stores")
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_every_record_of_a_log_that_rocketmq_may_have_written_keeps_its_place(part: int, directory: Path) -> None:
+    """RocketMQ leaves no note of a topic that it deletes."""
+    for seed in seeds(SEEDS):
+        print("seed", seed)
+        dice, root = random.Random(seed), directory / "store"
+        log = Log(dice)
+        log.oddity, log.disorder = 0.0, 0.0
+        for _ in range(dice.randrange(1, 4)):
+            log.write(dice.choice((1, 3, 30, 100)))
+            if dice.random() < 0.5:
+                log.delete(dice.choice(log.topics))
+        log.put(root)
+        for _ in range(2):
+            settings = SETTINGS | {"mapped_file_size_commit_log_bytes": FILE_BYTES}
+            store = open_store(root, **settings)
+            # This log has queue offsets that no store would take: those are holes for another reason.
+            reasons = [hole.reason for hole in store.holes if hole.reason.startswith(PLACE_REASON)]
+            assert reasons == [], f"seed {seed}; RAYMQ_PLACES_SEED repeats it"
+            store.close()
+            lose_some(dice, root, crashed=dice.random() < 0.7)
+            if dice.random() < 0.3 and len(list((root / "commitlog").iterdir())) > 1:
+                min((root / "commitlog").iterdir()).unlink()
+        shutil.rmtree(root)
