@@ -6,6 +6,8 @@ one to which the queue's unit leads, is a misfit: storage/recovery/misfits.py fi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from raymq.records.format.dispatch import DispatchView
@@ -25,6 +27,17 @@ class PlaceCheck:
     def __init__(self, queues: QueueTable, ends: QueueEnds, reader: LogReader | None) -> None:
         """`reader` reads the records that units lead to; None: a unit that leads elsewhere is wrong."""
         self._queues, self._ends, self._reader = queues, ends, reader
+        # The topics without queues whose records are no misfits.
+        self._deleted: set[str] = set()
+
+    def believe_deleted(self, topics: Iterable[str]) -> None:
+        """Take topics for deleted by RocketMQ, which leaves no note: their records are no misfits for lack of a
+        queue."""
+        self._deleted.update(topics)
+
+    def is_believed_deleted(self, topic: str, physical_offset: int) -> bool:
+        """True if a topic without a queue was deleted after its message at a physical offset, and that is no damage."""
+        return topic in self._deleted or self._queues.was_deleted_after(topic, physical_offset)
 
     def is_misfit(self, view: DispatchView, physical_offset: int) -> bool:
         """True if a good record is not the next one of the queue that it names, nor the one that the queue has at its
@@ -35,7 +48,7 @@ class PlaceCheck:
         if self._queues.holds_batches(*key):
             return True
         missing = self._ends.find(key)
-        if missing is None and self._queues.was_deleted_after(view.topic, physical_offset):
+        if missing is None and self.is_believed_deleted(view.topic, physical_offset):
             return False
         queue = self._queues.get_plain(*key)
         if queue is None or (missing is None and self._ends.was_deleted(view.topic, physical_offset)):

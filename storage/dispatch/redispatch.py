@@ -225,7 +225,7 @@ class Redispatch:
         for rows in block.by_queue(counted):
             if self._were_deleted(block, rows, physical_offset):
                 last = physical_offset + int(block.starts[rows[-1]])
-                if not (believes_places or self._queues.was_deleted_after(block.queue_of(rows)[0], last)):
+                if not (believes_places or self.places.is_believed_deleted(block.queue_of(rows)[0], last)):
                     return False
                 counted[rows] = False
                 continue

@@ -6,6 +6,8 @@ changed, the walk has to be undone: other records of the same queues may have go
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -13,15 +15,22 @@ from raymq.common.delay import delivery_source
 from raymq.records.format.dispatch import dispatch_view
 from raymq.records.format.encode import ProducerSequence
 from storage.dispatch.multi_dispatch import QueueKey, QueueUnit
-from storage.dispatch.queue_ends import QueueEnds
 from storage.dispatch.record_blocks import was_moved
+from storage.dispatch.redispatch import Redispatch
 from storage.parts import StoreParts
 from storage.recovery.claims import SURVEY_BYTES, Claim, ClaimReader, Survey, raw_topic_of
 from storage.recovery.log_end import LogEnd
 from storage.recovery.log_files import LogFiles
 from storage.recovery.misfits import Change, Misfits
 
+DELETED_RECORDS_MIN: Final = 3
+"""If so many records of a queue that does not exist follow the ones before them, the topic was deleted."""
+FRUITLESS_MAX: Final = 16
+"""After so many searches in a row that find nothing, all records are believed: each one takes a second or so."""
 _EVERYTHING: Final = 1 << 63
+
+
+logger = logging.getLogger(__name__)
 
 
 class WalkAgainError(Exception):
@@ -31,10 +40,10 @@ class WalkAgainError(Exception):
 class ChangedPlaces:
     """The changed places that one recovery knows of."""
 
-    def __init__(self, parts: StoreParts, files: LogFiles, end: LogEnd, ends: QueueEnds) -> None:
+    def __init__(self, parts: StoreParts, files: LogFiles, end: LogEnd, redispatch: Redispatch) -> None:
         self._log, self._reader, self._queues = parts.log, parts.reader, parts.queues
         self._after_crash = parts.after_crash
-        self._end, self._ends = end, ends
+        self._end, self._ends, self._places = end, redispatch.ends, redispatch.places
         self._claims = ClaimReader(parts.log, parts.reader, parts.queues, end, files.checks, files.delay_levels_ms)
         self.changes: dict[int, Change] = {}
         """The records with a changed place, by physical offset."""
@@ -43,13 +52,15 @@ class ChangedPlaces:
         self.bases: dict[QueueKey, int] = {}
         """The next offsets of the queues when the walk began."""
         self._walked_from = 0
+        self._fruitless = 0
+        """The number of the last searches that found nothing."""
 
     def begin(self, walk_from: int) -> None:
         """Forget everything: a walk begins at a physical offset, and the queues are at their ends before it."""
         self.bases = {queue.key: queue.next_offset for queue in self._queues.plain}
         self.changes.clear()
         self._surveyed.clear()
-        self._walked_from = walk_from
+        self._walked_from, self._fruitless = walk_from, 0
 
     def believe_the_rest(self) -> None:
         """Take all records for right that are not known to be changed."""
@@ -86,11 +97,37 @@ class ChangedPlaces:
         found = misfits.find([physical_offset, *self._lost_ends(survey)], self._end.is_named)
         new = {offset: change for offset, change in found.items() if offset not in self.changes}
         self.changes.update(new)
+        self._believe_deleted_topics(survey)
+        self._fruitless = 0 if new else self._fruitless + 1
+        if self._fruitless == FRUITLESS_MAX:
+            logger.warning(
+                "%s: records that do not fit their queues are in many parts of the log, and no changed one is among "
+                "them; those behind physical offset %d are believed",
+                *(self._reader.root, physical_offset),
+            )
+            self.believe_the_rest()
         # Records near the survey's end have no neighbours behind them there.
         is_whole = survey.end > self._log.starts[-1] + self._log.file_size
         self._surveyed.append((start, survey.end if is_whole else (physical_offset + survey.end) // 2))
         if any(offset < walked_to for offset in new):
             raise WalkAgainError
+
+    def _believe_deleted_topics(self, survey: Survey) -> None:
+        """After a clean stop, take topics for deleted that have no queue, but several records in a row: so many do not
+        change alike."""
+        if self._after_crash:
+            return
+        followers: Counter[QueueKey] = Counter()
+        last: dict[QueueKey, int] = {}
+        for claim in survey.claims:
+            key, offset = claim.place
+            followers[key] += offset == last.get(key, offset) + 1
+            last[key] = offset
+        self._places.believe_deleted(
+            topic
+            for (topic, _), count in followers.items()
+            if count >= DELETED_RECORDS_MIN and not self._queues.has_topic(topic)
+        )
 
     def _lost_ends(self, survey: Survey) -> list[int]:
         """The physical offsets of records whose units the crash left behind the last offset of a queue that a record

@@ -138,9 +138,16 @@ class ClaimReader:
                     strict=True,
                 )
                 begin = file_start + position
+                # A block has many records of few queues: what a queue tells is looked up once.
+                plain: dict[tuple[int, int], tuple[QueueKey, bool]] = {}
                 for at, size, code, queue_id, queue_offset in rows:
-                    place = QueueUnit((block.topics[code], queue_id), queue_offset)
-                    claims.append(self._claim(begin + at, size, place))
+                    known = plain.get((code, queue_id))
+                    if known is None:
+                        key = block.topics[code], queue_id
+                        known = plain[code, queue_id] = key, not self._queues.holds_batches(*key)
+                    key, is_plain = known
+                    is_chained = is_plain and not self._queues.was_deleted_after(key[0], begin + at)
+                    claims.append(Claim(begin + at, size, QueueUnit(key, queue_offset), is_chained))
                 position += block.length
                 continue
             size, good = check_record(data, position, **self._checks)

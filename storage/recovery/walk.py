@@ -41,7 +41,7 @@ class LogWalk:
         self._root, self._after_crash = parts.settings.store_path_root_dir, parts.after_crash
         self._log, self._queues, self._dedup, self._halves = parts.log, parts.queues, parts.dedup, parts.halves
         self._files, self._end, self._redispatch = files, end, redispatch
-        self._changed = ChangedPlaces(parts, files, end, redispatch.ends)
+        self._changed = ChangedPlaces(parts, files, end, redispatch)
         self._marks: deque[int] = deque()
         """The physical offsets of some records that the walk passed last."""
         self.began_at = 0

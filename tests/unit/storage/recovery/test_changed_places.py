@@ -1,0 +1,87 @@
+"""Searches for changed places are bounded where queues are missing, and all records are believed there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+import storage.recovery.changed_places
+import storage.recovery.earlier_records
+import storage.recovery.log_files
+import storage.recovery.walk
+from storage.dispatch import record_blocks
+from storage.recovery.changed_places import FRUITLESS_MAX
+from storage.recovery.claims import ClaimReader
+from storage.recovery.earlier_records import EarlierRecords
+from tests.support.stores.stores import bodies_of, make_batch, open_store
+
+pytestmark = pytest.mark.usefixtures("no_flushes")
+
+
+@pytest.fixture
+def surveys(monkeypatch: pytest.MonkeyPatch) -> Iterator[mock.Mock]:
+    """Counts the searches, of a few records each."""
+    for module in (storage.recovery.changed_places, storage.recovery.walk):
+        monkeypatch.setattr(module, "SURVEY_BYTES", 1000)
+    for module in (record_blocks, storage.recovery.log_files):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 500)
+    with mock.patch.object(ClaimReader, "read", autospec=True, side_effect=ClaimReader.read) as counted:
+        yield counted
+
+
+def test_a_topic_that_rocketmq_deleted_is_searched_once(tmp_path: Path, surveys: mock.Mock) -> None:
+    """RocketMQ leaves no note of it: its records have no queue after a clean stop."""
+    store = open_store(tmp_path)
+    for number in range(200):
+        store.append([make_batch([b"%d" % number])])
+    store.append([make_batch([b"kept"], topic="others")])
+    store.close()
+    (tmp_path / "dedup").unlink()
+    shutil.rmtree(tmp_path / "consumequeue/orders")
+    store = open_store(tmp_path)
+    assert surveys.call_count <= 2
+    assert (store.holes, store.topics()) == ((), {"others": [0]})
+    assert bodies_of(store, "others") == [b"kept"]
+    store.close()
+
+
+def test_searches_that_find_nothing_come_to_an_end(tmp_path: Path, surveys: mock.Mock, caplog) -> None:
+    """Many short topics that RocketMQ deleted: no two records of one are near each other."""
+    store = open_store(tmp_path)
+    for number in range(150):
+        store.append([make_batch([b"%d" % number], topic=f"topic-of-{number}"), make_batch([b"x" * 900])])
+    store.close()
+    (tmp_path / "dedup").unlink()
+    for path in (tmp_path / "consumequeue").glob("topic-of-*"):
+        shutil.rmtree(path)
+    store = open_store(tmp_path)
+    assert surveys.call_count == FRUITLESS_MAX
+    assert "are believed" in caplog.text
+    assert (store.holes, store.topics(), len(bodies_of(store))) == ((), {"orders": [0]}, 150)
+    store.close()
+
+
+def test_only_some_records_before_the_walk_are_compared_with_all_queues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage.recovery.earlier_records, "MISFITS_MAX", 100)
+    count = 300
+    store = open_store(tmp_path, mapped_file_size_commit_log_bytes=1 << 18)
+    store.append([make_batch([b"x"] * count, producer=("p", 0, 0))])
+    while store.end_offset < 1 << 18:
+        store.append([make_batch([b"x" * 1000] * 50, topic="others")])
+    store.close()
+    (tmp_path / "dedup").unlink()
+    shutil.rmtree(tmp_path / "consumequeue/orders")
+    with mock.patch.object(
+        EarlierRecords, "_by_its_unit", autospec=True, side_effect=EarlierRecords._by_its_unit
+    ) as asked:
+        store = open_store(tmp_path, mapped_file_size_commit_log_bytes=1 << 18)
+    assert asked.call_count == 100
+    [row] = store._parts.dedup.rows()
+    assert (row.producer_id, [one[:2] for one in row.ranges]) == ("p", [(0, count)])
+    store.close()
