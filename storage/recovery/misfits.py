@@ -102,6 +102,7 @@ class Misfits:
             self._by_offset.setdefault(claim.place.queue_offset, []).append(index)
             if self._is_chained(index):
                 self._chains.setdefault(claim.place.key, []).append(index)
+        self._deleted = {claim.place.key[0] for claim in survey.claims if not claim.is_chained}
         self._trusted = {index for index, claim in enumerate(survey.claims) if not claim.is_movable}
         self._found: dict[int, Change] = {}
         # The breaks of each queue that has some, and the queues for which they are not known.
@@ -165,7 +166,9 @@ class Misfits:
         ]
 
     def _base(self, key: QueueKey) -> int | None:
-        return self._bases.get(key, self._default_base)
+        """The offset at which a queue goes on where the survey begins; None if it is unknown. A replica may have noted
+        the deletion of a topic too late, and so have no unit of the first records after it."""
+        return None if key[0] in self._deleted else self._bases.get(key, self._default_base)
 
     def _is_break(self, before: _Point | None, after: _Point | None) -> bool:
         """True if a record does not follow the one before it in their queue, and no unknown bytes explain that."""

@@ -162,6 +162,15 @@ def test_units_that_rocketmq_put_at_wrong_offsets_do_not_make_a_record_damaged()
     assert changes("a7 a10 a11 a12", units={1: "a8", 2: "a9", 3: "a10"}) == {}
 
 
+def test_a_queue_of_a_deleted_topic_may_begin_in_its_middle() -> None:
+    """A replica has noted the deletion too late, so the first record after it counts as deleted."""
+    claims = claims_of("a0 a1 c0 a0 c1 c2 a1")
+    claims[:3] = [claim._replace(is_chained=False) for claim in claims[:3]]
+    survey = Survey(claims, set(), [], 0, len(claims) * SIZE)
+    misfits = Misfits(survey, {}, 0, lambda *_: False, raw_topic, lambda _: None)
+    assert misfits.find([claim.physical_offset for claim in claims], lambda _: False) == {}
+
+
 def test_a_unit_of_another_queue_s_file_does_not_make_a_record_damaged() -> None:
     """Somebody has swapped the files of two queues, and the records are as good as before."""
     assert changes("a0 b0 a1 b1 a2 b2", new_queues_begin_at=0, units={0: "b0", 1: "a0", 4: "b2", 5: "a2"}) == {}
