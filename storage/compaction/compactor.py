@@ -80,7 +80,7 @@ class Compactor:
         found = newest(directory) if directory.is_dir() else None
         if found is None:
             return
-        if len(found.units) and self._queues.was_deleted_after(queue.topic, int(found.units[-1]["physical_offset"])):
+        if len(found.units) and self._queues.was_deleted_after(queue.key, int(found.units[-1]["physical_offset"])):
             disk.remove_tree(directory)  # an earlier topic of this name left it
             return
         if found.end_offset > queue.next_offset:

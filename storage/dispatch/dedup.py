@@ -166,6 +166,11 @@ class DedupTable:
         for key in [key for key in self._producers if key[1] == topic]:
             del self._producers[key]
 
+    def forget_queue(self, topic: str, queue_id: int) -> None:
+        """Forget the messages of a queue that was deleted: they are no longer stored."""
+        for key in [key for key in self._producers if key[1:] == (topic, queue_id)]:
+            del self._producers[key]
+
 
 def _fenced(producer_id: str, epoch: int, newest: int, topic: str, queue_id: int) -> ClientStateError:
     return ClientStateError(

@@ -14,6 +14,7 @@ from raymq.records.format.dispatch import DispatchView
 from raymq.records.format.layout import SYS_FLAG_INNER_BATCH
 from raymq.records.kernels.fields import Ints
 from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
+from storage.dispatch.multi_dispatch import QueueKey
 from storage.dispatch.queue_check import leads_to_own
 from storage.dispatch.queue_ends import QueueEnds
 from storage.dispatch.record_blocks import Block, is_queued
@@ -35,9 +36,10 @@ class PlaceCheck:
         queue."""
         self._deleted.update(topics)
 
-    def is_believed_deleted(self, topic: str, physical_offset: int) -> bool:
-        """True if a topic without a queue was deleted after its message at a physical offset, and that is no damage."""
-        return topic in self._deleted or self._queues.was_deleted_after(topic, physical_offset)
+    def is_believed_deleted(self, key: QueueKey, physical_offset: int) -> bool:
+        """True if a queue that does not exist was deleted after its message at a physical offset, and that is no
+        damage."""
+        return key[0] in self._deleted or self._queues.was_deleted_after(key, physical_offset)
 
     def is_misfit(self, view: DispatchView, physical_offset: int) -> bool:
         """True if a good record is not the next one of the queue that it names, nor the one that the queue has at its
@@ -48,10 +50,10 @@ class PlaceCheck:
         if self._queues.holds_batches(*key):
             return True
         missing = self._ends.find(key)
-        if missing is None and self.is_believed_deleted(view.topic, physical_offset):
+        if missing is None and self.is_believed_deleted(key, physical_offset):
             return False
         queue = self._queues.get_plain(*key)
-        if queue is None or (missing is None and self._ends.was_deleted(view.topic, physical_offset)):
+        if queue is None or (missing is None and self._ends.was_deleted(key, physical_offset)):
             return view.queue_offset > 0 or self._ends.is_complete_at(physical_offset)
         next_offset = queue.next_offset if missing is None else missing.next_offset
         if view.queue_offset >= next_offset:
@@ -80,7 +82,7 @@ class PlaceCheck:
         for rows in block.by_queue(block.is_queued()):
             topic, queue_id = block.queue_of(rows)
             last = physical_offset + int(block.starts[rows[-1]])
-            if self._queues.was_deleted_after(topic, last):
+            if self._queues.was_deleted_after((topic, queue_id), last):
                 continue
             queue, offsets = self._queues.get_plain(topic, queue_id), block.queue_offsets[rows]
             if queue is None or (np.diff(offsets) != 1).any():

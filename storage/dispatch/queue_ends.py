@@ -110,14 +110,14 @@ class QueueEnds:
             missing = self._missing[topic, queue_id] = MissingUnits(self._queues.get_or_create(topic, queue_id))
         return missing
 
-    def was_deleted(self, topic: str, physical_offset: int) -> bool:
-        """True if the topic of a record at `physical_offset` was deleted since, by this store or by RocketMQ."""
-        if self._queues.was_deleted_after(topic, physical_offset):
+    def was_deleted(self, key: QueueKey, physical_offset: int) -> bool:
+        """True if the queue of a record at `physical_offset` was deleted since, by this store or by RocketMQ."""
+        if self._queues.was_deleted_after(key, physical_offset):
             return True
         if self._after_crash or self.queues_were_lost or physical_offset >= self.dispatched_end:
             return False
         # A clean stop, other queues are complete, this topic has none: RocketMQ deleted it, and left no other trace.
-        return not self._queues.has_topic(topic)
+        return not self._queues.has_topic(key[0])
 
     def is_complete_at(self, physical_offset: int) -> bool:
         """True if every record at an offset should have its unit: the store stopped cleanly behind it."""

@@ -97,7 +97,7 @@ class Redispatch:
         if not is_queued(view.sys_flag):
             return
         if view.sys_flag & SYS_FLAG_INNER_BATCH or self._queues.holds_batches(view.topic, view.queue_id):
-            if not self.ends.was_deleted(view.topic, physical_offset):
+            if not self.ends.was_deleted((view.topic, view.queue_id), physical_offset):
                 self.queued += put_batch(self._queues, view, physical_offset, may_fill_gaps=may_fill_gaps)
                 if belongs_to_batches(self._queues, view):
                     self.remember_record(view, physical_offset)
@@ -121,7 +121,7 @@ class Redispatch:
         elif view is None:
             # After a crash: the units that led there before.
             units = self._lost_units(hole)
-        elif self.ends.was_deleted(view.topic, hole.offset) or not is_queued(view.sys_flag):
+        elif self.ends.was_deleted((view.topic, view.queue_id), hole.offset) or not is_queued(view.sys_flag):
             return
         else:
             self.remember_record(view, hole.offset)
@@ -141,7 +141,7 @@ class Redispatch:
         """Put a unit that leads to damaged bytes into its queue, if it is the next one there. False if the queue has
         not come so far."""
         topic, queue_id = unit.place.key
-        if self._queues.holds_batches(topic, queue_id) or self.ends.was_deleted(topic, unit.physical_offset):
+        if self._queues.holds_batches(topic, queue_id) or self.ends.was_deleted(unit.place.key, unit.physical_offset):
             return False
         missing = self.ends.missing_in(topic, queue_id)
         if unit.place.queue_offset == missing.next_offset and unit.physical_offset >= missing.reach:
@@ -172,7 +172,7 @@ class Redispatch:
         (topic, queue_id), queue_offset = unit
         missing = self.ends.find(unit.key)
         if missing is None:
-            if self.ends.was_deleted(topic, physical_offset):
+            if self.ends.was_deleted(unit.key, physical_offset):
                 return False
             missing = self.ends.missing_in(topic, queue_id)
         gap = queue_offset - missing.next_offset
@@ -208,7 +208,7 @@ class Redispatch:
 
     def remember_record(self, view: DispatchView, physical_offset: int) -> None:
         """Note the producer of a record."""
-        was_deleted = self._queues.was_deleted_after(view.topic, physical_offset)
+        was_deleted = self._queues.was_deleted_after((view.topic, view.queue_id), physical_offset)
         remember_producer(view, None if was_deleted else self._dedup, self._deliveries)
 
     def put_block(
@@ -225,7 +225,7 @@ class Redispatch:
         for rows in block.by_queue(counted):
             if self._were_deleted(block, rows, physical_offset):
                 last = physical_offset + int(block.starts[rows[-1]])
-                if not (believes_places or self.places.is_believed_deleted(block.queue_of(rows)[0], last)):
+                if not (believes_places or self.places.is_believed_deleted(block.queue_of(rows), last)):
                     return False
                 counted[rows] = False
                 continue
@@ -248,10 +248,10 @@ class Redispatch:
         return self._remember_rows(block, np.ones(len(block.starts), bool), physical_offset)
 
     def _were_deleted(self, block: Block, rows: Ints, physical_offset: int) -> bool:
-        """True if all of `rows`, which are of one queue, belong to a topic that was deleted since."""
-        topic, queue_id = block.queue_of(rows)
+        """True if all of `rows`, which are of one queue, are from before the deletion of that queue."""
+        key = block.queue_of(rows)
         last = physical_offset + int(block.starts[rows[-1]])
-        return self.ends.find((topic, queue_id)) is None and self.ends.was_deleted(topic, last)
+        return self.ends.find(key) is None and self.ends.was_deleted(key, last)
 
     def _addition(self, block: Block, rows: Ints, physical_offset: int, *, may_fill_gaps: bool) -> _Addition | None:
         """The units missing from the queue of `rows`, all of one queue, if they can be appended to it; None if the rows
@@ -261,7 +261,7 @@ class Redispatch:
         if self._queues.holds_batches(topic, queue_id):
             return None
         # The topic was deleted after the first row, and not after the last: the rows are of two queues.
-        if self.ends.was_deleted(topic, physical_offset + int(block.starts[rows[0]])):
+        if self.ends.was_deleted((topic, queue_id), physical_offset + int(block.starts[rows[0]])):
             return None
         missing = self.ends.missing_in(topic, queue_id)
         offsets = block.queue_offsets[rows]
@@ -330,7 +330,7 @@ class Redispatch:
         """Note the producers of the records for which `counted` is true. False, and nothing is done, if one is of a
         deleted topic, or if producers would be forgotten: then their order matters."""
         found = producers_of(block, counted)
-        was_deleted = any(self._queues.was_deleted_after(topic, physical_offset) for topic in found.topics)
+        was_deleted = any(self._queues.has_deletions_after(topic, physical_offset) for topic in found.topics)
         if was_deleted or not found.fits_into(self._dedup):
             return False
         found.remember_in(self._dedup, self._deliveries)

@@ -5,16 +5,17 @@ On disk
     consumequeue_ext/TOPIC/QUEUE/      the queue's extension, if it has one: storage/queue/consume_queue_ext.py
     compaction/TOPIC/QUEUE/            its compacted log, if it has one: storage/queue/compacted_log.py
     batchconsumequeue/TOPIC/QUEUE/     a queue of inner batches: a topic has queues of one kind
-    config/deletedTopics.json          {"TOPIC": physical offset of the log's end when the topic was deleted}
+    config/deletedTopics.json          {"TOPIC" or "TOPIC:QUEUE": physical offset of the log's end at the deletion}
 
-A deleted topic's messages stay in the log until their log file is deleted. config/deletedTopics.json keeps recovery
-from rebuilding queues from them. Later messages to a topic of the same name lie after the offset, and count.
+Messages of a deleted topic stay in the log until their log file is deleted. config/deletedTopics.json keeps recovery
+from rebuilding queues from them. Later messages to a topic of the same name lie after the offset, and count. A replica
+that learns of a deletion from later messages only notes the queues that it has deleted: `begin_anew`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from glob import escape
 from pathlib import Path
 from typing import Final, TypedDict
@@ -156,9 +157,15 @@ class QueueTable:
         queues = (path for kind in (self.directory, self._batch_directory) for path in kind.glob(f"{escape(topic)}/*"))
         return any(path.name.isdecimal() and path.is_dir() for path in queues)
 
-    def was_deleted_after(self, topic: str, physical_offset: int) -> bool:
-        """True if `topic` was deleted after a message at `physical_offset` was stored."""
-        return physical_offset < self._deleted.get(topic, 0)
+    def was_deleted_after(self, key: tuple[str, int], physical_offset: int) -> bool:
+        """True if a queue, given by topic and queue id, was deleted after a message at `physical_offset` was stored."""
+        if not self._deleted:
+            return False
+        return physical_offset < max(self._deleted.get(key[0], 0), self._deleted.get(_name(*key), 0))
+
+    def has_deletions_after(self, topic: str, physical_offset: int) -> bool:
+        """True if a queue of `topic` was deleted after a message at `physical_offset` was stored."""
+        return any(physical_offset < end and name.partition(":")[0] == topic for name, end in self._deleted.items())
 
     def end_deletions_at(self, end_offset: int) -> None:
         """Move deletions that are recorded after `end_offset`, the log's end, back to it.
@@ -173,45 +180,71 @@ class QueueTable:
 
     def delete_topic(self, topic: str, *, end_offset: int, min_offset: int) -> list[AnyQueue]:
         """Delete the queues of `topic`, and return them. The deletion is on disk before the first file is deleted."""
-        if not any(queue.topic == topic for queue in self):
-            return []
+        queues = [queue for queue in self if queue.topic == topic]
+        if queues:
+            self._note_deletions([topic], end_offset, min_offset)
+            self._remove(topic, queues)
+        return queues
+
+    def begin_anew(self, topic: str, queue_id: int, *, end_offset: int, min_offset: int) -> list[AnyQueue]:
+        """Delete what is left of a deleted topic, one of whose queues is to begin again at offset 0.
+
+        Returns the deleted queues, those of `queues_before`. `end_offset` and `min_offset` are the log's ends. As of
+        `delete_topic`, the deletion is on disk before the first file is deleted.
+        """
+        old = self.queues_before(topic, queue_id)
+        self._note_deletions([_name(topic, queue.queue_id) for queue in old], end_offset, min_offset)
+        self._remove(topic, old)
+        return old
+
+    def queues_before(self, topic: str, queue_id: int) -> list[AnyQueue]:
+        """Return the queues of a topic that surely existed before it was deleted, because this queue did.
+
+        These are the queue itself, and each queue of the topic that begins before one of them ends: the topic was
+        deleted after the end of all of them. A queue that begins later may belong to the topic that was created again.
+        """
+        old = [self._queues[topic, queue_id]]
+        rest = [queue for queue in self if queue.topic == topic and queue is not old[0]]
+        end_offset = old[0].max_physical_offset
+        while older := [queue for queue in rest if (queue.first_physical_offset or 0) < end_offset]:
+            old += older
+            rest = [queue for queue in rest if queue not in older]
+            end_offset = max(end_offset, *(queue.max_physical_offset for queue in older))
+        return old
+
+    def _note_deletions(self, names: Sequence[str], end_offset: int, min_offset: int) -> None:
+        """Note that the records before `end_offset` are deleted; forget deletions whose records left the log."""
         self._deleted = {name: offset for name, offset in self._deleted.items() if offset > min_offset}
-        self._deleted[topic] = end_offset
+        self._deleted.update(dict.fromkeys(names, end_offset))
         self._config.write(_DELETED_TOPICS, json.dumps(self._deleted, indent=1))
-        return self._remove(topic)
 
     def finish_deletions(self, min_physical_offset: int) -> None:
-        """Delete the queues that a crash during `delete_topic` left. Called when the queues have their ends.
+        """Delete the queues that a crash during a deletion left. Called when the queues have their ends.
 
         A queue without units is deleted too if the log, which starts at `min_physical_offset`, still has the deleted
         messages: the walk then finds all later messages. Otherwise only the queue itself holds its next offset.
         """
-        cut_short, emptied = set(), set()
+        left: dict[str, list[AnyQueue]] = {}
         for queue in self:
             first = queue.first_physical_offset
-            if first is None and self.was_deleted_after(queue.topic, min_physical_offset):
-                del self._queues[queue.topic, queue.queue_id]
-                queue.delete()
-                emptied.add(queue.topic)
-            elif first is not None and self.was_deleted_after(queue.topic, first):
-                cut_short.add(queue.topic)
-        for topic in cut_short | emptied.difference(queue.topic for queue in self):
-            self._remove(topic)
+            if self.was_deleted_after((queue.topic, queue.queue_id), min_physical_offset if first is None else first):
+                left.setdefault(queue.topic, []).append(queue)
+        for topic, queues in left.items():
+            self._remove(topic, queues)
 
-    def _remove(self, topic: str) -> list[AnyQueue]:
-        queues = [queue for queue in self if queue.topic == topic]
-        if (self._root / COMPACTION_DIR / topic).is_dir():
-            disk.remove_tree(self._root / COMPACTION_DIR / topic)
-            disk.sync_directory(self._root / COMPACTION_DIR)
+    def _remove(self, topic: str, queues: Sequence[AnyQueue]) -> None:
+        """Delete queues of a topic; if they are its last ones, also what else its directories hold."""
         for queue in queues:
             self._queues.pop((topic, queue.queue_id))
             queue.delete()
-        for directory in (self.directory, self._batch_directory, self._root / CONSUME_QUEUE_EXT_DIR):
-            if (directory / topic).is_dir():
-                disk.remove_tree(directory / topic)
-                disk.sync_directory(directory)
-                self._reader.maps.drop_maps_below(str(directory / topic))
-        return queues
+        is_left = any(queue.topic == topic for queue in self)
+        names = [f"{topic}/{queue.queue_id}" for queue in queues] if is_left else [topic]
+        for kind in (COMPACTION_DIR, CONSUME_QUEUE_DIR, BATCH_CONSUME_QUEUE_DIR, CONSUME_QUEUE_EXT_DIR):
+            for directory in (self._root / kind / name for name in names):
+                if directory.parent.is_dir():
+                    disk.remove_tree(directory)
+                    disk.sync_directory(directory.parent)
+                    self._reader.maps.drop_maps_below(str(directory))
 
     def sweep_light_queue(self, queue: AnyQueue) -> bool:
         """Delete a light queue if retention has deleted all of its messages. Returns True if it was deleted.
@@ -253,3 +286,8 @@ class QueueTable:
     def close(self) -> None:
         """Close the files that are open for writing. Idempotent."""
         self._handles.close()
+
+
+def _name(topic: str, queue_id: int) -> str:
+    """The name of a queue in the file of deletions. No topic's name has a colon."""
+    return f"{topic}:{queue_id}"

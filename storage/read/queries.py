@@ -218,7 +218,9 @@ class StoreQueries:
         topic, queue_id, offset = view.topic, view.queue_id, view.queue_offset
         if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
             return True
-        if self._queues.was_deleted_after(topic, view.physical_offset) or self._queues.holds_batches(topic, queue_id):
+        if self._queues.was_deleted_after((topic, queue_id), view.physical_offset):
+            return True
+        if self._queues.holds_batches(topic, queue_id):
             return True
         queue = self._queues.get_plain(topic, queue_id)
         if queue is None or not 0 <= offset < queue.next_offset:

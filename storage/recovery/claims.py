@@ -146,7 +146,7 @@ class ClaimReader:
                         key = block.topics[code], queue_id
                         known = plain[code, queue_id] = key, not self._queues.holds_batches(*key)
                     key, is_plain = known
-                    is_chained = is_plain and not self._queues.was_deleted_after(key[0], begin + at)
+                    is_chained = is_plain and not self._queues.was_deleted_after(key, begin + at)
                     claims.append(Claim(begin + at, size, QueueUnit(key, queue_offset), is_chained))
                 position += block.length
                 continue
@@ -177,7 +177,7 @@ class ClaimReader:
         topic, queue_id = place.key
         is_chained = not self._queues.holds_batches(topic, queue_id)
         return Claim(
-            physical_offset, size, place, is_chained and not self._queues.was_deleted_after(topic, physical_offset)
+            physical_offset, size, place, is_chained and not self._queues.was_deleted_after(place.key, physical_offset)
         )
 
 

@@ -15,7 +15,7 @@ from raymq.records.format.check import check_record
 from raymq.records.format.dispatch import DispatchView, dispatch_view
 from storage.dispatch.batch_dispatch import QueueGapError
 from storage.dispatch.half_messages import HALF_QUEUE_ID
-from storage.dispatch.multi_dispatch import QueueUnit
+from storage.dispatch.multi_dispatch import QueueKey, QueueUnit
 from storage.dispatch.record_blocks import Block
 from storage.dispatch.redispatch import Redispatch
 from storage.parts import StoreParts
@@ -58,13 +58,13 @@ class EarlierRecords:
         for topic, queue_id, next_offset in snapshot.queues:
             queue = self._queues.get(topic, queue_id)
             found = 0 if queue is None else queue.next_offset
-            if found < next_offset and not is_deleted(topic):
+            if found < next_offset and not is_deleted((topic, queue_id)):
                 self._redispatch.ends.queues_were_lost = True
                 raise QueueGapError(
                     f"queue {topic}:{queue_id} ends at offset {found}, but it had reached {next_offset}"
                 )
         for row in snapshot.producers:
-            if not is_deleted(row.topic):
+            if not is_deleted((row.topic, row.queue_id)):
                 self._dedup.load_row(row)
         self._halves.load(snapshot.transactions)
 
@@ -75,19 +75,19 @@ class EarlierRecords:
             return
         is_deleted = self._deletions_after(snapshot)
         for topic, queue_id, next_offset in snapshot.queues:
-            if not is_deleted(topic) and not self._queues.holds_batches(topic, queue_id):
+            if not is_deleted((topic, queue_id)) and not self._queues.holds_batches(topic, queue_id):
                 queue = self._queues.get_or_create(topic, queue_id)
                 if queue.next_offset < next_offset:
                     queue.start_at(next_offset)
 
-    def _deletions_after(self, snapshot: Snapshot) -> Callable[[str], bool]:
-        """A function that is true for the topics that were deleted behind the end of a snapshot."""
+    def _deletions_after(self, snapshot: Snapshot) -> Callable[[QueueKey], bool]:
+        """A function that is true for the queues that were deleted behind the end of a snapshot."""
 
         @cache
-        def is_deleted(topic: str) -> bool:
+        def is_deleted(key: QueueKey) -> bool:
             # A clean stop of this store leaves nothing behind the snapshot: where a queue goes on, RocketMQ was here.
-            here = self._queues.was_deleted_after(topic, snapshot.end - 1)
-            return here or self._redispatch.ends.was_deleted(topic, snapshot.end)
+            here = self._queues.was_deleted_after(key, snapshot.end - 1)
+            return here or self._redispatch.ends.was_deleted(key, snapshot.end)
 
         return is_deleted
 

@@ -125,7 +125,7 @@ class LogEnd:
         """True if the queue that an intact record names has another record at its offset, or none."""
         if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
             return False
-        if self._queues.was_deleted_after(view.topic, physical_offset):
+        if self._queues.was_deleted_after((view.topic, view.queue_id), physical_offset):
             return False
         queue = self._queues.get_plain(view.topic, view.queue_id)
         if queue is None or view.queue_offset >= queue.next_offset:

@@ -186,13 +186,11 @@ class ChunkAppender:
         """Append a chunk record by record."""
         anew = self._first_begun_anew(views)
         if anew is not None:
-            first, topic = anew
+            first, key = anew
             split = first.physical_offset - physical_offset
             before = [view for view in views if view.physical_offset < first.physical_offset]
             self._append_views(physical_offset, data[:split], before)
-            end, start = self._log.end_offset, self._log.min_offset
-            self._queues.delete_topic(topic, end_offset=end, min_offset=start)
-            self._dedup.forget_topic(topic)
+            self.begin_anew(key)
             self._append_views(first.physical_offset, data[split:], views[len(before) :])
             return
         singles, batches = self._by_kind(views)
@@ -213,8 +211,15 @@ class ChunkAppender:
                 self._show_end_of(key)
             remember_producer(view, self._dedup, self._deliveries)
 
-    def _first_begun_anew(self, views: Sequence[DispatchView]) -> tuple[DispatchView, str] | None:
-        """Return the first record that restarts a queue at offset 0, and its queue's topic; None if there is none."""
+    def begin_anew(self, key: tuple[str, int]) -> None:
+        """Delete the queues of a deleted topic, one of which a record restarts at offset 0 (QueueTable.begin_anew)."""
+        if self._queues.get(*key) is None:
+            return
+        for queue in self._queues.begin_anew(*key, end_offset=self._log.end_offset, min_offset=self._log.min_offset):
+            self._dedup.forget_queue(queue.topic, queue.queue_id)
+
+    def _first_begun_anew(self, views: Sequence[DispatchView]) -> tuple[DispatchView, tuple[str, int]] | None:
+        """Return the first record that restarts a queue at offset 0, and that queue; None if there is none."""
         seen: set[tuple[str, int]] = set()
         for view in views:
             is_batch = bool(view.sys_flag & SYS_FLAG_INNER_BATCH)
@@ -227,7 +232,7 @@ class ChunkAppender:
                 if queue_offset == 0:
                     queue = self._queues.get(*key)
                     if key in seen or (queue is not None and queue.exists and queue.next_offset > 0):
-                        return view, key[0]
+                        return view, key
                 seen.add(key)
         return None
 

@@ -96,15 +96,15 @@ class HoleAppender:
         """
         begin, end_offset = self._begin, self._log.staged_end
         by_queue, self._units = self._units, {}
-        anew = frozenset(key[0] for key, rows in by_queue.items() if self._begins_anew(key, rows[0]))
+        begun = [key for key, rows in by_queue.items() if self._begins_anew(key, rows[0])]
+        anew = frozenset((one.topic, one.queue_id) for key in begun for one in self._queues.queues_before(*key))
         try:
             units = self._gaps.units_of(by_queue, anew)
         except InvalidArgumentError:
             self._log.drop_staged()
             raise
-        for topic in anew:
-            self._queues.delete_topic(topic, end_offset=begin, min_offset=self._log.min_offset)
-            self._dedup.forget_topic(topic)
+        for key in begun:
+            self._chunks.begin_anew(key)
         queues = self._chunks.make_room(lambda: self._chunks.queues_with_room(units))
         self._log.take_staged()
         self._chunks.put_units(queues, units)

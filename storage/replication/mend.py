@@ -43,9 +43,9 @@ def mend_part(parts: StoreParts, offset: int, data: bytes, put_keys: PutKeys) ->
     views = parse_chunk(memoryview(data), offset, file_size, parts.settings.delay_levels_ms)
     disk.overwrite(parts.log.path(offset - offset % file_size), offset % file_size, data)
     for view in views:
-        if not is_queued(view.sys_flag) or parts.queues.was_deleted_after(view.topic, view.physical_offset):
-            continue
         own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
+        if not is_queued(view.sys_flag) or parts.queues.was_deleted_after(own.key, view.physical_offset):
+            continue
         for unit in (own, *units_elsewhere(view, view.physical_offset)):
             queue = parts.queues.get_plain(*unit.key)
             if queue is not None and queue.first_offset <= unit.queue_offset < queue.next_offset:

@@ -60,15 +60,15 @@ class QueueGaps:
         self._queues, self._holes = parts.queues, parts.holes
 
     def units_of(
-        self, by_queue: Mapping[tuple[str, int], Sequence[PlacedUnit]], anew: frozenset[str] = frozenset()
+        self, by_queue: Mapping[tuple[str, int], Sequence[PlacedUnit]], anew: frozenset[tuple[str, int]] = frozenset()
     ) -> list[QueueUnits]:
         """Return the units to append to each queue, so that the given units are at their offsets. Changes nothing.
 
-        `anew`: topics whose queues are deleted first. InvalidArgumentError: a queue holds inner batches.
+        `anew`: queues that are deleted first. InvalidArgumentError: a queue holds inner batches.
         """
         units = []
         for key, rows in by_queue.items():
-            queue = None if key[0] in anew else self._queues.get(*key)
+            queue = None if key in anew else self._queues.get(*key)
             if not (queue is None or isinstance(queue, ConsumeQueue)):
                 raise InvalidArgumentError(f"queue {key[0]}:{key[1]} has inner batches; single messages came for it")
             found = self._units_in(key, queue if queue is not None and queue.exists else None, rows)

@@ -104,6 +104,6 @@ class TopicTimes:
         for topic, queues in self._moved.items():
             for queue_id, (offset, physical_offset) in queues.items():
                 queue = self._queues.get_plain(topic, int(queue_id))
-                if queue is not None and not self._queues.was_deleted_after(topic, physical_offset):
+                if queue is not None and not self._queues.was_deleted_after(queue.key, physical_offset):
                     known.append((queue, (int(offset), int(physical_offset))))
         return known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from raymq.records.format.check import record_starts
 from raymq.records.logfiles.log_reader import LogReader
 from storage.message_store import MessageStore
 from storage.replication.log_chunks import read_chunk, truncate_log
-from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, make_batch, open_store, small_settings
+from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store, small_settings
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
@@ -119,6 +120,61 @@ def test_a_topic_that_was_deleted_and_created_again_is_so_in_the_copy(tmp_path, 
     assert bodies_of(again, queue_id=1) == [b"newest"]
     again.close()
     source.close()
+
+
+@pytest.mark.parametrize("max_bytes", [1, 3000, 1 << 20])
+def test_a_copy_keeps_a_queue_that_only_the_topic_created_again_has(tmp_path, max_bytes):
+    source, target = open_store(tmp_path / "a"), open_store(tmp_path / "b")
+    for queue_id in (2, 0, 0, 2):
+        source.append([make_batch([b"old"], queue_id=queue_id)])
+    copy_log(source, target, max_bytes)
+    target.close()  # its snapshot has the ends of the old queues
+    target = open_store(tmp_path / "b")
+    source.delete_topic("orders")
+    first = make_batch([b"new one"], queue_id=1, producer=("p", 0, 0))
+    source.append([first])
+    source.append([make_batch([b"new zero"])])
+    copy_log(source, target, max_bytes)
+    killed = open_store(killed_copy(tmp_path / "b", tmp_path / "c"))
+    for store in (source, target, killed):
+        assert [bodies_of(store, queue_id=number) for number in range(3)] == [[b"new zero"], [b"new one"], []]
+        [repeat] = store.append([first])
+        assert repeat.duplicate
+        store.close()
+    again = open_store(tmp_path / "b")
+    assert [bodies_of(again, queue_id=number) for number in range(3)] == [[b"new zero"], [b"new one"], []]
+    again.close()
+
+
+def test_copies_have_all_messages_of_topics_that_were_deleted_and_created_again(tmp_path):
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    for number in range(20):
+        root = tmp_path / str(number)
+        copy = root / "b"
+        source, target = open_store(root / "a"), open_store(copy)
+        sent = 0
+        for _ in range(dice.randint(5, 40)):
+            kind = dice.choices(("append", "delete", "copy", "kill"), (8, 1, 3, 1))[0]
+            if kind == "append":
+                topic, queue_id = dice.choice(("orders", "payments")), dice.randrange(3)
+                source.append([make_batch([b"%d" % sent], topic=topic, queue_id=queue_id)])
+                sent += 1
+            elif kind == "delete":
+                source.delete_topic(dice.choice(("orders", "payments")))
+            elif kind == "copy":
+                copy_log(source, target, dice.choice((1, 300, 1 << 20)))
+            else:
+                killed = killed_copy(copy, copy.with_name(copy.name + "b"))
+                target.close()
+                target, copy = open_store(killed), killed
+        copy_log(source, target, 1 << 20)
+        for topic, queue_ids in source.topics().items():
+            for queue_id in queue_ids:
+                assert bodies_of(target, topic, queue_id) == bodies_of(source, topic, queue_id), (topic, queue_id)
+        source.close()
+        target.close()
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, 250, 499])

@@ -46,7 +46,10 @@ class Queues:
     def get_or_create(self, topic: str, queue_id: int) -> Queue:
         return self.queues.setdefault((topic, queue_id), Queue())
 
-    def was_deleted_after(self, topic: str, physical_offset: int) -> bool:
+    def was_deleted_after(self, key: tuple[str, int], physical_offset: int) -> bool:
+        return physical_offset < self.deleted.get(key[0], 0)
+
+    def has_deletions_after(self, topic: str, physical_offset: int) -> bool:
         return physical_offset < self.deleted.get(topic, 0)
 
     def has_topic(self, topic: str) -> bool:
