@@ -87,7 +87,8 @@ class RateColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """The rate as text; empty while nothing is known."""
-        rate = task.finished_speed or task.speed
+        # rich forgets the last moments when the total becomes known, so it may have no rate of its own at the end.
+        rate = task.completed / task.finished_time if task.finished_time else task.speed
         return Text("" if rate is None else f"{rate:,.0f}/s")
 
 
