@@ -180,13 +180,14 @@ def cached_rows(rdd_id: int, partitions: int) -> Any:
     def work(client: raymq.Client) -> list[dict[str, bytes]]:
         import pyarrow as pa
 
-        ray._private.worker.global_worker.set_load_code_from_local(True)  # so that Python may call Java actors
+        executors = [handle for handle in named_actors().values() if class_of(handle) == "RayDPExecutor"]
+        # Python may call Java actors then. Handles of raymq's servers come before: a program has no modules of servers.
+        ray._private.worker.global_worker.set_load_code_from_local(True)
         rows: list[dict[str, bytes]] = []
-        for handle in named_actors().values():
-            if class_of(handle) == "RayDPExecutor":
-                for partition in range(partitions):
-                    data = ray.get(handle.getRDDPartition.remote(rdd_id, partition, BODY_SCHEMA, ""), timeout=CALL_S)
-                    rows += pa.ipc.open_stream(pa.BufferReader(data)).read_all().to_pylist()
+        for handle in executors:
+            for partition in range(partitions):
+                data = ray.get(handle.getRDDPartition.remote(rdd_id, partition, BODY_SCHEMA, ""), timeout=CALL_S)
+                rows += pa.ipc.open_stream(pa.BufferReader(data)).read_all().to_pylist()
         return rows
 
     return work
