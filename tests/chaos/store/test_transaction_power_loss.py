@@ -21,7 +21,7 @@ from raymq.common.message import Message
 from raymq.records.format.encode import ProducerSequence
 from storage.message_store import MessageStore
 from tests.support.stores.power import LossyDisk
-from tests.support.stores.stores import open_store, read_queue
+from tests.support.stores.stores import intact_bodies, open_store
 from tests.support.stores.transactions import GROUP, Clock, Transaction, half_batch
 
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
@@ -136,7 +136,7 @@ class Life:
     def open_and_check(self, root: Path) -> None:
         self.store, (begun, ended) = None, self.at_loss
         store = open_store(root, clock_ms=self.clock, **self.changes)
-        found = Counter(message.body.decode() for message in read_queue(store, "orders", 0))
+        found = Counter(body.decode() for body in intact_bodies(store) if body is not None)
         assert set(found.values()) <= {1}
         for name, outcome in ended.items():
             assert found[name] == (outcome == "commit"), f"{name} was acknowledged: {outcome}"
