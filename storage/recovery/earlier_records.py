@@ -6,7 +6,7 @@ transactions, if the store has any.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Final
 
@@ -93,11 +93,28 @@ class EarlierRecords:
 
     def _remember_producers(self, start: int) -> None:
         """Remember who sent the records of a file."""
+
+        def remember(block: Block, physical_offset: int) -> bool:
+            return self._is_believed(block, physical_offset) and self._redispatch.remember_block(block, physical_offset)
+
+        for view, record, physical_offset in self._records(start, remember):
+            placed = view
+            if self._misfits_left and self._redispatch.places.is_misfit(view, physical_offset):
+                self._misfits_left -= 1
+                placed = self._by_its_unit(view, record, physical_offset)
+            self._redispatch.remember_record(placed, physical_offset)
+
+    def _records(
+        self, start: int, take: Callable[[Block, int], bool]
+    ) -> Iterator[tuple[DispatchView, memoryview, int]]:
+        """Yield the intact records of a file that `take` did not take as a block: view, bytes and physical offset.
+
+        `take` gets a block and its physical offset, and returns False if its records have to come one at a time.
+        """
         data, position = self._files.data(start), 0
         while True:
             block = self._files.block(start, position, check_crc=False)
-            agrees = block is not None and self._is_believed(block, start + position)
-            if block is not None and agrees and self._redispatch.remember_block(block, start + position):
+            if block is not None and take(block, start + position):
                 position += block.length
                 continue
             until = self._files.singles_end(position)
@@ -109,11 +126,7 @@ class EarlierRecords:
                         return
                     position = behind
                     continue
-                view = dispatch_view(data, position)
-                if self._misfits_left and self._redispatch.places.is_misfit(view, start + position):
-                    self._misfits_left -= 1
-                    view = self._by_its_unit(view, data[position : position + size], start + position)
-                self._redispatch.remember_record(view, start + position)
+                yield dispatch_view(data, position), data[position : position + size], start + position
                 position += size
 
     def _is_believed(self, block: Block, physical_offset: int) -> bool:
@@ -137,26 +150,17 @@ class EarlierRecords:
     def _remember_transactions(self, start: int) -> None:
         """Note the half messages of a file that is not walked, and what ended them: they may be older than all that
         is."""
-        data, position = self._files.data(start), 0
-        while True:
-            block = self._files.block(start, position, check_crc=False)
-            if block is not None:
-                for at in block.starts[block.of_transactions()].tolist():
-                    self._note_transaction(data, start, position + at)
-                position += block.length
-                continue
-            until = self._files.singles_end(position)
-            while position < until:
-                size, good = check_record(data, position, check_crc=False)
-                if not good or size <= 0:
-                    behind = self._end.resume_in_file(start, position)
-                    if behind is None:
-                        return
-                    position = behind
-                    continue
-                self._note_transaction(data, start, position)
-                position += size
+        data = self._files.data(start)
 
-    def _note_transaction(self, data: memoryview, start: int, position: int) -> None:
-        view = dispatch_view(data, position)
-        self._halves.note(placed_view(view, start + position), data[position : position + view.size])
+        def note(block: Block, physical_offset: int) -> bool:
+            for at in block.starts[block.of_transactions()].tolist():
+                position = physical_offset - start + at
+                view = dispatch_view(data, position)
+                self._note_transaction(view, data[position : position + view.size], physical_offset + at)
+            return True
+
+        for view, record, physical_offset in self._records(start, note):
+            self._note_transaction(view, record, physical_offset)
+
+    def _note_transaction(self, view: DispatchView, record: memoryview, physical_offset: int) -> None:
+        self._halves.note(placed_view(view, physical_offset), record)
