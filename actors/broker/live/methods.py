@@ -82,7 +82,7 @@ class SettingsMethods(ABC):
         return self._changed_config()
 
     def _differing(self, changed: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
-        """Return the changes whose values differ from those that this broker was started with."""
+        """Return the changes whose values differ from this broker's values at its start."""
         return {name: value for name, value in changed.items() if self._start.plain().get(name) != value}
 
     def _changed_config(self) -> BrokerConfig:

@@ -22,7 +22,7 @@ class ClientRegistry:
         self._ended: dict[str, None] = {}
 
     def heartbeat(self, heartbeat: ClientHeartbeat, now_s: float) -> None:
-        """Replace a client's recorded producers and consumers by those of its newest heartbeat."""
+        """Record the producers and consumers of a client's newest heartbeat in place of the former ones."""
         self._clients[heartbeat.client_id] = (heartbeat, now_s)
 
     def unregister(self, client_id: str) -> None:

@@ -61,7 +61,7 @@ class OffsetTable:
         return sorted(topic for topic, name in list(self.tables) if name == group)
 
     def next_version(self, topic: str) -> int:
-        """Return a version above those of all the topic's queues."""
+        """Return a version above the versions of all queues of the topic."""
         used = [
             known.reset_version for key, table in self.tables.items() if key[0] == topic for known in table.values()
         ]

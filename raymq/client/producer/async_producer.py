@@ -192,7 +192,7 @@ class AsyncProducer(OfProcess):
         return self._producer.hand_over(route, request).futures(len(request.messages))
 
     def _hand_over_granted(self, route: TopicRoute, request: SendRequest, waiter: Waiter) -> list[SendFuture]:
-        """Hand messages over whose space was granted; none if their send has given up meanwhile."""
+        """Hand over messages whose space was granted; hand over none if their send has given up."""
         generation = self._producer.buffer.take(waiter)
         if generation is None:
             return []
