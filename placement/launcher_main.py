@@ -20,9 +20,9 @@ import ray
 
 from placement import launch, operations
 from placement.access import launching as access
-from placement.board import install_on_head, try_to_install
 from placement.console.actor import start_console, stop_console
 from placement.inventory import inventory, running
+from placement.operations import install_on_head, try_to_install
 from placement.plan import Plan, differences, make_plan, with_found_stores
 from placement.replica_nodes import Node
 from placement.status import cluster_status

@@ -2,7 +2,7 @@
 
     checks      arguments, what runs in this process, the size of the cluster; nothing is started yet
     places      a placement group of CPUs and memory beside the storage actors (raydp_jobs.executor_places)
-    nodes       Java and Python where the executors will be (raydp_jobs.node_checks)
+    nodes       Java and Python where the executors will be (raydp_jobs.executor_places)
     RayDP       four Java processes: the driver's JVM (a child of this process), an application master and its gateway,
                 and one executor per `executors`
 
@@ -40,8 +40,15 @@ from raydp.spark import ray_cluster
 from raydp.spark.ray_cluster_master import RAYDP_SPARK_MASTER_SUFFIX
 
 from raydp_jobs import SPARK_COUNT
-from raydp_jobs.executor_places import check_fits, executor_size, memory_mib, nodes_of, reserved, storage_nodes
-from raydp_jobs.node_checks import check_nodes
+from raydp_jobs.executor_places import (
+    check_fits,
+    check_nodes,
+    executor_size,
+    memory_mib,
+    nodes_of,
+    reserved,
+    storage_nodes,
+)
 from raymq.client.cluster.java import java_environment
 from raymq.common.errors import ClientStateError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.common.numbers import LONGEST_TIME_S, NumberRange, bounded, checked
@@ -124,6 +131,7 @@ def spark_session(
     processes have ended meanwhile becomes a ClientStateError that says so; the session and its DataFrames raise one
     after the block.
     """
+
     mib = memory_mib(executor_memory)
     _check_process(ray_data)
     size = executor_size(executor_cores, mib, configs or {})

@@ -41,7 +41,7 @@ more from the disk; if the file system cannot promise that (disk.map_for_writing
 ASYNC_FLUSH the log's pages are made ahead of the writer.
 
 Each option is a part of its own, chosen once when the store opens: the log's writer (CommitLog.of), the class of each
-queue (QueueTable), the directories of the log (LogPaths, and log_files.py for readers). Appends, flushes and fetches do
+queue (QueueTable), the directories of the log (LogPaths, and file_maps.py for readers). Appends, flushes and fetches do
 not test for options.
 
 After a crash, recovery.py walks the newest part of the log, cuts the log after the last good record and brings the

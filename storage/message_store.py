@@ -43,7 +43,7 @@ from raymq.common.protocol.store import (
     StoreStatistics,
     StoreStatus,
 )
-from raymq.common.protocol.transactions import EndTransaction
+from raymq.common.protocol.transactions import EndTransactionRequest
 from raymq.records.format.compression import admit_bodies_of
 from raymq.records.format.encode import EncodedBatch
 from raymq.records.format.layout import IPV6_HOST_BYTES, encode_host
@@ -345,7 +345,7 @@ class MessageStore:
             return StartedAppend(written, batches, None, acks, deadline_s=now_s + acks.timeout_s)
         return SettledAppend(written[0], now_s)
 
-    def start_end(self, end: EndTransaction, *, require_topic: Callable[[str], None]) -> StartedAppend:
+    def start_end(self, end: EndTransactionRequest, *, require_topic: Callable[[str], None]) -> StartedAppend:
         """End a transaction (TransactionService.start_end) without waiting for the disk, like `start_append`."""
         return self.transactions.start_end(end, require_topic=require_topic)
 
@@ -526,7 +526,7 @@ class MessageStore:
         return self._queries
 
     def bytes_of_span(self, span: QueueSpan) -> list[int]:
-        """Return the bytes of records in equal parts of a span of a queue (raymq.records.logfiles.span_bytes)."""
+        """The bytes of records in equal parts of a span of a queue (raymq.records.logfiles.own_records)."""
         self._require_readable()
         return span_bytes(self._parts.reader, *span)
 

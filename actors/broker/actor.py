@@ -35,9 +35,8 @@ from actors.broker.direct_appends import DirectAppends
 from actors.broker.lane import BrokerLane
 from actors.broker.live.methods import SettingsMethods
 from actors.broker.live.users import UserMethods
-from actors.broker.master_store import MasterStore
+from actors.broker.master_store import MasterStore, OwnRoutes
 from actors.broker.monitor import TOPIC_CREATION, BrokerMonitor
-from actors.broker.own_routes import OwnRoutes
 from actors.broker.plain_answers import plain_errors, plain_pull_result, plain_send_result
 from actors.broker.pop.methods import PopMethods
 from actors.broker.pop.queue_ends import QueueEndsWatch

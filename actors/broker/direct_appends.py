@@ -22,7 +22,7 @@ from raymq.common.errors import RaymqError
 from raymq.records.format.encode import EncodedBatch
 from raymq.remoting.lane.appends import ClientHandles, decode_results, encode_append
 from raymq.remoting.lane.client import Lane
-from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane.loop import Loop
 from raymq.remoting.lane_pool import LANE_NOT_OPENED
 from raymq.remoting.storage_client import StorageClient
@@ -136,11 +136,11 @@ class DirectAppends:
         if encoded is None:
             return False
         opens, parts = encoded
-        before = b"".join([lane.pack_unanswered(Kind.OPEN, one) for one in opens]) if opens else b""
+        before = b"".join([lane.pack_unanswered(FrameKind.OPEN, one) for one in opens]) if opens else b""
         now_s = time.monotonic()
         self._sent = _Sent(self._records, batch, done, now_s + ATTEMPT_TIMEOUT_S)
         try:
-            lane.send(Kind.APPEND, parts, now_s + PROMPT_S, count=1, before=before)
+            lane.send(FrameKind.APPEND, parts, now_s + PROMPT_S, count=1, before=before)
         except OSError:
             self._loop.call_soon(self._drop_lane)
             return True

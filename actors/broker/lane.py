@@ -22,7 +22,7 @@ from raymq.remoting.broker_client import LANE_RESULTS
 from raymq.remoting.lane.address import LaneAddress, rays_tls
 from raymq.remoting.lane.calls import ControlCalls, encode_result
 from raymq.remoting.lane.connection import LaneRequest
-from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane.loop import Loop
 from raymq.remoting.lane.server import LaneServer
 
@@ -96,12 +96,12 @@ class BrokerLane:
         methods = {name: getattr(broker, name) for name in LANE_RESULTS if name not in answered_later}
         calls = ControlCalls(methods, self._call_soon, answered_later, guard=lane_guard())
         try:
-            self._server = LaneServer(label, {Kind.CALL: calls}, host=host, tls=rays_tls(), users=lane_users())
+            self._server = LaneServer(label, {FrameKind.CALL: calls}, host=host, tls=rays_tls(), users=lane_users())
         except (OSError, KeyError) as error:  # the address, or the files of TLS
             logger.error(
                 "%s cannot open a lane for other nodes; their clients call actor methods instead: %r", label, error
             )
-            self._server = LaneServer(label, {Kind.CALL: calls}, users=lane_users())
+            self._server = LaneServer(label, {FrameKind.CALL: calls}, users=lane_users())
         self._pool.refuse_by(self._server.loop)
 
     @property

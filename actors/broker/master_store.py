@@ -2,6 +2,10 @@
 
 How a broker finds its master, or calls it, belongs here. Nothing here survives the broker: in a group of several
 replicas a new broker asks the Controller.
+
+The routes of a broker's own producers: one broker group, whose topics the broker itself has.
+
+Where a broker's own messages may go belongs here. The NameServer has the routes for clients (actors.nameserver).
 """
 
 from __future__ import annotations
@@ -13,17 +17,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from actors.broker.state_records import STORE_TIMEOUT_S
+from actors.core.broker.state import BrokerState
 from actors.core.replica.orders import GroupLeader
+from raymq.common.config.cluster import BrokerSettings
 from raymq.common.names import CONTROLLER, StorageName
+from raymq.common.protocol.attributes import TopicAttributes
+from raymq.common.protocol.route import MASTER_ID, BrokerData, QueueData, TopicRoute
 from raymq.common.protocol.store import QueueBounds
 from raymq.common.retry import persist_until
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients
 
-LEADER_TIMEOUT_S: Final = 2.0
-
 logger = logging.getLogger(__name__)
+
+LEADER_TIMEOUT_S: Final = 2.0
 
 T = TypeVar("T")
 
@@ -88,3 +96,41 @@ class MasterStore:
         order.
         """
         return self.call(lambda storage, left_s: storage.bounds_of_queues(queues, left_s)) if queues else []
+
+
+class OwnRoutes:
+    """A Producer's RouteSource for one broker group. Nothing is cached.
+
+    `state` returns the broker's state; `auto_create` creates a topic with at most the given number of queues.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: MasterStore,
+        state: Callable[[], BrokerState],
+        auto_create: Callable[[str, int], None],
+    ) -> None:
+        self._settings, self._store = settings, store
+        self._state, self._auto_create = state, auto_create
+
+    def get(self, topic: str) -> TopicRoute:
+        """Return the part of a topic's route that lies in this broker group.
+
+        TopicNotExistError. NoPermissionError: the topic may not be written.
+        """
+        config = self._state().require_topic(topic)
+        name = self._settings.broker_name
+        data = BrokerData(self._settings.cluster, name, {MASTER_ID: self._store.storage.name})
+        queues = QueueData(name, config.read_queue_nums, config.write_queue_nums, config.perm, config.creation_id)
+        attributes = TopicAttributes.parse(config.attributes)
+        return TopicRoute(topic, {name: data}, (queues,), attributes=attributes).require_writable()
+
+    def get_or_create(self, topic: str, default_topic_queue_nums: int) -> TopicRoute:
+        """Return the route as `get`, after creating a missing topic if auto_create_topic_enable is on."""
+        if topic not in self._state().topics:
+            self._auto_create(topic, default_topic_queue_nums)
+        return self.get(topic)
+
+    def invalidate(self, topic: str) -> None:
+        """Do nothing: no route is cached."""

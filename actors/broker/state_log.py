@@ -41,7 +41,7 @@ from actors.broker.state_records import STORE_TIMEOUT_S, StoredRecords
 from actors.broker.state_snapshots import CALL_TIMEOUT_S, StateSnapshots
 from actors.core.broker.snapshot import dump_snapshot
 from actors.core.broker.state import MARK, BrokerState, Change, decode_change, encode_change, replay
-from actors.core.pop.lease_clock import LeaseClock
+from actors.core.pop.leases import LeaseClock
 from actors.core.replica.deleted_topics import CLOSED_TOPICS_FILE
 from raymq.common.errors import (
     NotMasterError,

@@ -32,21 +32,20 @@ from ray.exceptions import ActorDiedError, RayActorError
 from actors.access.door import lane_guard, lane_meter, lane_users
 from actors.core.access.meter import Portion
 from actors.core.consume.consume_service import Reaction, SendBack
-from actors.core.consume.process_queue import Task
+from actors.core.consume.process_queue import ConsumeTask
 from actors.core.consume.process_queues import PauseState
 from actors.core.consume.records_in_place import RecordsInPlace
 from actors.pull.instance_state import InstanceState
 from raymq.client.consumer.push.feed_client import NEXT_WAIT_S, TaskReport
 from raymq.client.consumer.push.hosting import HOST_INTERVAL_S
 from raymq.common.errors import RaymqError, ServiceNotAvailableError
-from raymq.common.protocol.consume_result import ConsumeReport
-from raymq.common.protocol.listener_tasks import HandOver, LogPlaces, ShippedTask, StoreLog
+from raymq.common.protocol.consume_result import ConsumeReport, HandOver, LogPlaces, ShippedTask, StoreLog
 from raymq.records.format.compression import body_max_bytes
 from raymq.remoting.actor_ref import HandleRef
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import ControlCalls, encode_result
 from raymq.remoting.lane.connection import LaneRequest
-from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane.loop import Timer
 from raymq.remoting.lane.server import LaneServer
 from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES
@@ -98,7 +97,7 @@ class FeedThread:
             {}, _no_methods, {"next_tasks": self._next_tasks, "report": self._report}, guard=lane_guard()
         )
         self._meter = lane_meter()
-        self._server = LaneServer("pull", {Kind.CALL: calls}, contexts=_LaneUser, users=lane_users())
+        self._server = LaneServer("pull", {FrameKind.CALL: calls}, contexts=_LaneUser, users=lane_users())
         self._loop = self._server.loop
 
     @property
@@ -234,13 +233,13 @@ class ListenerFeed:
         """True while a call to a silent Listener is unanswered."""
         self._question: _Question | None = None
         """The Listener's unanswered question."""
-        self._tasks: dict[int, Task] = {}
+        self._tasks: dict[int, ConsumeTask] = {}
         """The tasks in flight, by number: at the listener, or being transferred."""
         self._reported_s: dict[int, float] = {}
         """When each task in flight was last reported, or was delivered."""
         self._unread: set[int] = set()
         """The numbers of tasks that the Listener could not read in place: their records are sent as bytes."""
-        self._ready: deque[Task] = deque()
+        self._ready: deque[ConsumeTask] = deque()
         """The tasks in flight that no batch contains yet."""
         self._numbers = 0
         """The number of the last batch of tasks."""
@@ -462,7 +461,7 @@ class ListenerFeed:
         if question is not None:
             question.answer(encode_result(HandOver(self._epoch, self._numbers)))
 
-    def _take_report(self, task: Task, report: ConsumeReport) -> None:
+    def _take_report(self, task: ConsumeTask, report: ConsumeReport) -> None:
         now_s = time.monotonic()
         if report.ended:
             del self._tasks[task.number]
@@ -478,7 +477,7 @@ class ListenerFeed:
         self.stuck = report.stuck
         self._react(task, reaction, report.failures[-1].error if report.failures else "")
 
-    def _react(self, task: Task, reaction: Reaction, error: str) -> None:
+    def _react(self, task: ConsumeTask, reaction: Reaction, error: str) -> None:
         now_s, topic = time.monotonic(), task.queue.topic
         with self._instance.lock:
             self._instance.stats.consumed(topic, reaction.ok, reaction.failed, now_s)
@@ -565,7 +564,7 @@ class ListenerFeed:
             self._on_gone()
 
 
-def ship_task(task: Task, *, in_place: bool) -> ShippedTask:
+def ship_task(task: ConsumeTask, *, in_place: bool) -> ShippedTask:
     """Build a task for the listener, with positions if its records are in a store's files and `in_place` is set."""
     messages = task.messages
     if not in_place or not isinstance(messages, RecordsInPlace):

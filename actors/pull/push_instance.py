@@ -21,11 +21,17 @@ from typing import Any, Final
 from actors.core.consume.process_queue import ProcessQueue
 from actors.core.consume.records_in_place import RecordsInPlace, TaskRecords
 from actors.pull.broadcast_member import BroadcastMember
-from actors.pull.instance_figures import count_delivered, queue_states
 from actors.pull.instance_state import InstanceState
 from actors.pull.listener_feed import ListenerFeed
 from actors.pull.local_offsets import LocalFileOffsetStore
-from actors.pull.running import DIRECT_TIMEOUT_S, STACKS_TIMEOUT_S, call_listener, running_info
+from actors.pull.running import (
+    DIRECT_TIMEOUT_S,
+    STACKS_TIMEOUT_S,
+    call_listener,
+    count_delivered,
+    queue_states,
+    running_info,
+)
 from actors.pull.services import InstanceQueue, PullServices
 from raymq.client.consumer.assignment.group_member import GroupMember
 from raymq.client.consumer.assignment.offset_committer import OffsetCommitter, OffsetStore, RemoteBrokerOffsetStore

@@ -24,20 +24,20 @@ from typing import Any, Final, NamedTuple, Protocol
 from actors.core.access.meter import Consumption, weigh_results
 from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics
-from actors.core.replica.pending_appends import PendingAppends, Settled
+from actors.core.replica.pending_appends import EndedAppend, PendingAppends
 from actors.request_pool import RequestKind, RequestPool
 from raymq.common.config.store import StoreOptions
 from raymq.common.delay import names_real_topic
 from raymq.common.errors import RaymqError, SystemBusyError
 from raymq.common.protocol.stats import RequestFigures
 from raymq.common.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, QueuePosition, ReadsInPlace
-from raymq.common.protocol.transactions import EndTransaction
+from raymq.common.protocol.transactions import EndTransactionRequest
 from raymq.records.format.encode import EncodedBatch
 from raymq.remoting.lane.address import LaneAddress, TlsFiles
 from raymq.remoting.lane.appends import ServerHandles, decode_append, encode_results
 from raymq.remoting.lane.calls import ControlCalls, Guard, encode_result
 from raymq.remoting.lane.connection import LaneRequest, Users
-from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane.loop import Timer
 from raymq.remoting.lane.reads import (
     Fetch,
@@ -67,9 +67,9 @@ CHUNKS_WAITING_MAX: Final = 1000
 DEFAULT_QUEUES: Final = StoreOptions()
 
 _FRAMES_OF_SERVERS: Final[Mapping[int, str]] = {
-    Kind.READ_LOG: "read_log",
-    Kind.ACK_LOG: "read_log",
-    Kind.APPEND_LOG: "append_log",
+    FrameKind.READ_LOG: "read_log",
+    FrameKind.ACK_LOG: "read_log",
+    FrameKind.APPEND_LOG: "append_log",
 }
 """The frames between replicas, by the actor methods of the same meaning."""
 
@@ -82,7 +82,7 @@ class Source(Protocol):
     @property
     def polls(self) -> LongPolls: ...
     def start_append(self, batches: Sequence[EncodedBatch]) -> StartedAppend: ...
-    def start_end(self, end: EndTransaction, *, require_topic: Callable[[str], None]) -> StartedAppend: ...
+    def start_end(self, end: EndTransactionRequest, *, require_topic: Callable[[str], None]) -> StartedAppend: ...
     def fetch(self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float) -> list[FetchResult]: ...
     def ends(self, positions: Sequence[QueuePosition]) -> tuple[list[QueueEnds], bool]: ...
     def count_reads(self, reads: ReadsInPlace) -> None: ...
@@ -410,17 +410,17 @@ class DataPlane:
         self.server = LaneServer(
             label,
             {
-                Kind.OPEN: self._open_handle,
-                Kind.APPEND: self._append,
-                Kind.FETCH: self._fetch,
-                Kind.WAIT: self._wait,
-                Kind.CALL: ControlCalls(
+                FrameKind.OPEN: self._open_handle,
+                FrameKind.APPEND: self._append,
+                FrameKind.FETCH: self._fetch,
+                FrameKind.WAIT: self._wait,
+                FrameKind.CALL: ControlCalls(
                     methods, self._call_soon, {"end_transaction": self._end_transaction}, guard=guard
                 ),
                 **self._guarded(more(self)),
             },
             contexts=LaneContext,
-            bulk_kinds=frozenset({Kind.APPEND, Kind.APPEND_LOG}),
+            bulk_kinds=frozenset({FrameKind.APPEND, FrameKind.APPEND_LOG}),
             frame_max_bytes=frame_max_bytes,
             host=host,
             tls=tls,
@@ -489,7 +489,7 @@ class DataPlane:
 
         self._start(request, start, partial(answer, batches), lambda: partial(answer, _kept(batches)))
 
-    def _end_transaction(self, request: LaneRequest, end: EndTransaction) -> None:
+    def _end_transaction(self, request: LaneRequest, end: EndTransactionRequest) -> None:
         """End a transaction, as the actor method of this name does, without waiting for the disk."""
 
         def start() -> StartedAppend:
@@ -545,7 +545,7 @@ class DataPlane:
             self._answer(settled)
         self._set_deadline()
 
-    def _answer(self, settled: Settled[Answering]) -> None:
+    def _answer(self, settled: EndedAppend[Answering]) -> None:
         request, answer = settled.token
         try:
             if settled.error is not None:

@@ -24,7 +24,7 @@ from actors.core.replica.copy_window import CopyWindow
 from actors.core.replica.orders import Copied, Following
 from raymq.common.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.remoting.lane.client import Lane
-from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane.log_chunks import (
     ReadLog,
     decode_chunk,
@@ -120,9 +120,9 @@ class LogCarrier:
         now_s = time.monotonic()
         if asks:
             self._asked_s = now_s
-            self._master.send(Kind.READ_LOG, (encode_read_log(request),), now_s + REPLICATE_CALL_TIMEOUT_S)
+            self._master.send(FrameKind.READ_LOG, (encode_read_log(request),), now_s + REPLICATE_CALL_TIMEOUT_S)
         else:
-            self._master.send_unanswered(Kind.ACK_LOG, encode_read_log(request), now_s + REPLICATE_CALL_TIMEOUT_S)
+            self._master.send_unanswered(FrameKind.ACK_LOG, encode_read_log(request), now_s + REPLICATE_CALL_TIMEOUT_S)
         window.told(asked=asks)
 
     def _take_chunk(self) -> None:
@@ -130,7 +130,7 @@ class LogCarrier:
         now_s = time.monotonic()
         answer = self._master.receive_next(now_s + REPLICATE_CALL_TIMEOUT_S)
         _, data = decode_chunk(answer.payload)
-        self._slave.send(Kind.APPEND_LOG, (self._append_head, answer.payload), now_s + REPLICATE_CALL_TIMEOUT_S)
+        self._slave.send(FrameKind.APPEND_LOG, (self._append_head, answer.payload), now_s + REPLICATE_CALL_TIMEOUT_S)
         if not self._window.under_way:
             self._sent_s = now_s
         self._window.read(len(data))

@@ -24,7 +24,7 @@ from actors.core.replica.orders import LogRequest
 from actors.replica.replica import Replica
 from raymq.common.errors import NotMasterError, RaymqError, ServiceNotAvailableError, SystemBusyError
 from raymq.remoting.lane.connection import LaneRequest
-from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane.log_chunks import (
     ChunkHead,
     ReadLog,
@@ -87,9 +87,9 @@ class LogLanes:
         self._is_looking = False
         """True while a call of `_look` is scheduled."""
         self.handlers: Mapping[int, Handler] = {
-            Kind.READ_LOG: self._read_log,
-            Kind.ACK_LOG: self._ack_log,
-            Kind.APPEND_LOG: self._append_log,
+            FrameKind.READ_LOG: self._read_log,
+            FrameKind.ACK_LOG: self._ack_log,
+            FrameKind.APPEND_LOG: self._append_log,
         }
         replica.add_progress_listener(self._note_move)
         replica.call_on_log(self._note_move)

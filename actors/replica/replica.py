@@ -81,7 +81,7 @@ from raymq.common.protocol.store import (
     QueuePosition,
     ReadsInPlace,
 )
-from raymq.common.protocol.transactions import EndResult, EndTransaction
+from raymq.common.protocol.transactions import EndResult, EndTransactionRequest
 from raymq.records.format.encode import EncodedBatch
 from storage.append.durability import ReplicaAcks, StartedAppend
 from storage.files.config_files import ConfigFiles
@@ -459,13 +459,13 @@ class Replica:
         """
         return self._append(epoch, lambda store, acks: store.start_append(batches, acks=acks))
 
-    def start_end(self, end: EndTransaction, *, require_topic: Callable[[str], None]) -> StartedAppend:
+    def start_end(self, end: EndTransactionRequest, *, require_topic: Callable[[str], None]) -> StartedAppend:
         """End a transaction (TransactionService.start_end) without waiting. Errors as of `append`, too."""
         return self._append(
             None, lambda store, acks: store.transactions.start_end(end, require_topic=require_topic, acks=acks)
         )
 
-    def end_transaction(self, end: EndTransaction, *, require_topic: Callable[[str], None]) -> EndResult:
+    def end_transaction(self, end: EndTransactionRequest, *, require_topic: Callable[[str], None]) -> EndResult:
         """End a transaction as `start_end` does, and wait."""
         return self._append(
             None, lambda store, acks: store.transactions.end(end, require_topic=require_topic, acks=acks)

@@ -47,11 +47,11 @@ from raymq.common.config.metrics import MetricsSettings
 from raymq.common.config.store import StoreSettings
 from raymq.common.errors import InvalidArgumentError, RaymqError, StoreError
 from raymq.common.names import STATE_TOPIC, StorageName, is_light_queue, is_system_topic
-from raymq.common.protocol.delayed import DelayedInStore
 from raymq.common.protocol.stats import RequestFigures
 from raymq.common.protocol.store import (
     AppendResult,
     Boundary,
+    DelayedInStore,
     DeletedRange,
     FetchRequest,
     FetchResult,
@@ -63,7 +63,7 @@ from raymq.common.protocol.store import (
     QueueSpan,
     StoreStatistics,
 )
-from raymq.common.protocol.transactions import CheckRound, EndResult, EndTransaction, TransactionFigures
+from raymq.common.protocol.transactions import CheckRound, EndResult, EndTransactionRequest, TransactionFigures
 from raymq.records.format.encode import EncodedBatch
 from raymq.remoting.lane.address import rays_tls
 from raymq.remoting.lane.frames import PAYLOAD_MAX
@@ -298,7 +298,7 @@ class Storage:
             return results
 
     @ray.method(concurrency_group="append")
-    def end_transaction(self, end: EndTransaction) -> EndResult:
+    def end_transaction(self, end: EndTransactionRequest) -> EndResult:
         """Commit or roll back a transaction (TransactionService.start_end). Safe to repeat."""
         store = self._open()
         with self._append_limit.enter():

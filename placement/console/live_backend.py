@@ -15,9 +15,19 @@ from typing import Any, Final
 import ray
 
 from placement import operations
-from placement.console.cluster_view import settings_of, topics_to_look_at, view_of, writable_of
+from placement.console.cluster_view import (
+    group_parts,
+    group_rows,
+    settings_of,
+    shown_perm,
+    topic_groups,
+    topic_parts,
+    topic_rows,
+    topics_to_look_at,
+    view_of,
+    writable_of,
+)
 from placement.console.live_messages import LiveMessages
-from placement.console.readings_view import group_parts, group_rows, shown_perm, topic_groups, topic_parts, topic_rows
 from placement.status import cluster_status
 from raymq.client.client import Client
 from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
@@ -27,8 +37,8 @@ from raymq.common.protocol.route import MASTER_ID
 from raymq.common.protocol.stats import BrokerReadings
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.storage_client import StorageDescription
-from raymq.tools.console.backend.cluster import ClusterView, Figures, Listing, NoAnswer
-from raymq.tools.console.backend.groups import GroupInstance, GroupMember, GroupQueue, GroupRow, GroupView, OffsetMove
+from raymq.tools.console.backend.cluster import ClusterFigures, ClusterView, Listing, NoAnswer
+from raymq.tools.console.backend.groups import GroupInstance, GroupQueue, GroupRow, GroupView, MemberRow, OffsetMove
 from raymq.tools.console.backend.topics import RouteRow, TopicQueue, TopicRow, TopicView
 
 logger = logging.getLogger(__name__)
@@ -78,7 +88,7 @@ class LiveBackend(LiveMessages):
                     logger.info("%s does not tell its settings: %s", name, error)
         return settings_of(report, self._store)
 
-    def figures(self) -> Figures:
+    def figures(self) -> ClusterFigures:
         """The counters of the whole cluster, now. ServiceNotAvailableError if a broker does not answer: sums without it
         would look like a restart."""
         answers, missing = self._readings(with_pairs=False)
@@ -86,7 +96,7 @@ class LiveBackend(LiveMessages):
             raise ServiceNotAvailableError(f"{missing[0].server}: {missing[0].reason}")
         topics, groups = topic_parts(answers), group_parts(answers)
         now_ms = time.time_ns() // 1_000_000
-        return Figures(
+        return ClusterFigures(
             now_ms,
             sum(one.messages for parts in topics.values() for one in parts),
             sum(one.consumed for parts in groups.values() for one in parts),
@@ -223,7 +233,7 @@ class LiveBackend(LiveMessages):
         summary = self._admin.group_summary(group)
         connections = self._admin.consumer_connections(group)
         members = tuple(
-            GroupMember(
+            MemberRow(
                 one.client_id,
                 one.host,
                 one.pid,

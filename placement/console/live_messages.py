@@ -1,34 +1,48 @@
-"""LiveMessages: the console's questions and orders about messages, on a live cluster."""
+"""LiveMessages: the console's questions and orders about messages, on a live cluster.
+
+The audit of the console: a system topic with one JSON record per change, kept as long as other messages.
+
+Each broker group has a queue of it. An entry goes to the first broker group that takes it, and is read from all.
+"""
 
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Final
 
-from placement.console.audit_log import AuditLog
-from raymq.client.admin.dead_letters import DeadLetter, LetterPlace as Place
-from raymq.client.admin.delayed import DelayedMessage as Waiting
+from raymq.client.admin.browse import Span, read_cursor, read_page
+from raymq.client.admin.dead_letters import DeadLetter, LetterPlace
+from raymq.client.admin.track import MessageTrack
 from raymq.client.client import Client
-from raymq.common.errors import InvalidArgumentError, OffsetOutOfRangeError, TopicNotExistError
-from raymq.common.message import Message, MessageExt, MessageQueue
-from raymq.tools.console.backend.audit import AuditEntry, AuditPage
-from raymq.tools.console.backend.cluster import Listing
+from raymq.common.errors import (
+    InvalidArgumentError,
+    OffsetOutOfRangeError,
+    RaymqError,
+    ServiceNotAvailableError,
+    TopicNotExistError,
+)
+from raymq.common.message import Message, MessageExt, MessageQueue, SystemMessage
+from raymq.common.names import SYSTEM_PREFIX
+from raymq.common.protocol.route import MASTER_ID
+from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.records.format.encode import ProducerSequence, encode_batch
+from raymq.remoting.storage_client import StorageClient
+from raymq.tools.console.backend.cluster import AuditEntry, AuditPage, Listing
 from raymq.tools.console.backend.messages import (
     BrowseQuery,
     DeadLetterPage,
     DeadLetterView,
-    DelayedMessage,
     DelayedView,
-    LetterPlace,
     LetterReplayed,
     MessagePage,
-    MessageTrack,
     NewMessage,
-    ProducerRow,
+    ProducerClient,
     SentMessage,
     TailBatch,
-    TrackState,
 )
 
 
@@ -77,10 +91,7 @@ class LiveMessages:
 
     def message_track(self, message: MessageExt) -> Sequence[MessageTrack]:
         """Per group of the message's topic, how far it is with the message."""
-        return [
-            MessageTrack(one.group, TrackState(one.state.value), one.retries, one.detail)
-            for one in self._client.admin.message_track(message)
-        ]
+        return self._client.admin.message_track(message)
 
     def send(self, message: NewMessage) -> SentMessage:
         """Send a message."""
@@ -133,24 +144,20 @@ class LiveMessages:
         self, group: str, letters: Sequence[LetterPlace] | None, *, rate: float | None = None
     ) -> Iterator[LetterReplayed]:
         """Bring chosen dead letters back, or all with None; gives the result of each as it comes."""
-        chosen = (
-            None if letters is None else [Place(one.broker_name, one.queue_id, one.queue_offset) for one in letters]
-        )
-        for result in self._client.admin.dead_letters(group).replay(rate=rate, letters=chosen):
+        for result in self._client.admin.dead_letters(group).replay(rate=rate, letters=letters):
             letter = result.letter
-            yield LetterReplayed(LetterPlace(*letter.place), letter.message.message_id, result.error)
+            yield LetterReplayed(letter.place, letter.message.message_id, result.error)
 
     def delayed(self, begin_ms: int, end_ms: int, *, limit: int = 100) -> DelayedView:
         """Messages that wait for a time."""
         found = self._client.admin.delayed(begin_ms, end_ms, limit=limit)
-        due = tuple(_waiting(one) for one in found.next_due)
-        return DelayedView(found.levels, due, found.hours, found.late_ms, found.truncated)
+        return DelayedView(found.levels, found.next_due, found.hours, found.late_ms, found.truncated)
 
-    def producers(self) -> Listing[ProducerRow]:
+    def producers(self) -> Listing[ProducerClient]:
         """The clients that produce."""
         return Listing(
             tuple(
-                ProducerRow(one.client_id, one.host, one.pid, one.group, one.silent_s)
+                ProducerClient(one.client_id, one.host, one.pid, one.group, one.silent_s)
                 for one in self._client.admin.producer_connections()
             )
         )
@@ -164,15 +171,81 @@ class LiveMessages:
         return self._audit_log.read(limit, cursor)
 
 
-def _place(cursor: str | None) -> Place | None:
+def _place(cursor: str | None) -> LetterPlace | None:
     if cursor is None:
         return None
     try:
         name, queue_id, offset = json.loads(cursor)
-        return Place(str(name), int(queue_id), int(offset))
+        return LetterPlace(str(name), int(queue_id), int(offset))
     except (ValueError, TypeError) as error:
         raise InvalidArgumentError(f"this is no cursor of dead letters: {error}") from None
 
 
-def _waiting(one: Waiting) -> DelayedMessage:
-    return DelayedMessage(one.topic, one.due_ms, one.level, one.message)
+AUDIT_TOPIC: Final = f"{SYSTEM_PREFIX}audit"
+AUDIT_CALL_TIMEOUT_S: Final = 4.0
+_READ_BYTES: Final = 1 << 20
+
+
+class AuditLog:
+    """Writes and reads the audit. Thread-safe."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def write(self, entry: AuditEntry) -> None:
+        """Store an entry. On return it is as durable as any message. ServiceNotAvailableError if no broker group takes
+        it."""
+        message = SystemMessage(AUDIT_TOPIC, json.dumps(asdict(entry)).encode(), tags=entry.role)
+        batch = encode_batch(
+            [message],
+            0,
+            born_host=("127.0.0.1", 0),
+            born_timestamp_ms=time.time_ns() // 1_000_000,
+            message_ids=[secrets.token_hex(16).upper()],
+            producer=ProducerSequence(f"console-{secrets.token_hex(8)}", 0, 0),
+        )
+        reasons = []
+        for name in sorted(self._client.admin.brokers()):
+            try:
+                self._storage(name).append([batch], AUDIT_CALL_TIMEOUT_S)
+                return
+            except RaymqError as error:
+                reasons.append(f"{name}: {error}")
+        raise ServiceNotAvailableError(f"no broker group takes the audit's entry: {'; '.join(reasons) or 'none runs'}")
+
+    def read(self, limit: int, cursor: str | None) -> AuditPage:
+        """Entries, newest first."""
+        page = read_page(
+            self._spans() if cursor is None else read_cursor(AUDIT_TOPIC, cursor)[0],
+            self._fetch,
+            lambda message: True,
+            newest_first=True,
+            limit=limit,
+            max_scanned=max(limit, 1),
+            in_time=lambda: True,
+        )
+        return AuditPage(tuple(_entry(message) for message in page.messages), page.cursor)
+
+    def _spans(self) -> list[Span]:
+        spans = []
+        for name in sorted(self._client.admin.brokers()):
+            bounds = self._storage(name).queue_bounds(AUDIT_TOPIC, 0, AUDIT_CALL_TIMEOUT_S)
+            spans.append(Span(MessageQueue(AUDIT_TOPIC, name, 0), bounds.min_offset, bounds.max_offset))
+        return spans
+
+    def _fetch(self, wanted: Sequence[tuple[MessageQueue, int, int]]) -> list[FetchResult]:
+        results = []
+        for queue, offset, count in wanted:
+            request = FetchRequest(AUDIT_TOPIC, 0, offset, count)
+            results += self._storage(queue.broker_name).fetch([request], _READ_BYTES, 0.0, AUDIT_CALL_TIMEOUT_S)
+        return results
+
+    def _storage(self, broker_name: str) -> StorageClient:
+        data = self._client.admin.brokers().get(broker_name)
+        if data is None:
+            raise ServiceNotAvailableError(f"no broker group {broker_name!r} is registered")
+        return self._client.storages.get(data.storages[MASTER_ID])
+
+
+def _entry(message: MessageExt) -> AuditEntry:
+    return AuditEntry(**json.loads(message.body))

@@ -64,7 +64,7 @@ _BURST_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class ReplayResult:
     """The result: of the `rows` of the files `selected` were to be sent; `sent` were, the other `stored_before` had
     been by an earlier run under the same `name`."""
 
@@ -110,7 +110,7 @@ def run(
     on_plan: Callable[[int], None] = lambda total: None,
     on_read: Callable[[int], None] = lambda count: None,
     sleep: Callable[[float], None] = time.sleep,
-) -> Replay:
+) -> ReplayResult:
     """Send the selected rows of `source` to a topic that is there, at most `rate` a second, each once.
 
     On success all are stored, as durably as the cluster's settings say. After any failure a beginning of each line is,
@@ -132,7 +132,7 @@ def run(
             ]
             counts = write_lines(writers, selection, pace, on_read, sleep)
         done = [one + other for one, other in zip(done, counts, strict=True)]
-    return Replay(topic, name, *done)
+    return ReplayResult(topic, name, *done)
 
 
 def open_writer(client: Client, queues: Sequence[MessageQueue], line: Line, identity: str) -> RepeatableWriter:

@@ -117,14 +117,14 @@ def run(
         commit_group=commit_group,
         client=client,
     )
-    stored = Progress(on_counts)
+    stored = StoredCounts(on_counts)
     sink = topic_sink(target, client=client, on_batch=stored.add)
     fix_options(checkpoint, {"topics": sorted(topics), "target": target, **asdict(windows)})
     query = begin(messages, windows, sink, checkpoint, trigger_s=trigger_s, available_now=available_now)
     return await_end(query, target, stored)
 
 
-class Progress:
+class StoredCounts:
     """Adds up what a query has stored."""
 
     def __init__(self, on_counts: Callable[[int], None]) -> None:
@@ -150,7 +150,7 @@ def begin(
     return writer.start()
 
 
-def await_end(query: StreamingQuery, target: str, stored: Progress) -> Counted:
+def await_end(query: StreamingQuery, target: str, stored: StoredCounts) -> Counted:
     """Wait for the end of a query, which is stopped when this is interrupted. Raises as the query."""
     late, seen = 0, -1
     try:

@@ -5,19 +5,25 @@ recognises them when the task, or the whole batch, is tried again (raymq.client.
 raises, and Spark tries it again; only an error that no repeat can mend is told to the driver as a row, at once.
 
 Memory: one of Spark's Arrow batches, and the producer's buffer.
+
+The cluster as a write to a topic uses it: in the driver, and in Spark's workers.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from pyspark import TaskContext
 
+from raydp_jobs.worker_client import ClusterAddress, address_of_cluster, worker_client
+from raymq.client.client import Client, connect
 from raymq.client.producer.repeatable.writer import RepeatableWriter, WriteResult, check_rows
+from raymq.client.producer.settings import ProducerSettings
 from raymq.common import errors
 from raymq.common.errors import (
     IllegalNameError,
@@ -177,3 +183,58 @@ def _told(kind: str, text: str) -> RaymqError:
 def _rows(rows: Iterable[dict[str, Any]] | Sequence[dict[str, Any]]) -> pa.RecordBatch:
     full = [{name: row.get(name) for name in _ARROW_SCHEMA.names} for row in rows]
     return pa.RecordBatch.from_pylist(full, _ARROW_SCHEMA)
+
+
+class TopicConnection(Protocol):
+    """A cluster with a topic, seen from the driver."""
+
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The topic's queues now. TopicNotExistError, NoPermissionError, ServiceNotAvailableError."""
+        ...
+
+    def writers(self, topic: str, queues: tuple[MessageQueue, ...], now_ms: int | None) -> Writers:
+        """The maker of the tasks' writers."""
+        ...
+
+
+@dataclass(frozen=True)
+class ClusterConnection(TopicConnection):
+    """The raymq of the Ray cluster that this process is connected to. `client` None: each use connects. `settings` are
+    those of ProducerSettings. InvalidArgumentError."""
+
+    client: Client | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ProducerSettings(**self.settings)  # refuses here, before any job, what the tasks could not use
+
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        with nullcontext(self.client) if self.client is not None else connect() as client:
+            return client.write_queues(topic)
+
+    def writers(self, topic: str, queues: tuple[MessageQueue, ...], now_ms: int | None) -> Writers:
+        with nullcontext(self.client) if self.client is not None else connect() as client:
+            address = address_of_cluster(client)
+        return ClusterWriters(address, topic, queues, now_ms, dict(self.settings))
+
+
+@dataclass(frozen=True)
+class ClusterWriters(Writers):
+    """Makes writers in a worker of the Ray cluster at `address`."""
+
+    address: ClusterAddress
+    topic: str
+    queues: tuple[MessageQueue, ...]
+    now_ms: int | None
+    settings: Mapping[str, Any]
+
+    def open(self, producer_id: str, epoch: int, first_queue: int) -> RepeatableWriter:
+        return worker_client(self.address).repeatable_writer(
+            self.topic,
+            producer_id=producer_id,
+            epoch=epoch,
+            queues=self.queues,
+            first_queue=first_queue,
+            now_ms=self.now_ms,
+            **self.settings,
+        )

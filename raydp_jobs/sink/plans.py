@@ -26,7 +26,7 @@ KEPT: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class BatchPlan:
+class WritePlan:
     """The `queues` that a batch's rows may go to, the time in ms since 1970 from which their deliver times count, None
     if that is not fixed, and the number of partitions, 0 if that is not known."""
 
@@ -49,7 +49,7 @@ class BatchPlan:
         )
 
     @classmethod
-    def decode(cls, topic: str, text: str, path: str) -> BatchPlan:
+    def decode(cls, topic: str, text: str, path: str) -> WritePlan:
         """The plan in the file at `path`. InvalidArgumentError for a file that raymq has not written."""
         try:
             values = json.loads(text)
@@ -76,7 +76,7 @@ class PlanFiles:
         companion = getattr(self._jvm.org.apache.spark.sql.execution.streaming, "CheckpointFileManager$")
         self._files = getattr(companion, "MODULE$").create(self._path(place), conf)
 
-    def fix(self, topic: str, batch: int, planned: BatchPlan) -> BatchPlan:
+    def fix(self, topic: str, batch: int, planned: WritePlan) -> WritePlan:
         """The plan of a batch: the one that was written first, which may be `planned`. On return it is on disk."""
         path = f"{self._place}/{batch}.json"
         if not self._files.exists(self._path(path)):
@@ -84,7 +84,7 @@ class PlanFiles:
             self._write(path, planned.encode())
             if batch >= KEPT:
                 self._files.delete(self._path(f"{self._place}/{batch - KEPT}.json"))
-        return BatchPlan.decode(topic, self._read(path), path)
+        return WritePlan.decode(topic, self._read(path), path)
 
     def _path(self, text: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(text)

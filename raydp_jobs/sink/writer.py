@@ -23,9 +23,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from raydp_jobs.sink.columns import Sort, check_columns, in_fixed_order, partitions_of
-from raydp_jobs.sink.connection import ClusterConnection, Connection
-from raydp_jobs.sink.partitions import RESULT_SCHEMA, TaskWrite, WriteSummary, check_partition
-from raydp_jobs.sink.plans import BatchPlan, PlanFiles
+from raydp_jobs.sink.partitions import (
+    RESULT_SCHEMA,
+    ClusterConnection,
+    TaskWrite,
+    TopicConnection,
+    WriteSummary,
+    check_partition,
+)
+from raydp_jobs.sink.plans import PlanFiles, WritePlan
 from raydp_jobs.task_errors import raymq_error
 from raymq.client.client import Client
 from raymq.client.producer.settings import ProducerOptions
@@ -129,7 +135,7 @@ def topic_sink(
 class _BatchWrite:
     """Writes batches to one topic."""
 
-    def __init__(self, connection: Connection, topic: str, sort: Sort, *, check_first: bool) -> None:
+    def __init__(self, connection: TopicConnection, topic: str, sort: Sort, *, check_first: bool) -> None:
         self.topic = topic
         self._connection, self._sort, self._check_first = connection, sort, check_first
 
@@ -140,7 +146,7 @@ class _BatchWrite:
         rows = in_fixed_order(df, self._sort)
         now_ms = time.time_ns() // 1_000_000
         queues = self._connection.queues(self.topic)
-        plan = BatchPlan(queues, now_ms if fixes_time or place else None, 0)
+        plan = WritePlan(queues, now_ms if fixes_time or place else None, 0)
         if place is not None:
             plan = self._fixed(rows, batch, plan, place)
         if self._check_first:
@@ -149,10 +155,10 @@ class _BatchWrite:
         task = TaskWrite(writers, _short(query, self.topic), batch)
         return _collect(rows.mapInArrow(task, RESULT_SCHEMA))
 
-    def _fixed(self, df: DataFrame, batch: int, plan: BatchPlan, place: str) -> BatchPlan:
+    def _fixed(self, df: DataFrame, batch: int, plan: WritePlan, place: str) -> WritePlan:
         partitions = partitions_of(df)
         files = PlanFiles(df.sparkSession, place)
-        fixed = files.fix(self.topic, batch, BatchPlan(plan.queues, plan.time_ms, partitions))
+        fixed = files.fix(self.topic, batch, WritePlan(plan.queues, plan.time_ms, partitions))
         if partitions and fixed.partitions and partitions != fixed.partitions:
             raise ClientStateError(
                 f"batch {batch} was begun with {fixed.partitions} partitions and has {partitions} now, so its rows "

@@ -34,10 +34,9 @@ from raydp_jobs.worker_client import ClusterAddress, address_of_cluster, worker_
 from raymq.client.client import Client, connect
 from raymq.client.consumer.subscription import ALL, Subscription
 from raymq.client.scan.batches import OnLoss, check_unreadable, open_ranges
-from raymq.client.scan.expression import text_of
 from raymq.client.scan.partitions import plan_partitions
 from raymq.client.scan.queue_bounds import ClusterQueues
-from raymq.client.scan.ranges import NO_CREATIONS, Creations, OffsetRange, ScanOptions, plan_ranges
+from raymq.client.scan.ranges import NO_CREATIONS, Creations, OffsetRange, ScanOptions, plan_ranges, text_of
 from raymq.common.numbers import POSITIVE, bounded, checked
 from raymq.records.filters.sql import SqlFilter
 from raymq.records.kernels.columns import Unreadable, schema_with

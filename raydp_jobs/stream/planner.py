@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from raydp_jobs.stream.offsets import StreamOffsets, creations_of
+from raydp_jobs.stream.progress import StreamOffsets, creations_of
 from raymq.client.consumer.subscription import ALL
 from raymq.client.scan.offsets import EARLIEST, LATEST
 from raymq.client.scan.partitions import ScanPartition, plan_partitions

@@ -2,7 +2,7 @@
 
 No Spark in here, and no Ray: raydp_jobs.stream.spark_source has Spark ask, a StreamCluster knows the cluster. One
 object serves all queries that are started from one DataFrame, each with an id and a thread of its own. It keeps nothing
-that a query could not do without: all that matters is in the offsets, which are JSON texts (raydp_jobs.stream.offsets).
+that a query could not do without: all that matters is in the offsets, JSON texts (raydp_jobs.stream.progress).
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from raydp_jobs.stream.offsets import StreamOffsets
 from raydp_jobs.stream.planner import BatchLimits, BatchPlan, batch_partitions, forget_queues, plan_batch
-from raydp_jobs.stream.progress import lag_metrics
+from raydp_jobs.stream.progress import StreamOffsets, lag_metrics
 from raymq.client.scan.partitions import ScanPartition
 from raymq.client.scan.ranges import Creations, is_created_anew
 from raymq.common.errors import DataLossError

@@ -16,9 +16,8 @@ from raydp_jobs.stream.spark_source import stream_frame
 from raymq.client.client import Client
 from raymq.client.consumer.subscription import ALL, Subscription
 from raymq.client.scan.batches import check_unreadable
-from raymq.client.scan.expression import text_of
 from raymq.client.scan.offsets import OffsetsOption, TimestampOption, TimestampsOption, TimestampStrategy
-from raymq.client.scan.ranges import OffsetRange, check_options
+from raymq.client.scan.ranges import OffsetRange, check_options, text_of
 from raymq.common.numbers import POSITIVE, bounded, checked
 from raymq.records.filters.sql import SqlFilter
 from raymq.records.kernels.columns import Unreadable

@@ -493,8 +493,7 @@ class Client(Closing):
         ``message_model=MessageModel.BROADCASTING``.
         """
         from raymq.client.consumer.push.consumer import PushConsumer
-        from raymq.client.request.listener_producer import listener_trace
-        from raymq.client.request.replier import ListenerReplier
+        from raymq.client.request.replier import ListenerReplier, listener_trace
 
         self._check_open()
         if consume_timestamp_ms is None:

@@ -36,12 +36,13 @@ logger = logging.getLogger(__name__)
 
 _objects: Final[weakref.WeakSet[OfProcess]] = weakref.WeakSet()
 """The client objects of this process."""
-_connections: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
+_connections: Final[weakref.WeakSet[ClosableConnection]] = weakref.WeakSet()
 _locks: Final[list[threading.Lock]] = []
 _process_id = os.getpid()
 
 _NOT_CALLS: Final = (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
 """Functions whose call only makes an object, which does the work later."""
+
 
 F = TypeVar("F", bound=Callable[[], None])
 M = TypeVar("M", bound=Callable[..., Any])
@@ -69,7 +70,7 @@ def _aside(method: Callable[..., Any]) -> Callable[..., Any]:
     return direct(call)
 
 
-class Connection(Protocol):
+class ClosableConnection(Protocol):
     """A connection, whose copy a forked child closes. The parent's goes on: the peer sees no end."""
 
     def close(self) -> None: ...
@@ -121,7 +122,7 @@ def shared_lock() -> threading.Lock:
     return lock
 
 
-def close_in_child(connection: Connection) -> None:
+def close_in_child(connection: ClosableConnection) -> None:
     """Have a forked child close its copy of this connection."""
     _connections.add(connection)
 

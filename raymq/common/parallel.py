@@ -34,7 +34,7 @@ SIGNAL_LOOK_S: Final = 1.0
 logger = logging.getLogger(__name__)
 
 
-class _Call:
+class _HelperCall:
     """A call that a helper makes, and its end. `ended` is locked until then."""
 
     __slots__ = ("arguments", "ended", "error", "function", "keywords", "result")
@@ -58,7 +58,7 @@ class _Helper:
     """A thread that makes calls for the main thread. Waits in `_idle` while it has none."""
 
     def __init__(self) -> None:
-        self.calls: SimpleQueue[_Call] = SimpleQueue()
+        self.calls: SimpleQueue[_HelperCall] = SimpleQueue()
         threading.Thread(target=self._run, name="raymq-aside", daemon=True).start()
 
     def _run(self) -> None:
@@ -72,7 +72,7 @@ class _Helper:
             del call
             _idle.append(self)
 
-    def _next(self) -> _Call | None:
+    def _next(self) -> _HelperCall | None:
         """The next call; None if there was none for so long that this thread is to end."""
         while True:
             try:
@@ -89,7 +89,7 @@ class _Helper:
             return None
 
 
-def _start_helper(call: _Call) -> None:
+def _start_helper(call: _HelperCall) -> None:
     """Make a call in a new helper. Runs in a bare thread, which the main thread starts by one call of C.
 
     `threading.Thread.start` takes several steps, and none of them may be interrupted: it would leave locks of the
@@ -115,7 +115,7 @@ def aside(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> 
     """
     if get_ident() != threading.main_thread().ident:
         return function(*arguments, **keywords)
-    call = _Call(copy_context().run, (function, *arguments), keywords)
+    call = _HelperCall(copy_context().run, (function, *arguments), keywords)
     try:
         helper = _idle.pop()
     except IndexError:

@@ -4,16 +4,14 @@
     dataset.select_columns(["offset", "tags"]).groupby("tags").count().show()
     raymq.data.write_topic(results, "results", key_field="customer")
 
-    offsets.py         the options start_offset and end_offset, and the ranges that they mean
-    tasks.py           ranges divided among read tasks by their bytes
+    offsets.py         the options start_offset and end_offset, the ranges that they mean, and those of each task
     columns.py         the columns of a dataset, made of those of a scan
     shared_client.py   the connection of a process in which Ray runs read and write tasks
     datasource.py      TopicDatasource
     reading.py         `read_topic`
     iterating.py       `iter_topic`
     messages.py        rows as messages
-    datasink.py        TopicDatasink
-    writing.py         `write_topic`
+    datasink.py        TopicDatasink and `write_topic`
 
 The names are resolved when they are first used, for `import ray.data` takes a second, and needs the extra `data`.
 """
@@ -25,11 +23,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from raymq.data.datasink import TopicDatasink as TopicDatasink, WriteSummary as WriteSummary
+    from raymq.data.datasink import (
+        TopicDatasink as TopicDatasink,
+        WriteSummary as WriteSummary,
+        write_topic as write_topic,
+    )
     from raymq.data.datasource import TopicDatasource as TopicDatasource
     from raymq.data.iterating import iter_topic as iter_topic
     from raymq.data.reading import read_topic as read_topic
-    from raymq.data.writing import write_topic as write_topic
 
 _HOMES: Final = {
     "TopicDatasink": "raymq.data.datasink",
@@ -37,7 +38,7 @@ _HOMES: Final = {
     "WriteSummary": "raymq.data.datasink",
     "iter_topic": "raymq.data.iterating",
     "read_topic": "raymq.data.reading",
-    "write_topic": "raymq.data.writing",
+    "write_topic": "raymq.data.datasink",
 }
 """The module that defines each public name."""
 _NEEDED: Final = ("pandas", "fsspec")

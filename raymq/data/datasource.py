@@ -20,17 +20,15 @@ from ray.data.datasource import Datasource, ReadTask
 from raymq.client.client import Client
 from raymq.client.consumer.subscription import ALL, Subscription
 from raymq.client.scan.batches import check_unreadable, open_ranges
-from raymq.client.scan.expression import text_of
 from raymq.client.scan.queue_bounds import ClusterQueues
-from raymq.client.scan.ranges import NO_CREATIONS, Creations, OffsetRange, ScanSource
+from raymq.client.scan.ranges import NO_CREATIONS, Creations, OffsetRange, ScanSource, text_of
 from raymq.common import identity
 from raymq.common.errors import RequestTimeoutError
 from raymq.common.identity import Identity
 from raymq.common.numbers import LONGEST_TIME_S, POSITIVE, NumberRange, bounded, checked
 from raymq.data.columns import SCHEMA, needed_of, schema_of, to_block
-from raymq.data.offsets import EARLIEST, LATEST, Offsets, resolve_ranges
+from raymq.data.offsets import EARLIEST, LATEST, Offsets, SizedRange, at_most, divide, resolve_ranges, sized
 from raymq.data.shared_client import driver_client, worker_client
-from raymq.data.tasks import SizedRange, at_most, divide, sized
 from raymq.records.filters.sql import SqlFilter
 from raymq.records.kernels.columns import Unreadable
 
@@ -68,6 +66,7 @@ def read_options(
     """The options of `read_topic`, checked; InvalidArgumentError."""
     wanted = tuple(SCHEMA.names if columns is None else columns)
     schema_of(wanted)
+
     check_unreadable(unreadable)
     return ReadOptions(
         tags=Subscription.parse("any", tags).tags,

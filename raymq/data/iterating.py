@@ -86,7 +86,7 @@ def _iterate(
     namespace: str | None,
 ) -> Iterator[Dataset]:
     with driver_client(address, namespace) as client:
-        progress = Progress(group, begin, client.names)
+        progress = BatchProgress(group, begin, client.names)
         source = ClusterQueues(client.routes, client.storages, client.names)
         names = select_topics(source, topics)
         for ranges in plans(source, progress, names, interval_s, max_rows, lenient=not options.fail_on_data_loss):
@@ -95,7 +95,7 @@ def _iterate(
             progress.commit(ranges)
 
 
-class Progress:
+class BatchProgress:
     """How far a group has come. Errors as GroupOffsets."""
 
     def __init__(self, group: str, begin: ConsumeFromWhere, names: Namespace = NO_NAMESPACE) -> None:
@@ -136,7 +136,7 @@ class Progress:
 
 def plans(
     source: ScanSource,
-    progress: Progress,
+    progress: BatchProgress,
     topics: Sequence[str],
     interval_s: float,
     max_rows: int | None,

@@ -23,7 +23,7 @@ from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import decode_result, encode_call
 from raymq.remoting.lane.client import Lane
-from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane_pool import LanePool
 from raymq.telemetry.metrics.client_figures import ClientMetrics
 
@@ -77,7 +77,7 @@ class BrokerClient:
             return self._actor.call(method, *args, timeout_s=timeout_s)
 
         def over_lane(lane: Lane, left_s: float) -> tuple[Any]:
-            answer = lane.call(Kind.CALL, (encode_call(method, args),), left_s)
+            answer = lane.call(FrameKind.CALL, (encode_call(method, args),), left_s)
             return (decode_result(answer.payload, LANE_RESULTS[method]),)
 
         # In a tuple, because None is a result, too.

@@ -17,7 +17,7 @@ from raymq.common.errors import RaymqError, RecallError
 from raymq.common.message import PROPERTY_TIMER_DELETE_KEY, TIMER_DELAY_MAX_MS, SystemMessage
 from raymq.common.protocol.recall import RECALL_BODY, RECALL_TAG, RecallHandle, delete_key
 from raymq.common.retry import persist_until
-from raymq.records.format.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, WaitingBatch, encode_batch
 from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_client import StorageClient
 
@@ -53,7 +53,7 @@ def recall_batch(handle: RecallHandle, born_host: tuple[str, int], born_ms: int,
         born_timestamp_ms=born_ms,
         message_ids=[handle.message_id],
         producer=ProducerSequence(producer_id, 0, 0),
-        waiting=Waiting(TIMER_TOPIC, [0]),
+        waiting=WaitingBatch(TIMER_TOPIC, [0]),
     )
 
 

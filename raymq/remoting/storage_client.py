@@ -34,7 +34,7 @@ from raymq.common.protocol.store import (
     QueueSpan,
     ReadsInPlace,
 )
-from raymq.common.protocol.transactions import EndResult, EndTransaction
+from raymq.common.protocol.transactions import EndResult, EndTransactionRequest
 from raymq.records.format.compression import admit_bodies_of
 from raymq.records.format.encode import EncodedBatch, LoneRecord
 from raymq.records.format.memory_records import LocatedRecords
@@ -169,7 +169,7 @@ class StorageClient:
         [result] = self.append([record.batch()], timeout_s)
         return result
 
-    def end_transaction(self, end: EndTransaction, timeout_s: float) -> EndResult:
+    def end_transaction(self, end: EndTransactionRequest, timeout_s: float) -> EndResult:
         """Commit or roll back a transaction. A repeat changes nothing."""
         result: EndResult = self._control_call("end_transaction", (end,), EndResult, timeout_s)
         return result
@@ -321,7 +321,7 @@ class StorageClient:
         return times
 
     def bytes_of_spans(self, spans: Sequence[QueueSpan], timeout_s: float) -> list[list[int]]:
-        """For each span, the bytes of records in equal parts of it (raymq.records.logfiles.span_bytes)."""
+        """For each span, the bytes of records in equal parts of it (raymq.records.logfiles.own_records)."""
         parts: list[list[int]] = self._control_call("bytes_of_spans", (spans,), list[list[int]], timeout_s)
         return parts
 

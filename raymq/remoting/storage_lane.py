@@ -14,7 +14,7 @@ from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.appends import ClientHandles, decode_result, decode_results, encode_append, encode_one
 from raymq.remoting.lane.calls import decode_result as decode_call_result, encode_call
 from raymq.remoting.lane.client import OPEN_TIMEOUT_S, Lane
-from raymq.remoting.lane.frames import COUNT_MAX, Kind
+from raymq.remoting.lane.frames import COUNT_MAX, FrameKind
 from raymq.remoting.lane.reads import (
     NO_READS,
     QueueName,
@@ -58,8 +58,8 @@ class StorageLane:
         if encoded is None:
             return None
         opens, parts = encoded
-        before = b"".join([self._lane.pack_unanswered(Kind.OPEN, one) for one in opens]) if opens else b""
-        answer = self._lane.call(Kind.APPEND, parts, timeout_s, count=len(batches), before=before)
+        before = b"".join([self._lane.pack_unanswered(FrameKind.OPEN, one) for one in opens]) if opens else b""
+        answer = self._lane.call(FrameKind.APPEND, parts, timeout_s, count=len(batches), before=before)
         return decode_results(answer.payload, answer.count)
 
     def append_one(self, record: LoneRecord, timeout_s: float) -> AppendResult | None:
@@ -68,7 +68,7 @@ class StorageLane:
         if handle is None:
             return None
         parts, size = encode_one(record, handle)
-        return decode_result(self._lane.call_small(Kind.APPEND, parts, size, timeout_s).payload)
+        return decode_result(self._lane.call_small(FrameKind.APPEND, parts, size, timeout_s).payload)
 
     def fetch(
         self,
@@ -80,12 +80,12 @@ class StorageLane:
     ) -> list[FetchResult]:
         """Read from several queues. `reads`: what was read in place since the last fetch."""
         payload = encode_fetch(requests, max_bytes, wait_s, reads)
-        answer = self._lane.call(Kind.FETCH, (payload,), timeout_s, count=len(requests))
+        answer = self._lane.call(FrameKind.FETCH, (payload,), timeout_s, count=len(requests))
         return decode_fetched(answer.payload, answer.count)
 
     def call(self, method: str, arguments: Sequence[Any], result: Any, timeout_s: float) -> Any:
         """A control call, whose result is of type `result`."""
-        answer = self._lane.call(Kind.CALL, (encode_call(method, arguments),), timeout_s)
+        answer = self._lane.call(FrameKind.CALL, (encode_call(method, arguments),), timeout_s)
         return decode_call_result(answer.payload, result)
 
 
@@ -131,7 +131,7 @@ class EndsWatch:
         payload = encode_wait(self._encoded, [one.queue_offset for one in requests], wait_s, self._reads)
         self._reads = NO_READS
         try:
-            self._lane.send(Kind.WAIT, (payload,), time.monotonic() + WATCH_TIMEOUT_S, count=len(requests))
+            self._lane.send(FrameKind.WAIT, (payload,), time.monotonic() + WATCH_TIMEOUT_S, count=len(requests))
         except OSError as error:
             raise self._broken(error) from error
 
@@ -158,7 +158,7 @@ class EndsWatch:
         if self._reads.found and not self._lane.closed:
             last = encode_wait(encode_queues(()), (), 0.0, self._reads)
             with suppress(OSError):
-                self._lane.send(Kind.WAIT, (last,), time.monotonic() + FAREWELL_TIMEOUT_S, count=0)
+                self._lane.send(FrameKind.WAIT, (last,), time.monotonic() + FAREWELL_TIMEOUT_S, count=0)
         self._reads = NO_READS
         self._lane.close()
 

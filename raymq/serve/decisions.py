@@ -52,7 +52,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class HandlerResult:
     """The end of a handler's call: its result, or `error` in words if it raised."""
 
     result: Any = None
@@ -87,7 +87,7 @@ class TaskRules:
             return self._failed(task, attempt, now_s, error)
         return Run(task, self._state(task, TaskState.STARTED, attempt, now_s))
 
-    def end(self, task: Task, attempt: int, outcome: Outcome, now_s: float) -> End:
+    def end(self, task: Task, attempt: int, outcome: HandlerResult, now_s: float) -> End:
         """Decide what follows from the end of a handler's call."""
         if outcome.error is not None:
             return self._failed(task, attempt, now_s, outcome.error)

@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol, TypeVar
 from raymq.common.errors import ClientStateError, RaymqError
 from raymq.common.message import MessageExt, SendResult
 from raymq.common.retry import Backoff
-from raymq.serve.decisions import End, Outcome, Run, TaskRules
+from raymq.serve.decisions import End, HandlerResult, Run, TaskRules
 from raymq.serve.states import StateRecord, TaskHistory
 from raymq.serve.task import Task
 
@@ -221,7 +221,7 @@ class TaskWorker:
         except RaymqError as error:
             logger.info("%s cannot tell that task %s runs: %s", self._rules.worker, state.task_id, error)
 
-    def _run(self, task: Task) -> Outcome:
+    def _run(self, task: Task) -> HandlerResult:
         handler = self._handlers[task.name]
         try:
             result = handler(*task.args, **task.kwargs)
@@ -229,8 +229,8 @@ class TaskWorker:
                 result = self._wait_for(result)
         except (Exception, SystemExit, CancelledError) as error:  # the user's: it is told, and the task tried again
             logger.warning("%s: task %s (%s) raised", self._rules.worker, task.id, task.name, exc_info=True)
-            return Outcome(error=_in_words(error))
-        return Outcome(result)
+            return HandlerResult(error=_in_words(error))
+        return HandlerResult(result)
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()

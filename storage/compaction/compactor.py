@@ -11,6 +11,8 @@ messages that are not the newest of their keys are visible until the next pass.
 A damaged record is not copied, replaces no other message of its key, and keeps its unit. Its bytes stay in the commit
 log, where readers get an error for it (CompactionService.reserved_from). Each pass checks the record again: once the
 record is mended, the pass takes it in.
+
+The rule of compaction: the newest message of each key stays, and every message without a key stays.
 """
 
 from __future__ import annotations
@@ -31,7 +33,6 @@ from raymq.records.format.dispatch import dispatch_view
 from raymq.records.format.layout import RecordError, read_header
 from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE
 from raymq.records.logfiles.own_records import is_at
-from storage.compaction.rules import survivors
 from storage.files import disk
 from storage.parts import StoreParts
 from storage.queue.compacted_log import (
@@ -47,6 +48,30 @@ from storage.queue.compacted_log import (
 from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.topic_attributes import SETTLED_MS
 
+logger = logging.getLogger(__name__)
+
+TOMBSTONE_KEPT_MS: Final = 86_400_000
+"""How long a tombstone stays. A reader that is at most this far behind learns that the key was deleted."""
+
+
+def survivors(units: NDArray[np.void], now_ms: int) -> NDArray[np.bool_]:
+    """Return a mask of the messages that stay, shape (n,).
+
+    `units` (COMPACTED_UNIT) are of one queue, ascending by queue offset. Of the messages with one key the last stays,
+    unless it is a tombstone older than TOMBSTONE_KEPT_MS.
+    """
+    high, low = units["key_high"], units["key_low"]
+    order = np.lexsort((low, high))  # stable: by offset within a key
+    is_last = np.ones(len(units), np.bool_)
+    is_last[:-1] = (high[order][1:] != high[order][:-1]) | (low[order][1:] != low[order][:-1])
+    newest = np.empty(len(units), np.bool_)
+    newest[order] = is_last
+    is_over = (units["flags"] & TOMBSTONE != 0) & (units["store_timestamp"] < now_ms - TOMBSTONE_KEPT_MS)
+    keyless = units["flags"] & KEYLESS != 0
+    stays: NDArray[np.bool_] = (newest & ~is_over) | keyless
+    return stays
+
+
 PASS_MESSAGES: Final = 200_000
 """The most messages of the commit log in one pass."""
 CHUNK_UNITS: Final = 512
@@ -55,8 +80,6 @@ BLANKED_AT_ONCE: Final = 1000
 """The most units that are blanked under one hold of the append lock."""
 PROPERTY_TOMBSTONE: Final = "TOMBSTONE"
 """A user's property: "true" means that the key is deleted. RocketMQ uses an empty body instead."""
-
-logger = logging.getLogger(__name__)
 
 
 class Compactor:

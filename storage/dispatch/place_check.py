@@ -16,7 +16,7 @@ from raymq.records.kernels.fields import Ints
 from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
 from storage.dispatch.multi_dispatch import QueueKey
 from storage.dispatch.queue_check import leads_to_own
-from storage.dispatch.queue_ends import QueueEnds
+from storage.dispatch.queue_ends import RecoveredEnds
 from storage.dispatch.record_blocks import Block, is_queued
 from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.queue_table import QueueTable
@@ -25,7 +25,7 @@ from storage.queue.queue_table import QueueTable
 class PlaceCheck:
     """Tells the misfits among the records of one recovery. It changes nothing."""
 
-    def __init__(self, queues: QueueTable, ends: QueueEnds, reader: LogReader | None) -> None:
+    def __init__(self, queues: QueueTable, ends: RecoveredEnds, reader: LogReader | None) -> None:
         """`reader` reads the records that units lead to; None: a unit that leads elsewhere is wrong."""
         self._queues, self._ends, self._reader = queues, ends, reader
         # The topics without queues whose records are no misfits.

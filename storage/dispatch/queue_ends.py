@@ -74,7 +74,7 @@ class MissingUnits:
             self.write()
 
 
-class QueueEnds:
+class RecoveredEnds:
     """The ends of all queues of a store that is being recovered. For one thread."""
 
     def __init__(self, queues: QueueTable, *, after_crash: bool) -> None:

@@ -27,7 +27,7 @@ from storage.dispatch.delivery_progress import DeliveryProgress
 from storage.dispatch.multi_dispatch import QueueUnit, is_dispatched, units_elsewhere
 from storage.dispatch.place_check import PlaceCheck
 from storage.dispatch.queue_check import leads_to_own, wrong_rows
-from storage.dispatch.queue_ends import MissingUnits, QueueEnds
+from storage.dispatch.queue_ends import MissingUnits, RecoveredEnds
 from storage.dispatch.record_blocks import Block, is_queued
 from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.queue_table import QueueTable
@@ -67,7 +67,7 @@ class Redispatch:
     ) -> None:
         """`reader` reads the records that units lead to; None: units are not compared with the log."""
         self._queues, self._dedup, self._deliveries, self._reader = queues, dedup, deliveries, reader
-        self.ends = QueueEnds(queues, after_crash=after_crash)
+        self.ends = RecoveredEnds(queues, after_crash=after_crash)
         self.places = PlaceCheck(queues, self.ends, reader)
         # The units that were put into queues.
         self.queued = 0

@@ -368,8 +368,7 @@ def _choose_writer(settings: StoreSettings, file_size: int) -> LogWriter:
         return PoolWriter(file_size, TransientStorePool(file_size, settings.transient_store_pool_size))
     is_async = settings.flush_disk_type is FlushDiskType.ASYNC_FLUSH
     if settings.warms_up_log:
-        from storage.log.warm_up import WarmUp
-        from storage.log.warm_writer import WarmWriter
+        from storage.log.warm_up import WarmUp, WarmWriter
 
         if WarmUp.fits(file_size):
             return WarmWriter(file_size, makes_pages=True)

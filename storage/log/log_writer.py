@@ -3,7 +3,7 @@
 A `CommitLog` has one writer, chosen when the store opens:
 
     LogWriter                       stores into the file's map
-    WarmWriter (warm_writer.py)     also has a thread that prefaults pages ahead of a fast writer (warm_up.py)
+    WarmWriter (warm_up.py)         also has a thread that prefaults pages ahead of a fast writer (warm_up.py)
     PoolWriter (pool_writer.py)     copies into memory, and into the files at a commit (transient_store_pool.py)
 
 A store into a map costs only the copy, plus a page fault at the first store to a page. `pwrite` costs a call each time,

@@ -1,4 +1,4 @@
-"""Prefaults the log's next pages in a thread, before the writer gets there (warm_writer.py).
+"""Prefaults the log's next pages in a thread, before the writer gets there.
 
 The first write to a page costs an allocation, several times the cost of copying 4 KiB into it, and the writer would pay
 it while it holds the append lock. Here a thread pays it: it makes the kernel prefault the pages of the log's map ahead
@@ -8,6 +8,10 @@ Only a fast writer gets this, because prefaulted pages are dirty: a flush that c
 zeros to the disk for nothing. So nothing is prefaulted until the writer has crossed two segments within FAST_S, and
 never more than 64 MiB. With SYNC_FLUSH it would not pay off, because each append flushes. The start of a file is never
 prefaulted, nor is a file without a map.
+
+Writes appends into pages of the log's files that the thread has prefaulted.
+
+The store uses this writer with ASYNC_FLUSH and warm_mapped_file_enable, and without a transient store pool.
 """
 
 from __future__ import annotations
@@ -15,11 +19,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 from storage.files import disk
 from storage.files.mapped_file import MappedFile
+from storage.log.log_writer import LogWriter
 
 logger = logging.getLogger(__name__)
 
@@ -106,3 +112,28 @@ class WarmUp:
         disk.make_pages(mapped, position, SEGMENT_BYTES)
         self.segments.add(number)
         return True
+
+
+class WarmWriter(LogWriter):
+    """Reports its position to a WarmUp, and prefaults only pages that the WarmUp has not prefaulted.
+
+    `warm_up` is None before `start` and after `close`.
+    """
+
+    warm_up: WarmUp | None = None
+
+    def start(self, path_of: Callable[[int], Path]) -> None:
+        self.warm_up = WarmUp(self._file_size, self.files)
+
+    def make_pages(self, end_offset: int, new_end: int) -> int:
+        assert self.warm_up is not None
+        # Report again at the end of the segment at the latest.
+        warm_end, segment_end = self.warm_up.note_writer_at(new_end - 1)
+        if new_end <= warm_end:
+            return warm_end
+        return min(super().make_pages(end_offset, new_end), max(segment_end, new_end))
+
+    def close(self) -> None:
+        if self.warm_up is not None:
+            self.warm_up.close()
+            self.warm_up = None

@@ -1,6 +1,6 @@
 """One queue of inner batches: the positions of its records in the log, and their queue offsets.
 
-On disk: raymq/records/logfiles/batch_queue_units.py; files of 300,000 units. Unlike in a consume queue, a unit's
+On disk: raymq/records/logfiles/ext_units.py; files of 300,000 units. Unlike in a consume queue, a unit's
 position does not give its queue offset. Units are numbered from 0 by position. Each unit holds the queue offset of its
 record's first message, and the number of messages.
 
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from raymq.common.config.store import BATCH_UNIT_BYTES
 from raymq.common.protocol.store import Boundary
-from raymq.records.logfiles.batch_queue_units import read_units
 from raymq.records.logfiles.directory import BATCH_CONSUME_QUEUE_DIR
+from raymq.records.logfiles.ext_units import read_units
 from storage.queue.base_queue import BaseConsumeQueue
 
 _UNIT: Final = struct.Struct(">qiqqqhii")

@@ -18,7 +18,7 @@ from storage.dispatch.multi_dispatch import QueueKey, QueueUnit
 from storage.dispatch.record_blocks import was_moved
 from storage.dispatch.redispatch import Redispatch
 from storage.parts import StoreParts
-from storage.recovery.claims import SURVEY_BYTES, Claim, ClaimReader, Survey, raw_topic_of
+from storage.recovery.claims import SURVEY_BYTES, ClaimReader, PlaceClaim, Survey, raw_topic_of
 from storage.recovery.log_end import LogEnd
 from storage.recovery.log_files import LogFiles
 from storage.recovery.misfits import Change, Misfits
@@ -147,12 +147,12 @@ class ChangedPlaces:
             units = queue.units(place.queue_offset, 1)
         return [(int(unit["physical_offset"]), int(unit["size"])) for unit in units] == [(physical_offset, size)]
 
-    def _sequence_of(self, claim: Claim) -> ProducerSequence | None:
+    def _sequence_of(self, claim: PlaceClaim) -> ProducerSequence | None:
         """The producer of a record and its sequence in the record's queue; None if the record has none. What a
         scheduler delivered has the sequence of another queue."""
         view = dispatch_view(self._reader.log_bytes(claim.physical_offset, claim.physical_offset + claim.size))
         producer = view.producer if claim.is_movable and not was_moved(view) else None
         return None if producer is None or delivery_source(producer.producer_id) is not None else producer
 
-    def _raw_topic(self, claim: Claim) -> bytes:
+    def _raw_topic(self, claim: PlaceClaim) -> bytes:
         return raw_topic_of(self._reader.log_bytes(claim.physical_offset, claim.physical_offset + claim.size))

@@ -37,7 +37,7 @@ QUEUE_ID_BITS: Final = 31
 """The bits of a queue id beside its sign, which is never set: `is_implausible` finds that."""
 
 
-class Claim(NamedTuple):
+class PlaceClaim(NamedTuple):
     """One record, and the place that it names."""
 
     physical_offset: int
@@ -52,7 +52,7 @@ class Claim(NamedTuple):
 class Survey(NamedTuple):
     """The claims of a part of the log, in the log's order."""
 
-    claims: list[Claim]
+    claims: list[PlaceClaim]
     # The queues that the inner batches name: several offsets belong to one of these records.
     batch_keys: set[QueueKey]
     # Damaged bytes that tell nothing: their physical offsets. Any queue may lack a unit for one.
@@ -81,7 +81,7 @@ class ClaimReader:
     def read(self, start: int, end: int) -> Survey:
         """The claims of the records that begin in [`start`, `end`), up to the log's end; one begins at `start`."""
         self._batch_keys: set[QueueKey] = set()
-        claims: list[Claim] = []
+        claims: list[PlaceClaim] = []
         unknown: list[int] = []
         position = start
         while position < end and len(claims) < SURVEY_RECORDS_MAX:
@@ -107,7 +107,7 @@ class ClaimReader:
             claims, self._batch_keys, unknown, start, min(position, end) if len(claims) >= SURVEY_RECORDS_MAX else end
         )
 
-    def _read_file(self, file_start: int, physical_offset: int, end: int, claims: list[Claim]) -> int:
+    def _read_file(self, file_start: int, physical_offset: int, end: int, claims: list[PlaceClaim]) -> int:
         """Add the claims of a file's records from an offset on. Returns where none starts, or the file ends."""
         data = self._reader.maps.get(str(self._log.path(file_start))).data
         position = physical_offset - file_start
@@ -147,7 +147,7 @@ class ClaimReader:
                         known = plain[code, queue_id] = key, not self._queues.holds_batches(*key)
                     key, is_plain = known
                     is_chained = is_plain and not self._queues.was_deleted_after(key, begin + at)
-                    claims.append(Claim(begin + at, size, QueueUnit(key, queue_offset), is_chained))
+                    claims.append(PlaceClaim(begin + at, size, QueueUnit(key, queue_offset), is_chained))
                 position += block.length
                 continue
             size, good = check_record(data, position, **self._checks)
@@ -160,7 +160,7 @@ class ClaimReader:
             position += size
         return file_start + position
 
-    def _claims_of(self, view: DispatchView, physical_offset: int) -> list[Claim]:
+    def _claims_of(self, view: DispatchView, physical_offset: int) -> list[PlaceClaim]:
         """The claims of one record: those on other queues first, which are properties, and then its own."""
         if view.sys_flag & SYS_FLAG_INNER_BATCH:
             self._batch_keys.add((view.topic, view.queue_id))
@@ -173,10 +173,10 @@ class ClaimReader:
         ]
         return [*others, self._claim(physical_offset, view.size, own)]
 
-    def _claim(self, physical_offset: int, size: int, place: QueueUnit) -> Claim:
+    def _claim(self, physical_offset: int, size: int, place: QueueUnit) -> PlaceClaim:
         topic, queue_id = place.key
         is_chained = not self._queues.holds_batches(topic, queue_id)
-        return Claim(
+        return PlaceClaim(
             physical_offset, size, place, is_chained and not self._queues.was_deleted_after(place.key, physical_offset)
         )
 

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 from raymq.records.format.encode import ProducerSequence
 from storage.dispatch.multi_dispatch import QueueKey, QueueUnit
 from storage.log.holes import PLACE_REASON
-from storage.recovery.claims import Claim, Survey, one_bit_away
+from storage.recovery.claims import PlaceClaim, Survey, one_bit_away
 
 CHANGED_RECORDS_MAX: Final = 64
 """So many changed records are found in one survey; those beyond are believed."""
@@ -87,8 +87,8 @@ class Misfits:
         bases: dict[QueueKey, int],
         default_base: int | None,
         leads_to: LeadsTo,
-        raw_topic: Callable[[Claim], bytes],
-        sequence_of: Callable[[Claim], ProducerSequence | None],
+        raw_topic: Callable[[PlaceClaim], bytes],
+        sequence_of: Callable[[PlaceClaim], ProducerSequence | None],
     ) -> None:
         """`bases`: the offsets at which queues go on where the survey begins, and `default_base` that of all others;
         None: unknown. `raw_topic` reads the topic of a record, and `sequence_of` its producer."""

@@ -27,7 +27,7 @@ from storage.append.appender import Appender
 from storage.dispatch.delivery_progress import Source, SourceProgress
 from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue
-from storage.schedule.delay_queues import Bounds
+from storage.schedule.delay_queues import DelayQueueBounds
 
 _NO_CODES: Final = np.empty(0, np.int64)
 
@@ -51,7 +51,7 @@ class DelayQueueReader:
         """True if the store's records carry an IPv6 store host."""
         return len(self._appender.store_host) == IPV6_HOST_BYTES
 
-    def read_bounds(self) -> tuple[int, dict[Source, Bounds]]:
+    def read_bounds(self) -> tuple[int, dict[Source, DelayQueueBounds]]:
         """Return the time now in ms, and the bounds of each delay queue. No later message gets an earlier store time.
 
         OSError: the appended records cannot be written to the log's files.
@@ -60,7 +60,7 @@ class DelayQueueReader:
             self._appender.commit()
             now_ms = self._appender.read_clock()
             bounds = {
-                (queue.topic, queue.queue_id): Bounds(queue.min_offset, queue.next_offset)
+                (queue.topic, queue.queue_id): DelayQueueBounds(queue.min_offset, queue.next_offset)
                 for queue in self._queues
                 if is_waiting_topic(queue.topic)
             }

@@ -45,7 +45,7 @@ class Due(NamedTuple):
     due_ms: int
 
 
-class Bounds(NamedTuple):
+class DelayQueueBounds(NamedTuple):
     """The range of queue offsets in a queue: from `min_offset` up to `end`, exclusive."""
 
     min_offset: int
@@ -61,7 +61,7 @@ class LevelQueue:
         self._position = progress.next_offset
         self._wake_ms: int | None = None
 
-    def due(self, bounds: Bounds, now_ms: int, limit: int) -> list[Due]:
+    def due(self, bounds: DelayQueueBounds, now_ms: int, limit: int) -> list[Due]:
         """Return the first messages that are due at `now_ms`, at most `limit`.
 
         If a time is further ahead than the delay, the clock was set back, or the level changed: the message is then due
@@ -90,7 +90,7 @@ class LevelQueue:
         """Return when the next message is due, as far as the last `due` read; None if it read none."""
         return self._wake_ms
 
-    def pending(self, bounds: Bounds) -> int:
+    def pending(self, bounds: DelayQueueBounds) -> int:
         """Return the number of waiting messages."""
         return bounds.end - min(max(self._position, bounds.min_offset), bounds.end)
 
@@ -122,7 +122,7 @@ class TimerQueue:
         self._beyond_low: int | None = progress.low
         self._beyond = 0
 
-    def due(self, bounds: Bounds, now_ms: int, limit: int) -> list[Due]:
+    def due(self, bounds: DelayQueueBounds, now_ms: int, limit: int) -> list[Due]:
         """Return the first messages that are due at `now_ms`, at most `limit`."""
         self._seen = max(self._seen, bounds.min_offset)
         if self._horizon_ms >= 0:
@@ -152,7 +152,7 @@ class TimerQueue:
             firsts.append(int(self._fresh_codes.min()))
         return min(firsts) if firsts else None
 
-    def pending(self, bounds: Bounds) -> int:
+    def pending(self, bounds: DelayQueueBounds) -> int:
         """Return the number of waiting messages that `due` has read."""
         return len(self._held_codes) - self._at + len(self._fresh_codes) + self._beyond
 
@@ -224,7 +224,7 @@ class TimerQueue:
             self._held_offsets = self._held_offsets[self._at : last].copy()
             self._at = 0
 
-    def _reload(self, bounds: Bounds, now_ms: int) -> None:
+    def _reload(self, bounds: DelayQueueBounds, now_ms: int) -> None:
         """Read all units that may wait, and hold the messages that are due within the window."""
         # Compute this before the state is reset: the lowest offset that may wait.
         offset = max(self.low(), bounds.min_offset)

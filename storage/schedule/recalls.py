@@ -27,7 +27,7 @@ from raymq.records.format.layout import RecordError, decode_properties
 from raymq.records.format.rewrite import split_record
 from storage.dispatch.delivery_progress import Source
 from storage.schedule.delay_queue_reader import DelayQueueReader
-from storage.schedule.delay_queues import Bounds, Due
+from storage.schedule.delay_queues import DelayQueueBounds, Due
 
 RECALLS: Final[Source] = (TIMER_TOPIC, TIMER_RECALL_QUEUE)
 _CHUNK: Final = 1024
@@ -35,7 +35,7 @@ _CHUNK: Final = 1024
 logger = logging.getLogger(__name__)
 
 
-class Recall(NamedTuple):
+class RecallRequest(NamedTuple):
     """A recall: the key of the message, and when the message is due, in ms since 1970."""
 
     key: str
@@ -52,7 +52,7 @@ class RecallTable:
         # How many recalled messages are due at each time: for most messages this check is enough.
         self._times: Counter[int] = Counter()
 
-    def look(self, bounds: Bounds) -> None:
+    def look(self, bounds: DelayQueueBounds) -> None:
         """Read the recalls that were stored since the last call."""
         self._seen = max(self._seen, bounds.min_offset)
         while self._seen < bounds.end:
@@ -78,7 +78,7 @@ class RecallTable:
             if view is not None and (not due.epoch or due.due_ms in self._times) and _key_of(view) in self._due_ms
         }
 
-    def forget(self, recall: Recall) -> None:
+    def forget(self, recall: RecallRequest) -> None:
         """Drop a recall whose message's time is past, and whose message has left the timer queues."""
         due_ms = self._due_ms.pop(recall.key, None)
         if due_ms is not None:
@@ -87,14 +87,14 @@ class RecallTable:
                 del self._times[due_ms]
 
 
-def read_recall(view: memoryview | None) -> Recall | None:
+def read_recall(view: memoryview | None) -> RecallRequest | None:
     """Read the recall in a record; None if there is none, or it cannot be read."""
     try:
         properties = {} if view is None else decode_properties(split_record(view).properties)
     except RecordError:
         return None
     key, due_ms = properties.get(PROPERTY_TIMER_DELETE_KEY), parse_number(properties.get(PROPERTY_TIMER_DELIVER_MS))
-    return None if not key or due_ms is None else Recall(key, due_ms)
+    return None if not key or due_ms is None else RecallRequest(key, due_ms)
 
 
 def _key_of(view: memoryview) -> str:

@@ -15,8 +15,7 @@ from functools import partial
 from typing import Final
 
 from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
-from raymq.common.protocol.delayed import DelayedInStore
-from raymq.common.protocol.store import ScheduleStatus
+from raymq.common.protocol.store import DelayedInStore, ScheduleStatus
 from storage.append.appender import Appender
 from storage.append.write_gate import WriteGate
 from storage.dispatch.delivery_progress import Delivery, Source

@@ -40,7 +40,7 @@ from raymq.records.format.rewrite import WaitingRecord, move_record, read_waitin
 from raymq.records.kernels.moved_records import MovedRecord, move_waiting_records
 from storage.dispatch.delivery_progress import Delivery, Source
 from storage.schedule.delay_queue_reader import DelayQueueReader
-from storage.schedule.delay_queues import Bounds, Due, LevelQueue, TimerQueue
+from storage.schedule.delay_queues import DelayQueueBounds, Due, LevelQueue, TimerQueue
 from storage.schedule.recalls import RECALLS, RecallTable, read_recall
 
 DELIVERY_POLL_MS: Final = 100
@@ -68,7 +68,7 @@ class Scheduler:
         self._levels_ms = levels_ms
         # The delay queues found so far, and their bounds in the last round.
         self._queues: dict[Source, LevelQueue | TimerQueue] = {}
-        self._bounds: dict[Source, Bounds] = {}
+        self._bounds: dict[Source, DelayQueueBounds] = {}
         # Queues whose last put was refused, and when to retry it.
         self._retry_at_ms: dict[Source, int] = {}
         # When the `low` offsets of the timer queues were last recorded.
@@ -208,7 +208,7 @@ class Scheduler:
         moved = move_waiting_records(here, [ProducerSequence(producer_id, due.epoch, due.queue_offset) for due in dues])
         return [None if record is None or record.topic == HALF_TOPIC else record for record in moved]
 
-    def _file_recalls_again(self, bounds: Bounds, now_ms: int) -> None:
+    def _file_recalls_again(self, bounds: DelayQueueBounds, now_ms: int) -> None:
         """Store again the day-old recalls whose messages are not due yet, and forget the others.
 
         No due message waits in a timer queue now.

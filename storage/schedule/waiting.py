@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from raymq.common.delay import TIMER_RECALL_QUEUE, TIMER_ROLL_QUEUE, TIMER_TOPIC
 from raymq.common.names import SCHEDULE_TOPIC
-from raymq.common.protocol.delayed import DelayedInStore
+from raymq.common.protocol.store import DelayedInStore
 from storage.dispatch.delivery_progress import Source, SourceProgress
-from storage.schedule.delay_queues import Bounds
+from storage.schedule.delay_queues import DelayQueueBounds
 
 HOURS: Final = 24
 _HOUR_MS: Final = 3_600_000
@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 class DelayQueues(Protocol):
     """The methods of DelayQueueReader that this module needs."""
 
-    def read_bounds(self) -> tuple[int, dict[Source, Bounds]]: ...
+    def read_bounds(self) -> tuple[int, dict[Source, DelayQueueBounds]]: ...
 
     def delivery_times(self, source: Source, from_offset: int, count: int) -> Ints: ...
 
@@ -75,7 +75,7 @@ def waiting(queues: DelayQueues, begin_ms: int, end_ms: int, limit: int) -> Dela
     return DelayedInStore(levels, tuple(hours.tolist()), max(late_ms, 0), due, b"".join(records), complete, sizes)
 
 
-def _undelivered(queues: DelayQueues, source: Source, held: Bounds) -> tuple[Ints, Ints, bool]:
+def _undelivered(queues: DelayQueues, source: Source, held: DelayQueueBounds) -> tuple[Ints, Ints, bool]:
     """Return the times and offsets of the units that wait, by offset; False if there are more units."""
     progress = queues.progress(source)
     timer = source[0] == TIMER_TOPIC

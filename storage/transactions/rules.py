@@ -8,7 +8,7 @@ from typing import Final
 
 from raymq.common.errors import InvalidArgumentError, TransactionError, TransactionTooLateError
 from raymq.common.java_text import parse_number
-from raymq.common.protocol.transactions import EndTransaction, LocalTransactionState
+from raymq.common.protocol.transactions import EndTransactionRequest, LocalTransactionState
 from storage.dispatch.half_messages import EndedTransaction, HalfMessage, Outcome
 
 _WANTED: Final = {
@@ -65,7 +65,7 @@ def wanted_outcome(commit_or_rollback: int) -> Outcome:
     return outcome
 
 
-def check_end(end: EndTransaction, named: NamedHalf | None, now_ms: int, rules: TransactionRules) -> None:
+def check_end(end: EndTransactionRequest, named: NamedHalf | None, now_ms: int, rules: TransactionRules) -> None:
     """Raise unless an END may end the half message that it names, in RocketMQ's order of checks (spec §1.3)."""
     if named is None:
         raise TransactionError(f"no half message of a transaction is at physical offset {end.physical_offset}")

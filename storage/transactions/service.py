@@ -28,7 +28,7 @@ from raymq.common.protocol.store import AppendResult
 from raymq.common.protocol.transactions import (
     CheckRound,
     EndResult,
-    EndTransaction,
+    EndTransactionRequest,
     TransactionCheck,
     TransactionFigures,
     WaitingTransactions,
@@ -117,7 +117,7 @@ class TransactionService:
         return self._settings.transaction_op_msg_max_size
 
     def start_end(
-        self, end: EndTransaction, *, require_topic: Callable[[str], None], acks: ReplicaAcks | None = None
+        self, end: EndTransactionRequest, *, require_topic: Callable[[str], None], acks: ReplicaAcks | None = None
     ) -> StartedAppend:
         """Commit or roll back a transaction.
 
@@ -144,7 +144,7 @@ class TransactionService:
 
     def end(
         self,
-        end: EndTransaction,
+        end: EndTransactionRequest,
         *,
         require_topic: Callable[[str], None] = lambda topic: None,
         acks: ReplicaAcks | None = None,
@@ -208,7 +208,7 @@ class TransactionService:
         latency_ms = max(0, self._appender.read_clock() - half.born_ms)
         latencies.setdefault(topic, Histogram("raymq_finish_message_latency_milliseconds")).add(latency_ms)
 
-    def _end(self, end: EndTransaction, wanted: Outcome, require_topic: Callable[[str], None]) -> EndResult:
+    def _end(self, end: EndTransactionRequest, wanted: Outcome, require_topic: Callable[[str], None]) -> EndResult:
         key, named = self._named(end)
         check_end(end, named, self._appender.read_clock(), self._rules)
         half = self._halves.open.get(key)
@@ -230,7 +230,7 @@ class TransactionService:
         assert ended is not None
         return _end_result(ended, duplicate=False)
 
-    def _named(self, end: EndTransaction) -> tuple[str, NamedHalf | None]:
+    def _named(self, end: EndTransactionRequest) -> tuple[str, NamedHalf | None]:
         """Return the id of the transaction that an END names, and the half message at the offset that it names."""
         half = self._halves.open.get(end.transaction_id)
         if half is not None and half.physical_offset == end.physical_offset:

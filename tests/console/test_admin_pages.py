@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from raymq.common.errors import ServiceNotAvailableError
-from raymq.tools.console.backend.cluster import Figures
+from raymq.tools.console.backend.cluster import ClusterFigures
 from raymq.tools.console.backend.groups import GroupRow
 from raymq.tools.console.backend.topics import TopicRow
 from tests.support.browser.asgi_server import served
@@ -45,11 +45,13 @@ class Served:
 def served_console() -> Iterator[Served]:
     backend = FakeBackend()
     rising = [
-        Figures(NOW_MS + n * 10_000, n * 8_000, n * 7_900, n * 4_000_000, 2, 3, {"orders": n * n}, {"billing": n})
+        ClusterFigures(
+            NOW_MS + n * 10_000, n * 8_000, n * 7_900, n * 4_000_000, 2, 3, {"orders": n * n}, {"billing": n}
+        )
         for n in range(60)
     ]
     backend.figure_list = [
-        Figures(NOW_MS + 600_000, 480_000, 474_000, 240_000_000, 2, 3, {"orders": 3600}, {"billing": 60})
+        ClusterFigures(NOW_MS + 600_000, 480_000, 474_000, 240_000_000, 2, 3, {"orders": 3600}, {"billing": 60})
     ]
     app = console_app(backend, refresh_s=0.8)
     for figures in rising:  # before the server's first own sample, which is later than all of them

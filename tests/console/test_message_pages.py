@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from raymq.common.errors import RequestTimeoutError
 from raymq.tools.console.backend.messages import DeadLetterView
-from raymq.tools.console.security.users import Role
+from raymq.tools.console.security.sessions import Role
 from tests.support.browser.chromium import PHONE
 from tests.support.console.fake_backend import FakeBackend, fake_message
 from tests.support.console.hostile import ALL_XSS, FOREIGN, XSS_BODY, HostileBackend, hostile_message

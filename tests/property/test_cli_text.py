@@ -17,8 +17,7 @@ from raymq.client.admin.dead_letters import DeadLetter, Replayed
 from raymq.common.message import MessageExt
 from raymq.tools import cli
 from raymq.tools.cli import dead_letters, messages
-from raymq.tools.cli.terminal.output import out, table
-from raymq.tools.cli.terminal.terminal_text import error_text, json_text, printable
+from raymq.tools.cli.terminal.output import error_text, json_text, out, printable, table
 from tests.support.cases import examples
 
 MARKUP = st.sampled_from(

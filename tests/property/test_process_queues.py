@@ -14,7 +14,7 @@ import random
 import pytest
 
 from actors.core.consume.consume_service import SendBack
-from actors.core.consume.process_queue import ProcessQueue, Task
+from actors.core.consume.process_queue import ConsumeTask, ProcessQueue
 from actors.core.consume.process_queues import ProcessQueues
 from raymq.client.consumer.push.settings import PushSettings
 from raymq.client.consumer.subscription import Subscription
@@ -52,7 +52,7 @@ class Model:
         self.stored = dict.fromkeys(NAMES, QueueOffset(0))
         self.done: dict[MessageQueue, set[int]] = {queue: set() for queue in NAMES}
         self.place: dict[ProcessQueue, int] = {}  # in order: what a tenure has finished
-        self.flying: list[Task] = []
+        self.flying: list[ConsumeTask] = []
         self.sending: list[SendBack] = []
         self.answers: list[tuple[MessageQueue, int, tuple[int, ...], int]] = []
         self.asked: tuple[dict[MessageQueue, OffsetCommit], CommitAnswer] | None = None
@@ -95,7 +95,7 @@ class Model:
                 self.check_order(task)
             self.flying.append(task)
 
-    def check_order(self, task: Task) -> None:
+    def check_order(self, task: ConsumeTask) -> None:
         others = [other for other in self.flying if other.queue == task.queue]
         assert not others, f"two tasks of {task.queue} in flight"
         first, place = task.messages.offsets[0], self.place.get(task.process_queue, 0)
@@ -123,7 +123,7 @@ class Model:
         failures = tuple(Failure(index, 1, "x", delay_level=self.chance.choice([-1, 0, 3])) for index in failed)
         self.report(task, ConsumeReport(unfinished, failures, over), ended - failed)
 
-    def report_in_order(self, task: Task, left: list[int]) -> None:
+    def report_in_order(self, task: ConsumeTask, left: list[int]) -> None:
         count = self.chance.randint(0, len(left))
         ended, rest = left[:count], left[count:]
         failures = ()
@@ -133,7 +133,7 @@ class Model:
         well = set(ended[:-1] if failures else ended)
         self.report(task, ConsumeReport(tuple(rest), failures, over), well)
 
-    def report(self, task: Task, report: ConsumeReport, well: set[int]) -> None:
+    def report(self, task: ConsumeTask, report: ConsumeReport, well: set[int]) -> None:
         offsets = {task.messages.offsets[index] for index in well}
         self.done[task.queue] |= offsets
         if offsets and not task.process_queue.dropped:

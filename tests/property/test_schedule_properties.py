@@ -26,7 +26,7 @@ from raymq.common.delay import (
 from raymq.common.names import SCHEDULE_TOPIC
 from storage.dispatch.delivery_progress import DeliveryProgress, Source, SourceProgress, waiting_codes
 from storage.schedule import delay_queues as schedule
-from storage.schedule.delay_queues import Bounds, Due, LevelQueue, TimerQueue
+from storage.schedule.delay_queues import DelayQueueBounds, Due, LevelQueue, TimerQueue
 from tests.support.cases import examples
 
 START_MS = 1_700_000_000_000
@@ -149,7 +149,7 @@ class Model:
         busy = False
         for source in [source for source in list(self.units) if source != TARGET]:
             queue = self._queue(source)
-            dues = queue.due(Bounds(0, len(self.units[source])), self.clock_ms, self.chunk)
+            dues = queue.due(DelayQueueBounds(0, len(self.units[source])), self.clock_ms, self.chunk)
             for due in dues:
                 if stop_after == 0:
                     return busy
@@ -270,7 +270,7 @@ def test_a_timer_queue_gives_the_order_of_times_and_holds_no_more_than_it_may(mo
         if now_ms < 6000:
             units += [now_ms + 1 + dice.randrange(2000) for _ in range(dice.randrange(200))]
         now_ms += dice.randrange(1, 200)
-        while dues := queue.due(Bounds(0, len(units)), now_ms, dice.choice([1, 7, 100])):
+        while dues := queue.due(DelayQueueBounds(0, len(units)), now_ms, dice.choice([1, 7, 100])):
             queue.done(dues)
             given_out += [(due.due_ms, due.queue_offset) for due in dues]
             assert len(queue._held_codes) <= 64
@@ -278,5 +278,5 @@ def test_a_timer_queue_gives_the_order_of_times_and_holds_no_more_than_it_may(mo
         assert given_out == expected
         waiting = [offset for offset, code in enumerate(units) if code > now_ms]
         assert queue.low() == min(waiting, default=len(units))
-        assert queue.pending(Bounds(0, len(units))) == len(waiting)
+        assert queue.pending(DelayQueueBounds(0, len(units))) == len(waiting)
         assert queue.wake_ms() == min([units[offset] for offset in waiting], default=None)

@@ -103,6 +103,50 @@ def test_a_constant_has_one_name_and_one_module():
     assert {constant: names for constant, names in homes.items() if len(names) > 1} == {}
 
 
+PUBLIC_TWICE = {"WriteSummary"}
+"""raymq.data and raydp_jobs each have a documented class of this name."""
+
+
+def test_a_class_name_has_one_meaning():
+    """A module may define a class twice, once for type checkers."""
+    homes: dict[str, set[str]] = defaultdict(set)
+    for name, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].add(name)
+    assert len(homes) > 500
+    twice = {name for name, modules in homes.items() if len(modules) > 1}
+    assert {name: homes[name] for name in twice - PUBLIC_TWICE} == {}
+    assert twice >= PUBLIC_TWICE
+
+
+LINES_OF_A_SLIVER = 60
+SLIVERS = {
+    "actors.core.nameserver.kv_config": "a decision without Ray; its user is an actor",
+    "actors.core.replica.read_routing": "a decision without Ray; its user is a thin shell",
+    "actors.transactions.methods": "its user, the Broker, joins the methods of all its parts",
+    "placement.controller_metrics": "its user, the Controller, is large enough",
+    "raydp_jobs.source.losses": "the name of its logger is documented",
+    "raymq.client.consumer.pull_from_which_node": "its user, the fetcher, is large enough",
+    "raymq.records.logfiles.span_bytes": "its user is the store's list of operations",
+    "storage.dispatch.visibility": "one of the parts of a store, which storage.parts joins",
+    "storage.recovery.cut_bytes": "its user, the recovery, is large enough",
+}
+"""Modules below 60 lines that stand beside their one importer, each with the reason."""
+
+
+def test_a_small_module_has_several_importers():
+    """A module that only one other module uses, and that is short, belongs into its user's file."""
+    importers: dict[str, set[str]] = defaultdict(set)
+    for name in trees():
+        for target in set(imported(name)) - {name}:
+            importers[target].add(name)
+    paths = [path for floor in FLOORS for path in (ROOT / floor).rglob("*.py") if path.name not in NOT_A_MODULE]
+    small = {name_of(path) for path in paths if len(path.read_text().splitlines()) < LINES_OF_A_SLIVER}
+    assert {name for name in small if len(importers[name]) == 1} - set(SLIVERS) == set()
+    assert set(SLIVERS) <= set(trees())
+
+
 def test_loggers_have_one_name():
     others = [
         f"{name}: {ast.unparse(node)}"

@@ -22,7 +22,7 @@ from actors.broker.state_log import CHANGE_TIMEOUT_S, LEASE_CLOCK, StateLog
 from actors.core.broker.state import BrokerState, Change
 from actors.core.broker.stats import GROUP_GET_NUMS
 from actors.core.pop.receive import Committed, lease_range
-from actors.core.pop.settle import Settled, decide_ack, decide_invisible
+from actors.core.pop.settle import SettleDecision, decide_ack, decide_invisible
 from raymq.common.config.cluster import BrokerSettings
 from raymq.common.errors import RequestTimeoutError
 from raymq.common.protocol.group import StartOffsetQuery
@@ -32,7 +32,7 @@ from raymq.remoting.lane.connection import LaneRequest
 
 RECEIVE_GRACE_S: Final = LOOK_TIMEOUT_S + 5.0
 
-Settle = Callable[[BrokerState, Committed], Settled]
+Settle = Callable[[BrokerState, Committed], SettleDecision]
 
 
 class PopMethods(GroupMethods):
@@ -117,7 +117,7 @@ class PopMethods(GroupMethods):
             _failing(lane, "an acknowledgement"),
         )
 
-    def _acked(self, group: str, parts: Sequence[LeasePart], settled: Settled) -> int:
+    def _acked(self, group: str, parts: Sequence[LeasePart], settled: SettleDecision) -> int:
         for topic in {part.topic for part in parts}:
             self._monitor.count(GROUP_GET_NUMS, f"{topic}@{group}", settled.counts.get(topic, 0))
         return settled.count
@@ -146,8 +146,8 @@ class PopMethods(GroupMethods):
             _failing(lane, "a change of the invisible time"),
         )
 
-    def _settle(self, group: str, settle: Settle) -> Settled:
-        done: Future[Settled] = Future()
+    def _settle(self, group: str, settle: Settle) -> SettleDecision:
+        done: Future[SettleDecision] = Future()
         self._settle_soon(group, settle, done.set_result, done.set_exception)
         try:
             return done.result(CHANGE_TIMEOUT_S)
@@ -157,9 +157,13 @@ class PopMethods(GroupMethods):
             raise RequestTimeoutError("the broker, to settle messages,", CHANGE_TIMEOUT_S) from None
 
     def _settle_soon(
-        self, group: str, settle: Settle, answer: Callable[[Settled], None], fail: Callable[[BaseException], None]
+        self,
+        group: str,
+        settle: Settle,
+        answer: Callable[[SettleDecision], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
-        settled = Settled()
+        settled = SettleDecision()
 
         def decide(state: BrokerState) -> list[Change]:
             nonlocal settled
@@ -187,7 +191,7 @@ def _invisible(group: str, parts: Sequence[LeasePart], invisible_ms: int, counte
     )
 
 
-def _new_ranges(parts: Sequence[LeasePart], settled: Settled) -> list[LeasedRange | None]:
+def _new_ranges(parts: Sequence[LeasePart], settled: SettleDecision) -> list[LeasedRange | None]:
     return [
         None if lease is None else lease_range(part.topic, part.queue_id, lease)
         for part, lease in zip(parts, settled.leases, strict=True)

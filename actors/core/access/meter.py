@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol
 
-from raymq.common.protocol.listener_tasks import HandOver
+from raymq.common.protocol.consume_result import HandOver
 from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.remoting.access.quotas import Quotas
 from raymq.remoting.access.users import CONSUME_BOUNDS, User

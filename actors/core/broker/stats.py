@@ -23,7 +23,7 @@ SNDBCK_PUT_NUMS: Final = "SNDBCK_PUT_NUMS"
 SNDBCK2DLQ_TIMES: Final = "SNDBCK2DLQ_TIMES"
 
 
-class _Sample(NamedTuple):
+class _CounterSample(NamedTuple):
     at_s: float
     total: int
 
@@ -32,17 +32,17 @@ class _Sample(NamedTuple):
 class _Counter:
     total: int = 0
     seen: int = 0
-    samples: list[deque[_Sample]] = field(default_factory=lambda: [deque(maxlen=kept) for _, _, kept in SPANS])
+    samples: list[deque[_CounterSample]] = field(default_factory=lambda: [deque(maxlen=kept) for _, _, kept in SPANS])
 
     def sample(self, now_s: float) -> None:
         for samples, (_, every_s, _) in zip(self.samples, SPANS, strict=True):
             if not samples or now_s - samples[-1].at_s >= every_s:
-                samples.append(_Sample(now_s, self.total))
+                samples.append(_CounterSample(now_s, self.total))
 
     def figures(self) -> Figures:
         values: dict[str, float] = {}
         for samples, (name, _, _) in zip(self.samples, SPANS, strict=True):
-            oldest, newest = (samples[0], samples[-1]) if samples else (_Sample(0.0, 0), _Sample(0.0, 0))
+            oldest, newest = (samples[0], samples[-1]) if samples else (_CounterSample(0.0, 0), _CounterSample(0.0, 0))
             passed_s = newest.at_s - oldest.at_s
             values[name] = newest.total - oldest.total
             values[f"{name}_tps"] = (newest.total - oldest.total) / passed_s if passed_s > 0 else 0.0

@@ -25,7 +25,7 @@ from actors.core.consume.consume_service import (
     SendBack,
     sorted_tuple,
 )
-from actors.core.consume.process_queue import ProcessQueue, Task
+from actors.core.consume.process_queue import ConsumeTask, ProcessQueue
 from raymq.client.consumer.push.settings import PushSettings
 from raymq.common.protocol.consume_result import ConsumeReport
 
@@ -46,13 +46,13 @@ class ConsumeConcurrently(ConsumeService):
     def __init__(self, settings: PushSettings) -> None:
         super().__init__(settings)
         self.uncommitted_max = settings.consume_concurrently_max_span
-        self._flying: set[Task] = set()
+        self._flying: set[ConsumeTask] = set()
         """Tasks at the listener, of all queues."""
-        self._suspect: Task | None = None
+        self._suspect: ConsumeTask | None = None
         """The only suspect at the listener."""
 
-    def next_tasks(self, queues: Sequence[ProcessQueue], now_s: float) -> list[Task]:
-        taken: list[Task] = []
+    def next_tasks(self, queues: Sequence[ProcessQueue], now_s: float) -> list[ConsumeTask]:
+        taken: list[ConsumeTask] = []
         batch_max, threads = self.settings.consume_message_batch_max_size, self.settings.threads
         size = self._task_size(threads)
         in_flight_max = max(TASKS_AHEAD * size, 2 * threads * batch_max)
@@ -73,7 +73,7 @@ class ConsumeConcurrently(ConsumeService):
             ready = still_ready
         return taken
 
-    def reported(self, task: Task, report: ConsumeReport, now_s: float) -> Reaction:
+    def reported(self, task: ConsumeTask, report: ConsumeReport, now_s: float) -> Reaction:
         process_queue = task.process_queue
         ended = self._land(task, report)
         if report.ended:
@@ -113,7 +113,7 @@ class ConsumeConcurrently(ConsumeService):
             ],
         )
 
-    def died(self, task: Task, now_s: float) -> Reaction:
+    def died(self, task: ConsumeTask, now_s: float) -> Reaction:
         process_queue = task.process_queue
         process_queue.flying.discard(task)
         was_suspect = self._suspect is task
@@ -151,9 +151,9 @@ class ConsumeConcurrently(ConsumeService):
         if process_queue.revoked_at_s is None and not process_queue.dropped:
             messages = sent.messages
             again = messages.failed_once_more(range(len(messages)))
-            process_queue.again.append(Task(process_queue, again, ready_at_s=now_s + SEND_BACK_RETRY_S))
+            process_queue.again.append(ConsumeTask(process_queue, again, ready_at_s=now_s + SEND_BACK_RETRY_S))
 
-    def _next(self, process_queue: ProcessQueue, size: int, now_s: float) -> Task | None:
+    def _next(self, process_queue: ProcessQueue, size: int, now_s: float) -> ConsumeTask | None:
         for task in process_queue.again:
             suspect = task.deaths >= SUSPECT_DEATHS
             if task.ready_at_s > now_s or (suspect and self._suspect is not None):
@@ -166,22 +166,24 @@ class ConsumeConcurrently(ConsumeService):
             return self._fly(process_queue.take_waiting(size))
         return None
 
-    def _no_longer_flying(self, task: Task) -> None:
+    def _no_longer_flying(self, task: ConsumeTask) -> None:
         self._flying.discard(task)
         if self._suspect is task:
             self._suspect = None
 
-    def _deliver_again(self, process_queue: ProcessQueue, task: Task, indices: tuple[int, ...], now_s: float) -> None:
+    def _deliver_again(
+        self, process_queue: ProcessQueue, task: ConsumeTask, indices: tuple[int, ...], now_s: float
+    ) -> None:
         """Move messages to a new task that is delivered again. They are no longer unfinished in the old task."""
         task.unfinished.difference_update(indices)
         if indices and process_queue.revoked_at_s is None:
             messages = task.messages.pick(indices)
             process_queue.again.append(
-                Task(process_queue, messages, deaths=task.deaths, trials=task.trials, ready_at_s=now_s)
+                ConsumeTask(process_queue, messages, deaths=task.deaths, trials=task.trials, ready_at_s=now_s)
             )
 
     def _send_back(
-        self, task: Task, indices: set[int], delay_level: int, reason: str, unreadable: str = ""
+        self, task: ConsumeTask, indices: set[int], delay_level: int, reason: str, unreadable: str = ""
     ) -> SendBack:
         limit = self.settings.max_reconsume_times
         return self._sending(SendBack(task, sorted_tuple(indices), delay_level, limit, reason, unreadable))

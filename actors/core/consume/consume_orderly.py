@@ -22,7 +22,7 @@ from actors.core.consume.consume_service import (
     SendBack,
     sorted_tuple,
 )
-from actors.core.consume.process_queue import ProcessQueue, Task
+from actors.core.consume.process_queue import ConsumeTask, ProcessQueue
 from raymq.client.consumer.push.settings import PushSettings
 from raymq.common.protocol.consume_result import ConsumeReport, Failure
 
@@ -39,9 +39,9 @@ class ConsumeOrderly(ConsumeService):
     def __init__(self, settings: PushSettings) -> None:
         super().__init__(settings)
         self.uncommitted_max = max(settings.pull_batch_size, settings.consume_message_batch_max_size)
-        self._flying: set[Task] = set()
+        self._flying: set[ConsumeTask] = set()
 
-    def next_tasks(self, queues: Sequence[ProcessQueue], now_s: float) -> list[Task]:
+    def next_tasks(self, queues: Sequence[ProcessQueue], now_s: float) -> list[ConsumeTask]:
         size = self._task_size(1)
         taken = []
         for process_queue in self._in_turn(queues):
@@ -53,7 +53,7 @@ class ConsumeOrderly(ConsumeService):
                 taken.append(task)
         return taken
 
-    def reported(self, task: Task, report: ConsumeReport, now_s: float) -> Reaction:
+    def reported(self, task: ConsumeTask, report: ConsumeReport, now_s: float) -> Reaction:
         process_queue = task.process_queue
         ended = self._land(task, report)
         if report.ended:
@@ -70,10 +70,10 @@ class ConsumeOrderly(ConsumeService):
             process_queue.trouble = ""
         if report.ended:
             left = task.messages.pick(task.unfinished) if task.unfinished else None
-            self._put_back(process_queue, [Task(process_queue, left, deaths=task.deaths)] if left else [])
+            self._put_back(process_queue, [ConsumeTask(process_queue, left, deaths=task.deaths)] if left else [])
         return Reaction(len(ended))
 
-    def died(self, task: Task, now_s: float) -> Reaction:
+    def died(self, task: ConsumeTask, now_s: float) -> Reaction:
         process_queue = task.process_queue
         process_queue.flying.discard(task)
         self._flying.discard(task)
@@ -81,7 +81,7 @@ class ConsumeOrderly(ConsumeService):
         if not process_queue.dropped and left:
             deaths = 1 if len(left) < len(task.messages) else task.deaths + 1
             pause_s = min(2.0 ** min(deaths - 2, 10), DEATH_PAUSE_MAX_S) if deaths > 1 else 0.0
-            rest = Task(process_queue, task.messages.pick(left), deaths=deaths, ready_at_s=now_s + pause_s)
+            rest = ConsumeTask(process_queue, task.messages.pick(left), deaths=deaths, ready_at_s=now_s + pause_s)
             self._put_back(process_queue, [rest])
             process_queue.trouble = (
                 f"the listener's process died {deaths} time(s) at or behind offset {rest.messages.offsets[0]}; it is "
@@ -94,12 +94,12 @@ class ConsumeOrderly(ConsumeService):
         self._sending_ended(sent)
         if not process_queue.dropped:
             again = sent.task.messages.failed_once_more(range(len(sent.task.messages)))
-            self._put_back(process_queue, [Task(process_queue, again, ready_at_s=now_s + self._suspend_s(-1))])
+            self._put_back(process_queue, [ConsumeTask(process_queue, again, ready_at_s=now_s + self._suspend_s(-1))])
 
     def next_time_s(self, process_queue: ProcessQueue) -> float | None:
         return process_queue.again[0].ready_at_s if process_queue.again else None
 
-    def _next(self, process_queue: ProcessQueue, size: int, now_s: float) -> Task | None:
+    def _next(self, process_queue: ProcessQueue, size: int, now_s: float) -> ConsumeTask | None:
         if process_queue.again:
             return self._fly(process_queue.again.pop(0)) if process_queue.again[0].ready_at_s <= now_s else None
         count = min(size, process_queue.waiting_count)
@@ -107,7 +107,7 @@ class ConsumeOrderly(ConsumeService):
             return None  # the next commit makes this possible
         return self._fly(process_queue.take_waiting(count))
 
-    def _failed(self, task: Task, failed: set[int], failure: Failure, ok: int, now_s: float) -> Reaction:
+    def _failed(self, task: ConsumeTask, failed: set[int], failure: Failure, ok: int, now_s: float) -> Reaction:
         process_queue, limit = task.process_queue, self.settings.max_reconsume_times
         process_queue.trouble = failure.error
         process_queue.flying.discard(task)
@@ -124,7 +124,7 @@ class ConsumeOrderly(ConsumeService):
         if exhausted and not self.clustering:
             process_queue.finish(task, exhausted)
         elif exhausted:
-            dead = Task(process_queue, task.messages.pick(exhausted))
+            dead = ConsumeTask(process_queue, task.messages.pick(exhausted))
             level = DEAD_LETTER if failure.unreadable else 0
             places = (sorted_tuple(dead.unfinished), level, limit, failure.error, failure.unreadable)
             send_backs = [self._sending(SendBack(dead, *places))]
@@ -133,10 +133,10 @@ class ConsumeOrderly(ConsumeService):
             messages = task.messages.failed_once_more(again) if again else task.messages
             messages = messages.pick(left)
             pause_s = self._suspend_s(failure.suspend_ms) if again else 0.0
-            self._put_back(process_queue, [Task(process_queue, messages, ready_at_s=now_s + pause_s)])
+            self._put_back(process_queue, [ConsumeTask(process_queue, messages, ready_at_s=now_s + pause_s)])
         return Reaction(ok, len(failed), send_backs)
 
-    def _put_back(self, process_queue: ProcessQueue, tasks: list[Task]) -> None:
+    def _put_back(self, process_queue: ProcessQueue, tasks: list[ConsumeTask]) -> None:
         if process_queue.revoked_at_s is None:
             process_queue.again[:0] = tasks
 

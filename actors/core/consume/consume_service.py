@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from actors.core.consume.process_queue import ProcessQueue, Task
+from actors.core.consume.process_queue import ConsumeTask, ProcessQueue
 from actors.core.consume.records_in_place import TaskRecords
 from raymq.client.consumer.push.settings import PushSettings
 from raymq.common.protocol.consume_result import ConsumeReport, Failure
@@ -37,7 +37,7 @@ class SendBack:
     `reason`: why the messages failed. `unreadable`: why they cannot be read, if so; the dead letters keep it.
     """
 
-    task: Task
+    task: ConsumeTask
     indices: tuple[int, ...]
     delay_level: int
     max_reconsume_times: int
@@ -78,15 +78,15 @@ class ConsumeService(ABC):
         """Seconds per message, averaged over tasks; None before the first task."""
 
     @abstractmethod
-    def next_tasks(self, queues: Sequence[ProcessQueue], now_s: float) -> list[Task]:
+    def next_tasks(self, queues: Sequence[ProcessQueue], now_s: float) -> list[ConsumeTask]:
         """Return the tasks that the listener gets now. They are in flight on return."""
 
     @abstractmethod
-    def reported(self, task: Task, report: ConsumeReport, now_s: float) -> Reaction:
+    def reported(self, task: ConsumeTask, report: ConsumeReport, now_s: float) -> Reaction:
         """Apply the listener's report about a task in flight."""
 
     @abstractmethod
-    def died(self, task: Task, now_s: float) -> Reaction:
+    def died(self, task: ConsumeTask, now_s: float) -> Reaction:
         """Prepare the rest of a task in flight for redelivery, because the listener's process died."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ class ConsumeService(ABC):
         process_queue.finish(sent.task, sent.indices)
         self._sending_ended(sent)
 
-    def _skip_damaged(self, task: Task, failure: Failure, indices: Collection[int]) -> None:
+    def _skip_damaged(self, task: ConsumeTask, failure: Failure, indices: Collection[int]) -> None:
         """Finish messages whose records are damaged: they can neither be delivered nor copied."""
         process_queue = task.process_queue
         process_queue.finish(task, indices)
@@ -122,13 +122,13 @@ class ConsumeService(ABC):
         if not sent.task.sending:
             sent.task.process_queue.sending.discard(sent.task)
 
-    def _fly(self, task: Task) -> Task:
+    def _fly(self, task: ConsumeTask) -> ConsumeTask:
         self._numbers += 1
         task.number = self._numbers
         task.process_queue.flying.add(task)
         return task
 
-    def _land(self, task: Task, report: ConsumeReport) -> set[int]:
+    def _land(self, task: ConsumeTask, report: ConsumeReport) -> set[int]:
         """Record the progress in a report, and return the indices of messages consumed or failed since the last
         report.
         """

@@ -22,7 +22,7 @@ from raymq.common.protocol.group import OffsetCommit
 
 
 @dataclass(slots=True, eq=False)
-class Task:
+class ConsumeTask:
     """Messages of one queue that are delivered to the listener together, under one number."""
 
     process_queue: ProcessQueue
@@ -65,11 +65,11 @@ class ProcessQueue(AssignedQueue):
     """Messages in `waiting`."""
     visible_end: int = 0
     """The visible end of the queue, by the last fetch."""
-    again: list[Task] = field(default_factory=list)
+    again: list[ConsumeTask] = field(default_factory=list)
     """The tasks that wait for redelivery."""
-    flying: set[Task] = field(default_factory=set)
+    flying: set[ConsumeTask] = field(default_factory=set)
     """The tasks at the listener."""
-    sending: set[Task] = field(default_factory=set)
+    sending: set[ConsumeTask] = field(default_factory=set)
     """Tasks with messages that are being sent back."""
     size_bytes: int = 0
     """Record bytes of the unfinished messages."""
@@ -143,7 +143,7 @@ class ProcessQueue(AssignedQueue):
             self.waiting_count += len(records)
             self.size_bytes += records.size_bytes
 
-    def take_waiting(self, count: int) -> Task:
+    def take_waiting(self, count: int) -> ConsumeTask:
         """Make a task of the next `count` waiting messages, or of all if there are fewer. At least one must wait."""
         parts, fetched_s = [], self.waiting_since_s[0]
         while count and self.waiting:
@@ -157,9 +157,9 @@ class ProcessQueue(AssignedQueue):
             count -= len(records)
         taken = join_parts(parts)
         self.waiting_count -= len(taken)
-        return Task(self, taken, fetched_s=fetched_s)
+        return ConsumeTask(self, taken, fetched_s=fetched_s)
 
-    def finish(self, task: Task, indices: Collection[int]) -> None:
+    def finish(self, task: ConsumeTask, indices: Collection[int]) -> None:
         """Finish the messages at `indices` of a task; its other messages stay unfinished."""
         if not indices:
             return

@@ -24,7 +24,7 @@ from typing import Final
 from actors.core.consume.consume_concurrently import ConsumeConcurrently
 from actors.core.consume.consume_orderly import ConsumeOrderly
 from actors.core.consume.consume_service import ConsumeService, Reaction, SendBack
-from actors.core.consume.process_queue import ProcessQueue, Task
+from actors.core.consume.process_queue import ConsumeTask, ProcessQueue
 from actors.core.consume.records_in_place import TaskRecords
 from raymq.client.consumer.assignment.assigned_queues import FENCE_AFTER_S, AssignedQueues
 from raymq.client.consumer.push.settings import PushSettings
@@ -63,7 +63,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
     def __init__(self, settings: PushSettings, *, fence_after_s: float = FENCE_AFTER_S) -> None:
         super().__init__(fence_after_s=fence_after_s)
         self._settings = settings
-        self._ending: dict[MessageQueue, set[Task]] = {}
+        self._ending: dict[MessageQueue, set[ConsumeTask]] = {}
         """Orderly only: tasks of lost queues that are still at the listener."""
         self._per_topic: Counter[str] = Counter()
         """The number of held queues per topic, which share the topic's thresholds."""
@@ -250,7 +250,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
 
     # Delivering
 
-    def deliverable(self, now_s: float) -> list[Task]:
+    def deliverable(self, now_s: float) -> list[ConsumeTask]:
         """Return the tasks that the listener gets now. They are in flight on return."""
         if self._suspended or self._listener_away:
             return []
@@ -271,7 +271,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         ]
         return min(times, default=None)
 
-    def reported(self, task: Task, report: ConsumeReport, now_s: float) -> Reaction:
+    def reported(self, task: ConsumeTask, report: ConsumeReport, now_s: float) -> Reaction:
         """Apply the listener's report about a task, and return the reaction to it."""
         if report.ended:
             self._ended(task)
@@ -282,7 +282,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
                 process_queue.trouble = ""
         return reaction
 
-    def died(self, task: Task, now_s: float) -> Reaction:
+    def died(self, task: ConsumeTask, now_s: float) -> Reaction:
         """Prepare the rest of a task for redelivery, because the listener's process died while it had the task."""
         self._ended(task)
         return self.service.died(task, now_s)
@@ -295,7 +295,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         """Deliver messages here again that the broker did not take back."""
         self.service.send_back_failed(sent, now_s)
 
-    def _ended(self, task: Task) -> None:
+    def _ended(self, task: ConsumeTask) -> None:
         ending = self._ending.get(task.queue)
         if ending is not None:
             ending.discard(task)

@@ -21,7 +21,7 @@ SPLIT_LEASES_MAX: Final = 4 * LEASES_MAX
 
 
 @dataclass(slots=True)
-class Settled:
+class SettleDecision:
     """The decision: the record to store (None: nothing changes) and, after a change of times, the new lease of each
     part.
 
@@ -39,10 +39,10 @@ class Settled:
         return self.counts.total()
 
 
-def decide_ack(table: PopTable, committed: Committed, group: str, parts: Sequence[LeasePart]) -> Settled:
+def decide_ack(table: PopTable, committed: Committed, group: str, parts: Sequence[LeasePart]) -> SettleDecision:
     """Acknowledge messages. InvalidArgumentError: an offset is not in its lease."""
     edits = _Edits(table, committed, group)
-    settled = Settled()
+    settled = SettleDecision()
     for part in parts:
         edit, lease, offsets = edits.find(part)
         if lease is not None and offsets:
@@ -61,7 +61,7 @@ def decide_invisible(
     now_ms: int,
     *,
     counted: bool = True,
-) -> Settled:
+) -> SettleDecision:
     """Make messages visible again `invisible_ms` from now: each part becomes a lease of its own, and its old receipt
     ends.
 
@@ -72,7 +72,7 @@ def decide_invisible(
             f"a message can be invisible for 0 to {INVISIBLE_MAX_MS // 1000} s more, not {invisible_ms / 1000:g}"
         )
     edits = _Edits(table, committed, group)
-    settled = Settled()
+    settled = SettleDecision()
     for part in parts:
         edit, lease, offsets = edits.find(part)
         if lease is None or not offsets:

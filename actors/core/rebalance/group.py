@@ -28,7 +28,7 @@ from raymq.common.protocol.membership import GroupAssignment, GroupHeartbeat, Gr
 RETARGET_INTERVAL_S: Final = 20.0
 
 
-class Sender(Enum):
+class HeartbeatSender(Enum):
     """The process that a heartbeat comes from. Several may use one member's name, one after the other."""
 
     STRANGER = "it has no session, or one that is over"
@@ -55,16 +55,16 @@ class HeartbeatStep(Enum):
     REMOVE = "drop the member and free its queues"
 
 
-HEARTBEAT_STEPS: Final[Mapping[Sender, Mapping[HeartbeatKind, HeartbeatStep]]] = {
-    Sender.STRANGER: {
+HEARTBEAT_STEPS: Final[Mapping[HeartbeatSender, Mapping[HeartbeatKind, HeartbeatStep]]] = {
+    HeartbeatSender.STRANGER: {
         HeartbeatKind.NEXT: HeartbeatStep.INVITE,
         HeartbeatKind.LEAVING: HeartbeatStep.INVITE,
     },
-    Sender.INVITED: {
+    HeartbeatSender.INVITED: {
         HeartbeatKind.NEXT: HeartbeatStep.ACCEPT,
         HeartbeatKind.LEAVING: HeartbeatStep.REMOVE,
     },
-    Sender.MEMBER: {
+    HeartbeatSender.MEMBER: {
         HeartbeatKind.NEXT: HeartbeatStep.ACCEPT,
         HeartbeatKind.REPEATED: HeartbeatStep.REPEAT,
         HeartbeatKind.LATE: HeartbeatStep.IGNORE,
@@ -272,15 +272,15 @@ class RebalanceGroup:
     def _assignment(self, session: int, queues: frozenset[MessageQueue]) -> GroupAssignment:
         return GroupAssignment(self.generation, queues, len(self._members), self.offsets_version, session)
 
-    def _sender(self, heartbeat: GroupHeartbeat) -> Sender:
+    def _sender(self, heartbeat: GroupHeartbeat) -> HeartbeatSender:
         member = self._members.get(heartbeat.member)
         if member is not None and member.session == heartbeat.session:
-            return Sender.MEMBER
+            return HeartbeatSender.MEMBER
         session, _ = self._invited.get(heartbeat.member, (0, 0.0))
-        return Sender.INVITED if 0 < heartbeat.session == session else Sender.STRANGER
+        return HeartbeatSender.INVITED if 0 < heartbeat.session == session else HeartbeatSender.STRANGER
 
-    def _kind(self, heartbeat: GroupHeartbeat, sender: Sender) -> HeartbeatKind:
-        newest = self._members[heartbeat.member].sequence if sender is Sender.MEMBER else None
+    def _kind(self, heartbeat: GroupHeartbeat, sender: HeartbeatSender) -> HeartbeatKind:
+        newest = self._members[heartbeat.member].sequence if sender is HeartbeatSender.MEMBER else None
         if newest is not None and heartbeat.sequence < newest:
             return HeartbeatKind.LATE
         if heartbeat.leaving:

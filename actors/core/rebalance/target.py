@@ -17,10 +17,10 @@ from actors.core.rebalance.allocation import (
     allocate_averagely,
     allocate_by_circle,
     allocate_by_config,
+    allocate_by_consistent_hash,
     allocate_by_machine_room,
     allocate_nearby,
 )
-from actors.core.rebalance.consistent_hash import allocate_by_consistent_hash
 from actors.core.rebalance.sticky import allocate_sticky
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageQueue

@@ -23,7 +23,7 @@ class Started(Protocol):
     def settle(self, now_s: float) -> list[AppendResult] | None: ...
 
 
-class Settled(NamedTuple, Generic[TokenT]):
+class EndedAppend(NamedTuple, Generic[TokenT]):
     """An append that must be answered now, with its results or with an error."""
 
     token: TokenT
@@ -44,20 +44,20 @@ class PendingAppends(Generic[TokenT]):
         """Add an append that was not settled when it started."""
         self._waiting.append((started, token))
 
-    def settle(self, now_s: float) -> list[Settled[TokenT]]:
+    def settle(self, now_s: float) -> list[EndedAppend[TokenT]]:
         """Remove and return the appends that are settled at `now_s`, in the order of `add`."""
-        settled: list[Settled[TokenT]] = []
+        settled: list[EndedAppend[TokenT]] = []
         left: list[tuple[Started, TokenT]] = []
         for started, token in self._waiting:
             try:
                 results = started.settle(now_s)
             except RaymqError as error:
-                settled.append(Settled(token, (), error))
+                settled.append(EndedAppend(token, (), error))
                 continue
             if results is None:
                 left.append((started, token))
             else:
-                settled.append(Settled(token, results, None))
+                settled.append(EndedAppend(token, results, None))
         self._waiting = left
         return settled
 

@@ -1,4 +1,7 @@
-"""Administration: `client.admin`, with its calls about stores and NameServers."""
+"""Administration: `client.admin`, with its calls about stores, NameServers and settings.
+
+Settings of broker groups are seen and changed while raymq runs.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,74 @@ from collections import Counter
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from raymq.client.admin.base import ADMIN_TIMEOUT_S
+from raymq.client.admin.base import ADMIN_TIMEOUT_S, AdminBase
 from raymq.client.admin.browse import BrowseAdmin
 from raymq.client.admin.delayed import DelayedAdmin
 from raymq.client.admin.members import MemberAdmin
+from raymq.client.admin.messages import TailAdmin
 from raymq.client.admin.replay import ReplayAdmin
-from raymq.client.admin.tail import TailAdmin
 from raymq.client.admin.topics import QueueDescription
 from raymq.client.admin.trace import TraceAdmin
 from raymq.client.admin.upkeep.metadata import MetadataAdmin
 from raymq.client.admin.upkeep.send_check import CheckAdmin
-from raymq.client.admin.upkeep.settings import SettingsAdmin
 from raymq.client.admin.upkeep.users import UserAdmin
+from raymq.common.config.live import SettingValue, live_name
 from raymq.common.errors import InvalidArgumentError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.common.names import LMQ_PREFIX
 from raymq.common.parallel import map_parallel
-from raymq.common.protocol.route import MASTER_ID, BrokerData
+from raymq.common.protocol.route import MASTER_ID, PERM_READ, PERM_WRITE, BrokerData
+from raymq.common.protocol.settings import BrokerConfig
 from raymq.common.protocol.stats import BrokerReadings
 from raymq.common.protocol.store import LightQueue, StoreStatistics
 from raymq.common.protocol.transactions import TransactionFigures
 from raymq.common.retry import persist_until
 from raymq.remoting.broker_client import broker_client
+
+
+class SettingsAdmin(AdminBase):
+    """Calls about settings. All of them may be repeated."""
+
+    def config(self, broker_name: str | None = None) -> dict[str, BrokerConfig]:
+        """The settings of all broker groups, or of one, by its name. InvalidArgumentError: there is none of that name.
+        ServiceNotAvailableError or RequestTimeoutError when one does not answer within 20 s."""
+        return {name: self._call_broker(name, "config") for name in self._groups_of(broker_name)}
+
+    def set_config(self, name: str, value: SettingValue, broker_name: str | None = None) -> dict[str, BrokerConfig]:
+        """Change a live setting of all broker groups, or of one; returns their settings then.
+
+        `name` is a setting of raymq.yaml (``store.delete_when``, ``delete_when``), or RocketMQ's (``deleteWhen``). It
+        is kept in the log of each group, over restarts and failovers, until `unset_config`. On return it is in effect
+        in all servers that answer (BrokerConfig.behind names the others).
+
+        InvalidArgumentError: no such setting or broker group, or one that is read only when raymq starts. ConfigError:
+        a value that raymq.yaml could not have. Groups are changed in order: when one is away, the error is raised and
+        those before it have changed.
+        """
+        full = live_name(name)
+        return {group: self._call_broker(group, "set_config", full, value) for group in self._groups_of(broker_name)}
+
+    def unset_config(self, name: str, broker_name: str | None = None) -> dict[str, BrokerConfig]:
+        """Have a live setting be as raymq.yaml says, in all broker groups or in one. As `set_config`."""
+        full = live_name(name)
+        return {group: self._call_broker(group, "unset_config", full) for group in self._groups_of(broker_name)}
+
+    def set_broker_writable(self, broker_name: str, writable: bool) -> None:
+        """Let messages be sent to a broker group, or to the others only (the setting broker_permission, which outlives
+        restarts). What it holds can be read in either case. Clients see it in routes within half a minute.
+
+        Messages without a key go to the other groups then. A sharding key keeps its queue, so those of this group are
+        refused with NoPermissionError. InvalidArgumentError: there is no such group.
+        """
+        self.set_config("broker.broker_permission", PERM_READ | PERM_WRITE if writable else PERM_READ, broker_name)
+
+    def _groups_of(self, broker_name: str | None) -> list[str]:
+        names = self._broker_names()
+        if broker_name is None:
+            return sorted(names)
+        if broker_name not in names:
+            raise InvalidArgumentError(f"no broker group is called {broker_name!r}; see `raymq status`")
+        return [broker_name]
+
 
 __all__ = ["Admin", "QueueDescription"]
 

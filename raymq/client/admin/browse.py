@@ -68,7 +68,7 @@ class Span:
     end: int
 
 
-class _Held(NamedTuple):
+class _HeldMessage(NamedTuple):
     """A message that was read, and its time, in ms since 1970, for the merge of queues."""
 
     fetched: FetchedRecord
@@ -88,9 +88,9 @@ class _Stream:
         self._begin, self._end = span.begin, span.end
         """The offsets neither taken nor held; held messages lie behind `_end` (newest first) or before `_begin`."""
         self._newest_first = newest_first
-        self._held: list[_Held] = []
+        self._held: list[_HeldMessage] = []
         """The next one last."""
-        self._part: list[_Held] = []
+        self._part: list[_HeldMessage] = []
         self._window = self._read_from = -1
         """Newest first: the window that is read begins and goes on there; -1 between windows."""
 
@@ -128,14 +128,14 @@ class _Stream:
             self._end = max(self._window, self._begin)
             self._window = self._read_from = -1
 
-    def _decode(self, result: FetchResult, start: int) -> list[_Held]:
+    def _decode(self, result: FetchResult, start: int) -> list[_HeldMessage]:
         found = read_fetched(result.records, self.queue, start, result.next_offset)
         times = stored_times([one.message for one in found])
-        held = [_Held(*pair) for pair in zip(found, times, strict=True)]
+        held = [_HeldMessage(*pair) for pair in zip(found, times, strict=True)]
         return [one for one in held if start <= one.queue_offset < self._end]
 
     @property
-    def first(self) -> _Held | None:
+    def first(self) -> _HeldMessage | None:
         """The next message, if one is held."""
         return self._held[-1] if self._held else None
 

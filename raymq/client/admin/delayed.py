@@ -12,8 +12,8 @@ from raymq.common.java_text import parse_number
 from raymq.common.message import PROPERTY_DELAY, PROPERTY_REAL_TOPIC, MessageExt, MessageQueue
 from raymq.common.names import SCHEDULE_TOPIC
 from raymq.common.numbers import NumberRange, bounded
-from raymq.common.protocol.delayed import DelayedInStore
 from raymq.common.protocol.route import MASTER_ID
+from raymq.common.protocol.store import DelayedInStore
 
 DELAYED_LIST_MAX: Final = 1000
 END_OF_TIME_MS: Final = 2**63 - 1
@@ -57,6 +57,7 @@ class DelayedAdmin(AdminBase):
 
         InvalidArgumentError; ServiceNotAvailableError or RequestTimeoutError while a broker group has no master.
         """
+
         levels: dict[str, int] = {}
         hours = [0] * 24
         late_ms, truncated = 0, False

@@ -44,7 +44,7 @@ def launch(
     `address` (its GCS, host:port). `arguments`: "drain" takes `node` and `undo` (placement.operations), "start" takes
     `board`, True to install Grafana's board at the end unless metrics are off, and returns `actors`, the names of all
     that run, and `notes`, sentences about what was found and changed; "board" takes `output`
-    (placement.board).
+    (placement.operations).
 
     Returns the action's result. Raises the RaymqError of the launch process, RequestTimeoutError after
     LAUNCHER_TIMEOUT_S, ServiceNotAvailableError when the launch process ends without an answer. A start that fails

@@ -2,7 +2,12 @@
 cluster.
 
 Where no Ray runs on this machine, `up` starts one with `ray start --head`, as a process of its own that lives until
-`down` (raymq.client.cluster.ray_head). A Ray that somebody else started is used and left running.
+`down` (raymq.client.cluster.attach). A Ray that somebody else started is used and left running.
+
+Waits until a Ray cluster has the nodes that its stores are on.
+
+Where nodes join one after another, as with `ray up`, placing the stores too early would miss those on the nodes that
+are still to come, and start empty ones in their place.
 """
 
 from __future__ import annotations
@@ -11,19 +16,27 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import ray
 
-from raymq.client.cluster.attach import attach_ray, find_address, latest_started, latest_started_file
+from raymq.client.cluster.attach import (
+    RAY_STOP_TIMEOUT_S,
+    RayHead,
+    attach_ray,
+    find_address,
+    latest_started,
+    latest_started_file,
+    read_head,
+    run_directory,
+    write_head,
+)
 from raymq.client.cluster.embedded import STARTING_MAX
 from raymq.client.cluster.java import java_environment
 from raymq.client.cluster.launcher import ProgressCallback, launch
-from raymq.client.cluster.node_wait import alive_nodes, await_nodes
-from raymq.client.cluster.ray_head import RAY_STOP_TIMEOUT_S, RayHead, read_head, run_directory, write_head
 from raymq.common.config.cluster import load_settings
 from raymq.common.errors import ClusterNotFoundError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.remoting.access.credentials import CREDENTIAL_VARIABLES
@@ -37,7 +50,7 @@ WAIT_NODES_TIMEOUT_S: Final = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartResult:
     """The result of `up`: the names of all actors, and sentences about what was found on disk and what was changed."""
 
     actors: list[str]
@@ -54,7 +67,7 @@ def up(
     wait_nodes: int | None = None,
     wait_timeout_s: float = WAIT_NODES_TIMEOUT_S,
     leave_out: Sequence[str] = (),
-) -> Started:
+) -> StartResult:
     """Start raymq with all stores that the data directories hold, but those of `leave_out`. Repeating it changes
     nothing, and says so.
 
@@ -80,7 +93,7 @@ def up(
             head.stop()
         raise
     ray.shutdown()
-    return Started(result["actors"], result["notes"])
+    return StartResult(result["actors"], result["notes"])
 
 
 def down(address: str | None, progress: ProgressCallback) -> list[str]:
@@ -131,7 +144,7 @@ def close_stores(address: str | None, progress: ProgressCallback) -> list[str]:
 
 
 def install_board(output: str | None, address: str | None) -> dict[str, Any]:
-    """Have the Grafana board written on the head node (placement.board); the folder must be there, not here."""
+    """Have the Grafana board written on the head node (placement.operations); the folder must be there, not here."""
     return _operate("board", address, lambda step: None, output=output)
 
 
@@ -158,7 +171,7 @@ def stop_console(address: str | None) -> bool:
 
 
 def _operate(action: str, address: str | None, progress: ProgressCallback, **arguments: Any) -> dict[str, Any]:
-    """Have the launch process carry out an action of placement.operations or placement.board; returns its result."""
+    """Have the launch process carry out an action of placement.operations; returns its result."""
     attach_ray(address)
     try:
         result: dict[str, Any] = launch(action, ray.get_runtime_context().gcs_address, progress=progress, **arguments)
@@ -239,3 +252,36 @@ def _await_address(process: subprocess.Popen[bytes], log: Path) -> str:
 
 def _tail(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+
+
+POLL_INTERVAL_S: Final = 0.5
+"""Time between two looks at Ray's list of nodes."""
+
+
+def alive_nodes(label: str | None = None) -> list[str]:
+    """The addresses of the living nodes of the Ray cluster that this process is connected to; of those that carry
+    `label` only, where it is given: others hold no stores."""
+    return sorted(
+        node["NodeManagerAddress"]
+        for node in ray.nodes()
+        if node["Alive"] and (label is None or label in (node.get("Labels") or {}))
+    )
+
+
+def await_nodes(
+    count: int, timeout_s: float, progress: ProgressCallback, alive: Callable[[], list[str]] = alive_nodes
+) -> None:
+    """Return when at least `count` nodes are `alive`: all, the head included, if it is not given.
+
+    ServiceNotAvailableError, which names the nodes that are there, when they are fewer after `timeout_s`.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while len(nodes := alive()) < count:
+        if time.monotonic() >= deadline_s:
+            raise ServiceNotAvailableError(
+                f"{len(nodes)} of {count} nodes joined the Ray cluster within {timeout_s:g} s ({', '.join(nodes)}), "
+                f"and no server was started: see why the others did not (`ray status`), and run `raymq up` again, or "
+                f"with a smaller --wait-nodes if they stay away for good"
+            )
+        progress(f"waiting for nodes: {len(nodes)} of {count} joined")
+        time.sleep(POLL_INTERVAL_S)

@@ -1,7 +1,7 @@
 """The process of a predicate: `python -m raymq.client.predicates.child SOCKET MEMORY`, two inherited descriptors.
 
     runner ── Load, Evaluate (where the records lie) ──▶ socket ──▶ this process: maps the log, calls the function
-           ◀────────── Answer ───────────────────────── socket ◀──
+           ◀────────── PredicateAnswer ──────────────── socket ◀──
            ◀── which message it is at, which match ──── memory ◀──  also readable once this process is dead
 
 Nothing but the user's function and what it needs to read messages is in here. A call that takes too long is ended by
@@ -24,12 +24,19 @@ import cloudpickle
 import numpy as np
 
 from raymq.client.predicates.evaluation import Calls, call_each, messages_at
-from raymq.client.predicates.frames import Answer, Evaluate, Load, Loaded, receive_frame, send_frame
+from raymq.client.predicates.frames import (
+    Evaluate,
+    Load,
+    Loaded,
+    PredicateAnswer,
+    SharedProgress,
+    receive_frame,
+    send_frame,
+)
 from raymq.client.predicates.predicate import OnError
-from raymq.client.predicates.progress import Progress
 from raymq.common.errors import DataLossError
 from raymq.common.message import MessageExt
-from raymq.common.protocol.listener_tasks import StoreLog
+from raymq.common.protocol.consume_result import StoreLog
 from raymq.records.format.compression import admit_bodies_of
 from raymq.records.format.memory_records import LocatedRecords
 from raymq.records.logfiles.log_reader import LogReader
@@ -40,18 +47,18 @@ TRACEBACK_MAX = 4000
 class PredicateMain:
     """Calls one function for the records that Evaluate frames name."""
 
-    def __init__(self, function: Callable[[MessageExt], Any], load: Load, progress: Progress) -> None:
+    def __init__(self, function: Callable[[MessageExt], Any], load: Load, progress: SharedProgress) -> None:
         self._function, self._load, self._progress = function, load, progress
         self._log: tuple[StoreLog, LogReader] | None = None
         self._set_again_s = 0.0
         """The time from which on the timer is set again before a call."""
 
-    def evaluate(self, frame: Evaluate) -> Answer:
+    def evaluate(self, frame: Evaluate) -> PredicateAnswer:
         """Call the function for each record, as long as the frame allows."""
         try:
             records = self._find(frame)
         except (DataLossError, OSError):
-            return Answer(unreadable=True)
+            return PredicateAnswer(unreadable=True)
         messages = messages_at(records.data, records.starts, frame.broker_name)
         self._set_again_s = 0.0
         try:
@@ -65,7 +72,7 @@ class PredicateMain:
             )
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        return Answer(*calls)
+        return PredicateAnswer(*calls)
 
     def _begin(self, index: int) -> None:
         self._progress.at(index)
@@ -103,7 +110,7 @@ def main(socket_fd: int, memory_fd: int) -> None:
     """Load the function, and answer until the runner closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that consumes
     connection = socket.socket(fileno=socket_fd)
-    progress = Progress(mmap.mmap(memory_fd, 0))
+    progress = SharedProgress(mmap.mmap(memory_fd, 0))
     load = receive_frame(connection, Load)
     try:
         function = cloudpickle.loads(load.payload)

@@ -2,17 +2,27 @@
 
 A frame is the length of its payload in 4 bytes, big-endian, and the payload, msgpack. Nothing that the process says is
 unpickled.
+
+SharedProgress is the memory that a predicate's process shares with its runner.
+
+It outlives the process: when that has ended in the middle of its work, the runner reads which message it was at, and
+which messages before that one match.
+
+    | index of the message 8 | 1 byte per message: 1 if it matches |
 """
 
 from __future__ import annotations
 
+import mmap
 import socket
 from typing import Final, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES
-from raymq.common.protocol.listener_tasks import LogPlaces, StoreLog
+from raymq.common.protocol.consume_result import LogPlaces, StoreLog
 
 ANSWER_MAX_BYTES: Final = 1 << 20
 """The longest frame that a runner reads."""
@@ -47,7 +57,7 @@ class Evaluate(msgspec.Struct, frozen=True, array_like=True):
     body_max_bytes: int = MAX_MESSAGE_SIZE_BYTES
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class PredicateAnswer(msgspec.Struct, frozen=True, array_like=True):
     """The fields of raymq.client.predicates.evaluation.Calls; which messages match is in the memory that both share.
     `unreadable`: the files do not show the records (any more), and the function was not called."""
 
@@ -81,3 +91,32 @@ def _receive(connection: socket.socket, size: int) -> bytes:
             raise EOFError("the other end has closed the connection")
         data += part
     return bytes(data)
+
+
+EVALUATED_MAX: Final = 4096
+"""The most records of one Evaluate frame."""
+PROGRESS_BYTES: Final = 8 + EVALUATED_MAX
+
+
+class SharedProgress:
+    """The shared memory, from either side."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        view = memoryview(memory)
+        self._index = view[:8].cast("q")
+        self.matches = view[8:]
+        """For each message 1 if it matches, else 0; the process writes it."""
+
+    def at(self, index: int) -> None:
+        """Note that the function is called for this message next."""
+        self._index[0] = index
+
+    @property
+    def index(self) -> int:
+        """The message that the function was called for last."""
+        return self._index[0]
+
+    def matching(self, count: int) -> NDArray[np.bool_]:
+        """A copy of the first `count` messages' matches."""
+        matches: NDArray[np.bool_] = np.frombuffer(self.matches, np.uint8, count) == 1
+        return matches

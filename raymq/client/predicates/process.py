@@ -17,11 +17,21 @@ import msgspec
 import numpy as np
 
 from raymq.client.predicates.evaluation import REASON_MAX, Evaluated
-from raymq.client.predicates.frames import ANSWER_MAX_BYTES, Answer, Evaluate, Load, Loaded, receive_frame, send_frame
+from raymq.client.predicates.frames import (
+    ANSWER_MAX_BYTES,
+    EVALUATED_MAX,
+    PROGRESS_BYTES,
+    Evaluate,
+    Load,
+    Loaded,
+    PredicateAnswer,
+    SharedProgress,
+    receive_frame,
+    send_frame,
+)
 from raymq.client.predicates.predicate import Predicate
-from raymq.client.predicates.progress import EVALUATED_MAX, PROGRESS_BYTES, Progress
 from raymq.common.errors import ServiceNotAvailableError
-from raymq.common.protocol.listener_tasks import LogPlaces, StoreLog
+from raymq.common.protocol.consume_result import LogPlaces, StoreLog
 from raymq.common.retry import Backoff
 from raymq.records.format.compression import body_max_bytes
 from raymq.records.format.memory_records import LocatedRecords
@@ -54,7 +64,7 @@ class PredicateProcess:
         memory_fd = os.memfd_create("raymq-predicate")
         os.ftruncate(memory_fd, PROGRESS_BYTES)
         self._memory_fd = memory_fd
-        self._progress = Progress(mmap.mmap(memory_fd, PROGRESS_BYTES))
+        self._progress = SharedProgress(mmap.mmap(memory_fd, PROGRESS_BYTES))
 
     @property
     def pid(self) -> int | None:
@@ -80,7 +90,7 @@ class PredicateProcess:
             budget_s = max(0.0, until_s - time.monotonic())
             self._progress.at(0)
             try:
-                answer = Answer(unreadable=True)
+                answer = PredicateAnswer(unreadable=True)
                 if log is not None and records.position >= 0:
                     positions = records.starts + records.position
                     places = LogPlaces(positions.tobytes(), np.ascontiguousarray(records.sizes).tobytes())
@@ -104,7 +114,7 @@ class PredicateProcess:
                 os.close(self._memory_fd)
                 self._memory_fd = -1
 
-    def _ask(self, connection: socket.socket, frame: Evaluate) -> Answer:
+    def _ask(self, connection: socket.socket, frame: Evaluate) -> PredicateAnswer:
         send_frame(connection, msgspec.structs.replace(frame, body_max_bytes=body_max_bytes()))
         index = -1
         while True:
@@ -119,7 +129,7 @@ class PredicateProcess:
                 continue
             if not first:
                 raise EOFError("the process has closed its connection")
-            return receive_frame(connection, Answer, ANSWER_MAX_BYTES)
+            return receive_frame(connection, PredicateAnswer, ANSWER_MAX_BYTES)
 
     def _ended(self, records: LocatedRecords, error: Exception) -> Evaluated:
         """The process has ended, or has to: the messages before the one it was at are decided, and that one is as

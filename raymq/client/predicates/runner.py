@@ -30,7 +30,7 @@ from raymq.client.predicates.process import PredicateProcess
 from raymq.client.predicates.scan import PredicateScan
 from raymq.common import identity
 from raymq.common.identity import Identity
-from raymq.common.protocol.listener_tasks import StoreLog
+from raymq.common.protocol.consume_result import StoreLog
 from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.records.format.memory_records import LocatedRecords
 from raymq.remoting.access.stand_in import owned_actor

@@ -16,11 +16,11 @@ from typing import Final, Protocol
 import numpy as np
 
 from raymq.client.predicates.evaluation import Evaluated
+from raymq.client.predicates.frames import EVALUATED_MAX
 from raymq.client.predicates.keep import keep
-from raymq.client.predicates.progress import EVALUATED_MAX
 from raymq.common.errors import PredicateFailedError
 from raymq.common.message import MessageQueue, PullStatus
-from raymq.common.protocol.listener_tasks import StoreLog
+from raymq.common.protocol.consume_result import StoreLog
 from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.records.format.memory_records import LocatedRecords
 from raymq.remoting.storage_client import FoundInPlace
@@ -37,7 +37,7 @@ FAILURES_KEPT: Final = 1024
 """The most such messages that are remembered."""
 
 
-class Source(Protocol):
+class RecordSource(Protocol):
     """The records of a storage actor; a StorageClient."""
 
     def find(
@@ -65,7 +65,7 @@ class PredicateScan:
 
     def __init__(
         self,
-        source: Source,
+        source: RecordSource,
         evaluate: Evaluate,
         *,
         name: str,

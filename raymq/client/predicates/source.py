@@ -24,7 +24,7 @@ from raymq.common import identity
 from raymq.common.errors import PredicateFailedError
 from raymq.common.message import MessageQueue, PullStatus
 from raymq.common.names import INSTANCES, PredicateName
-from raymq.common.protocol.listener_tasks import StoreLog
+from raymq.common.protocol.consume_result import StoreLog
 from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.records.format.memory_records import LocatedRecords
 from raymq.remoting.access.stand_in import ActorOwner

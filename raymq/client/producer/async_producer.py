@@ -26,7 +26,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, Unpack
 
-from raymq.client.producer.buffer_pool import Waiter
+from raymq.client.producer.buffer_pool import BufferWaiter
 from raymq.client.producer.completion import SendFuture
 from raymq.client.producer.encoder import check_batch
 from raymq.client.producer.producer import REQUEST_TIMEOUT_S, Producer
@@ -191,7 +191,7 @@ class AsyncProducer(OfProcess):
         request.generation = generation
         return self._producer.hand_over(route, request).futures(len(request.messages))
 
-    def _hand_over_granted(self, route: TopicRoute, request: SendRequest, waiter: Waiter) -> list[SendFuture]:
+    def _hand_over_granted(self, route: TopicRoute, request: SendRequest, waiter: BufferWaiter) -> list[SendFuture]:
         """Hand over messages whose space was granted; hand over none if their send has given up."""
         generation = self._producer.buffer.take(waiter)
         if generation is None:
@@ -204,7 +204,7 @@ class AsyncProducer(OfProcess):
         buffer, patience_s = self._producer.buffer, self._producer.allocate_timeout_s(request.timeout_s)
         if patience_s <= 0:
             raise buffer.full_error(patience_s)
-        waiter = Waiter(request.cost_bytes, len(request.messages))
+        waiter = BufferWaiter(request.cost_bytes, len(request.messages))
         try:
             aside(buffer.enqueue, waiter)
             async with asyncio.timeout(patience_s):

@@ -1,7 +1,7 @@
 """The bound on a producer's memory: bytes and messages, counted from when a send allocates them until they have an end.
 
 When the pool is full, senders wait for space, first come, first served: a thread blocks in `allocate`, a coroutine
-awaits the future of its `Waiter`. A send that is larger than the whole pool gets its space when nothing else is
+awaits the future of its `BufferWaiter`. A send that is larger than the whole pool gets its space when nothing else is
 allocated.
 
 Space belongs to *holders*: a batch that is gathering or on its way, or a send that was granted space for which it
@@ -26,7 +26,7 @@ from raymq.common.errors import InvalidArgumentError, SystemBusyError
 
 
 @dataclass(slots=True, eq=False)
-class Waiter:
+class BufferWaiter:
     """A send that waits for space. Once `granted` has ended, it holds the space, in `generation`.
 
     `removed` is true once it waits no more and holds nothing: it gave up, or its space has another holder.
@@ -60,7 +60,7 @@ class BufferPool:
         self._max_bytes, self._max_messages = max_bytes, max_messages
         self._lock = lock or threading.Lock()
         self._bytes = self._count = 0
-        self._waiters: deque[Waiter] = deque()
+        self._waiters: deque[BufferWaiter] = deque()
         self.generation = 0
         """The present generation."""
         self._holders: defaultdict[int, int] = defaultdict(int)
@@ -98,13 +98,13 @@ class BufferPool:
             raise
         return waiter.generation
 
-    def add_waiter(self, cost_bytes: int, count: int) -> Waiter:
+    def add_waiter(self, cost_bytes: int, count: int) -> BufferWaiter:
         """Wait for space after those that wait already. Whoever does not wait to the end calls `remove_waiter`."""
-        waiter = Waiter(cost_bytes, count)
+        waiter = BufferWaiter(cost_bytes, count)
         self.enqueue(waiter)
         return waiter
 
-    def enqueue(self, waiter: Waiter) -> None:
+    def enqueue(self, waiter: BufferWaiter) -> None:
         """Do as `add_waiter` does, for a waiter that the caller has made. Nothing happens if it was removed before."""
         ended: list[Future[None]] = []
         with self._lock:
@@ -113,7 +113,7 @@ class BufferPool:
                 ended = self._settle_locked()
         end_all(ended)
 
-    def remove_waiter(self, waiter: Waiter) -> None:
+    def remove_waiter(self, waiter: BufferWaiter) -> None:
         """Stop waiting, and deallocate the space if it was granted in between. Idempotent. A waiter that is enqueued
         afterwards does not wait."""
         ended: list[Future[None]] = []
@@ -126,7 +126,7 @@ class BufferPool:
             waiter.removed = True
         end_all(ended)
 
-    def take(self, waiter: Waiter) -> int | None:
+    def take(self, waiter: BufferWaiter) -> int | None:
         """Take over the space of a waiter; returns its generation. None if the waiter was removed, or has no space."""
         with self._lock:
             if waiter.removed or waiter.generation < 0:

@@ -39,7 +39,7 @@ from raymq.records.format.encode import (
     EncodedBatch,
     LoneRecord,
     ProducerSequence,
-    Waiting,
+    WaitingBatch,
     encode_batch,
     own_properties,
     topic_part,
@@ -189,7 +189,7 @@ class BatchEncoder:
             message_ids=ids,
             producer=ProducerSequence(self._producer_id, self._epoch, sends.next_sequence),
             compression=self._compression,
-            waiting=Waiting(sends.queue.topic, targets),
+            waiting=WaitingBatch(sends.queue.topic, targets),
         )
 
     def _encode_inner(self, sends: QueueSends, messages: Sequence[Message], ids: Sequence[str]) -> EncodedBatch:
@@ -399,7 +399,7 @@ def check_record_size(message: Message) -> None:
         born_timestamp_ms=0,
         message_ids=["0" * 32],
         producer=ProducerSequence("0" * 16, 0, 2**62),
-        waiting=Waiting(SCHEDULE_TOPIC, [2**31 - 1]) if is_delayed(message) else None,
+        waiting=WaitingBatch(SCHEDULE_TOPIC, [2**31 - 1]) if is_delayed(message) else None,
     )
 
 

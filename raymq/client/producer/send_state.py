@@ -83,7 +83,7 @@ class LoneTurn(Protocol):
     begun: bool
 
 
-class Attempt(Struct, eq=False):
+class SendAttempt(Struct, eq=False):
     """Flights that go in one request. `error`: the failure because of which they are sent again, if they are."""
 
     flights: list[Flight]
@@ -105,7 +105,7 @@ class Attempt(Struct, eq=False):
         return min([flight.deadline_s for flight in self.flights])
 
 
-class Verdict(Struct, eq=False):
+class SendDecision(Struct, eq=False):
     """The consequences of an event, for the shell to carry out.
 
     `ended`: batches and their ends. `leaving`: batches to be given to other brokers; those for which there is none come
@@ -133,7 +133,7 @@ class SendState:
         self._queues: dict[MessageQueue, QueueSends] = {}
         self._waiting: dict[QueueSends, None] = {}
         """The queues with batches that wait and no flight under way; the next request begins with the first one."""
-        self._attempts: deque[Attempt] = deque()
+        self._attempts: deque[SendAttempt] = deque()
         """Attempts to be made before any other message is taken."""
         self._under_way = 0
         self.last_failure: RaymqError = ServiceNotAvailableError(f"{broker_name} took no messages in time")
@@ -167,7 +167,7 @@ class SendState:
         way, and no attempt is to be repeated."""
         return not (sends.busy or sends.waiting or self._attempts)
 
-    def next_attempt(self) -> Attempt | None:
+    def next_attempt(self) -> SendAttempt | None:
         """The attempt to be made next; None if messages that wait come first (`oldest`), or there is nothing."""
         return self._attempts.popleft() if self._attempts else None
 
@@ -220,13 +220,13 @@ class SendState:
             if sends.waiting:
                 self._waiting.setdefault(sends)
 
-    def take(self, now_s: float) -> tuple[list[tuple[QueueSends, list[SendBatch]]], Verdict]:
+    def take(self, now_s: float) -> tuple[list[tuple[QueueSends, list[SendBatch]]], SendDecision]:
         """Take the batches of the next request out of every queue in turn, up to the limits; they are sealed. Their
         queues are busy now. Batches whose time is up end.
 
         All have the same `wait_store_msg_ok`: messages that need not wait for the disk do not wait for those that must.
         """
-        verdict = Verdict()
+        verdict = SendDecision()
         for sends in list(self._waiting):
             self._end_late(sends, now_s, self.last_failure, verdict)
         taken: list[tuple[QueueSends, list[SendBatch]]] = []
@@ -258,35 +258,35 @@ class SendState:
             self.begin(sends)
         return taken, verdict
 
-    def not_encoded(self, sends: QueueSends, batches: Sequence[SendBatch], error: RaymqError) -> Verdict:
+    def not_encoded(self, sends: QueueSends, batches: Sequence[SendBatch], error: RaymqError) -> SendDecision:
         """Batches that were taken break a rule that only encoding checks: the message that breaks it ends with the
         error, the others are sent."""
         return self._only_the_illegal(sends, batches, error)
 
-    def stay(self, batches: Sequence[SendBatch], error: RaymqError) -> Verdict:
+    def stay(self, batches: Sequence[SendBatch], error: RaymqError) -> SendDecision:
         """Batches that found no other broker wait here again, if the error will pass; else they end with it."""
-        verdict = Verdict()
+        verdict = SendDecision()
         self._wait_again(batches, error, verdict)
         return verdict
 
     # Answers
 
-    def answered(self, attempt: Attempt, results: Sequence[AppendResult], now_s: float) -> Verdict:
+    def answered(self, attempt: SendAttempt, results: Sequence[AppendResult], now_s: float) -> SendDecision:
         """The store has answered. Flights that are stored end, or are repeated until they are as safe as asked for."""
-        verdict = Verdict()
+        verdict = SendDecision()
         for flight, result in zip(attempt.flights, results, strict=True):
             flight.stored = result
             if self._settle_status and result.status is not SendStatus.SEND_OK and now_s < flight.deadline_s:
                 self._follow(flight, Event.NOT_SAFE)
-                self._attempts.append(Attempt([flight]))
+                self._attempts.append(SendAttempt([flight]))
                 verdict.pause = True
             else:
                 self._acknowledge(flight, result, Event.ANSWERED, verdict)
         return verdict
 
-    def failed(self, attempt: Attempt, error: RaymqError, now_s: float) -> Verdict:
+    def failed(self, attempt: SendAttempt, error: RaymqError, now_s: float) -> SendDecision:
         """An attempt has failed, or no connection for it could be made."""
-        verdict = Verdict()
+        verdict = SendDecision()
         stage = attempt.flights[0].stage
         if stage is Stage.STORED:
             self._not_settled(attempt, error, now_s, verdict)
@@ -298,15 +298,15 @@ class SendState:
             self._refused(attempt, error, now_s, verdict)
         return verdict
 
-    def away(self, error: RaymqError, now_s: float) -> Verdict:
+    def away(self, error: RaymqError, now_s: float) -> SendDecision:
         """There is no connection to the broker: nothing was sent."""
-        verdict = Verdict(broker_failed=True, pause=True)
+        verdict = SendDecision(broker_failed=True, pause=True)
         self._waiting_failed(error, now_s, verdict)
         return verdict
 
-    def settle_expired(self, attempt: Attempt, now_s: float) -> Verdict:
+    def settle_expired(self, attempt: SendAttempt, now_s: float) -> SendDecision:
         """Before an attempt is repeated: messages whose time is up end. What is left of the attempt is to be made."""
-        verdict = Verdict()
+        verdict = SendDecision()
         if attempt.flights[0].stage is Stage.STORED:
             for flight in list(attempt.flights):
                 if now_s >= flight.deadline_s and flight.stored is not None:
@@ -316,9 +316,9 @@ class SendState:
             self._end_unknown_in_time(attempt, attempt.error, now_s, verdict)
         return verdict
 
-    def abandon(self, batches: Sequence[SendBatch], error: BaseException) -> Verdict:
+    def abandon(self, batches: Sequence[SendBatch], error: BaseException) -> SendDecision:
         """A bug: of these batches, those that neither have their end nor wait end with `error`; their queues go on."""
-        verdict = Verdict()
+        verdict = SendDecision()
         ending = [batch for batch in batches if batch.stage not in (Stage.ENDED, Stage.QUEUED)]
         queues = {batch.sends for batch in ending}
         for attempt in self._attempts:
@@ -329,7 +329,7 @@ class SendState:
             self.release(sends)
         return verdict
 
-    def _refused(self, attempt: Attempt, error: RaymqError, now_s: float, verdict: Verdict) -> None:
+    def _refused(self, attempt: SendAttempt, error: RaymqError, now_s: float, verdict: SendDecision) -> None:
         """Nothing is stored, since the store takes a request as a whole or not."""
         if another_broker_helps(error):
             verdict.broker_failed = verdict.pause = True
@@ -338,7 +338,7 @@ class SendState:
                 batches = self._in_time(flight.keep_ids(), now_s, error, verdict)
                 self._leave_or_wait(batches, error, verdict)
         elif len(attempt.flights) > 1:
-            self._attempts.extendleft(Attempt([flight]) for flight in reversed(attempt.flights))
+            self._attempts.extendleft(SendAttempt([flight]) for flight in reversed(attempt.flights))
         elif isinstance(error, MessageIllegalError):
             [flight] = attempt.flights
             flight.keep_ids()
@@ -350,10 +350,10 @@ class SendState:
             self._finish(flight, Event.REFUSED_FOR_GOOD)
             verdict.ended += [(batch, error) for batch in flight.batches]
 
-    def _only_the_illegal(self, sends: QueueSends, batches: Sequence[SendBatch], error: RaymqError) -> Verdict:
+    def _only_the_illegal(self, sends: QueueSends, batches: Sequence[SendBatch], error: RaymqError) -> SendDecision:
         """Divide batches until the message alone that an error concerns has it for its end: the others wait again, and
         are sent in smaller parts."""
-        verdict = Verdict()
+        verdict = SendDecision()
         self.release(sends)
         if batches[0].numbered:
             verdict.ended += [(batch, error) for batch in batches]
@@ -372,7 +372,9 @@ class SendState:
         self._to_the_front(parts)
         return verdict
 
-    def _repeat(self, attempt: Attempt, error: RaymqError, event: Event, now_s: float, verdict: Verdict) -> None:
+    def _repeat(
+        self, attempt: SendAttempt, error: RaymqError, event: Event, now_s: float, verdict: SendDecision
+    ) -> None:
         """The same bytes go again. Messages that wait behind them and asked for no order go to other brokers."""
         for flight in attempt.flights:
             self._follow(flight, event)
@@ -383,19 +385,19 @@ class SendState:
             self._waiting_failed(error, now_s, verdict, wait=True)
             self._attempts.appendleft(attempt)
 
-    def _still_unknown(self, attempt: Attempt, error: RaymqError, now_s: float, verdict: Verdict) -> None:
+    def _still_unknown(self, attempt: SendAttempt, error: RaymqError, now_s: float, verdict: SendDecision) -> None:
         if error.retryable or may_be_stored(error):
             event = Event.NO_ANSWER if may_be_stored(error) else Event.REFUSED
             self._repeat(attempt, error, event, now_s, verdict)
         elif len(attempt.flights) > 1:
-            self._attempts.extendleft(Attempt([flight], error) for flight in reversed(attempt.flights))
+            self._attempts.extendleft(SendAttempt([flight], error) for flight in reversed(attempt.flights))
             verdict.pause = True
         else:
             [flight] = attempt.flights
             self._end_unknown(flight, flight.batches, error, now_s, verdict)
             self._finish(flight, Event.REFUSED_FOR_GOOD)
 
-    def _not_settled(self, attempt: Attempt, error: RaymqError, now_s: float, verdict: Verdict) -> None:
+    def _not_settled(self, attempt: SendAttempt, error: RaymqError, now_s: float, verdict: SendDecision) -> None:
         [flight] = attempt.flights
         verdict.broker_failed = True
         assert flight.stored is not None
@@ -409,7 +411,9 @@ class SendState:
 
     # Failures of the broker, for messages that are surely not stored
 
-    def _waiting_failed(self, error: RaymqError, now_s: float, verdict: Verdict, *, wait: bool | None = None) -> None:
+    def _waiting_failed(
+        self, error: RaymqError, now_s: float, verdict: SendDecision, *, wait: bool | None = None
+    ) -> None:
         """The broker failed, and messages wait: those whose time is up end, some go to another broker, the others wait
         on (`wait`, by default if the error is one that passes) or end."""
         for sends in self._queues.values():
@@ -420,7 +424,7 @@ class SendState:
                 self._leave_or_wait(batches, error, verdict, wait=wait)
 
     def _leave_or_wait(
-        self, batches: Sequence[SendBatch], error: RaymqError, verdict: Verdict, *, wait: bool | None = None
+        self, batches: Sequence[SendBatch], error: RaymqError, verdict: SendDecision, *, wait: bool | None = None
     ) -> None:
         leaving = [batch for batch in batches if batch.movable and another_broker_helps(error)]
         for batch in leaving:
@@ -429,7 +433,7 @@ class SendState:
         self._wait_again([batch for batch in batches if batch not in leaving], error, verdict, wait=wait)
 
     def _wait_again(
-        self, batches: Sequence[SendBatch], error: RaymqError, verdict: Verdict, *, wait: bool | None = None
+        self, batches: Sequence[SendBatch], error: RaymqError, verdict: SendDecision, *, wait: bool | None = None
     ) -> None:
         if error.retryable if wait is None else wait:
             self._to_the_front(batches)
@@ -446,7 +450,7 @@ class SendState:
             if not batch.sends.busy:
                 self._waiting.setdefault(batch.sends)
 
-    def _end_late(self, sends: QueueSends, now_s: float, error: RaymqError, verdict: Verdict) -> None:
+    def _end_late(self, sends: QueueSends, now_s: float, error: RaymqError, verdict: SendDecision) -> None:
         if sends.failure is not None:
             verdict.ended += [(batch, sends.failure) for batch in sends.waiting]
             sends.waiting.clear()
@@ -459,7 +463,7 @@ class SendState:
                 self._waiting.pop(sends, None)
 
     def _in_time(
-        self, batches: Sequence[SendBatch], now_s: float, error: RaymqError, verdict: Verdict
+        self, batches: Sequence[SendBatch], now_s: float, error: RaymqError, verdict: SendDecision
     ) -> list[SendBatch]:
         """The batches whose time is not up; the others end, and were not stored. Numbered ones end together: none is
         stored without those before it."""
@@ -490,11 +494,13 @@ class SendState:
         flight.stage = TRANSITIONS[flight.stage, event]
         self.release(flight.sends)
 
-    def _acknowledge(self, flight: Flight, result: AppendResult, event: Event, verdict: Verdict) -> None:
+    def _acknowledge(self, flight: Flight, result: AppendResult, event: Event, verdict: SendDecision) -> None:
         self._finish(flight, event)
         verdict.acknowledged.append((flight, result))
 
-    def _end_unknown_in_time(self, attempt: Attempt, error: RaymqError, now_s: float, verdict: Verdict) -> None:
+    def _end_unknown_in_time(
+        self, attempt: SendAttempt, error: RaymqError, now_s: float, verdict: SendDecision
+    ) -> None:
         """Messages of an attempt whose time is up end as unknown; flights without other messages leave the attempt."""
         for flight in [flight for flight in attempt.flights if flight.deadline_s <= now_s]:
             late = [batch for batch in flight.batches if batch.deadline_s <= now_s]
@@ -507,7 +513,7 @@ class SendState:
                 self._finish(flight, Event.TIME_UP)
 
     def _end_unknown(
-        self, flight: Flight, batches: Sequence[SendBatch], error: RaymqError, now_s: float, verdict: Verdict
+        self, flight: Flight, batches: Sequence[SendBatch], error: RaymqError, now_s: float, verdict: SendDecision
     ) -> None:
         ending = [batch for batch in batches if batch.stage is not Stage.ENDED]
         if ending:

@@ -26,7 +26,7 @@ from raymq.client.producer.completion import Acknowledged, Completion, Outcome, 
 from raymq.client.producer.encoder import BatchEncoder
 from raymq.client.producer.latency_fault import BrokerFaults
 from raymq.client.producer.send_batch import Flight, QueueSends, SendBatch, Stage
-from raymq.client.producer.send_state import Attempt, SendState, Verdict, closed_error
+from raymq.client.producer.send_state import SendAttempt, SendDecision, SendState, closed_error
 from raymq.common.errors import QuotaExceededError, RaymqError, ServiceNotAvailableError, SystemBusyError
 from raymq.common.message import Message, MessageQueue, SendResult, SendStatus
 from raymq.common.parallel import aside
@@ -134,7 +134,7 @@ class Sender:
         self.state = SendState(broker_name, settle_status=context.retry_when_not_store_ok)
         self.target: Target | None = None
         """The master, as long as it answers."""
-        self._failed_at_once: deque[tuple[Attempt, RaymqError]] = deque()
+        self._failed_at_once: deque[tuple[SendAttempt, RaymqError]] = deque()
         self._wake = threading.Condition(context.lock)
         self._idle = False
         self._resume_s = -math.inf
@@ -328,7 +328,7 @@ class Sender:
 
     def _settle(self, flight: Flight, result: AppendResult) -> None:
         """A caller's message is stored and not as safe as asked for: the thread goes on with it."""
-        attempt = Attempt([flight])
+        attempt = SendAttempt([flight])
         with self._context.lock:
             verdict = self.state.answered(attempt, [result], self._now_s())
             self.wake_locked()
@@ -336,7 +336,7 @@ class Sender:
 
     def _hand_to_thread(self, flight: Flight, error: RaymqError) -> None:
         with self._context.lock:
-            self._failed_at_once.append((Attempt([flight]), error))
+            self._failed_at_once.append((SendAttempt([flight]), error))
             self.wake_locked()
 
     # The thread
@@ -406,9 +406,9 @@ class Sender:
             except RaymqError as error:
                 self._not_encoded(sends, batches, error)
         if flights:
-            self._attempt(Attempt(flights), storage, description)
+            self._attempt(SendAttempt(flights), storage, description)
 
-    def _repeat(self, attempt: Attempt) -> None:
+    def _repeat(self, attempt: SendAttempt) -> None:
         """Send flights that were sent before, as far as their time is not up."""
         if attempt.again:
             with self._context.lock:
@@ -423,7 +423,7 @@ class Sender:
         else:
             self._attempt(attempt, storage, description)
 
-    def _attempt(self, attempt: Attempt, storage: StorageClient, description: StorageDescription) -> None:
+    def _attempt(self, attempt: SendAttempt, storage: StorageClient, description: StorageDescription) -> None:
         try:
             batches = [flight.encoded for flight in attempt.flights]
             results = self._append(batches, storage, self._attempt_s(attempt.deadline_s))
@@ -437,7 +437,7 @@ class Sender:
             verdict = self.state.answered(attempt, results, self._now_s())
         self._carry_out(verdict)
 
-    def _fail(self, attempt: Attempt, error: RaymqError) -> None:
+    def _fail(self, attempt: SendAttempt, error: RaymqError) -> None:
         topic = attempt.topic
         with self._context.lock:
             verdict = self.state.failed(attempt, error, self._now_s())
@@ -493,7 +493,7 @@ class Sender:
 
     # Consequences
 
-    def _carry_out(self, verdict: Verdict, error: RaymqError | None = None, topic: str = "") -> None:
+    def _carry_out(self, verdict: SendDecision, error: RaymqError | None = None, topic: str = "") -> None:
         """Carry out a verdict, which on a failure was about `error`."""
         if error is not None:
             error.__traceback__ = None  # it leads to the frames that hold what was sent
@@ -539,7 +539,7 @@ class Sender:
             logger.exception("a message for %s was not given to another broker", batch.queue)
             return False
 
-    def _share_locked(self, verdict: Verdict) -> None:
+    def _share_locked(self, verdict: SendDecision) -> None:
         for generation in verdict.divided:
             self._context.buffer.share_locked(generation)
 

@@ -23,7 +23,7 @@ from raymq.records.kernels.fields import Ints
 from raymq.records.kernels.message_columns import MessageColumns
 from raymq.records.kernels.property_text import (
     ListColumn,
-    TextColumn,
+    PropertyTexts,
     java_hashes,
     long_hashes,
     property_sizes,
@@ -138,7 +138,7 @@ class _Part:
         doubtful: Mask = self._doubtful | (sizes == 0) | (sizes > max_body_bytes)
         if self.tags is not None:
             doubtful |= _doubtful_texts(self.tags.texts, forbidden=b"", stripped=True) & self.tags.present
-        if isinstance(self.keys, TextColumn):
+        if isinstance(self.keys, PropertyTexts):
             doubtful |= _doubtful_texts(self.keys.texts, forbidden=b" ", stripped=False) & self.keys.present
         elif self.keys is not None:
             doubtful |= _of_rows(_doubtful_texts(self.keys.parts[0], forbidden=b" ", stripped=False), self.keys)
@@ -160,17 +160,17 @@ class _Part:
         longs = np.frombuffer(numbers.buffers()[1], np.int64)[numbers.offset : numbers.offset + len(numbers)]
         return long_hashes(longs), present
 
-    def _text(self, name: str) -> TextColumn | None:
+    def _text(self, name: str) -> PropertyTexts | None:
         array = self.arrays.get(name)
         if array is None:
             return None
         _check_utf8(name, array)
-        return TextColumn(*ByteColumn.of_nullable(array))
+        return PropertyTexts(*ByteColumn.of_nullable(array))
 
-    def _key(self) -> TextColumn | None:
+    def _key(self) -> PropertyTexts | None:
         """The column of one key in each row, of which an empty one is none."""
         keys = self._text("keys")
-        return None if keys is None else TextColumn(keys.texts, keys.present & (keys.texts.sizes > 0))
+        return None if keys is None else PropertyTexts(keys.texts, keys.present & (keys.texts.sizes > 0))
 
     def _list(self, name: str) -> ListColumn:
         array = self.arrays[name]

@@ -2,6 +2,10 @@
 
 A message whose reply was sent, or can never be, is consumed. A reply that the store does not take is tried again for as
 long as its request waits; after that it is given up and counted, because nobody waits for it any more.
+
+The producers that a listener's process makes by itself, for replies and for its trace.
+
+The process has joined Ray and has no client of raymq; what is made here ends with it.
 """
 
 from __future__ import annotations
@@ -12,19 +16,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from raymq.client.request.listener_producer import listener_producer
+import ray
+
+from raymq.client.producer.producer import Producer
+from raymq.client.producer.settings import SEND_TIMEOUT_S, ProducerSettings
 from raymq.client.request.requests import Presence
 from raymq.common.errors import CreateReplyMessageError, MessageIllegalError, RaymqError
 from raymq.common.message import MessageExt, MessageQueue, SendResult, SystemMessage
 from raymq.common.protocol.request_reply import Reply, ReplyStatistics, reply_message, ttl_s
+from raymq.remoting.actor_ref import running_nameservers
+from raymq.remoting.route_cache import RouteCache
+from raymq.remoting.storage_clients import StorageClients
+from raymq.telemetry.trace.deliveries import DeliveryTrace
+from raymq.telemetry.trace.dispatcher import TRACE_PRODUCER_GROUP, TRACE_SEND_TIMEOUT_S, TraceDispatcher
+
+logger = logging.getLogger(__name__)
 
 Send = Callable[[SystemMessage, MessageQueue, float], SendResult]
 """Sends a message to a queue, within so many s."""
 
 MIN_SEND_S: Final = 1.0
 """A reply is tried for at least so long: the time of its request is counted by another clock, on another machine."""
-
-logger = logging.getLogger(__name__)
 
 
 class ListenerReplier:
@@ -92,3 +104,23 @@ def _connect() -> Send:
     """The send of a producer in this process."""
     producer = listener_producer("listener-replies")
     return lambda message, queue, timeout_s: producer.send(message, timeout_s=timeout_s, queue=queue)
+
+
+def listener_producer(group: str, send_timeout_s: float = SEND_TIMEOUT_S) -> Producer:
+    """A producer of this process, which has joined Ray."""
+    storages = StorageClients(ray.get_runtime_context().get_node_id())
+    return Producer(
+        group,
+        routes=RouteCache(running_nameservers()),
+        storage=storages.get,
+        born_host=(ray.util.get_node_ip_address(), 0),
+        settings=ProducerSettings(send_timeout_s=send_timeout_s),
+    )
+
+
+def listener_trace(group: str, topic: str) -> DeliveryTrace:
+    """The trace of this process, whose listener consumes as a member of `group`. Connects when there is something to
+    send."""
+    return DeliveryTrace(
+        group, TraceDispatcher(lambda: listener_producer(TRACE_PRODUCER_GROUP, TRACE_SEND_TIMEOUT_S), topic)
+    )

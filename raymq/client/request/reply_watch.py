@@ -19,9 +19,9 @@ from typing import Final
 from raymq.client.consumer.fetcher import Fetcher
 from raymq.client.consumer.pull.fetched_records import FetchedRecords, decode_messages
 from raymq.client.consumer.pull.in_place import InPlaceReader
+from raymq.client.consumer.pull.poll_turn import Wakeup
 from raymq.client.consumer.pull.settings import PullSettings
 from raymq.client.consumer.pull.subscription_state import SubscriptionState
-from raymq.client.consumer.pull.wakeup import Wakeup
 from raymq.client.consumer.queue_lookup import QueueLookup
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import RaymqError

@@ -1,4 +1,4 @@
-"""The offset ranges that a read of topics covers.
+"""The offset ranges that a read of topics covers, and the text of its filter expression.
 
 Pure: queues, bounds and offsets come in through `ScanSource`. Every queue contributes one range [start, end); a bound
 of the whole read, `max_offsets`, is shared among them. `raymq.client.scan.partitions` makes the parts that tasks read.
@@ -29,9 +29,9 @@ from raymq.common.message import MessageQueue
 from raymq.common.names import check_topic
 from raymq.common.numbers import whole_number
 from raymq.common.protocol.store import QueueBounds
+from raymq.records.filters.sql import SqlFilter
 
 logger = logging.getLogger(__name__)
-
 
 Creations = Mapping[str, Mapping[str, str]]
 """The creation ids of topics (raymq.common.protocol.route.TopicConfig), by topic and broker group."""
@@ -250,3 +250,15 @@ def require_matches(
             f"{start.option}: no message was stored then or later in {listed}; choose an earlier time, or pass "
             'starting_offsets_by_timestamp_strategy="latest" to read nothing from such queues'
         )
+
+
+def text_of(expression: SqlFilter | None) -> str | None:
+    """The text of a filter expression, None for none. InvalidArgumentError for what is no filter expression."""
+    if expression is None:
+        return None
+    if not isinstance(expression, SqlFilter):
+        raise InvalidArgumentError(
+            f"expression={expression!r} is no filter expression; write "
+            'expression=raymq.sql("price > 5"), or tags="paid || refunded"'
+        )
+    return expression.text

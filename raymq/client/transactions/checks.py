@@ -1,8 +1,9 @@
-"""Asks every broker for the transactions that a producer group is to be asked about, and has them answered.
+"""Half messages, and the checks of those whose transactions have no outcome yet.
 
-A thread asks each broker once a second; that is also how the brokers know that this producer lives. The user's `check`
-runs in a pool of threads, and its answer ends the transaction. A check that gets no answer comes again in the next
-round of checks, here or at another producer of the group.
+A producer stores a half message before its local transaction. A thread asks each broker once a second for the
+transactions that the producer group is to be asked about; that is also how the brokers know that this producer lives.
+The user's `check` runs in a pool of threads, and its answer ends the transaction. A check that gets no answer comes
+again in the next round of checks, here or at another producer of the group.
 """
 
 from __future__ import annotations
@@ -13,21 +14,72 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from raymq.common.errors import RaymqError
-from raymq.common.message import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, MessageExt, MessageQueue
-from raymq.common.names import HALF_TOPIC
-from raymq.common.protocol.transactions import EndTransaction, LocalTransactionState, TransactionCheck
+from msgspec.structs import force_setattr
+
+from raymq.common.errors import MessageIllegalError, RaymqError
+from raymq.common.message import (
+    PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
+    PROPERTY_PRODUCER_GROUP,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TRANSACTION_PREPARED,
+    Message,
+    MessageExt,
+    MessageQueue,
+)
+from raymq.common.names import HALF_TOPIC, check_user_topic, is_internal_topic
+from raymq.common.numbers import LONGEST_TIME_S, NumberRange, number_in
+from raymq.common.protocol.transactions import EndTransactionRequest, LocalTransactionState, TransactionCheck
 from raymq.records.format.decode import read_record
 from raymq.records.format.places import RecordPlace
 from raymq.remoting.broker_client import broker_client
+
+logger = logging.getLogger(__name__)
+
+
+class UnsentHalfMessage(Message, frozen=True, gc=False):
+    """A message of a transaction, with the properties that say so. Made by `half_message`."""
+
+
+IMMUNITY_S: Final = NumberRange(1, int(LONGEST_TIME_S))
+"""The ages, in whole seconds, before which nobody asks about the outcome of a half message."""
+
+
+def half_message(message: Message, group: str, check_immunity_s: int | None = None) -> UnsentHalfMessage:
+    """`message` as a half message of a producer group. It is not delayed, whatever the message asked for.
+
+    `check_immunity_s`: the age in seconds, 1 or more, before which nobody asks about its outcome; None: the store's
+    transaction_time_out_ms. MessageIllegalError for retry and dead-letter topics, IllegalNameError for those of the
+    server, InvalidArgumentError for the immunity time.
+    """
+    if not isinstance(message, Message):
+        raise MessageIllegalError(f"expected a raymq.Message, got {type(message).__name__}")
+    if is_internal_topic(check_user_topic(message.topic)):
+        raise MessageIllegalError(f"a transaction cannot send to {message.topic}, which belongs to a consumer group")
+    system = {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: group}
+    if check_immunity_s is not None:
+        age_s = number_in("check_immunity_s", check_immunity_s, IMMUNITY_S)
+        system[PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS] = str(age_s)
+    half = UnsentHalfMessage(
+        message.topic,
+        message.body,
+        message.tags,
+        message.keys,
+        message.properties,
+        message.flag,
+        wait_store_msg_ok=message.wait_store_msg_ok,
+        light_queues=message.light_queues,
+    )
+    # Behind the check's back: users may not set these names.
+    force_setattr(half, "properties", {**message.properties, **system})
+    return half
+
 
 CHECK_POLL_INTERVAL_S: Final = 1.0
 CHECK_CALL_TIMEOUT_S: Final = 2.0
 CHECKS_PENDING_MAX: Final = 2000
 """Checks that wait for a thread, or have one; further ones are left to the next round."""
 CHECKS_STOP_TIMEOUT_S: Final = 5.0
-
-logger = logging.getLogger(__name__)
 
 Check = Callable[[MessageExt], LocalTransactionState | None]
 """The outcome of a message's local transaction, as the user's program finds out; None is UNKNOW."""
@@ -59,7 +111,7 @@ class CheckListener:
         check: Check,
         *,
         brokers: Callable[[], Iterable[str]],
-        end: Callable[[str, MessageExt, EndTransaction], object],
+        end: Callable[[str, MessageExt, EndTransactionRequest], object],
         threads: int,
     ) -> None:
         """`brokers` returns the names of all brokers; `end` ends the transaction of a message at one of them."""
@@ -124,7 +176,9 @@ class CheckListener:
             if state is None or state == LocalTransactionState.UNKNOW:
                 return
             offsets = check.queue_offset, check.physical_offset
-            end = EndTransaction(self._group, *offsets, int(state), check.transaction_id, from_transaction_check=True)
+            end = EndTransactionRequest(
+                self._group, *offsets, int(state), check.transaction_id, from_transaction_check=True
+            )
             self._end(broker_name, message, end)
         except Exception:  # the user's, or of a broker that is away: the next round asks again
             logger.exception("the check of transaction %s has no answer", check.transaction_id)

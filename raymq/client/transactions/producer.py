@@ -21,13 +21,12 @@ from msgspec import structs
 
 from raymq.client.producer.producer import Producer
 from raymq.client.producer.queue_selector import DestinationOptions
-from raymq.client.transactions.checks import Check, CheckListener
-from raymq.client.transactions.half_message import IMMUNITY_S, half_message
+from raymq.client.transactions.checks import IMMUNITY_S, Check, CheckListener, half_message
 from raymq.common.closing import Closing
 from raymq.common.errors import InvalidArgumentError, RaymqError, TransactionError
 from raymq.common.message import Message, MessageExt, MessageQueue, SendResult, SendStatus
 from raymq.common.numbers import bounded
-from raymq.common.protocol.transactions import EndResult, EndTransaction, LocalTransactionState
+from raymq.common.protocol.transactions import EndResult, EndTransactionRequest, LocalTransactionState
 from raymq.common.retry import persist_until
 from raymq.common.shipping import deferred_kind
 from raymq.records.format.message_id import parse_offset_message_id
@@ -219,7 +218,7 @@ class TransactionProducer(Closing):
         """End a transaction of this producer; errors as of `Transaction.rollback`."""
         half = transaction.half
         physical_offset = parse_offset_message_id(half.offset_message_id).physical_offset
-        order = EndTransaction(
+        order = EndTransactionRequest(
             self._names.wrap(self.group), half.queue_offset, physical_offset, int(state), half.message_id
         )
         topic = self._names.wrap(transaction.message.topic)
@@ -254,7 +253,7 @@ class TransactionProducer(Closing):
         half = half_message(message, self._names.wrap(self.group), check_immunity_s)
         return Transaction(self, message, self._producer.send(half, **where))
 
-    def _end_checked(self, broker_name: str, message: MessageExt, order: EndTransaction) -> None:
+    def _end_checked(self, broker_name: str, message: MessageExt, order: EndTransactionRequest) -> None:
         """End a transaction that a broker has asked about."""
         self._end_at(broker_name, message.topic, order)
         if self._producer.trace is not None:
@@ -263,7 +262,7 @@ class TransactionProducer(Closing):
                 message.topic, message, order.transaction_id, message.offset_message_id, state, from_check=True
             )
 
-    def _end_at(self, broker_name: str, topic: str, order: EndTransaction) -> EndResult:
+    def _end_at(self, broker_name: str, topic: str, order: EndTransactionRequest) -> EndResult:
         """End a transaction at a broker group's master, again until it answers or the send timeout is over."""
         master = MasterLocator(broker_name, self._routes, self._storage)
 

@@ -1,8 +1,9 @@
 """Questions of simple consumers to a broker, and its answers: messages that are leased, and settled one by one.
 
 A *lease* hands a range of a queue's offsets out for a time: until then no other consumer gets them. It is named by its
-first offset and its pop time, which RocketMQ's receipt handle holds, too (raymq.client.consumer.simple.receipt). Sets
-of offsets of a lease travel as a hexadecimal number: bit i stands for the offset `start + i`.
+first offset and its pop time, which RocketMQ's receipt handle holds, too
+(raymq.client.consumer.simple.received_message). Sets of offsets of a lease travel as a hexadecimal number: bit i
+stands for the offset `start + i`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class LocalTransactionState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class EndTransaction:
+class EndTransactionRequest:
     """The order to end a transaction. `queue_offset` and `physical_offset` are those of its half message, or of any
     copy of it that a check made. `commit_or_rollback` is COMMIT_MESSAGE or ROLLBACK_MESSAGE."""
 
@@ -30,7 +30,7 @@ class EndTransaction:
 
 
 class EndResult(AppendResult, frozen=True, gc=False):
-    """The answer to an EndTransaction: the message's place in queue `queue_id` of its `topic`.
+    """The answer to an EndTransactionRequest: the message's place in queue `queue_id` of its `topic`.
 
     After a rollback there is none, and the offsets are those of the record that says so. `duplicate`: the transaction
     had ended in this way before, and nothing was written now.

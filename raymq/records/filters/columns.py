@@ -1,7 +1,7 @@
 """The meaning of a filter expression for many messages at once, from the bytes of their records.
 
 Only the properties that the expression names are read, as columns; bodies are not touched. The result for each message
-is that of scalar.py, the reference. A truth is a number here, so that AND and OR are tables.
+is that of `matches` in sql.py, the reference. A truth is a number here, so that AND and OR are tables.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from raymq.records.filters.plan import (
     Truth,
     negative,
 )
-from raymq.records.filters.scalar import value_of
-from raymq.records.filters.sql import SqlFilter
+from raymq.records.filters.sql import SqlFilter, value_of
 from raymq.records.filters.text_columns import Numbers, TextColumn
-from raymq.records.filters.values import IncomparableError, Kind, Number, compare, is_true_text
+from raymq.records.filters.values import IncomparableError, Number, ValueKind, compare, is_true_text
 from raymq.records.format.layout import RecordError
 from raymq.records.kernels.fields import find_fields
 from raymq.records.kernels.property_columns import find_properties
@@ -218,13 +217,13 @@ def _raising(truths: NDArray[Any], *operands: _Operand) -> Truths:
 
 def _comparison(left: _Scalar | TextColumn, right: _Scalar | TextColumn) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
     """How two operands order, -1, 0 or 1 for each message, and True where that raises. Two texts order as doubles."""
-    kind = left.kind if isinstance(left, Number) else right.kind if isinstance(right, Number) else Kind.DOUBLE
+    kind = left.kind if isinstance(left, Number) else right.kind if isinstance(right, Number) else ValueKind.DOUBLE
     if isinstance(left, Number) and isinstance(right, Number):
         return np.array([compare(left, right)], np.int8), np.zeros(1, np.bool_)
     first, first_readable = _numbers(left, kind)
     second, second_readable = _numbers(right, kind)
     more, less = first > second, first < second
-    if kind is Kind.DOUBLE:  # NaN is greater than all others, -0.0 less than 0.0
+    if kind is ValueKind.DOUBLE:  # NaN is greater than all others, -0.0 less than 0.0
         first_nan, second_nan = np.isnan(first), np.isnan(second)
         zeros = (first == 0) & (second == 0)
         more |= (first_nan & ~second_nan) | (zeros & np.signbit(second) & ~np.signbit(first))
@@ -232,8 +231,8 @@ def _comparison(left: _Scalar | TextColumn, right: _Scalar | TextColumn) -> tupl
     return more.astype(np.int8) - less.astype(np.int8), ~(first_readable & second_readable)
 
 
-def _numbers(operand: _Scalar | TextColumn, kind: Kind) -> Numbers:
+def _numbers(operand: _Scalar | TextColumn, kind: ValueKind) -> Numbers:
     if isinstance(operand, TextColumn):
         return operand.numbers(kind)
     assert isinstance(operand, Number)
-    return np.array([operand.value], np.float64 if kind is Kind.DOUBLE else np.int64), np.ones(1, np.bool_)
+    return np.array([operand.value], np.float64 if kind is ValueKind.DOUBLE else np.int64), np.ones(1, np.bool_)

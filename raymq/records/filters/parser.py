@@ -18,7 +18,7 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 from raymq.common.errors import FilterExpressionError
 from raymq.records.filters import plan
 from raymq.records.filters.plan import Literal, Name, Negative, Not, Operand, Order, RefusedError, TextTest, Truth
-from raymq.records.filters.values import INTEGER_MAX, LONG_MAX, Kind, Number
+from raymq.records.filters.values import INTEGER_MAX, LONG_MAX, Number, ValueKind
 
 TEXT_MAX: Final = 32_767
 """The longest expression, in characters."""
@@ -238,13 +238,13 @@ class _Planner(Transformer[Token, Operand]):
         number = int(digits.rstrip("lL")) if len(digits) <= 20 else LONG_MAX + 1
         if number > LONG_MAX:
             raise _AtError(_position(digits), f"{digits} is larger than {LONG_MAX}: write it as a float, as in 1e20")
-        return Literal(Number(number, Kind.INTEGER if number <= INTEGER_MAX else Kind.LONG))
+        return Literal(Number(number, ValueKind.INTEGER if number <= INTEGER_MAX else ValueKind.LONG))
 
     def double(self, digits: Token) -> Operand:
         number = float(digits)
         if number == 0.0 or isinf(number):
             raise _AtError(_position(digits), f"{digits} is no float of the language: write 0 for zero")
-        return Literal(Number(number, Kind.DOUBLE))
+        return Literal(Number(number, ValueKind.DOUBLE))
 
     def text(self, quoted: Token) -> Operand:
         return Literal(_unquoted(quoted))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from raymq.records.filters.values import Kind, Number, Value, compare
+from raymq.records.filters.values import Number, Value, ValueKind, compare
 
 
 class RefusedError(Exception):
@@ -205,9 +205,9 @@ def one_of(operand: Operand, texts: frozenset[str]) -> In:
 
 def negative(number: Number) -> Number:
     """The number with the other sign, of the same type."""
-    if number.kind is Kind.DOUBLE:
+    if number.kind is ValueKind.DOUBLE:
         return Number(-number.value, number.kind)
-    bits = 32 if number.kind is Kind.INTEGER else 64
+    bits = 32 if number.kind is ValueKind.INTEGER else 64
     return Number((int(-number.value) + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1), number.kind)
 
 

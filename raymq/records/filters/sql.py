@@ -1,4 +1,9 @@
-"""`raymq.sql`: a condition on the properties of messages, in RocketMQ's dialect of SQL92."""
+"""`raymq.sql`: a condition on the properties of messages, in RocketMQ's dialect of SQL92, and its meaning for one
+message.
+
+The meaning for one message is the reference for the evaluation of many (columns.py). Truths are True, False and None,
+for NULL. Only True matches.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,105 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raymq.records.filters.parser import compiled, property_names
-from raymq.records.filters.plan import Truth
-from raymq.records.filters.scalar import matches
+from raymq.records.filters.plan import (
+    And,
+    Compare,
+    Equal,
+    Find,
+    In,
+    IsPresent,
+    Literal,
+    Name,
+    Negative,
+    Not,
+    Operand,
+    Or,
+    TextTest,
+    Truth,
+    negative,
+)
+from raymq.records.filters.values import IncomparableError, Number, Value, compare, compare_as_doubles
+
+Properties = Mapping[str, str]
+
+
+def matches(plan: Truth, properties: Properties) -> bool:
+    """True if the expression is TRUE for these properties. One that raises matches nothing."""
+    try:
+        return truth_of(plan, properties) is True
+    except IncomparableError:
+        return False
+
+
+def truth_of(plan: Truth, properties: Properties) -> bool | None:
+    """The truth of a plan. IncomparableError where RocketMQ raises."""
+    value = value_of(plan, properties)
+    assert value is None or isinstance(value, bool)
+    return value
+
+
+def value_of(plan: Operand, properties: Properties) -> Value:
+    """The value of an operand, or the truth of a condition."""
+    match plan:
+        case Name(name):
+            return properties.get(name)
+        case Literal(value):
+            return value
+        case Equal(left, right):
+            return equal_values(value_of(left, properties), value_of(right, properties))
+        case Compare(order, left, right):
+            comparison = _comparison(value_of(left, properties), value_of(right, properties))
+            return None if comparison is None else order.holds(comparison)
+        case And(operands):
+            return _first(operands, properties, decisive=False)
+        case Or(operands):
+            return _first(operands, properties, decisive=True)
+        case Not(operand):
+            truth = truth_of(operand, properties)
+            return None if truth is None else not truth
+        case In(Name(name), texts):
+            return properties[name] in texts if name in properties else None
+        case Find(test, operand, text, negated):
+            value = value_of(operand, properties)
+            return isinstance(value, str) and text != "" and _finds(test, value, text) is not negated
+        case IsPresent(Name(name)):
+            return False if name in properties else None
+        case Negative(operand):
+            value = value_of(operand, properties)
+            return negative(value) if isinstance(value, Number) else None
+
+
+def equal_values(left: Value, right: Value) -> bool | None:
+    """`left = right`: NULL if only the left side is, FALSE if only the right side is, TRUE if both are."""
+    if right is None:
+        return left is None
+    return None if left is None else compare(left, right) == 0
+
+
+def _comparison(left: Value, right: Value) -> int | None:
+    if left is None or right is None:
+        return None
+    if isinstance(left, str) and isinstance(right, str):
+        return compare_as_doubles(left, right)
+    return compare(left, right)
+
+
+def _first(operands: tuple[Truth, ...], properties: Properties, *, decisive: bool) -> bool | None:
+    """`decisive` if an operand is, and those behind it are not looked at; else NULL if one is; else the opposite."""
+    result: bool | None = not decisive
+    for operand in operands:
+        truth = truth_of(operand, properties)
+        if truth is decisive:
+            return decisive
+        if truth is None:
+            result = None
+    return result
+
+
+def _finds(test: TextTest, value: str, text: str) -> bool:
+    if test is TextTest.CONTAINS:
+        return text in value
+    return value.startswith(text) if test is TextTest.STARTSWITH else value.endswith(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from raymq.common.java_text import decode_utf8
 from raymq.records.filters.plan import TextTest
-from raymq.records.filters.values import INTEGER_MAX, IncomparableError, Kind, read_number
+from raymq.records.filters.values import INTEGER_MAX, IncomparableError, ValueKind, read_number
 from raymq.records.format.layout import windows
 from raymq.records.kernels.property_columns import ValueColumn
 
@@ -41,7 +41,7 @@ class TextColumn:
         self._values = values
         self._sizes = values.sizes
         self.present: Mask = values.present
-        self._numbers: dict[Kind, Numbers] = {}
+        self._numbers: dict[ValueKind, Numbers] = {}
 
     def equals(self, text: str) -> Mask:
         """True where the text is this one."""
@@ -94,10 +94,10 @@ class TextColumn:
             result[rows] = mine == others
         return result
 
-    def numbers(self, kind: Kind) -> Numbers:
+    def numbers(self, kind: ValueKind) -> Numbers:
         """The texts read as numbers of a type."""
         if kind not in self._numbers:
-            self._numbers[kind] = self._doubles() if kind is Kind.DOUBLE else self._wholes(kind)
+            self._numbers[kind] = self._doubles() if kind is ValueKind.DOUBLE else self._wholes(kind)
         return self._numbers[kind]
 
     def _at(self, rows: Ints, skip: Ints | int, data: bytes) -> Mask:
@@ -107,12 +107,12 @@ class TextColumn:
             result[rows] = windows(self._values.data, len(data))[self._values.starts[rows] + skip] == np.void(data)
         return result
 
-    def _wholes(self, kind: Kind) -> Numbers:
+    def _wholes(self, kind: ValueKind) -> Numbers:
         numbers, readable = np.zeros(len(self._sizes), np.int64), np.zeros(len(self._sizes), np.bool_)
         rows = np.flatnonzero(self.present & (self._sizes <= _WHOLE_MAX))
         numbers[rows], readable[rows], _ = self._digits(rows, point=False)
         self._read_singly(np.flatnonzero(self._sizes > _WHOLE_MAX), kind, numbers, readable)
-        if kind is Kind.INTEGER:
+        if kind is ValueKind.INTEGER:
             readable &= (numbers >= -INTEGER_MAX - 1) & (numbers <= INTEGER_MAX)
         return numbers, readable
 
@@ -124,7 +124,7 @@ class TextColumn:
         readable[rows] = plain
         minus = rows[plain & (self._values.table(rows, 1)[:, 0] == _MINUS)]
         numbers[minus] = -np.abs(numbers[minus])  # -0.0, too
-        self._read_singly(np.flatnonzero(self.present & ~readable), Kind.DOUBLE, numbers, readable)
+        self._read_singly(np.flatnonzero(self.present & ~readable), ValueKind.DOUBLE, numbers, readable)
         return numbers, readable
 
     def _digits(self, rows: Ints, *, point: bool) -> tuple[Ints, Mask, Ints]:
@@ -153,7 +153,7 @@ class TextColumn:
             good &= legal
         return np.where(minus, -numbers, numbers), good & (count > 0), decimals
 
-    def _read_singly(self, rows: Ints, kind: Kind, numbers: NDArray[Any], readable: Mask) -> None:
+    def _read_singly(self, rows: Ints, kind: ValueKind, numbers: NDArray[Any], readable: Mask) -> None:
         """Fill in the numbers of unusual texts, each different one read once."""
         known: dict[bytes, int | float | None] = {}
         for row in rows.tolist():

@@ -1,6 +1,6 @@
 """Values of a filter expression and how two of them compare, as Java's types do in RocketMQ.
 
-A property is a string. A literal is a string, a boolean, NULL, or a number of one of three types: `Kind`.
+A property is a string. A literal is a string, a boolean, NULL, or a number of one of three types: `ValueKind`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LONG_MAX: Final = 2**63 - 1
 INTEGER_MAX: Final = 2**31 - 1
 
 
-class Kind(IntEnum):
+class ValueKind(IntEnum):
     """The type of a number; two numbers are compared as the larger of their types."""
 
     INTEGER = 0
@@ -31,7 +31,7 @@ class Number:
     """A number with its type."""
 
     value: int | float
-    kind: Kind
+    kind: ValueKind
 
 
 Value = bool | str | Number | None
@@ -49,10 +49,10 @@ _BLANKS: Final = "".join(map(chr, range(0x21)))
 """The characters that Java's `trim` removes."""
 
 
-def read_number(text: str, kind: Kind) -> int | float:
+def read_number(text: str, kind: ValueKind) -> int | float:
     """The number that a text stands for, read as `kind`. IncomparableError if it stands for none, or for one that
     does not fit."""
-    if kind is Kind.DOUBLE:
+    if kind is ValueKind.DOUBLE:
         return read_double(text)
     if not _WHOLE.fullmatch(text):
         raise IncomparableError(f"{text!r} is no whole number")
@@ -60,7 +60,7 @@ def read_number(text: str, kind: Kind) -> int | float:
     if len(digits) > 19:
         raise IncomparableError(f"{text!r} is too large")
     number = int(sign + (digits or "0"))
-    most = INTEGER_MAX if kind is Kind.INTEGER else LONG_MAX
+    most = INTEGER_MAX if kind is ValueKind.INTEGER else LONG_MAX
     if not -most - 1 <= number <= most:
         raise IncomparableError(f"{text!r} is too large")
     return number
@@ -108,7 +108,7 @@ def compare(left: Value, right: Value) -> int:
 
 def compare_as_doubles(left: str, right: str) -> int:
     """How two texts order: as doubles. IncomparableError if one is no number."""
-    return _order(read_double(left), read_double(right), Kind.DOUBLE)
+    return _order(read_double(left), read_double(right), ValueKind.DOUBLE)
 
 
 def _compare_text(left: str, right: Value) -> int:
@@ -120,8 +120,8 @@ def _compare_text(left: str, right: Value) -> int:
     return _order(read_number(left, right.kind), right.value, right.kind)
 
 
-def _order(left: float, right: float, kind: Kind) -> int:
-    if kind is not Kind.DOUBLE:
+def _order(left: float, right: float, kind: ValueKind) -> int:
+    if kind is not ValueKind.DOUBLE:
         return (left > right) - (left < right)
     first, second = double_rank(float(left)), double_rank(float(right))
     return (first > second) - (first < second)

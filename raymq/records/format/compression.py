@@ -12,7 +12,7 @@ A store takes bodies of up to its `max_message_size_bytes`, so a reader decompre
 ones: whoever sends a body chooses how large it becomes. A reader may read from several stores, whose settings may
 change. So a process has one bound, which never falls (`body_max_bytes`): the largest setting of the stores that the
 process has opened or called, and at least the default of the setting. A process that reads what another one has fetched
-is told the bound with the records (raymq/common/protocol/listener_tasks.py, raymq/client/predicates/frames.py).
+is told the bound with the records (raymq/common/protocol/consume_result.py, raymq/client/predicates/frames.py).
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class LoneRecord(Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingBatch:
     """A batch of messages that wait in internal topic `topic` (raymq.common.delay), for their time or for the end of
     their transaction; message i is for queue `real_queue_ids[i]`
     of its own topic."""
@@ -147,7 +147,7 @@ def encode_batch(
     append_prop_crc: bool = False,
     reconsume_times: int = 0,
     store_host_ipv6: bool = False,
-    waiting: Waiting | None = None,
+    waiting: WaitingBatch | None = None,
 ) -> EncodedBatch:
     """Encode `messages`, all of one topic, as records of its queue `queue_id`.
 

@@ -104,7 +104,7 @@ def _move_shape(
         yield row, MovedRecord(topic.name, int(queue_ids[index]), record, int(tags_codes[index]))
 
 
-class _Topic(NamedTuple):
+class _RecordTopic(NamedTuple):
     """A topic, the magic of its records, and its length and text as they are in a record."""
 
     name: str
@@ -112,14 +112,14 @@ class _Topic(NamedTuple):
     text: bytes
 
 
-def _topic(data: bytes) -> _Topic | None:
+def _topic(data: bytes) -> _RecordTopic | None:
     """The topic of that name; None if it is no name."""
     name = decode_utf8(data)
     try:
         magic, text = topic_part(name)
     except IllegalNameError:
         return None
-    return _Topic(name, magic.to_bytes(4, signed=True), text)
+    return _RecordTopic(name, magic.to_bytes(4, signed=True), text)
 
 
 def _tags_codes(tags: Values | None, count: int) -> NDArray[np.int64]:

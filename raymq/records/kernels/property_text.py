@@ -24,7 +24,7 @@ _END: Final = b"\x02"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TextColumn:
+class PropertyTexts:
     """A text or none in each of n rows; an absent text is empty in `texts`."""
 
     texts: ByteColumn
@@ -43,7 +43,7 @@ class ListColumn:
 
 
 def property_texts(
-    tags: TextColumn | None, keys: TextColumn | ListColumn | None, properties: ListColumn | None
+    tags: PropertyTexts | None, keys: PropertyTexts | ListColumn | None, properties: ListColumn | None
 ) -> ByteColumn | None:
     """The property text of each row; None if no row has any."""
     parts: list[ByteColumn] = []
@@ -53,18 +53,18 @@ def property_texts(
         parts += _value_parts(_TAGS, tags)
     if isinstance(keys, ListColumn) and len(keys.parts[0]):
         parts.append(_key_rows(keys))
-    elif isinstance(keys, TextColumn) and keys.present.any():
+    elif isinstance(keys, PropertyTexts) and keys.present.any():
         parts += _value_parts(_KEYS, keys)
     return ByteColumn.joined(parts) if parts else None
 
 
 def property_sizes(
-    tags: TextColumn | None, keys: TextColumn | ListColumn | None, properties: ListColumn | None
+    tags: PropertyTexts | None, keys: PropertyTexts | ListColumn | None, properties: ListColumn | None
 ) -> Ints | int:
     """The length in bytes of each row's property text, and at most some bytes more; 0 if no row has any."""
     sizes: Ints | int = 0
     for column, name in ((tags, _TAGS), (keys, _KEYS), (properties, b"")):
-        if isinstance(column, TextColumn):
+        if isinstance(column, PropertyTexts):
             sizes = sizes + column.texts.sizes + len(name) + 1
         elif column is not None:
             ends = sum(part.offsets[column.starts] - part.offsets[0] for part in column.parts) + 2 * column.starts
@@ -72,7 +72,7 @@ def property_sizes(
     return sizes
 
 
-def _value_parts(name: bytes, column: TextColumn) -> list[ByteColumn]:
+def _value_parts(name: bytes, column: PropertyTexts) -> list[ByteColumn]:
     present = column.present
     return [ByteColumn.repeated(name, present), column.texts, ByteColumn.repeated(_END, present)]
 

@@ -2,6 +2,10 @@
 
 A map shows what other processes write to the file. An array handed out keeps its map alive: it stays readable after
 the map has left this table, and after the file has been unlinked.
+
+Maps the files of a commit log for reading: from its one directory, or from several that take turns.
+
+A reader chooses one of the two classes when it is made, and asks it for files by their first physical offset.
 """
 
 from __future__ import annotations
@@ -12,13 +16,16 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raymq.common.config.store import COMMIT_LOG_DIR
 from raymq.common.errors import ServiceNotAvailableError
+from raymq.records.logfiles.directory import file_name
 
 DISK_FAILED: Final = frozenset({errno.EIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN, errno.EBADMSG, errno.ESTALE})
 """The errors of a disk, or of a file system, that cannot be read."""
@@ -123,3 +130,50 @@ class FileMaps:
             self._swept_s = now_s
             for path in [path for path in self._maps if not os.path.exists(path)]:
                 self._bytes -= self._maps.pop(path).size
+
+
+class LogDirectory:
+    """The files of a log that is in one directory."""
+
+    def __init__(self, maps: FileMaps, directory: str) -> None:
+        self._maps, self._directory = maps, directory
+
+    def __str__(self) -> str:
+        return self._directory
+
+    def map_file(self, start: int) -> memoryview:
+        """The bytes of the file that starts at physical offset `start`. FileNotFoundError if there is none."""
+        return self._maps.get(f"{self._directory}/{file_name(start)}").data
+
+
+class LogDirectories:
+    """The files of a log in several directories, which are given in alphabetical order."""
+
+    def __init__(self, maps: FileMaps, directories: Sequence[str], file_size: int) -> None:
+        self._directories = [LogDirectory(maps, directory) for directory in directories]
+        self._file_size = file_size
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self._directories))
+
+    def map_file(self, start: int) -> memoryview:
+        """The bytes of the file that starts at physical offset `start`. FileNotFoundError if there is none.
+
+        The file is in the directory whose turn it was, unless that disk was full (storage.log.log_paths): then in any
+        of the others.
+        """
+        turn = start // self._file_size % len(self._directories)
+        for directory in self._directories[turn:] + self._directories[:turn]:
+            try:
+                return directory.map_file(start)
+            except FileNotFoundError:
+                continue
+        raise FileNotFoundError(f"{file_name(start)} is in none of {self}")
+
+
+def open_log_directories(
+    maps: FileMaps, root: Path | str, directories: Sequence[Path | str], file_size: int
+) -> LogDirectory | LogDirectories:
+    """The log files of the store at `root`, which are in `directories`, or below `root` without any."""
+    names = sorted(map(str, directories)) or [f"{root}/{COMMIT_LOG_DIR}"]
+    return LogDirectory(maps, names[0]) if len(names) == 1 else LogDirectories(maps, names, file_size)

@@ -6,7 +6,7 @@ changes nothing, and sees new bytes as soon as the store has written them.
     consumequeue/TOPIC/QUEUE/00000000000000000000      units of 20 bytes: physical offset, size, tag code
     consumequeue_ext/TOPIC/QUEUE/                      the units whose addresses a queue holds: ext_units.py
     commitlog/00000000000000000000                     the records that the units point to; or in other directories
-    batchconsumequeue/TOPIC/QUEUE/                     queues of inner batches: batch_queue_units.py
+    batchconsumequeue/TOPIC/QUEUE/                     queues of inner batches: ext_units.py
 
 A unit or record beyond the queue's visible end may be there already, or half there: ask the store for the end first,
 and read below it.
@@ -37,11 +37,9 @@ from raymq.records.format.layout import UNIT_DTYPE, RecordError
 from raymq.records.format.memory_records import LocatedRecords
 from raymq.records.format.rewrite import light_record
 from raymq.records.kernels.stamp import store_timestamps_at
-from raymq.records.logfiles.batch_queue_units import messages_of, units_from
 from raymq.records.logfiles.directory import CONSUME_QUEUE_DIR, CONSUME_QUEUE_EXT_DIR, batch_queue_directory, file_name
-from raymq.records.logfiles.ext_units import EXT_ADDRESS_MAX, ExtensionReader
-from raymq.records.logfiles.file_maps import FileMaps
-from raymq.records.logfiles.log_files import open_log_directories
+from raymq.records.logfiles.ext_units import EXT_ADDRESS_MAX, ExtensionReader, messages_of, units_from
+from raymq.records.logfiles.file_maps import FileMaps, open_log_directories
 from raymq.records.logfiles.own_records import agree, with_places_of
 
 PRE_BLANK_SIZE: Final = 2**31 - 1
@@ -393,7 +391,7 @@ class LogReader:
                 yield bytes(view)  # its reader finds out
 
     def has_batches(self, topic: str, queue_id: int) -> bool:
-        """True if the records of the queue hold many messages each (batch_queue_units.py): it has no `units`."""
+        """True if the records of the queue hold many messages each (ext_units.py): it has no `units`."""
         return batch_queue_directory(self.root, topic, queue_id).is_dir()
 
     def _fetch_of_batches(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:

@@ -18,7 +18,7 @@ _WINDOWS: Final = 8
 _WINDOW_UNITS: Final = 128
 """A part with more units than all its windows together is estimated from these: neighbours, which share a page."""
 _UNKNOWN_SIZE: Final = 1024
-"""The bytes that a message of a queue without units counts as (batch_queue_units.py)."""
+"""The bytes that a message of a queue without units counts as (ext_units.py)."""
 
 
 def span_bytes(reader: LogReader, topic: str, queue_id: int, start: int, end: int) -> list[int]:

@@ -9,7 +9,7 @@ KEPT_MAX_BYTES: Final = 32 << 20
 """The most bytes of buffers that nobody uses."""
 
 
-class BufferPool:
+class FrameBuffers:
     """Buffers by size, which is a power of two. For one thread. How many are in use is for the caller to bound."""
 
     def __init__(self) -> None:

@@ -57,7 +57,7 @@ class Lane:
     def __init__(self, address: LaneAddress, *, remote: bool = False, timeout_s: float = OPEN_TIMEOUT_S) -> None:
         """Connect and authenticate, by TCP if the server is `remote`; as the user that this process acts as, if any.
 
-        Raises OSError (AuthenticationError if one side does not know the secret) or EOFError when that fails, and
+        Raises OSError (LaneSecretError if one side does not know the secret) or EOFError when that fails, and
         LaneRefusedError if the server says no, to this connection or to this user.
         """
         self._checked = remote

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError, SystemBusyError
 from raymq.remoting.lane import handshake
 from raymq.remoting.lane.address import LaneAddress, TlsFiles, failure_text, refused_by_server, told_seldom
-from raymq.remoting.lane.buffers import BufferPool
+from raymq.remoting.lane.buffers import FrameBuffers
 from raymq.remoting.lane.frames import (
     CHECKED_HEADER,
     FLAG_ERROR,
@@ -31,7 +31,7 @@ from raymq.remoting.lane.frames import (
     pack_header,
     unpack_header,
 )
-from raymq.remoting.lane.handshake import HELLO_BYTES, REPLY_BYTES, VERSION, Verdict
+from raymq.remoting.lane.handshake import HELLO_BYTES, REPLY_BYTES, VERSION, HandshakeStatus
 from raymq.remoting.lane.loop import Loop
 from raymq.remoting.lane.turns import Turn
 
@@ -78,7 +78,7 @@ class Host(Protocol):
     bulk_kinds: frozenset[int]
     frame_max_bytes: int
     scratch: memoryview
-    buffers: BufferPool
+    buffers: FrameBuffers
     unsent_bytes: int
     loop: Loop
 
@@ -318,39 +318,39 @@ class Connection:
         if count:
             self._rest += view[:count]
         if len(self._rest) >= HELLO_BYTES and handshake.version_of(self._rest) != VERSION:
-            self._give_verdict(Verdict.OTHER_VERSION)
+            self._give_verdict(HandshakeStatus.OTHER_VERSION)
             raise EOFError
         if len(self._rest) < REPLY_BYTES:
             return
         if not handshake.check_reply(self.server.address.secret, self._hello, self._rest):
             raise EOFError
         verdict = self._judge_user()
-        if verdict is Verdict.OPEN and not self.server.admit(self):
-            verdict = Verdict.FULL
+        if verdict is HandshakeStatus.OPEN and not self.server.admit(self):
+            verdict = HandshakeStatus.FULL
         self._give_verdict(verdict)
-        if verdict is not Verdict.OPEN:
+        if verdict is not HandshakeStatus.OPEN:
             raise EOFError
         self.is_open = True
         self._rest, self._hello = b"", b""
         self._read = self._read_frames
 
-    def _judge_user(self) -> Verdict:
+    def _judge_user(self) -> HandshakeStatus:
         """Note whose lane this is, if the server asks for users."""
         if self.server.users is None:
-            return Verdict.OPEN
+            return HandshakeStatus.OPEN
         self.user = handshake.user_of(self._rest)
         try:
             key = self.server.users(self.user)
         except RaymqError:  # nobody knows the users now; an actor call tells the client
-            return Verdict.NOT_READY
+            return HandshakeStatus.NOT_READY
         if key is None or not handshake.check_user(key, self._hello, self._rest):
             logger.warning(
                 "a lane of %s was asked for by %r, who is not known, or not so", self.server.label, self.user
             )
-            return Verdict.NOT_THIS_USER
-        return Verdict.OPEN
+            return HandshakeStatus.NOT_THIS_USER
+        return HandshakeStatus.OPEN
 
-    def _give_verdict(self, verdict: Verdict) -> None:
+    def _give_verdict(self, verdict: HandshakeStatus) -> None:
         reply = self._rest.ljust(REPLY_BYTES, b"\0")
         answer = handshake.make_verdict(self.server.address.secret, self._hello, reply, verdict)
         self._send((answer,), len(answer))

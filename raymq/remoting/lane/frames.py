@@ -27,7 +27,7 @@ FLAG_ERROR: Final = 1
 Buffer = bytes | bytearray | memoryview
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """The kinds of frames that storage actors know. From OTHER on they are another server's."""
 
     OPEN = 1

@@ -32,7 +32,7 @@ REPLY_BYTES: Final = _PROVEN_BYTES + _PROOF_BYTES
 VERDICT_BYTES: Final = 1 + _PROOF_BYTES
 
 
-class Verdict(IntEnum):
+class HandshakeStatus(IntEnum):
     """The server's answer to a client that asks for a lane."""
 
     OPEN = 1
@@ -46,7 +46,7 @@ class LaneRefusedError(ServiceNotAvailableError):
     """The lane's server does not take this connection. Callers go another way."""
 
 
-class AuthenticationError(ProtocolError):
+class LaneSecretError(ProtocolError):
     """The other side does not know the lane's secret."""
 
 
@@ -114,25 +114,25 @@ def check_user(key: bytes, server_hello: bytes, reply: bytes) -> bool:
     return hmac.compare_digest(signed, _proof(key, b"user", server_hello, named))
 
 
-def make_verdict(secret: bytes, server_hello: bytes, reply: bytes, verdict: Verdict) -> bytes:
+def make_verdict(secret: bytes, server_hello: bytes, reply: bytes, verdict: HandshakeStatus) -> bytes:
     """The end of the server's part."""
     word = b"server" + bytes([verdict])
     return bytes([verdict]) + _proof(secret, word, server_hello, reply[:HELLO_BYTES])
 
 
 def check_verdict(secret: bytes, server_hello: bytes, reply: bytes, answer: bytes) -> None:
-    """Return if the server has opened the lane. LaneRefusedError if it did not, AuthenticationError if it does not know
+    """Return if the server has opened the lane. LaneRefusedError if it did not, LaneSecretError if it does not know
     the secret."""
-    if answer[:1] not in {bytes([one]) for one in Verdict}:
-        raise AuthenticationError("the lane's server gave no verdict")
-    verdict = Verdict(answer[0])
+    if answer[:1] not in {bytes([one]) for one in HandshakeStatus}:
+        raise LaneSecretError("the lane's server gave no verdict")
+    verdict = HandshakeStatus(answer[0])
     if not hmac.compare_digest(answer, make_verdict(secret, server_hello, reply, verdict)):
-        raise AuthenticationError("the lane's server does not know its secret")
-    if verdict is Verdict.FULL:
+        raise LaneSecretError("the lane's server does not know its secret")
+    if verdict is HandshakeStatus.FULL:
         raise LaneRefusedError("the lane's server has as many connections as it takes")
-    if verdict is Verdict.OTHER_VERSION:
+    if verdict is HandshakeStatus.OTHER_VERSION:
         raise LaneRefusedError("the lane's server speaks another version than this client")
-    if verdict is Verdict.NOT_THIS_USER:
+    if verdict is HandshakeStatus.NOT_THIS_USER:
         raise LaneRefusedError(f"the lane's server does not take user {user_of(reply)!r}, or not with this secret")
-    if verdict is Verdict.NOT_READY:
+    if verdict is HandshakeStatus.NOT_READY:
         raise LaneRefusedError("the lane's server does not know the users yet")

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from raymq.common.errors import RaymqError, ServiceNotAvailableError
 from raymq.remoting.lane.address import LaneAddress, TlsContext, TlsFiles
-from raymq.remoting.lane.buffers import BufferPool
+from raymq.remoting.lane.buffers import FrameBuffers
 from raymq.remoting.lane.connection import (
     SHARED_BUFFER_BYTES,
     Connection,
@@ -113,7 +113,7 @@ class LaneServer:
         self.frame_max_bytes = frame_max_bytes
         self.scratch = memoryview(bytearray(SHARED_BUFFER_BYTES))
         """The buffer that all connections receive into."""
-        self.buffers = BufferPool()
+        self.buffers = FrameBuffers()
         self.turns: LargeFrames[Connection] = LargeFrames(LARGE_FRAMES_BYTES, longest_wait_s=LONGEST_TURN_WAIT_S)
         self.unsent_bytes = 0
         """The bytes of answers that sockets have not taken yet."""

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final
 
 
-class Kind(Enum):
+class InstrumentKind(Enum):
     """The kinds of instruments: a running total, a present value, a distribution."""
 
     COUNTER = "counter"
@@ -31,7 +31,7 @@ class Instrument:
     """
 
     name: str
-    kind: Kind
+    kind: InstrumentKind
     labels: tuple[str, ...]
     unit: str
     description: str
@@ -47,7 +47,7 @@ OTHER: Final = "(other)"
 REPORT_INTERVAL_S: Final = 10.0
 """The period between reports. Ray drops a gauge that was not set for 20 s."""
 
-_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+_C, _G, _H = InstrumentKind.COUNTER, InstrumentKind.GAUGE, InstrumentKind.HISTOGRAM
 _LAG: Final = "consumer_group topic is_retry is_system"
 _STORED: Final = "storage storage_type storage_medium"
 _CREATE_MS: Final = (10, 100, 1000, 3000, 5000)
@@ -55,7 +55,10 @@ _CLIENT_MS: Final = (1, 5, 10, 20, 50, 200, 500)
 _PUT_MS: Final = (1, 5, 10, 50, 100, 200, 500, 1000, 5000, 10_000)
 
 # Kind, name, further labels, unit, RocketMQ's name, who reports it, description, bounds.
-_Row = tuple[Kind, str, str, str, str, str, str] | tuple[Kind, str, str, str, str, str, str, tuple[int, ...]]
+_Row = (
+    tuple[InstrumentKind, str, str, str, str, str, str]
+    | tuple[InstrumentKind, str, str, str, str, str, str, tuple[int, ...]]
+)
 
 _SERVERS: Final[tuple[_Row, ...]] = (
     (_G, "up", "role name", "1", "proxy_up", "every actor", "1 while an actor of raymq runs."),

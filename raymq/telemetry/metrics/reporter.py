@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from raymq.telemetry.metrics.histogram import HistogramFigures
-from raymq.telemetry.metrics.instruments import INSTRUMENTS, OTHER, Instrument, Kind
+from raymq.telemetry.metrics.instruments import INSTRUMENTS, OTHER, Instrument, InstrumentKind
 
 FORGET_AFTER_REPORTS: Final = 60
 """A topic, a group or a total that so many reports did not name is forgotten: it was deleted."""
@@ -104,7 +104,7 @@ class Reporter:
     def count(self, name: str, total: float, /, **labels: object) -> None:
         """Count what is new in a counter's running total. KeyError for an unknown name, ValueError for other labels
         than the instrument has."""
-        series = self._find(name, Kind.COUNTER, labels)
+        series = self._find(name, InstrumentKind.COUNTER, labels)
         new = total - series.total if total >= series.total else total
         if new > 0:  # Ray refuses to count nothing
             series.metric(name).inc(new, series.limited)
@@ -112,11 +112,11 @@ class Reporter:
 
     def gauge(self, name: str, value: float, /, **labels: object) -> None:
         """Set a gauge to its present value; raises as `count`. It is gone if the reports of 20 s do not set it."""
-        self._set(name, value, self._find(name, Kind.GAUGE, labels))
+        self._set(name, value, self._find(name, InstrumentKind.GAUGE, labels))
 
     def buckets(self, name: str, figures: HistogramFigures, /, **labels: object) -> None:
         """Report a histogram (raymq.telemetry.metrics.histogram.Histogram.figures); raises as `count`."""
-        series = self._find(name, Kind.HISTOGRAM, labels)
+        series = self._find(name, InstrumentKind.HISTOGRAM, labels)
         below = 0
         for bound, count in zip((*series.instrument.bounds, "+Inf"), figures.counts, strict=True):
             below += count
@@ -124,7 +124,7 @@ class Reporter:
         self._set(f"{name}_sum", figures.sum, series)
         self._set(f"{name}_count", below, series)
 
-    def _find(self, name: str, kind: Kind, labels: dict[str, object]) -> _Series:
+    def _find(self, name: str, kind: InstrumentKind, labels: dict[str, object]) -> _Series:
         key = (name, tuple(labels.items()))
         series = self._series.get(key)
         if series is None:
@@ -152,7 +152,7 @@ class Reporter:
         key = (name, tuple(tags.values()))
         before, _ = self._others.get(key, (0.0, tags))
         # A sum of ages says nothing.
-        longest = series.instrument.kind is Kind.GAUGE and series.instrument.unit == "ms"
+        longest = series.instrument.kind is InstrumentKind.GAUGE and series.instrument.unit == "ms"
         self._others[key] = (max(before, value) if longest else before + value, tags)
 
     def _send_others(self) -> None:
@@ -178,7 +178,7 @@ class Reporter:
         if metric is None:
             from ray.util.metrics import Counter, Gauge
 
-            made = Counter if instrument.kind is Kind.COUNTER else Gauge
+            made = Counter if instrument.kind is InstrumentKind.COUNTER else Gauge
             metric = self._metrics[name] = made(name, instrument.description, (*instrument.labels, *more))
         return metric
 
@@ -203,7 +203,7 @@ class Reporter:
             logger.warning("some metrics are not reported; said once for each kind of error", exc_info=error)
 
 
-def _require(name: str, kind: Kind) -> Instrument:
+def _require(name: str, kind: InstrumentKind) -> Instrument:
     instrument = INSTRUMENTS[name]
     if instrument.kind is not kind:
         raise ValueError(f"{name} is a {instrument.kind.value}, not a {kind.value}")

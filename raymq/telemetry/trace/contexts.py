@@ -32,12 +32,12 @@ from raymq.records.format.message_id import parse_offset_message_id
 from raymq.telemetry.trace.dispatcher import TraceLine
 from raymq.telemetry.trace.records import (
     ContextCode,
-    Delivery,
     EndTransaction,
     Pub,
     Recall,
     SubAfter,
     SubBefore,
+    TracedDelivery,
     TracedType,
     TraceRecord,
     after_texts,
@@ -113,7 +113,7 @@ def _type_of(message: Message) -> TracedType:
     return TracedType.NORMAL
 
 
-class Noted(Struct, eq=False):
+class SingleRecordContext(Struct, eq=False):
     """One record that is there already: an EndTransaction or a Recall."""
 
     record: TraceRecord
@@ -133,9 +133,9 @@ def ended_transaction(
     state: str,
     *,
     from_check: bool,
-) -> Noted:
+) -> SingleRecordContext:
     """The end of the transaction of `message` to `topic`, by the ids of its half message."""
-    return Noted(
+    return SingleRecordContext(
         EndTransaction(
             now_ms(),
             REGION,
@@ -153,9 +153,9 @@ def ended_transaction(
     )
 
 
-def recalled(group: str, topic: str, message_id: str, *, success: bool) -> Noted:
+def recalled(group: str, topic: str, message_id: str, *, success: bool) -> SingleRecordContext:
     """A delayed message that was taken back, or, without `success`, could not be."""
-    return Noted(Recall(now_ms(), REGION, group, topic, message_id, success))
+    return SingleRecordContext(Recall(now_ms(), REGION, group, topic, message_id, success))
 
 
 class TracedCalls(NamedTuple):
@@ -243,19 +243,19 @@ def new_request_id() -> str:
     return secrets.token_hex(16).upper()
 
 
-def _keys_of(one: Delivery) -> Iterable[str]:
+def _keys_of(one: TracedDelivery) -> Iterable[str]:
     return (one.message_id, *one.keys.split()) if one.keys else (one.message_id,)
 
 
-def _deliveries(call: Any) -> list[Delivery]:
+def _deliveries(call: Any) -> list[TracedDelivery]:
     messages = call if isinstance(call, list) else [call] if isinstance(call, MessageExt) else []
     return [
-        Delivery(one.message_id, one.reconsume_times, " ".join(one.keys) or None)
+        TracedDelivery(one.message_id, one.reconsume_times, " ".join(one.keys) or None)
         for one in messages
         if one.system_properties.get(TRACE_ON) != "false"
     ]
 
 
-def _rows(table: Any) -> list[Delivery]:
+def _rows(table: Any) -> list[TracedDelivery]:
     ids, keys = (table.column(name).to_pylist() for name in ("message_id", "keys"))
-    return [Delivery(message_id, 0, " ".join(own) or None) for message_id, own in zip(ids, keys, strict=True)]
+    return [TracedDelivery(message_id, 0, " ".join(own) or None) for message_id, own in zip(ids, keys, strict=True)]

@@ -147,7 +147,7 @@ class TracedMessage(Protocol):
     def body(self) -> bytes: ...
 
 
-class Delivery(NamedTuple):
+class TracedDelivery(NamedTuple):
     """A message that is delivered: its unique id, how often it came before, and its keys, None if it has none."""
 
     message_id: str
@@ -191,7 +191,7 @@ def pub_texts(
     ]
 
 
-def before_texts(common: SubBefore, deliveries: Iterable[Delivery]) -> list[str]:
+def before_texts(common: SubBefore, deliveries: Iterable[TracedDelivery]) -> list[str]:
     """The SubBefore records of messages of one listener call or poll; `common` has what they have in common."""
     head = FIELD_END.join(_fields(common)[:5]) + FIELD_END
     return [
@@ -200,7 +200,7 @@ def before_texts(common: SubBefore, deliveries: Iterable[Delivery]) -> list[str]
     ]
 
 
-def after_texts(common: SubAfter, deliveries: Iterable[tuple[Delivery, ContextCode]]) -> list[str]:
+def after_texts(common: SubAfter, deliveries: Iterable[tuple[TracedDelivery, ContextCode]]) -> list[str]:
     """The SubAfter records of messages of one listener call or poll, with the way in which each one's call ended."""
     _, request_id, _, cost, *_ = _fields(common)
     tail = f"\x01{common.time_ms}\x01{common.group}{RECORD_END}"

@@ -1,12 +1,14 @@
-"""`raymq browse`, `track` and `delayed`: looks at messages without a group; nothing changes."""
+"""`raymq browse`, `track`, `trace`, `delayed` and `transactions`: views of messages, without a group."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
 import click
 
 from raymq.common.delay import parse_time
+from raymq.common.names import TRACE_TOPIC
 from raymq.common.numbers import NumberRange
 from raymq.common.places import parse_queue
 from raymq.common.protocol.store import BROWSE_MAX_MESSAGES, BROWSE_MAX_SCANNED
@@ -14,6 +16,7 @@ from raymq.tools.cli.known_names import completes
 from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import (
     Command,
+    Group,
     address_option,
     client_of,
     iso,
@@ -25,6 +28,7 @@ from raymq.tools.cli.terminal.output import (
     say,
     table,
 )
+from raymq.tools.cli.terminal.progress import steps
 
 
 @click.command(cls=Command)
@@ -158,3 +162,80 @@ def delayed(begin: str | None, end: str | None, limit: int, address: str | None,
         "truncated": found.truncated,
     }
     print_value(as_json, value, show)
+
+
+@click.command(cls=Command)
+@click.argument("message_id")
+@click.option(
+    "--topic",
+    "topic_name",
+    metavar="TOPIC",
+    shell_complete=completes("topics"),
+    help="The message's topic, if it was not traced.",
+)
+@click.option("--trace-topic", default=TRACE_TOPIC, show_default=True, help="The topic of the records.")
+@address_option
+@json_option
+def trace(message_id: str, topic_name: str | None, trace_topic: str, address: str | None, as_json: bool) -> None:
+    """Show the life of a message: sent and stored where, delivered to whom, tried how often, dead or done.
+
+    Clients that connect with trace=True write the records. With --topic also a message without records is found, and
+    by its offset message id, too.
+
+    Example: raymq trace 0A0000011A2B18B4AAC23B9ACA000005
+    """
+    with client_of(address) as client, steps() as progress:
+        progress(f"looking in {trace_topic}")
+        found = client.admin.trace(message_id, topic=topic_name, trace_topic=trace_topic)
+    events = found.events()
+    value = {
+        "message_id": found.message_id,
+        "topic": found.topic,
+        "events": [asdict(event) for event in events],
+        "groups": [asdict(track) for track in found.tracks],
+    }
+
+    def show() -> None:
+        say(f"message {found.message_id} of topic {found.topic}")
+        table(["time", "event", "group", "detail"], [[iso(e.time_ms), e.event, e.who, e.detail] for e in events])
+        if found.tracks:
+            names = ["group", "state", "retries", "detail"]
+            table(names, [[one.group, one.state, one.retries, one.detail] for one in found.tracks])
+
+    print_value(as_json, value, show)
+
+
+@click.group(cls=Group)
+def transactions() -> None:
+    """Show the transactions that wait for their outcome."""
+
+
+@transactions.command("list")
+@address_option
+@json_option
+def transactions_list(address: str | None, as_json: bool) -> None:
+    """Show how many transactions wait, by topic and producer group, and how old the oldest is, in seconds.
+
+    Example: raymq transactions list
+    """
+    with client_of(address) as client:
+        figures = client.admin.transactions()
+    now_ms = time.time_ns() // 1_000_000
+    rows = [
+        {
+            "broker": broker,
+            "topic": row.topic,
+            "group": row.producer_group,
+            "waiting": row.waiting,
+            "oldest_s": max(now_ms - row.oldest_born_timestamp_ms, 0) // 1000,
+        }
+        for broker, found in figures.items()
+        for row in found.waiting
+    ]
+    counts = {broker: {k: v for k, v in asdict(found).items() if k != "waiting"} for broker, found in figures.items()}
+    names = ["broker", "topic", "group", "waiting", "oldest_s"]
+    print_value(
+        as_json,
+        {"transactions": rows, "since_start": counts},
+        lambda: table(names, [[str(row[name]) for name in names] for row in rows]),
+    )

@@ -1,13 +1,19 @@
-"""create_app: the console as an ASGI application, for uvicorn in the actor `console`, for Ray Serve, or for tests."""
+"""create_app: the console as an ASGI application; ConsoleServer: uvicorn in a thread, which serves it.
+
+The actor `console` and tests use both; Ray Serve needs the application only.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -20,20 +26,16 @@ from starlette.types import ASGIApp, Scope
 from raymq.common.errors import RaymqError
 from raymq.tools.console.backend.protocol import Backend
 from raymq.tools.console.pages.audit import AUDIT_ROUTES
-from raymq.tools.console.pages.cluster import CLUSTER_ROUTES
+from raymq.tools.console.pages.cluster import CLUSTER_ROUTES, OVERVIEW_ROUTES
 from raymq.tools.console.pages.dead_letters import DEAD_LETTERS_ROUTES
 from raymq.tools.console.pages.delayed import DELAYED_ROUTES
-from raymq.tools.console.pages.groups import GROUPS_ROUTES
+from raymq.tools.console.pages.groups import GROUPS_ROUTES, PRODUCERS_ROUTES
 from raymq.tools.console.pages.login import LOGIN_ROUTES
 from raymq.tools.console.pages.message import MESSAGE_ROUTES
-from raymq.tools.console.pages.messages import MESSAGES_ROUTES
+from raymq.tools.console.pages.messages import MESSAGES_ROUTES, TAIL_ROUTES
 from raymq.tools.console.pages.offsets import OFFSETS_ROUTES
-from raymq.tools.console.pages.overview import OVERVIEW_ROUTES
-from raymq.tools.console.pages.producers import PRODUCERS_ROUTES
-from raymq.tools.console.pages.tail import TAIL_ROUTES
 from raymq.tools.console.pages.topics import TOPICS_ROUTES
-from raymq.tools.console.security.gate import Gate
-from raymq.tools.console.security.headers import SecurityHeaders
+from raymq.tools.console.security.gate import AuthMiddleware, SecurityHeaders
 from raymq.tools.console.settings import ConsoleSettings
 from raymq.tools.console.web.answers import console_error, http_error, raymq_error
 from raymq.tools.console.web.console import Console
@@ -60,7 +62,7 @@ def create_app(backend: Backend, settings: ConsoleSettings) -> ASGIApp:
             sampling.cancel()
             console.close()
 
-    gate = Middleware(Gate, settings=settings, sessions=console.sessions)
+    gate = Middleware(AuthMiddleware, settings=settings, sessions=console.sessions)
     app = Starlette(
         routes=console_routes(settings.base_path),
         middleware=[gate],
@@ -114,3 +116,43 @@ class KeptFiles(StaticFiles):
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers["Cache-Control"] = f"private, max-age={FILES_KEPT_S}, immutable"
         return response
+
+
+CONSOLE_GRACE_S: Final = 5
+"""Requests that are under way get so long to end when the server stops."""
+CONSOLE_STOP_S: Final = 20.0
+
+
+class ConsoleServer(uvicorn.Server):
+    """A server of the console, on a socket that its caller has bound.
+
+    Stopping it ends the live tails first: uvicorn waits for open connections, and those of tails end never.
+    """
+
+    def __init__(self, app: ASGIApp, listening: socket.socket, **config: Any) -> None:
+        """`config`: further arguments of uvicorn.Config, such as ssl_certfile."""
+        super().__init__(
+            uvicorn.Config(app, lifespan="on", log_level="warning", timeout_graceful_shutdown=CONSOLE_GRACE_S, **config)
+        )
+        self._listening = listening
+        self._thread = threading.Thread(
+            target=self.run, kwargs={"sockets": [listening]}, name="console-server", daemon=True
+        )
+
+    def start(self) -> None:
+        """Serve, in a thread of its own; connections that come before it is ready wait."""
+        self._listening.listen()
+        self._thread.start()
+
+    def stop(self) -> bool:
+        """Stop serving, within CONSOLE_STOP_S; True if it has stopped."""
+        self.should_exit = True
+        self._thread.join(CONSOLE_STOP_S)
+        return not self._thread.is_alive()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the streams, then what uvicorn ends."""
+        console = self.lifespan.state.get("console")
+        if console is not None:
+            console.close_streams()
+        await super().shutdown(sockets)

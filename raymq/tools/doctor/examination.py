@@ -1,11 +1,17 @@
-"""The doctor's examination: a snapshot of everything within reach, judged by all checks."""
+"""The doctor's examination: a snapshot of everything within reach, judged by all checks.
+
+The repairs of `raymq doctor --fix`, on this machine only: permissions, and directories that are not there yet.
+
+Each is safe while servers run and can be taken back by hand. No file's content is touched, and nothing is deleted.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import ray
 
@@ -17,24 +23,23 @@ from raymq.tools.doctor.checks.cluster_checks import CLUSTER_CHECKS
 from raymq.tools.doctor.checks.machine_checks import MACHINE_CHECKS
 from raymq.tools.doctor.checks.metrics_checks import METRICS_CHECKS
 from raymq.tools.doctor.checks.node_checks import NODE_CHECKS
-from raymq.tools.doctor.collect.cluster import look_at_cluster
-from raymq.tools.doctor.collect.machine import look_at_machine
-from raymq.tools.doctor.collect.metrics import look_at_ports, look_at_prometheus
+from raymq.tools.doctor.collect.cluster import look_at_cluster, look_at_ports, look_at_prometheus
+from raymq.tools.doctor.collect.machine import look_at_machine, readable_by_others
 from raymq.tools.doctor.collect.nodes import NodeTask, look_at_nodes, servers_with_lanes
-from raymq.tools.doctor.facts import ClusterFacts, MachineFacts, Snapshot
+from raymq.tools.doctor.facts import ClusterFacts, DoctorSnapshot, MachineFacts
 from raymq.tools.doctor.findings import Finding, run_checks
 
 CHECKS = (*MACHINE_CHECKS, *NODE_CHECKS, *CLUSTER_CHECKS, *METRICS_CHECKS)
 
 
-def examine(snapshot: Snapshot) -> list[Finding]:
+def examine(snapshot: DoctorSnapshot) -> list[Finding]:
     """The findings of all checks."""
     return run_checks(CHECKS, snapshot)
 
 
 def take_snapshot(
     settings: ClusterSettings, address: str | None, prometheus: str | None, progress: ProgressCallback
-) -> Snapshot:
+) -> DoctorSnapshot:
     """Look at this machine, and at the Ray cluster and the raymq that `raymq status` would ask, where there are any.
 
     `settings` name the directories where no raymq runs, and the ratios of the disk. Nothing that is missing or does not
@@ -47,7 +52,7 @@ def take_snapshot(
         progress("looking at this machine")
         machine, reason = _machine(settings, {}), str(error)
         expected = bool(address or os.environ.get("RAY_ADDRESS"))
-        return Snapshot(machine, ray_error=reason, named=expected, cluster_error=reason, prometheus=named)
+        return DoctorSnapshot(machine, ray_error=reason, named=expected, cluster_error=reason, prometheus=named)
     try:
         return _with_ray(settings, named, progress)
     finally:
@@ -55,7 +60,7 @@ def take_snapshot(
             ray.shutdown()
 
 
-def _with_ray(settings: ClusterSettings, prometheus: Any, progress: ProgressCallback) -> Snapshot:
+def _with_ray(settings: ClusterSettings, prometheus: Any, progress: ProgressCallback) -> DoctorSnapshot:
     progress("asking the servers")
     status = _status(ray.get_runtime_context().gcs_address)
     progress("looking at this machine")
@@ -66,7 +71,7 @@ def _with_ray(settings: ClusterSettings, prometheus: Any, progress: ProgressCall
     progress("looking at the consumer groups")
     cluster = _cluster(settings, status)
     missing = "" if cluster else "this Ray cluster runs no raymq"
-    return Snapshot(
+    return DoctorSnapshot(
         machine,
         nodes,
         cluster=cluster,
@@ -123,3 +128,46 @@ def _node_task(settings: ClusterSettings, status: Mapping[str, Any]) -> NodeTask
 def _ratios(settings: ClusterSettings) -> tuple[float, float]:
     store = settings.store
     return store.disk_max_used_space_ratio / 100, store.disk_space_warning_level_ratio / 100
+
+
+PRIVATE_DIRECTORY: Final = 0o700
+
+
+def fix(machine: MachineFacts) -> list[str]:
+    """Repair what the facts about this machine show; returns a line for each repair, or for one that failed."""
+    done = []
+    if machine.token_mode is not None and machine.token_mode & 0o077:
+        done.append(_make_private(Path(machine.token_path)))
+    for directory in machine.directories:
+        path = Path(directory.path)
+        if not directory.exists and not directory.error:
+            done.append(_make_directory(path))
+        elif directory.readable_count:
+            done += _make_all_private(path)
+    return done
+
+
+def _make_directory(path: Path) -> str:
+    try:
+        path.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+    except OSError as error:
+        return f"could not make {path}: {error}"
+    return f"made {path}, mode {PRIVATE_DIRECTORY:04o}"
+
+
+def _make_private(path: Path) -> str:
+    """Take the permissions of other users from a file or directory."""
+    try:
+        before = stat.S_IMODE(path.stat().st_mode)
+        path.chmod(before & 0o700)
+    except OSError as error:
+        return f"could not change the mode of {path}: {error}"
+    return f"{path}: mode {before:04o} is {before & 0o700:04o} now"
+
+
+def _make_all_private(root: Path) -> list[str]:
+    """Take them from everything below a directory; one line for all, and one for each that could not be changed."""
+    lines = [_make_private(path) for path in list(readable_by_others(root))]
+    failed = [line for line in lines if line.startswith("could not")]
+    changed = len(lines) - len(failed)
+    return ([f"{root}: other users may no longer use {changed:,} files and directories"] if changed else []) + failed

@@ -156,7 +156,7 @@ class PrometheusFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class DoctorSnapshot:
     """Everything that the checks judge. `ray_error` says why there are no nodes, `cluster_error` why no cluster.
     `named`: the Ray cluster was named by its address, so it is expected to be there. `metrics_enable`: the settings
     want metrics."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from raymq.tools.doctor.facts import Snapshot
+from raymq.tools.doctor.facts import DoctorSnapshot
 
 HERE: Final = "here"
 """The place of a finding about the machine that the command runs on."""
@@ -38,7 +38,7 @@ class Finding:
     where: str = ""
 
 
-Judge = Callable[[Snapshot], list[Finding]]
+Judge = Callable[[DoctorSnapshot], list[Finding]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def fail(seen: str, do: str, where: str = "") -> Finding:
     return finding(State.FAIL, seen, do, where)
 
 
-def run_checks(checks: Iterable[Check], snapshot: Snapshot) -> list[Finding]:
+def run_checks(checks: Iterable[Check], snapshot: DoctorSnapshot) -> list[Finding]:
     """The findings of all checks, in their order; of a check whose subject is not there, one that says so."""
     # The advice behind a reason's first words is for those who need a cluster now.
     missing = {

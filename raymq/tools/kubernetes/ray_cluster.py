@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from raymq.tools.kubernetes.cluster_shape import DATA_MOUNT, SETTINGS_MOUNT, STORE_LABEL, ClusterShape
-from raymq.tools.observability.kubernetes_objects import METRICS_PORT, METRICS_PORT_NAME
+from raymq.tools.observability.export import METRICS_PORT, METRICS_PORT_NAME
 
 RAY_VERSION: Final = "2.60.0"
 GCS_PORT: Final = 6379

@@ -1,15 +1,80 @@
-"""All that Prometheus and Grafana elsewhere need to know of raymq, as files in a folder."""
+"""All that Prometheus and Grafana elsewhere need to know of raymq, as files in a folder.
+
+The alert rules are in the file alerts.yml beside this module, as Prometheus loads it. The objects of Prometheus'
+operator say what to scrape in Kubernetes, and when to alert.
+"""
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
+from typing import Any, Final
 
 import yaml
 
 from raymq.common.errors import InvalidArgumentError
-from raymq.tools.observability.alerts import alerts_text, relabel_text
 from raymq.tools.observability.board import BOARD_FILE, board_json
-from raymq.tools.observability.kubernetes_objects import pod_monitor, prometheus_rule
+
+METRICS_PORT_NAME: Final = "metrics"
+"""The name that the port of a Ray node's metrics has in pods."""
+METRICS_PORT: Final = 8080
+SCRAPE_INTERVAL: Final = "10s"
+"""Not longer than raymq reports gauges; shorter brings nothing."""
+
+
+def pod_monitor(name: str = "raymq") -> dict[str, Any]:
+    """A PodMonitor for the pods of all RayClusters of its namespace; `ray_io_cluster` is on each series then."""
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "raymq"}},
+        "spec": {
+            "selector": {"matchLabels": {"ray.io/is-ray-node": "yes"}},
+            "podMetricsEndpoints": [
+                {
+                    "port": METRICS_PORT_NAME,
+                    "interval": SCRAPE_INTERVAL,
+                    "relabelings": [
+                        {
+                            "action": "replace",
+                            "sourceLabels": ["__meta_kubernetes_pod_label_ray_io_cluster"],
+                            "targetLabel": "ray_io_cluster",
+                        }
+                    ],
+                }
+            ],
+        },
+    }
+
+
+def prometheus_rule(name: str = "raymq") -> dict[str, Any]:
+    """A PrometheusRule with the rules of alerts.yml."""
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "raymq"}},
+        "spec": {"groups": alert_groups()},
+    }
+
+
+def alerts_text() -> str:
+    """The file of rules."""
+    return (files(__package__) / "alerts.yml").read_text()
+
+
+def alert_groups() -> list[dict[str, Any]]:
+    """The groups of rules, as PrometheusRule takes them, too."""
+    return list(yaml.safe_load(alerts_text())["groups"])
+
+
+def alert_rules() -> list[dict[str, Any]]:
+    """All rules, in the file's order."""
+    return [rule for group in alert_groups() for rule in group["rules"]]
+
+
+def relabel_text() -> str:
+    """The snippet for a scrape config that gives raymq's series RocketMQ's names."""
+    return (files(__package__) / "relabel.yml").read_text()
 
 
 def exported_files() -> dict[str, str]:

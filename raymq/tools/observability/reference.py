@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from raymq.telemetry.metrics.instruments import COMMON_LABELS, INSTRUMENTS, Instrument, Kind
+from raymq.telemetry.metrics.instruments import COMMON_LABELS, INSTRUMENTS, Instrument, InstrumentKind
 from raymq.tools.observability.series import exposed_names
 
 
@@ -21,7 +21,7 @@ def metrics_table() -> str:
 
 def _line(instrument: Instrument) -> str:
     first = exposed_names(instrument)[0]
-    name = f"`{first.removesuffix('_bucket')}`" if instrument.kind is Kind.HISTOGRAM else f"`{first}`"
+    name = f"`{first.removesuffix('_bucket')}`" if instrument.kind is InstrumentKind.HISTOGRAM else f"`{first}`"
     labels = ", ".join(f"`{label}`" for label in instrument.labels if label not in COMMON_LABELS)
     meaning = instrument.description
     if instrument.bounds:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from raymq.telemetry.metrics.instruments import INSTRUMENTS, Instrument, Kind
+from raymq.telemetry.metrics.instruments import INSTRUMENTS, Instrument, InstrumentKind
 
 RATE_WINDOW: Final = "$__rate_interval"
 """Grafana's window: four scrapes, or the step of the panel."""
@@ -20,9 +20,9 @@ CHOSEN_LABELS: Final = ("broker", "topic", "consumer_group")
 """Our own labels that the board has a variable for, of the same name."""
 
 SUFFIXES: Final = {
-    Kind.COUNTER: ("_total",),
-    Kind.GAUGE: ("",),
-    Kind.HISTOGRAM: ("_bucket", "_sum", "_count"),
+    InstrumentKind.COUNTER: ("_total",),
+    InstrumentKind.GAUGE: ("",),
+    InstrumentKind.HISTOGRAM: ("_bucket", "_sum", "_count"),
 }
 
 

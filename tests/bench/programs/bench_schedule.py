@@ -26,7 +26,7 @@ from raymq.common.delay import TIMER_TOPIC, timer_queue
 from raymq.common.message import Message
 from raymq.common.protocol.store import FetchRequest
 from raymq.records.format.decode import decode_records
-from raymq.records.format.encode import EncodedBatch, Waiting, encode_batch
+from raymq.records.format.encode import EncodedBatch, WaitingBatch, encode_batch
 from storage.message_store import MessageStore
 
 BATCH = 1000
@@ -61,7 +61,7 @@ def make_batches(topic: str, times_ms: list[int], dice: random.Random) -> list[E
             born_host=("127.0.0.1", 1),
             born_timestamp_ms=now_ms(),
             message_ids=[f"{index:032d}" for index in range(len(dues))],
-            waiting=Waiting(TIMER_TOPIC, [dice.randrange(QUEUES) for _ in dues]),
+            waiting=WaitingBatch(TIMER_TOPIC, [dice.randrange(QUEUES) for _ in dues]),
         )
         for queue_id, dues in by_queue.items()
     ]

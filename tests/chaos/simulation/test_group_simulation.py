@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.core.rebalance.group import RebalanceGroup, Sender
+from actors.core.rebalance.group import HeartbeatSender, RebalanceGroup
 from actors.core.rebalance.slot_lease import Put, SlotLease
 from raymq.common.protocol.group import CommitAnswer
 from tests.support.group_sim.invariants import LawBrokenError
@@ -79,7 +79,7 @@ class AdmitsTheDead(RebalanceGroup):
 
     def _sender(self, heartbeat):
         sender = super()._sender(heartbeat)
-        return Sender.INVITED if sender is Sender.STRANGER and heartbeat.session > 0 else sender
+        return HeartbeatSender.INVITED if sender is HeartbeatSender.STRANGER and heartbeat.session > 0 else sender
 
 
 class ForgetsGrace(SlotLease):

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from raymq.common.delay import TIMER_TOPIC
 from raymq.common.message import Message
 from raymq.common.names import SCHEDULE_TOPIC
-from raymq.records.format.encode import ProducerSequence, Waiting, encode_batch
+from raymq.records.format.encode import ProducerSequence, WaitingBatch, encode_batch
 from tests.support.stores.stores import open_store
 
 TARGET_QUEUES = 3
@@ -49,7 +49,7 @@ def main() -> None:
                 born_timestamp_ms=now_ms,
                 message_ids=[""] * len(messages),
                 producer=ProducerSequence(kind, 0, numbers.start),
-                waiting=Waiting(topic, [number % TARGET_QUEUES for number in numbers]),
+                waiting=WaitingBatch(topic, [number % TARGET_QUEUES for number in numbers]),
             )
             store.append([batch])
             sequences[kind] = numbers.stop

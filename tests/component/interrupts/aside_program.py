@@ -36,7 +36,7 @@ ASYNC = {"AsyncPullConsumer"}
 """The kinds that async_program interrupts."""
 
 
-class SignallingCall(parallel._Call):
+class SignallingCall(parallel._HelperCall):
     """A call in a helper that signals the main thread, which waits for it, at `moment`."""
 
     moment = ""
@@ -66,7 +66,7 @@ class SignallingCall(parallel._Call):
 
 class Program:
     def __init__(self, root: Path, chosen: str) -> None:
-        parallel._Call = SignallingCall  # type: ignore[misc]
+        parallel._HelperCall = SignallingCall  # type: ignore[misc]
         parallel.HELPER_IDLE_S = 0.5  # type: ignore[misc]  # lost helpers end soon
         parallel.SIGNAL_LOOK_S = 0.05  # type: ignore[misc]
         self.interrupter = Interrupter()

@@ -32,7 +32,7 @@ from raymq.records.format.message_id import IdRange
 from raymq.remoting import storage_client
 from raymq.remoting.lane import appends
 from raymq.remoting.lane.client import Lane
-from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane.reads import decode_ends, encode_queues, encode_wait
 from raymq.remoting.storage_client import FoundInPlace, StorageClient
 from storage.running_flags import RunningFlag
@@ -479,10 +479,10 @@ def test_a_question_that_names_other_queues_than_it_counts_is_refused(watched):
     for named, offsets, count in [(one, (0,), 1), (one, (0, 0), 2), (two, (0,), 1), (two, (0, 0), 2), (one, (), 0)]:
         payload = encode_wait(named, offsets, 0.0)
         if named == (one, two)[count == 2] and count:
-            assert len(decode_ends(lane.call(Kind.WAIT, (payload,), WAIT_S, count=count).payload, count)) == count
+            assert len(decode_ends(lane.call(FrameKind.WAIT, (payload,), WAIT_S, count=count).payload, count)) == count
         else:
             with pytest.raises(InvalidArgumentError):
-                lane.call(Kind.WAIT, (payload,), WAIT_S, count=count)
+                lane.call(FrameKind.WAIT, (payload,), WAIT_S, count=count)
     lane.close()
 
 

@@ -18,7 +18,7 @@ from raymq.common.protocol.store import FetchRequest
 from raymq.remoting import storage_client
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane.connection import LaneRequest
-from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.storage_client import StorageClient
 from tests.support.clients.fakes import WAIT_S, FakeActor, description
 from tests.support.clients.lanes import StorageDouble
@@ -130,12 +130,15 @@ def test_frames_of_the_log_are_those_of_servers_only(tmp_path):
         raise NoPermissionError(method)
 
     def handlers(plane: DataPlane) -> dict[int, Any]:
-        return {kind: lambda request: request.answer(b"") for kind in (Kind.READ_LOG, Kind.APPEND_LOG, Kind.ACK_LOG)}
+        return {
+            kind: lambda request: request.answer(b"")
+            for kind in (FrameKind.READ_LOG, FrameKind.APPEND_LOG, FrameKind.ACK_LOG)
+        }
 
     store = open_store(tmp_path / "store")
     double = StorageDouble(store, users={ALICE.user: ALICE.key}.get, guard=guard, more=handlers)
     with acting_as(ALICE), closing(double), closing(Lane(double.lanes.address)) as lane:
-        for kind in (Kind.READ_LOG, Kind.APPEND_LOG, Kind.ACK_LOG):
+        for kind in (FrameKind.READ_LOG, FrameKind.APPEND_LOG, FrameKind.ACK_LOG):
             with pytest.raises(NoPermissionError):
                 lane.call(kind, (b"",), WAIT_S)
     assert asked == ["read_log", "append_log", "read_log"]

@@ -14,7 +14,7 @@ from raymq.common.protocol.store import FetchRequest
 from raymq.remoting import storage_client
 from raymq.remoting.lane import server as lane_server
 from raymq.remoting.lane.client import Lane
-from raymq.remoting.lane.frames import Kind, pack_header
+from raymq.remoting.lane.frames import FrameKind, pack_header
 from raymq.remoting.storage_client import StorageClient
 from tests.support.clients.fakes import WAIT_S, FakeActor, description
 from tests.support.clients.lanes import StorageDouble, make_certificates, unix_only
@@ -118,7 +118,7 @@ def test_open_lanes_that_stand_still_disturb_nobody(actor, use):
         for number in range(IDLE):
             lane = stack.enter_context(closing(Lane(actor.lanes.address, remote=remote, timeout_s=WAIT_S)))
             if number % 2:
-                lane._stream.sendall(pack_header(100, Kind.APPEND, 0, 1, 1, checked=remote) + bytes(97))
+                lane._stream.sendall(pack_header(100, FrameKind.APPEND, 0, 1, 1, checked=remote) + bytes(97))
         eventually(lambda: actor.lanes.server.connections >= IDLE + mine, "all are open")
         for number in range(1, 9):
             sends_and_reads(client, fake, b"%d" % number, 0)

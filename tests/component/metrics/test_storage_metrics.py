@@ -14,7 +14,7 @@ from raymq.common.errors import ServiceNotAvailableError, StoreNotWritableError
 from raymq.common.message import Message
 from raymq.common.protocol.stats import RequestFigures
 from raymq.common.protocol.store import FetchRequest, QueuePosition
-from raymq.records.format.encode import Waiting, encode_batch
+from raymq.records.format.encode import WaitingBatch, encode_batch
 from raymq.telemetry.metrics.reporter import Reporter
 from tests.support.metrics.fake_ray import FakeMetrics
 from tests.support.stores.clocks import Clock
@@ -97,7 +97,7 @@ def test_messages_of_a_fifo_topic(store, report):
 def test_delayed_messages(store, report, clock):
     due_ms = clock() + 300_000
     messages = [Message("orders", b"late", deliver_at_ms=due_ms)] * 2
-    waiting = Waiting(TIMER_TOPIC, [0, 0])
+    waiting = WaitingBatch(TIMER_TOPIC, [0, 0])
     store.append(
         [
             encode_batch(

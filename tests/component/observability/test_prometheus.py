@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 import raymq.tools.observability
-from raymq.telemetry.metrics.instruments import INSTRUMENTS, Kind
-from raymq.tools.observability.alerts import alert_rules
+from raymq.telemetry.metrics.instruments import INSTRUMENTS, InstrumentKind
 from raymq.tools.observability.board import expressions, make_board
+from raymq.tools.observability.export import alert_rules
 from tests.support.history.waiting import eventually
 from tests.support.metrics.expressions import RAYS_SERIES, plain
 from tests.support.metrics.prometheus import Prometheus, exporter, running_prometheus
@@ -34,9 +34,9 @@ def page(scrape: int) -> str:
         own = ",".join(f'{label}="{FIXED.get(label, "some")}"' for label in instrument.labels)
         labels = f"{RAYS},{own}" if own else RAYS
         name = f"ray_{instrument.name}"
-        if instrument.kind is Kind.COUNTER:
+        if instrument.kind is InstrumentKind.COUNTER:
             lines += [f"# TYPE {name}_total counter", f"{name}_total{{{labels}}} {10 * scrape}"]
-        elif instrument.kind is Kind.GAUGE:
+        elif instrument.kind is InstrumentKind.GAUGE:
             lines += [f"# TYPE {name} gauge", f"{name}{{{labels}}} 1"]
         else:  # all three are gauges that grow
             bounds = [*map(str, instrument.bounds), "+Inf"]

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import raymq.tools.observability
-from raymq.tools.observability.alerts import alert_rules
+from raymq.tools.observability.export import alert_rules
 from tests.support.metrics.prometheus import check_with_promtool
 
 RULES = Path(str(files(raymq.tools.observability) / "alerts.yml"))

@@ -12,7 +12,7 @@ import pytest
 import raymq
 from raymq.client.predicates import process as predicate_process
 from raymq.client.predicates.process import PredicateProcess
-from raymq.common.protocol.listener_tasks import StoreLog
+from raymq.common.protocol.consume_result import StoreLog
 from raymq.common.protocol.store import FetchRequest
 from raymq.records.format.memory_records import LocatedRecords
 from tests.support.clients.watches import MappedStorage

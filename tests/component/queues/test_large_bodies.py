@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import raymq
-from actors.core.consume.process_queue import ProcessQueue, Task
+from actors.core.consume.process_queue import ConsumeTask, ProcessQueue
 from actors.core.consume.records_in_place import RecordsInPlace
 from actors.pull.listener_feed import ship_task
 from raymq.client.consumer.pull.fetched_records import (
@@ -32,7 +32,7 @@ from raymq.client.scan import batches as scan_batches
 from raymq.client.scan.ranges import OffsetRange
 from raymq.common.errors import InvalidArgumentError, MessageIllegalError
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, MESSAGE_SIZE_LIMIT_BYTES, Message, MessageQueue
-from raymq.common.protocol.listener_tasks import StoreLog
+from raymq.common.protocol.consume_result import StoreLog
 from raymq.common.protocol.pop import LeasedRange
 from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.records.format import compression
@@ -149,7 +149,7 @@ def test_a_listener_is_told_the_bound_with_its_task(store, bodies, in_place, mon
     files = MappedStorage(store)._files
     records = RecordsInPlace.of(files, mapped(store))
     monkeypatch.setattr(compression._bound, "most_bytes", LIMIT)
-    shipped = ship_task(Task(ProcessQueue(QUEUE), records, number=1), in_place=in_place)
+    shipped = ship_task(ConsumeTask(ProcessQueue(QUEUE), records, number=1), in_place=in_place)
     monkeypatch.setattr(compression._bound, "most_bytes", MAX_MESSAGE_SIZE_BYTES)
     messages, damaged = TaskReader().messages(shipped) or ([], True)
     assert ([message.body for message in messages], damaged) == (bodies, False)

@@ -19,7 +19,7 @@ from actors.replica.log_carrier import LogCarrier
 from actors.replica.log_lanes import READ_LOG_WAIT_MAX_S
 from raymq.common.errors import InvalidArgumentError, NotMasterError, ServiceNotAvailableError
 from raymq.remoting.lane.client import Answer, Lane
-from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane.log_chunks import (
     ChunkHead,
     ReadLog,
@@ -68,7 +68,7 @@ def position(group: LocalReplicas, **changed: object) -> ReadLog:
 
 
 def ask(lane: Lane, request: ReadLog) -> None:
-    lane.send(Kind.READ_LOG, (encode_read_log(request),), time.monotonic() + WAIT_S)
+    lane.send(FrameKind.READ_LOG, (encode_read_log(request),), time.monotonic() + WAIT_S)
 
 
 def answer(lane: Lane) -> Answer:
@@ -95,7 +95,7 @@ def test_a_read_that_waits_in_vain_gets_an_empty_chunk(group, lanes):
 
 def test_a_read_of_an_older_epoch_is_refused_and_an_acknowledgement_of_it_is_left_out(group, lanes):
     lane, old = lanes[MASTER][0], position(group, epoch=1)
-    lane.send_unanswered(Kind.ACK_LOG, encode_read_log(old), time.monotonic() + WAIT_S)
+    lane.send_unanswered(FrameKind.ACK_LOG, encode_read_log(old), time.monotonic() + WAIT_S)
     ask(lane, old)
     with pytest.raises(NotMasterError):
         answer(lane)
@@ -132,7 +132,7 @@ def test_an_acknowledgement_settles_an_append_while_a_read_waits(group, lanes):
     ask(lane, position(group, next_offset=end))
     assert started.settle(time.monotonic()) is None
     told = position(group, next_offset=end, acked_offset=end)
-    lane.send_unanswered(Kind.ACK_LOG, encode_read_log(told), time.monotonic() + WAIT_S)
+    lane.send_unanswered(FrameKind.ACK_LOG, encode_read_log(told), time.monotonic() + WAIT_S)
     assert eventually(lambda: started.settle(time.monotonic()), "an answer")
 
 
@@ -142,7 +142,7 @@ def test_a_read_that_waits_for_more_bytes_is_answered_when_the_slave_has_the_chu
     group.master.start_append([make_batch([b"one"])])
     eventually(lambda: group.master.account().end_offset, "the flush")
     assert not select.select([lane], [], [], 0)[0]
-    lane.send_unanswered(Kind.ACK_LOG, encode_read_log(asked), time.monotonic() + WAIT_S)
+    lane.send_unanswered(FrameKind.ACK_LOG, encode_read_log(asked), time.monotonic() + WAIT_S)
     assert b"one" in bytes(decode_chunk(answer(lane).payload)[1])
 
 
@@ -155,10 +155,10 @@ def test_a_read_that_waits_for_more_bytes_gets_what_is_there_when_its_time_is_ov
 def test_a_chunk_that_does_not_continue_the_log_is_refused_and_changes_nothing(group, lanes):
     request, lane = position(group), lanes[SLAVE][0]
     chunk = encode_chunk_head(ChunkHead(4096, 0, 5000, None)) + b"x" * 100
-    lane.send(Kind.APPEND_LOG, (encode_append_log(request.epoch), chunk), time.monotonic() + WAIT_S)
+    lane.send(FrameKind.APPEND_LOG, (encode_append_log(request.epoch), chunk), time.monotonic() + WAIT_S)
     with pytest.raises(InvalidArgumentError, match="log that ends at"):
         answer(lane)
-    lane.send(Kind.APPEND_LOG, (encode_append_log(request.epoch - 1), chunk), time.monotonic() + WAIT_S)
+    lane.send(FrameKind.APPEND_LOG, (encode_append_log(request.epoch - 1), chunk), time.monotonic() + WAIT_S)
     with pytest.raises(NotMasterError):
         answer(lane)
     assert group.replicas[SLAVE].account().end_offset == request.next_offset
@@ -172,7 +172,7 @@ def test_two_chunks_on_their_way_are_answered_in_order_once_they_are_on_disk(gro
     for _ in range(2):
         ask(reader, position(group, next_offset=offset, max_bytes=1))
         chunk = answer(reader).payload
-        writer.send(Kind.APPEND_LOG, (encode_append_log(position(group).epoch), chunk), time.monotonic() + WAIT_S)
+        writer.send(FrameKind.APPEND_LOG, (encode_append_log(position(group).epoch), chunk), time.monotonic() + WAIT_S)
         offset += len(decode_chunk(chunk)[1])
         ends.append(offset)
     for end in ends:

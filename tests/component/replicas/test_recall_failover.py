@@ -11,7 +11,7 @@ import pytest
 from raymq.common.delay import TIMER_TOPIC, timer_queue
 from raymq.common.message import Message
 from raymq.common.protocol.recall import RECALLED_TOPIC, RecallHandle
-from raymq.records.format.encode import ProducerSequence, Waiting, encode_batch
+from raymq.records.format.encode import ProducerSequence, WaitingBatch, encode_batch
 from raymq.remoting.recall import recall_batch
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually
@@ -48,7 +48,7 @@ def test_the_next_master_knows_the_recall(group: LocalReplicas):
         born_timestamp_ms=now_ms,
         message_ids=["0" * 31 + "1", "0" * 31 + "2"],
         producer=ProducerSequence("p", 0, 0),
-        waiting=Waiting(TIMER_TOPIC, [3, 3]),
+        waiting=WaitingBatch(TIMER_TOPIC, [3, 3]),
     )
     group.master.append([batch])
     handle = RecallHandle("orders", "broker-a", due_ms, "0" * 31 + "1")

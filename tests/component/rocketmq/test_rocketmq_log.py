@@ -16,7 +16,7 @@ from raymq.common.names import SCHEDULE_TOPIC
 from raymq.common.protocol.store import FetchRequest, QueueBounds
 from raymq.records.format.check import record_starts
 from raymq.records.format.decode import decode_records
-from raymq.records.format.encode import Waiting, encode_batch
+from raymq.records.format.encode import WaitingBatch, encode_batch
 from raymq.records.format.hashing import tags_code
 from raymq.records.kernels.columns import decode_columns
 from storage.message_store import MessageStore
@@ -278,7 +278,7 @@ def test_a_message_waits_for_its_time_though_rocketmq_made_its_unit(tmp_path, ah
     [message] = [Message("T", b"later", tags="red", deliver_at_ms=at_ms)]
     batch = encode_batch(
         [message], queue_id, born_host=("127.0.0.1", 1), born_timestamp_ms=now_ms, message_ids=["X"],
-        waiting=Waiting(TIMER_TOPIC, [0]),
+        waiting=WaitingBatch(TIMER_TOPIC, [0]),
     )  # fmt: skip
     store.append([batch])
     before = int(store._queues.get_plain(TIMER_TOPIC, queue_id).units(0, 1)[0]["tags_code"])

@@ -14,7 +14,7 @@ from raymq.common.protocol.recall import RECALLED_TOPIC
 from raymq.common.protocol.store import FetchRequest
 from raymq.records.format.check import check_record
 from raymq.records.format.decode import read_record
-from raymq.records.format.encode import Waiting, encode_batch
+from raymq.records.format.encode import WaitingBatch, encode_batch
 from raymq.records.format.places import RecordPlace
 from storage.message_store import MessageStore
 from tests.component.schedule.test_recall import recall, send
@@ -44,7 +44,7 @@ def put_delayed(store: MessageStore, clock: Clock, kind: str) -> list[int]:
                 (TIMER_TOPIC, timer_queue(due_ms, clock.now_ms)),
             )
         batch = encode_batch([message], source[1], born_host=("127.0.0.1", 1), born_timestamp_ms=clock.now_ms,
-                             message_ids=[f"ID{number}"], waiting=Waiting(source[0], [3]))  # fmt: skip
+                             message_ids=[f"ID{number}"], waiting=WaitingBatch(source[0], [3]))  # fmt: skip
         places.append(store.append([batch])[0].physical_offset)
     return places
 
@@ -118,7 +118,7 @@ def test_a_delayed_message_of_a_changed_level_is_delivered_once_over_a_kill(open
     places = put_delayed(store, clock, "level")
     batch = encode_batch(
         [Message("orders", b"later", delay_level=4)] * DAMAGED, 3, born_host=("127.0.0.1", 1), born_timestamp_ms=1,
-        message_ids=["L0", "L1"], waiting=Waiting(SCHEDULE_TOPIC, [3] * DAMAGED),
+        message_ids=["L0", "L1"], waiting=WaitingBatch(SCHEDULE_TOPIC, [3] * DAMAGED),
     )  # fmt: skip
     store.append([batch])
     clock.now_ms += DUE_MS

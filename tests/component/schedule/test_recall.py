@@ -9,7 +9,7 @@ from raymq.common.errors import SystemBusyError
 from raymq.common.message import Message
 from raymq.common.protocol.recall import RECALLED_TOPIC, RecallHandle
 from raymq.common.protocol.store import AppendResult
-from raymq.records.format.encode import ProducerSequence, Waiting, encode_batch
+from raymq.records.format.encode import ProducerSequence, WaitingBatch, encode_batch
 from raymq.remoting.recall import recall_batch
 from storage.append import appender
 from storage.message_store import MessageStore
@@ -33,7 +33,7 @@ def send(store: MessageStore, clock: Clock, body: bytes, due_ms: int) -> RecallH
         born_timestamp_ms=clock.now_ms,
         message_ids=[message_id],
         producer=ProducerSequence(message_id, 0, 0),
-        waiting=Waiting(TIMER_TOPIC, [3]),
+        waiting=WaitingBatch(TIMER_TOPIC, [3]),
     )
     store.append([batch])
     return RecallHandle("orders", "broker-a", due_ms, message_id)
@@ -178,7 +178,7 @@ def test_levels_know_no_recall(opened, clock):
         born_timestamp_ms=clock.now_ms,
         message_ids=["0" * 31 + "1"],
         producer=None,
-        waiting=Waiting("SCHEDULE_TOPIC_XXXX", [3]),
+        waiting=WaitingBatch("SCHEDULE_TOPIC_XXXX", [3]),
     )
     store.append([batch])
     clock.now_ms += 6000

@@ -17,7 +17,7 @@ from raymq.common.message import Message, MessageExt
 from raymq.common.names import SCHEDULE_TOPIC
 from raymq.common.protocol.store import FetchRequest
 from raymq.records.format.decode import decode_records
-from raymq.records.format.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, WaitingBatch, encode_batch
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually
 from tests.support.stores.clocks import Clock
@@ -46,7 +46,7 @@ def waiting_batch(
         born_timestamp_ms=clock.now_ms,
         message_ids=[f"{index:032X}" for index in range(len(messages))],
         producer=producer,
-        waiting=Waiting(topic, [real_queue_id] * len(messages)),
+        waiting=WaitingBatch(topic, [real_queue_id] * len(messages)),
     )
 
 

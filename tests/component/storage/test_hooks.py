@@ -15,7 +15,7 @@ from raymq.common.errors import ConfigError, MessageRefusedError, SystemBusyErro
 from raymq.common.message import Message
 from raymq.common.protocol.store import FetchRequest
 from raymq.records.format.compression import Compression
-from raymq.records.format.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, WaitingBatch, encode_batch
 from raymq.records.format.inner_batch_encode import encode_inner_batch
 from raymq.records.hooks import FetchedBatch, PutBatch
 from tests.support.history.waiting import eventually
@@ -58,7 +58,7 @@ def waiting_batch(*topics: str) -> EncodedBatch:
         [Message(topic, b"%d" % index, delay_level=3) for index, topic in enumerate(topics)],
         2,
         message_ids=[f"{index:032X}" for index in range(len(topics))],
-        waiting=Waiting(SCHEDULE_TOPIC, [5] * len(topics)),
+        waiting=WaitingBatch(SCHEDULE_TOPIC, [5] * len(topics)),
         **BORN,
     )
 

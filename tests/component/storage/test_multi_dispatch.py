@@ -13,7 +13,7 @@ from raymq.common.message import Message, MessageExt, PullStatus
 from raymq.common.names import SCHEDULE_TOPIC
 from raymq.common.protocol.store import FetchRequest
 from raymq.records.format.decode import decode_records
-from raymq.records.format.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, WaitingBatch, encode_batch
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually
 from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, closed_copy, killed_copy, make_batch, open_store
@@ -186,7 +186,7 @@ def test_a_delayed_message_is_dispatched_when_it_is_delivered(tmp_path):
         message_ids=["0" * 32] * 2,
         producer=ProducerSequence("p", 0, 0),
         extra_properties={NAMES: "%LMQ%a"},
-        waiting=Waiting(SCHEDULE_TOPIC, [0, 1]),
+        waiting=WaitingBatch(SCHEDULE_TOPIC, [0, 1]),
     )
     store.append([batch])
     assert store.topics() == {SCHEDULE_TOPIC: [0]}

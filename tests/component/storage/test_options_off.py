@@ -17,14 +17,13 @@ from raymq.common.protocol.store import FetchRequest
 from raymq.records.format.hashing import tags_code
 from storage.log.log_writer import LogWriter
 from storage.log.pool_writer import PoolWriter
-from storage.log.warm_writer import WarmWriter
+from storage.log.warm_up import WarmWriter
 from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.consume_queue_ext import ExtendedConsumeQueue
 from tests.support.stores.stores import make_batch, open_store
 
 ROOT = Path(__file__).parents[3]
 OPTIONS = {
-    "raymq/records/logfiles/batch_queue_units.py",
     "raymq/records/logfiles/ext_units.py",
     "raymq/records/format/inner_batch.py",
     "storage/append/fit_batch.py",
@@ -35,7 +34,6 @@ OPTIONS = {
     "storage/log/pool_writer.py",
     "storage/log/transient_store_pool.py",
     "storage/log/warm_up.py",
-    "storage/log/warm_writer.py",
     "storage/queue/batch_consume_queue.py",
     "storage/queue/consume_queue_ext.py",
 }

@@ -14,7 +14,7 @@ from raymq.common.errors import SystemBusyError
 from raymq.common.message import Message, SendStatus
 from raymq.common.names import SCHEDULE_TOPIC
 from raymq.records.format.dispatch import dispatch_view
-from raymq.records.format.encode import EncodedBatch, Waiting, encode_batch
+from raymq.records.format.encode import EncodedBatch, WaitingBatch, encode_batch
 from storage.files.mapped_file import MappedFile
 from storage.log import transient_store_pool
 from storage.message_store import MessageStore
@@ -180,7 +180,7 @@ def waiting_batch() -> EncodedBatch:
         born_host=("127.0.0.1", 5000),
         born_timestamp_ms=1_700_000_000_000,
         message_ids=[f"{1:032X}"],
-        waiting=Waiting(SCHEDULE_TOPIC, [0]),
+        waiting=WaitingBatch(SCHEDULE_TOPIC, [0]),
     )
 
 

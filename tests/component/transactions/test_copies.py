@@ -10,7 +10,7 @@ import pytest
 
 from raymq.common.errors import NotMasterError
 from raymq.common.message import Message
-from raymq.common.protocol.transactions import EndTransaction, LocalTransactionState as State
+from raymq.common.protocol.transactions import EndTransactionRequest, LocalTransactionState as State
 from tests.support.replicas.local_replicas import LocalReplicas
 from tests.support.stores.stores import bodies_of, open_store
 from tests.support.stores.transactions import GROUP, Clock, begin, half_batch
@@ -54,7 +54,7 @@ def test_a_transaction_that_was_begun_under_one_master_ends_once_under_the_next(
         for name in ("committed", "open")
     ]
     first, second = [
-        EndTransaction(GROUP, result.queue_offset, result.physical_offset, int(State.COMMIT_MESSAGE), name)
+        EndTransactionRequest(GROUP, result.queue_offset, result.physical_offset, int(State.COMMIT_MESSAGE), name)
         for result, name in zip(results, ("committed", "open"), strict=True)
     ]
     assert not replicas.master.end_transaction(first, require_topic=lambda topic: None).duplicate

@@ -17,7 +17,7 @@ import raymq
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.client import Lane
-from raymq.remoting.lane.handshake import AuthenticationError
+from raymq.remoting.lane.handshake import LaneSecretError
 from tests.support.clusters.cluster import Sandbox, embedded, sandbox
 from tests.support.stores.live_directory import stats_below
 
@@ -136,6 +136,6 @@ def test_no_lane_is_opened(box: Sandbox, server: str) -> None:
     assert another_user(answers=[address.name[1:]]) == {"answers": []}, "not even a hello is sent"
     wrong = LaneAddress(address.name, bytes(32), address.host, address.port)
     assert address.port
-    with pytest.raises((EOFError, AuthenticationError)):  # the server says nothing to strangers, and closes
+    with pytest.raises((EOFError, LaneSecretError)):  # the server says nothing to strangers, and closes
         Lane(wrong, remote=True, timeout_s=CALL_S)
     Lane(address, remote=True, timeout_s=CALL_S).close()

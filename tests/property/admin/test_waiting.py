@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from raymq.common.delay import TIMER_RECALL_QUEUE, TIMER_TOPIC
 from raymq.common.names import SCHEDULE_TOPIC
 from storage.dispatch.delivery_progress import SourceProgress
-from storage.schedule.delay_queues import Bounds
+from storage.schedule.delay_queues import DelayQueueBounds
 from storage.schedule.waiting import _HOUR_MS, HOURS, waiting
 
 NOW_MS = 1_700_000_000_000
@@ -27,7 +27,7 @@ class Queues:
         self.done = {source: min(count, len(self.times[source])) for source, count in zip(SOURCES, done, strict=True)}
 
     def read_bounds(self):
-        return NOW_MS, {source: Bounds(0, len(units)) for source, units in self.times.items()}
+        return NOW_MS, {source: DelayQueueBounds(0, len(units)) for source, units in self.times.items()}
 
     def delivery_times(self, source, from_offset, count):
         end = min(from_offset + count, (from_offset // 7 + 1) * 7)

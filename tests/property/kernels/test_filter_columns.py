@@ -7,7 +7,7 @@ from hypothesis import example, given, settings, strategies as st
 
 import raymq
 from raymq.records.filters.columns import FALSE, NULL, RAISES, TRUE, Evaluation, matching
-from raymq.records.filters.scalar import truth_of
+from raymq.records.filters.sql import truth_of
 from raymq.records.filters.text_columns import TextColumn
 from raymq.records.filters.values import IncomparableError
 from raymq.records.format.encode import encode_batch

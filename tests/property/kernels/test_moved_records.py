@@ -15,7 +15,7 @@ import pytest
 from raymq.common.delay import TIMER_TOPIC
 from raymq.common.errors import RaymqError
 from raymq.common.message import Message
-from raymq.records.format.encode import ProducerSequence, Waiting, encode_batch
+from raymq.records.format.encode import ProducerSequence, WaitingBatch, encode_batch
 from raymq.records.format.hashing import tags_code
 from raymq.records.format.rewrite import move_record, read_waiting
 from raymq.records.format.walk import walk_records
@@ -48,7 +48,7 @@ def random_records(dice: random.Random) -> list[bytes]:
         extra_properties=dice.choice((None, None, {"INNER_MULTI_QUEUE_OFFSET": "3"})),
         append_prop_crc=dice.random() < 0.1,
         reconsume_times=dice.choice((0, 3)),
-        waiting=Waiting(TIMER_TOPIC, [dice.randrange(12) for _ in messages]),
+        waiting=WaitingBatch(TIMER_TOPIC, [dice.randrange(12) for _ in messages]),
     )
     starts = [*walk_records(batch.records).starts.tolist(), len(batch.records)]
     return [bytes(batch.records[start:end]) for start, end in pairwise(starts)]
@@ -104,7 +104,7 @@ def test_records_of_one_kind_are_all_moved_together() -> None:
         born_host=("127.0.0.1", 1),
         born_timestamp_ms=1,
         message_ids=[f"{row:032X}" for row in range(256)],
-        waiting=Waiting(TIMER_TOPIC, [row % 12 for row in range(256)]),
+        waiting=WaitingBatch(TIMER_TOPIC, [row % 12 for row in range(256)]),
     )
     starts = [*walk_records(batch.records).starts.tolist(), len(batch.records)]
     records = [bytes(batch.records[start:end]) for start, end in pairwise(starts)]

@@ -303,7 +303,7 @@ def test_a_handshake_that_was_heard_before_opens_nothing(server, remote):
         hello = first.recv(handshake.HELLO_BYTES)
         reply = handshake.make_reply(server.address.secret, hello)
         first.sendall(reply)
-        assert first.recv(1)[0] == handshake.Verdict.OPEN
+        assert first.recv(1)[0] == handshake.HandshakeStatus.OPEN
         with raw(server, remote=remote) as second:
             second.recv(handshake.HELLO_BYTES)
             second.sendall(reply)

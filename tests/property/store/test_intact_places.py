@@ -25,7 +25,7 @@ import storage.recovery.walk
 from raymq.common.message import Message
 from raymq.common.names import SCHEDULE_TOPIC
 from raymq.records.format.compression import Compression
-from raymq.records.format.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, WaitingBatch, encode_batch
 from raymq.records.format.inner_batch_encode import encode_inner_batch
 from storage.log.holes import PLACE_REASON
 from storage.message_store import MessageStore
@@ -84,7 +84,7 @@ class Writer:
             case 0:
                 delayed = Message("orders", self._body(), delay_level=dice.randrange(1, 4))
                 queue_id = (delayed.delay_level or 1) - 1
-                waiting = Waiting(SCHEDULE_TOPIC, [dice.randrange(3)])
+                waiting = WaitingBatch(SCHEDULE_TOPIC, [dice.randrange(3)])
                 self._append(self._encoded(delayed, queue_id, waiting=waiting))
             case 1:
                 self.store.schedule.new_scheduler().round()
@@ -132,7 +132,7 @@ class Writer:
         self._number += 1
         return b"%d " % self._number + bytes(self._dice.randrange(self._size))
 
-    def _encoded(self, message: Message, queue_id: int, *, waiting: Waiting) -> EncodedBatch:
+    def _encoded(self, message: Message, queue_id: int, *, waiting: WaitingBatch) -> EncodedBatch:
         return encode_batch(
             [message], queue_id, born_host=("127.0.0.1", 1), born_timestamp_ms=1, message_ids=["0"], waiting=waiting
         )

@@ -7,8 +7,8 @@ from collections import defaultdict
 import pytest
 from hypothesis import given, strategies as st
 
-from raydp_jobs.stream.offsets import StreamOffsets
 from raydp_jobs.stream.planner import BatchLimits, batch_partitions, batch_ranges, plan_batch
+from raydp_jobs.stream.progress import StreamOffsets
 from raymq.client.scan.offsets import EARLIEST, LATEST
 from raymq.common.errors import DataLossError
 from raymq.common.message import MessageQueue

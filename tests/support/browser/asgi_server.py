@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from raymq.tools.console.server import ConsoleServer
+from raymq.tools.console.app import ConsoleServer
 
 
 @contextmanager

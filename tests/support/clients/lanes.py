@@ -15,11 +15,11 @@ from raymq.common.protocol.store import AppendResult, Boundary, FetchRequest, Fe
 from raymq.records.format.encode import EncodedBatch
 from raymq.remoting.lane.address import LaneAddress, TlsFiles
 from raymq.remoting.lane.connection import LaneRequest
-from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane.server import LaneServer
 from storage.message_store import MessageStore
 
-ECHO, LATER, REFUSE, SILENT, BREAK = range(Kind.OTHER, Kind.OTHER + 5)
+ECHO, LATER, REFUSE, SILENT, BREAK = range(FrameKind.OTHER, FrameKind.OTHER + 5)
 """The kinds of frames that `echo_server` serves."""
 
 

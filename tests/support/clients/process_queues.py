@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.core.consume.process_queue import ProcessQueue, Task
+from actors.core.consume.process_queue import ConsumeTask, ProcessQueue
 from actors.core.consume.process_queues import ProcessQueues
 from raymq.client.consumer.push.settings import PushSettings
 from raymq.client.consumer.subscription import Subscription
@@ -41,6 +41,6 @@ def process_queue_of(core: ProcessQueues, queue: MessageQueue) -> ProcessQueue:
     return next(process_queue for process_queue in core.process_queues() if process_queue.queue == queue)
 
 
-def offsets_of(task: Task) -> list[int]:
+def offsets_of(task: ConsumeTask) -> list[int]:
     """The queue offsets of a task's messages."""
     return list(task.messages.offsets)

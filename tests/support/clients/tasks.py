@@ -7,7 +7,7 @@ from pathlib import Path
 
 from actors.core.consume.records_in_place import RecordsInPlace
 from raymq.common.message import MessageQueue
-from raymq.common.protocol.listener_tasks import ShippedTask
+from raymq.common.protocol.consume_result import ShippedTask
 from raymq.common.protocol.store import FetchRequest
 from raymq.records.logfiles.log_reader import LogReader, StoreFiles
 from tests.support.stores.stores import LOG_FILE_BYTES, QUEUE_FILE_UNITS, make_batch, open_store

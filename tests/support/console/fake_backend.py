@@ -11,39 +11,39 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from raymq.client.admin.dead_letters import LetterPlace
+from raymq.client.admin.delayed import DelayedMessage
+from raymq.client.admin.track import MessageTrack, TrackState
 from raymq.client.consumer.pull_once import has_text
 from raymq.common.errors import GroupNotExistError, TopicExistsError, TopicNotExistError
 from raymq.common.message import MessageExt, MessageQueue
 from raymq.common.names import check_user_topic
 from raymq.common.protocol.group import GroupConfig
 from raymq.common.protocol.recall import RecallHandle
-from raymq.tools.console.backend.audit import AuditEntry, AuditPage
 from raymq.tools.console.backend.cluster import (
+    AuditEntry,
+    AuditPage,
     BrokerGroupView,
+    ClusterFigures,
     ClusterView,
-    Figures,
     Listing,
     NoAnswer,
     ReplicaView,
     ServerView,
     StoreView,
 )
-from raymq.tools.console.backend.groups import GroupInstance, GroupMember, GroupQueue, GroupRow, GroupView, OffsetMove
+from raymq.tools.console.backend.groups import GroupInstance, GroupQueue, GroupRow, GroupView, MemberRow, OffsetMove
 from raymq.tools.console.backend.messages import (
     BrowseQuery,
     DeadLetterPage,
     DeadLetterView,
-    DelayedMessage,
     DelayedView,
-    LetterPlace,
     LetterReplayed,
     MessagePage,
-    MessageTrack,
     NewMessage,
-    ProducerRow,
+    ProducerClient,
     SentMessage,
     TailBatch,
-    TrackState,
 )
 from raymq.tools.console.backend.topics import RouteRow, TopicGroup, TopicQueue, TopicRow, TopicView
 
@@ -106,7 +106,7 @@ class FakeBackend:
         self.problems: tuple[str, ...] = ()
         self.writable = dict.fromkeys(BROKERS, True)
         self.drained = dict.fromkeys(NODES, False)
-        self.figure_list: list[Figures] = []
+        self.figure_list: list[ClusterFigures] = []
         self.topic_rows = {
             row.topic: row
             for row in (
@@ -134,7 +134,7 @@ class FakeBackend:
             "billing": [DeadLetterView(fake_message("%DLQ%billing", queue_offset=n), "orders") for n in range(2)]
         }
         self.delayed_messages = [DelayedMessage("orders", NOW_MS + 60_000 * n, 0, fake_message()) for n in range(3)]
-        self.producer_rows = [ProducerRow("10.0.0.1@4711", "10.0.0.1", 4711, "shop", 3.0, ("orders",))]
+        self.producer_rows = [ProducerClient("10.0.0.1@4711", "10.0.0.1", 4711, "shop", 3.0, ("orders",))]
 
     def _begin(self, call: str) -> None:
         self.asked.append(call)
@@ -197,11 +197,11 @@ class FakeBackend:
         )
         return ClusterView("raymq", brokers, stores, servers, self.problems, dict(self.drained), {"broker_groups": "2"})
 
-    def figures(self) -> Figures:
+    def figures(self) -> ClusterFigures:
         self._begin("figures")
         if self.figure_list:
             return self.figure_list.pop(0)
-        return Figures(NOW_MS, 1_000, 900, 100_000, 2, 3)
+        return ClusterFigures(NOW_MS, 1_000, 900, 100_000, 2, 3)
 
     def drain(self, node: str, *, drained: bool) -> None:
         self._change("drain", node=node, drained=drained)
@@ -295,9 +295,7 @@ class FakeBackend:
         self._begin("group")
         row = self._group(group)
         members = tuple(
-            GroupMember(
-                f"10.0.0.1@{n}", "10.0.0.1", 4_000 + n, row.consume_type, row.message_model, ("orders: *",), 2.5
-            )
+            MemberRow(f"10.0.0.1@{n}", "10.0.0.1", 4_000 + n, row.consume_type, row.message_model, ("orders: *",), 2.5)
             for n in range(row.members or 0)
         )
         queues = tuple(
@@ -474,7 +472,7 @@ class FakeBackend:
         ]
         return wanted
 
-    def producers(self) -> Listing[ProducerRow]:
+    def producers(self) -> Listing[ProducerClient]:
         self._begin("producers")
         return Listing(tuple(self.producer_rows), self.missing)
 

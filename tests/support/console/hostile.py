@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from raymq.client.admin.delayed import DelayedMessage
+from raymq.client.admin.track import MessageTrack, TrackState
 from raymq.common.message import MessageExt
 from raymq.common.protocol.group import GroupConfig
-from raymq.tools.console.backend.audit import AuditEntry
-from raymq.tools.console.backend.messages import DeadLetterView, DelayedMessage, MessageTrack, ProducerRow, TrackState
+from raymq.tools.console.backend.cluster import AuditEntry
+from raymq.tools.console.backend.messages import DeadLetterView, ProducerClient
 from tests.support.console.fake_backend import FakeBackend, fake_message
 
 XSS = (
@@ -59,7 +61,7 @@ class HostileBackend(FakeBackend):
         self.messages = {NAME: [hostile_message(offset) for offset in range(3)]}
         self.letters = {NAME: [DeadLetterView(hostile_message(), ALL_XSS)]}
         self.delayed_messages = [DelayedMessage(NAME, 0, 0, hostile_message())]
-        self.producer_rows = [ProducerRow(ALL_XSS, ALL_XSS, 1, ALL_XSS, 0.0, (ALL_XSS,))]
+        self.producer_rows = [ProducerClient(ALL_XSS, ALL_XSS, 1, ALL_XSS, 0.0, (ALL_XSS,))]
         self.problems = (ALL_XSS,)
         self.audit_entries = [AuditEntry(0, ALL_XSS, ALL_XSS, ALL_XSS, ALL_XSS, {ALL_XSS: ALL_XSS}, ALL_XSS)]
 

@@ -11,7 +11,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page
 
 from raymq.tools.console.security.gate import SESSION_COOKIE
-from raymq.tools.console.security.users import Role
+from raymq.tools.console.security.sessions import Role
 from raymq.tools.console.web.console import Console
 from tests.support.browser.asgi_server import served
 from tests.support.browser.chromium import DESKTOP, watched_page

@@ -8,19 +8,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from raymq.client.admin.delayed import DelayedMessage
+from raymq.client.admin.track import MessageTrack, TrackState
 from raymq.common.message import MessageExt
 from raymq.common.protocol.group import GroupConfig
-from raymq.tools.console.backend.audit import AuditEntry
-from raymq.tools.console.backend.cluster import Figures
+from raymq.tools.console.backend.cluster import AuditEntry, ClusterFigures
 from raymq.tools.console.backend.groups import GroupRow
-from raymq.tools.console.backend.messages import (
-    DeadLetterView,
-    DelayedMessage,
-    DelayedView,
-    MessageTrack,
-    ProducerRow,
-    TrackState,
-)
+from raymq.tools.console.backend.messages import DeadLetterView, DelayedView, ProducerClient
 from raymq.tools.console.backend.topics import TopicRow
 from tests.support.console.fake_backend import BROKERS, FakeBackend, fake_message
 
@@ -91,7 +85,7 @@ def shop() -> FakeBackend:
         DelayedMessage("reminders", now_ms + 42_000 + 97_000 * number, 0, order(number, now_ms)) for number in range(12)
     ]
     backend.producer_rows = [
-        ProducerRow(f"10.0.0.{11 + number}@{4711 + 13 * number}", f"10.0.0.{11 + number}", 4711 + 13 * number, *rest)
+        ProducerClient(f"10.0.0.{11 + number}@{4711 + 13 * number}", f"10.0.0.{11 + number}", 4711 + 13 * number, *rest)
         for number, rest in enumerate(
             [
                 ("shop", 1.2, ("orders", "reminders")),
@@ -125,14 +119,14 @@ def _died(message: MessageExt, number: int) -> MessageExt:
     return MessageExt(**values)
 
 
-def samples(now_ms: int) -> list[Figures]:
+def samples(now_ms: int) -> list[ClusterFigures]:
     """The counters of the last hour, every 10 s: a busy hour with a quiet spell."""
     figures, into, out, size = [], 9_000_000, 8_990_000, 4_000_000_000
     for step in range(360):
         rate = 1_320 + 260 * math.sin(step / 55) + 90 * math.sin(step / 7) - (700 if 190 <= step < 215 else 0)
         lagging = 0.72 if 240 <= step < 262 else 1.24 if 262 <= step < 288 else 1.0
         into, out, size = into + round(10 * rate), out + round(10 * rate * lagging), size + round(5_340 * rate)
-        figures.append(Figures(now_ms - (360 - step) * 10_000, into, out, size, 20, 16, *_of_names(into, step)))
+        figures.append(ClusterFigures(now_ms - (360 - step) * 10_000, into, out, size, 20, 16, *_of_names(into, step)))
     return figures
 
 

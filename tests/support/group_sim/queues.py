@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from actors.core.consume.process_queue import ProcessQueue, Task
+from actors.core.consume.process_queue import ConsumeTask, ProcessQueue
 from actors.core.consume.process_queues import ProcessQueues
 from raymq.client.consumer.assignment.assigned_queue import AssignmentState
 from raymq.client.consumer.push.settings import PushSettings
@@ -33,7 +33,7 @@ class Delivery:
     queue: MessageQueue
     first: int
     end: int
-    task: Task
+    task: ConsumeTask
 
 
 class MemberQueues:

@@ -99,7 +99,7 @@ def _far_store(address: tuple[str, int], pid: int) -> FarStore:
 
 @dataclass(frozen=True)
 class FarConnection:
-    """A raydp_jobs.sink.connection.Connection to a StoreServer, with one topic."""
+    """A raydp_jobs.sink.partitions.TopicConnection to a StoreServer, with one topic."""
 
     address: tuple[str, int]
     route: TopicRoute

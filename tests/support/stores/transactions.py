@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raymq.client.transactions.half_message import half_message
+from raymq.client.transactions.checks import half_message
 from raymq.common.message import PROPERTY_INNER_MULTI_DISPATCH, Message
 from raymq.common.names import HALF_TOPIC
-from raymq.common.protocol.transactions import EndResult, EndTransaction, LocalTransactionState
-from raymq.records.format.encode import EncodedBatch, ProducerSequence, Waiting, encode_batch
+from raymq.common.protocol.transactions import EndResult, EndTransactionRequest, LocalTransactionState
+from raymq.records.format.encode import EncodedBatch, ProducerSequence, WaitingBatch, encode_batch
 from storage.message_store import MessageStore
 
 GROUP = "payments"
@@ -47,7 +47,7 @@ def half_batch(
         message_ids=list(ids),
         producer=producer,
         extra_properties={PROPERTY_INNER_MULTI_DISPATCH: light_queues} if light_queues else None,
-        waiting=Waiting(HALF_TOPIC, [queue_id] * len(messages)),
+        waiting=WaitingBatch(HALF_TOPIC, [queue_id] * len(messages)),
     )
 
 
@@ -60,7 +60,7 @@ class Transaction:
     queue_offset: int
     physical_offset: int
 
-    def order(self, state: int, **changes: Any) -> EndTransaction:
+    def order(self, state: int, **changes: Any) -> EndTransactionRequest:
         values: dict[str, Any] = {
             "producer_group": GROUP,
             "queue_offset": self.queue_offset,
@@ -68,7 +68,7 @@ class Transaction:
             "commit_or_rollback": int(state),
             "transaction_id": self.transaction_id,
         }
-        return EndTransaction(**{**values, **changes})
+        return EndTransactionRequest(**{**values, **changes})
 
     def commit(self, **changes: Any) -> EndResult:
         return self.store.transactions.end(self.order(LocalTransactionState.COMMIT_MESSAGE, **changes))

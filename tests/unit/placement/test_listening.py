@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from placement.console.listening import PORT_FILE, listen
+from placement.console.actor import PORT_FILE, listen
 from raymq.common.errors import ConfigError
 
 HOST = "127.0.0.1"

@@ -9,7 +9,7 @@ import pytest
 
 from placement.console import live_backend as module
 from placement.console.live_backend import LiveBackend
-from raymq.client.admin.tail import Arrived
+from raymq.client.admin.messages import Arrived
 from raymq.client.admin.topics import QueueDescription
 from raymq.common.errors import ServiceNotAvailableError
 from raymq.common.message import MessageQueue

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raydp_jobs.node_checks import JAVA_VERSIONS, PACKAGES, _probe_by_value
+from raydp_jobs.executor_places import JAVA_VERSIONS, PACKAGES, _probe_by_value
 from raymq.client.cluster.java import java_environment
 
 probe = _probe_by_value()

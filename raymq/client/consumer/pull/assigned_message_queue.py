@@ -16,7 +16,7 @@ from raymq.common.protocol.group import QueueOffset
 
 
 @dataclass(slots=True)
-class Noted:
+class QueueFlags:
     """The state of one queue as SubscriptionState's tables have it."""
 
     tables: tuple[bool, ...] = ()
@@ -42,7 +42,7 @@ class AssignedMessageQueue(AssignedQueue):
     """The records that wait for a poll; none while the queue is paused or revoked."""
     buffered_count: int = 0
     buffered_bytes: int = 0
-    noted: Noted = field(default_factory=Noted)
+    noted: QueueFlags = field(default_factory=QueueFlags)
     """The state of this queue that the consumer's tables show."""
     mapped: bool = False
     """The queue is read in place, from mapped files of a storage actor on this node; else by fetches."""

@@ -23,10 +23,9 @@ from raymq.client.consumer.pull.fetched_records import (
     decode_messages,
     found,
 )
-from raymq.client.consumer.pull.poll_turn import PollTurn
+from raymq.client.consumer.pull.poll_turn import PollTurn, Wakeup
 from raymq.client.consumer.pull.settings import DELAY_LEVEL, RECONSUME_TIMES
-from raymq.client.consumer.pull.wakeup import Wakeup
-from raymq.client.consumer.queue_change import QueueChangeListener
+from raymq.client.consumer.queue_lookup import QueueChangeListener
 from raymq.client.consumer.subscription import Expression, Expressions
 from raymq.common.closing import OfProcess, direct, unwrapped
 from raymq.common.errors import ClientStateError

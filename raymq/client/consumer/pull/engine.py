@@ -34,14 +34,12 @@ from raymq.client.consumer.pull.fetched_records import (
     decode_tables,
     shown_records,
 )
-from raymq.client.consumer.pull.figures import count_fetched, queue_state
 from raymq.client.consumer.pull.in_place import InPlaceReader
 from raymq.client.consumer.pull.poll_turn import PollTurn, TakenRange
-from raymq.client.consumer.pull.running import running_info
+from raymq.client.consumer.pull.running import count_fetched, queue_state, running_info
 from raymq.client.consumer.pull.settings import PullSettings
 from raymq.client.consumer.pull.subscription_state import SubscriptionState
-from raymq.client.consumer.queue_change import QueueWatch
-from raymq.client.consumer.queue_lookup import QueueLookup
+from raymq.client.consumer.queue_lookup import QueueLookup, QueueWatch
 from raymq.client.consumer.ready_messages import with_ready
 from raymq.client.consumer.rebalance_client import RebalanceClient
 from raymq.client.consumer.subscription import Expression, Expressions, Subscription
@@ -54,8 +52,7 @@ from raymq.common.errors import (
     OffsetOutOfRangeError,
     PredicateFailedError,
 )
-from raymq.common.members.questions import DirectConsumption, RunningInfo
-from raymq.common.members.stacks import thread_stacks
+from raymq.common.members.questions import DirectConsumption, RunningInfo, thread_stacks
 from raymq.common.message import MessageExt, MessageQueue, PullStatus
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
 from raymq.common.protocol.clients import ConsumerData

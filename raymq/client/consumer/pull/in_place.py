@@ -58,7 +58,7 @@ STAY_CHECK_S: Final = 1.0
 logger = logging.getLogger(__name__)
 
 
-class EndsWatch(Protocol):
+class WatchConnection(Protocol):
     """A connection to a store that tells when queues have news; StorageClient.open_watch opens one."""
 
     def fileno(self) -> int:
@@ -84,14 +84,14 @@ class WatchableStorage(Protocol):
     def reader(self) -> LogReader | None:
         """The reader of the actor's mapped files; None if they cannot be read here."""
 
-    def open_watch(self) -> EndsWatch | None:
+    def open_watch(self) -> WatchConnection | None:
         """A new watch; None if the actor is not on this node."""
 
 
 class _MappedStore:
     """One storage actor on this node."""
 
-    def __init__(self, name: str, reader: LogReader, watch: EndsWatch) -> None:
+    def __init__(self, name: str, reader: LogReader, watch: WatchConnection) -> None:
         self.name, self.reader, self.watch = name, reader, watch
         self._poll = select.poll()
         self._poll.register(watch.fileno(), select.POLLIN)
@@ -200,7 +200,7 @@ class InPlaceReader:
         if store is not None or too_early:
             return store
         reader: LogReader | None = None
-        watch: EndsWatch | None = None
+        watch: WatchConnection | None = None
         failed = True
         try:
             storage = self._storage(name)

@@ -1,14 +1,20 @@
-"""A pull consumer by its own account, for administrators: the queues that it holds, and their offsets."""
+"""A pull consumer by its own account: the queues that it holds and their offsets for administrators, its figures for
+metrics.
+"""
 
 from __future__ import annotations
 
 import os
 
 from raymq.client.consumer.pull.assigned_message_queue import AssignedMessageQueue
+from raymq.client.consumer.pull.fetched_records import FetchedRecords
 from raymq.client.consumer.pull.subscription_state import SubscriptionState
+from raymq.client.consumer.ready_messages import QueueState
 from raymq.common.errors import NoPermissionError
 from raymq.common.members.questions import RunningInfo, RunningQueue
-from raymq.common.message import MessageModel
+from raymq.common.message import MessageModel, MessageQueue
+from raymq.records.format.layout import RecordError, store_timestamp_at
+from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
 
 
 def running_info(core: SubscriptionState, group: str, client_id: str, host: str, member: str) -> RunningInfo:
@@ -34,3 +40,29 @@ def _running_queue(assigned: AssignedMessageQueue, forbidden: NoPermissionError 
         in_flight=max(0, assigned.position - assigned.commit_offset),
         trouble="" if forbidden is None else str(forbidden),
     )
+
+
+def count_fetched(group: str, queue: MessageQueue, fetched: FetchedRecords, size_bytes: int) -> None:
+    """Count records of `size_bytes` that a fetch, or a look into the mapped files, has found."""
+    records = fetched.records
+    if not CLIENT_FIGURES.enabled or not len(records.starts):
+        return
+    try:
+        stored_ms = store_timestamp_at(records.data, int(records.starts[0]))
+    except RecordError:  # the poll that decodes it says so
+        return
+    CLIENT_FIGURES.delivered(queue.topic, group, stored_ms, len(records.starts), size_bytes)
+
+
+def queue_state(group: str, assigned: AssignedMessageQueue) -> QueueState:
+    """A queue that the consumer holds."""
+    pulled, committed = assigned.fetch_offset, assigned.committed
+    figures = ConsumerFigures(
+        assigned.queue.topic,
+        group,
+        inflight=0 if committed is None else max(0, pulled - committed),
+        cached=assigned.buffered_count,
+        cached_bytes=assigned.buffered_bytes,
+    )
+    ask = pulled < assigned.known_end if assigned.mapped else not assigned.fetching
+    return QueueState(assigned.queue, figures, pulled, assigned.known_end, ask)

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from raymq.client.consumer.assignment.assigned_queue import AssignmentState
 from raymq.client.consumer.assignment.assigned_queues import AssignedQueues
 from raymq.client.consumer.assignment.unfinished_offsets import UnfinishedOffsets
-from raymq.client.consumer.pull.assigned_message_queue import AssignedMessageQueue, Noted
+from raymq.client.consumer.pull.assigned_message_queue import AssignedMessageQueue, QueueFlags
 from raymq.client.consumer.pull.fetched_records import FetchedRecords, PolledRecords
 from raymq.client.consumer.pull.poll_turn import TakenRange
 from raymq.client.consumer.pull.settings import PullSettings
@@ -471,7 +471,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         if assigned.noted.news_at >= 0:
             del self._waits[assigned.queue]
         self._count(assigned, 0, 0)
-        assigned.noted = Noted()
+        assigned.noted = QueueFlags()
         self._version += 1
 
     def _set_tables(self, assigned: AssignedMessageQueue, in_tables: tuple[bool, ...]) -> None:

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from raymq.common.protocol.consume_result import ConsumeReport
-from raymq.common.protocol.listener_tasks import HandOver
+from raymq.common.protocol.consume_result import ConsumeReport, HandOver
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import decode_result, encode_call
 from raymq.remoting.lane.client import Lane
-from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane_pool import LanePool
 
 NEXT_WAIT_S: Final = 5.0
@@ -49,10 +48,10 @@ class _FeedLane:
 
     def next_tasks(self, name: str, life: str, epoch: int, got: int, timeout_s: float) -> HandOver:
         payload = encode_call("next_tasks", (name, life, epoch, got))
-        return read_hand_over(self._lane.call(Kind.CALL, (payload,), timeout_s).payload)
+        return read_hand_over(self._lane.call(FrameKind.CALL, (payload,), timeout_s).payload)
 
     def report(self, name: str, life: str, epoch: int, reports: Sequence[TaskReport], timeout_s: float) -> bool:
-        self._lane.call(Kind.CALL, (encode_call("report", (name, life, epoch, reports)),), timeout_s)
+        self._lane.call(FrameKind.CALL, (encode_call("report", (name, life, epoch, reports)),), timeout_s)
         return True
 
 

@@ -36,8 +36,7 @@ from raymq.client.consumer.push.task_feed import TaskFeed
 from raymq.common import identity
 from raymq.common.errors import ListenerError, SystemBusyError
 from raymq.common.identity import Identity
-from raymq.common.members.questions import ThreadStack
-from raymq.common.members.stacks import thread_stacks
+from raymq.common.members.questions import ThreadStack, thread_stacks
 from raymq.common.message import ConsumeStatus, MessageExt
 from raymq.common.protocol.consume_result import ConsumeLater
 from raymq.common.protocol.request_reply import Reply, ReplyStatistics

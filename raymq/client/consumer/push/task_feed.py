@@ -28,8 +28,7 @@ from raymq.common.errors import BodyUnreadableError, RaymqError
 from raymq.common.message import PROPERTY_RETRY_TOPIC, MessageExt
 from raymq.common.names import RETRY_PREFIX
 from raymq.common.namespaces import Namespace
-from raymq.common.protocol.consume_result import ConsumeReport, Failure
-from raymq.common.protocol.listener_tasks import HandOver, ShippedTask
+from raymq.common.protocol.consume_result import ConsumeReport, Failure, HandOver, ShippedTask
 from raymq.telemetry.trace.deliveries import DeliveryTrace
 
 REPORT_S: Final = 0.5

@@ -12,7 +12,7 @@ import numpy as np
 
 from raymq.common.errors import DataLossError
 from raymq.common.message import MessageQueue
-from raymq.common.protocol.listener_tasks import LogPlaces, ShippedTask, StoreLog
+from raymq.common.protocol.consume_result import LogPlaces, ShippedTask, StoreLog
 from raymq.records.format.compression import admit_bodies_of
 from raymq.records.format.memory_records import LocatedRecords
 from raymq.records.format.places import RecordPlaces

@@ -19,14 +19,12 @@ from itertools import count
 from typing import Any, Final
 
 from raymq.client.consumer.simple.lease_reader import LeasedMessages, LeaseReader
-from raymq.client.consumer.simple.receipt import Receipt, parse_handle
-from raymq.client.consumer.simple.received_message import ReceivedMessage, received
+from raymq.client.consumer.simple.received_message import Receipt, ReceivedMessage, parse_handle, received
 from raymq.client.consumer.simple.settings import SimpleSettings
 from raymq.client.consumer.subscription import Subscription
 from raymq.client.consumer.unreadable import UnreadableLog
 from raymq.common.errors import ClientStateError, GroupNotExistError, InvalidArgumentError, RaymqError
-from raymq.common.members.questions import DirectConsumption, RunningInfo
-from raymq.common.members.stacks import thread_stacks
+from raymq.common.members.questions import DirectConsumption, RunningInfo, thread_stacks
 from raymq.common.message import MessageModel
 from raymq.common.names import retry_topic
 from raymq.common.namespaces import NO_NAMESPACE, Namespace

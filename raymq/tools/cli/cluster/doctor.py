@@ -47,8 +47,7 @@ def doctor(
     Example: raymq doctor, or raymq doctor --fix --json
     """
     from raymq.common.config.cluster import load_settings
-    from raymq.tools.doctor.examination import examine, take_snapshot
-    from raymq.tools.doctor.fixes import fix as repair
+    from raymq.tools.doctor.examination import examine, fix as repair, take_snapshot
 
     settings = load_settings(config, data_dir=data_dir)
     with steps() as progress:

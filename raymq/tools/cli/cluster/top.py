@@ -1,4 +1,7 @@
-"""`raymq top`: a live table of topics and groups. Its figures are made in raymq.tools.cli.cluster.top_figures."""
+"""`raymq top` and `raymq console`: live views of the cluster, in the terminal and in a browser.
+
+The figures of the table are made in raymq.tools.cli.cluster.top_figures.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ import termios
 import threading
 import time
 import tty
+import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import click
 from rich.console import Group, RenderableType
@@ -24,18 +29,28 @@ from raymq.common.errors import RaymqError
 from raymq.common.numbers import NumberRange
 from raymq.tools.cli.cluster.top_figures import (
     SORT_KEYS,
-    GroupRow,
+    GroupRates,
     Reading,
     SortKey,
     TopFigures,
-    TopicRow,
+    TopicRates,
     figures_between,
     sorted_groups,
     sorted_topics,
 )
 from raymq.tools.cli.terminal.number_type import NumberType
-from raymq.tools.cli.terminal.output import Command, address_option, client_of, duration, json_option, out, print_value
-from raymq.tools.cli.terminal.terminal_text import printable
+from raymq.tools.cli.terminal.output import (
+    Command,
+    address_option,
+    client_of,
+    duration,
+    json_option,
+    out,
+    print_value,
+    printable,
+    say,
+)
+from raymq.tools.cli.terminal.progress import steps
 
 FRAME_ROWS: Final = 10
 """The lines of a screen that are no rows: heads, frames, the line of keys."""
@@ -184,7 +199,7 @@ def _table(*columns: str, names: int) -> Table:
     return view
 
 
-def _topic_table(rows: list[TopicRow]) -> Table:
+def _topic_table(rows: list[TopicRates]) -> Table:
     view = _table("topic", "in/s", "in KiB/s", "out/s", "lag", names=1)
     for row in rows:
         figures = (row.in_per_s, row.in_bytes_per_s / 1024, row.out_per_s, row.lag)
@@ -192,10 +207,44 @@ def _topic_table(rows: list[TopicRow]) -> Table:
     return view
 
 
-def _group_table(rows: list[GroupRow]) -> Table:
+def _group_table(rows: list[GroupRates]) -> Table:
     view = _table("group", "topic", "out/s", "lag", "behind", names=2)
     for row in rows:
         behind = "-" if row.behind_ms is None else duration(row.behind_ms)
         names = (Text(printable(row.group)), Text(printable(row.topic)))
         view.add_row(*names, Text(f"{row.out_per_s:,.0f}"), Text(f"{row.lag:,}"), Text(behind))
     return view
+
+
+@click.command(cls=Command)
+@click.option("--config", type=click.Path(path_type=Path), help="Settings; default: raymq.yaml here, if there is one.")
+@click.option("--open", "show", is_flag=True, help="Also open it in this machine's browser.")
+@click.option("--stop", is_flag=True, help="End the console instead.")
+@address_option
+@json_option
+def console(config: Path | None, show: bool, stop: bool, address: str | None, as_json: bool) -> None:
+    """Start the web console on the head node and print its address. Running it again changes nothing.
+
+    Log in with the cluster's token, `ray get-auth-token`. Example: raymq console --open
+    """
+    from raymq.client.cluster.local_server import start_console, stop_console
+
+    if stop:
+        ended = stop_console(address)
+        print_value(as_json, {"stopped": ended}, lambda: say("the console has ended" if ended else "no console runs"))
+        return
+    with steps() as progress:
+        found = start_console(config, address, progress)
+    print_value(as_json, found, lambda: _print_address(found))
+    if show:
+        webbrowser.open(found["url"])
+
+
+def _print_address(found: dict[str, Any]) -> None:
+    say(found["url"])
+    if not found["loopback"]:
+        return
+    port = found["port"]
+    say(f"from elsewhere: ssh -L {port}:127.0.0.1:{port} HEAD_NODE, then http://127.0.0.1:{port}/")
+    say(f"            or: ray dashboard cluster.yaml --port {port} --remote-port {port}")
+    say(f"            or: kubectl port-forward HEAD_POD {port}:{port}")

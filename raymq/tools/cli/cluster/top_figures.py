@@ -23,7 +23,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicRow:
+class TopicRates:
     """A topic: messages and bytes put per second, and messages that groups consumed per second, all of them together.
     `lag` is the largest of its groups'."""
 
@@ -35,7 +35,7 @@ class TopicRow:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupRow:
+class GroupRates:
     """A group in a topic: messages consumed per second, unread ones, and the age of the first of them in the queue with
     the most; None if nobody looked."""
 
@@ -51,8 +51,8 @@ class TopFigures:
     """All rows, and the brokers that did not answer, whose figures are not in them. `left_out` pairs of group and topic
     are not shown."""
 
-    topics: tuple[TopicRow, ...] = ()
-    groups: tuple[GroupRow, ...] = ()
+    topics: tuple[TopicRates, ...] = ()
+    groups: tuple[GroupRates, ...] = ()
     silent: tuple[str, ...] = ()
     left_out: int = 0
 
@@ -61,7 +61,7 @@ def figures_between(before: Reading, now: Reading) -> TopFigures:
     """The figures of `now`, with rates since `before`. A broker that did not answer before has no rates yet."""
     passed_s = max(now.at_s - before.at_s, 1e-9)
     puts: dict[str, list[TopicReading]] = defaultdict(list)
-    parts: dict[tuple[str, str], list[GroupRow]] = defaultdict(list)
+    parts: dict[tuple[str, str], list[GroupRates]] = defaultdict(list)
     answers = {name: readings for name, readings in now.brokers.items() if readings is not None}
     for name, readings in answers.items():
         earlier = before.brokers.get(name) or readings
@@ -70,9 +70,9 @@ def figures_between(before: Reading, now: Reading) -> TopFigures:
         for (group, topic), progress in readings.groups.items():
             known = earlier.groups.get((group, topic), GroupReading())
             rate = _since(known.consumed, progress.consumed) / passed_s
-            parts[group, topic].append(GroupRow(group, topic, rate, progress.lag, progress.behind_ms))
+            parts[group, topic].append(GroupRates(group, topic, rate, progress.lag, progress.behind_ms))
     groups = tuple(_joined(rows) for rows in parts.values())
-    by_topic: dict[str, list[GroupRow]] = defaultdict(list)
+    by_topic: dict[str, list[GroupRates]] = defaultdict(list)
     for row in groups:
         by_topic[row.topic].append(row)
     return TopFigures(
@@ -92,9 +92,9 @@ def _since(before: int, now: int) -> int:
     return now - before if now >= before else now
 
 
-def _topic_row(topic: str, grown: Sequence[TopicReading], groups: Sequence[GroupRow], passed_s: float) -> TopicRow:
+def _topic_row(topic: str, grown: Sequence[TopicReading], groups: Sequence[GroupRates], passed_s: float) -> TopicRates:
     """A topic over all brokers, with the groups that consume it."""
-    return TopicRow(
+    return TopicRates(
         topic,
         sum(part.messages for part in grown) / passed_s,
         sum(part.bytes for part in grown) / passed_s,
@@ -103,10 +103,10 @@ def _topic_row(topic: str, grown: Sequence[TopicReading], groups: Sequence[Group
     )
 
 
-def _joined(parts: Sequence[GroupRow]) -> GroupRow:
+def _joined(parts: Sequence[GroupRates]) -> GroupRates:
     """A group in a topic over all brokers."""
     ages = [row.behind_ms for row in parts if row.behind_ms is not None]
-    return GroupRow(
+    return GroupRates(
         parts[0].group,
         parts[0].topic,
         sum(row.out_per_s for row in parts),
@@ -115,19 +115,19 @@ def _joined(parts: Sequence[GroupRow]) -> GroupRow:
     )
 
 
-def sorted_topics(rows: Sequence[TopicRow], key: SortKey) -> list[TopicRow]:
+def sorted_topics(rows: Sequence[TopicRates], key: SortKey) -> list[TopicRates]:
     """The topics, the largest first; by name where a topic has no such column."""
 
-    def value(row: TopicRow) -> float:
+    def value(row: TopicRates) -> float:
         return {"in": row.in_per_s, "out": row.out_per_s, "lag": row.lag}.get(key, 0)
 
     return sorted(rows, key=lambda row: (-value(row), row.topic))
 
 
-def sorted_groups(rows: Sequence[GroupRow], key: SortKey) -> list[GroupRow]:
+def sorted_groups(rows: Sequence[GroupRates], key: SortKey) -> list[GroupRates]:
     """The groups, the largest first; by name where a group has no such column."""
 
-    def value(row: GroupRow) -> float:
+    def value(row: GroupRates) -> float:
         return {"out": row.out_per_s, "lag": row.lag, "behind": row.behind_ms or 0}.get(key, 0)
 
     return sorted(rows, key=lambda row: (-value(row), row.group, row.topic))

@@ -20,8 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from raymq.tools.cli.terminal.output import err, is_quiet
-from raymq.tools.cli.terminal.terminal_text import printable
+from raymq.tools.cli.terminal.output import err, is_quiet, printable
 
 if TYPE_CHECKING:
     from raymq.client.cluster.launcher import ProgressCallback

@@ -1,4 +1,6 @@
-"""Values about the cluster as a whole: its servers, its stores, what is wrong with them, and what was counted."""
+"""Values about the cluster as a whole: its servers, its stores, what is wrong with them, what was counted, and who
+changed what in the console.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ class Listing(Generic[Row_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ClusterFigures:
     """Counters of the whole cluster, since its servers started: they only grow, until a server restarts.
 
     `messages_in`, `bytes_in`: put into topics; `messages_out`: committed by groups. `dead_letters` and `delayed` are
@@ -119,3 +121,27 @@ class ClusterView:
     nodes: Mapping[str, bool] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     report: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One change, tried: when (ms since 1970), who in which role from which address, what, and how it ended.
+
+    `outcome` is "done", or the error in words. `arguments` never hold bodies or tokens.
+    """
+
+    at_ms: int
+    who: str
+    role: str
+    address: str
+    action: str
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    outcome: str = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPage:
+    """Entries, newest first. `cursor` goes on with older ones, None at the end."""
+
+    entries: tuple[AuditEntry, ...]
+    cursor: str | None = None

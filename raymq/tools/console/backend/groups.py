@@ -26,7 +26,7 @@ class GroupRow:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupMember:
+class MemberRow:
     """A consumer of a group. `subscriptions`: "topic: tags", one each. `silent_s`: since its last heartbeat."""
 
     client_id: str
@@ -72,7 +72,7 @@ class GroupView:
     """All about one group."""
 
     config: GroupConfig
-    members: tuple[GroupMember, ...]
+    members: tuple[MemberRow, ...]
     queues: tuple[GroupQueue, ...]
     instances: tuple[GroupInstance, ...] = ()
     lag: int = 0

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from raymq.client.admin.dead_letters import LetterPlace
+from raymq.client.admin.delayed import DelayedMessage
 from raymq.common.message import MessageExt, MessageQueue
 
 
@@ -44,27 +45,6 @@ class MessagePage:
     cursor: str | None = None
     scanned: int = 0
     truncated: bool = False
-
-
-class TrackState(StrEnum):
-    """How far a group is with a message."""
-
-    CONSUMED = "consumed"
-    NOT_YET = "not yet"
-    RETRYING = "retrying"
-    DEAD = "dead"
-    FILTERED = "filtered out"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class MessageTrack:
-    """A group and a message: `retries` so far; `detail` in words."""
-
-    group: str
-    state: TrackState
-    retries: int = 0
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,32 +99,12 @@ class DeadLetterPage:
 
 
 @dataclass(frozen=True, slots=True)
-class LetterPlace:
-    """The place of a dead letter in its group's dead-letter topic."""
-
-    broker_name: str
-    queue_id: int
-    queue_offset: int
-
-
-@dataclass(frozen=True, slots=True)
 class LetterReplayed:
     """The result of bringing one dead letter back; `error` is empty on success."""
 
     place: LetterPlace
     message_id: str
     error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class DelayedMessage:
-    """A message that waits: due at `due_ms` (ms since 1970), in `topic` then. `level` is 0 for a time of its own.
-    `message` is None where only its place is known."""
-
-    topic: str
-    due_ms: int
-    level: int
-    message: MessageExt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +121,7 @@ class DelayedView:
 
 
 @dataclass(frozen=True, slots=True)
-class ProducerRow:
+class ProducerClient:
     """A client that produces in a group, as its heartbeats tell. `topics`: that it has sent to, where known."""
 
     client_id: str

@@ -10,20 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
+from raymq.client.admin.dead_letters import LetterPlace
+from raymq.client.admin.track import MessageTrack
 from raymq.common.message import MessageExt, MessageQueue
-from raymq.tools.console.backend.audit import AuditEntry, AuditPage
-from raymq.tools.console.backend.cluster import ClusterView, Figures, Listing
+from raymq.tools.console.backend.cluster import AuditEntry, AuditPage, ClusterFigures, ClusterView, Listing
 from raymq.tools.console.backend.groups import GroupRow, GroupView, OffsetMove
 from raymq.tools.console.backend.messages import (
     BrowseQuery,
     DeadLetterPage,
     DelayedView,
-    LetterPlace,
     LetterReplayed,
     MessagePage,
-    MessageTrack,
     NewMessage,
-    ProducerRow,
+    ProducerClient,
     SentMessage,
     TailBatch,
 )
@@ -37,7 +36,7 @@ class ClusterCalls(Protocol):
         """The servers and stores; those that do not answer appear with their error."""
         ...
 
-    def figures(self) -> Figures:
+    def figures(self) -> ClusterFigures:
         """The counters of the whole cluster, now. Asked for every 10 s."""
         ...
 
@@ -201,7 +200,7 @@ class MessageCalls(Protocol):
         id. RecallError if it is too late."""
         ...
 
-    def producers(self) -> Listing[ProducerRow]:
+    def producers(self) -> Listing[ProducerClient]:
         """The clients that produce."""
         ...
 

@@ -1,11 +1,14 @@
 """A message's fields for pages and files: harmless texts, and its address in the console.
 
 The place of a message, BROKER:QUEUE:OFFSET, names one record for as long as it is kept; ids may name several.
+
+A message as commands of `raymq`, to be pasted into a shell.
 """
 
 from __future__ import annotations
 
 import base64
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -112,3 +115,34 @@ def tail_row(message: MessageExt, *, with_body: bool) -> dict[str, str]:
 def visible_map(properties: Mapping[str, str]) -> list[tuple[str, str]]:
     """Properties by name, without control characters."""
     return sorted((visible(name), visible(value)) for name, value in properties.items())
+
+
+COMMAND_BODY_MAX_BYTES: Final = 8 * 1024
+"""A longer body is not written into a command."""
+
+
+def query_command(message: MessageExt) -> str:
+    """The command that shows the message."""
+    return shlex.join(["raymq", "query", message.topic, "--offset", place_of(message)])
+
+
+def send_command(message: MessageExt) -> str | None:
+    """The command that sends the same message again.
+
+    None for a body that is long or no printable line, and for tags, keys or properties of that kind: a terminal does
+    what control characters say when they are pasted.
+    """
+    if len(message.body) > COMMAND_BODY_MAX_BYTES:
+        return None
+    try:
+        body = message.body.decode()
+    except UnicodeDecodeError:
+        return None
+    words = ["raymq", "send"]
+    words += ["--tags", message.tags] if message.tags else []
+    for key in message.keys:
+        words += ["--key", key]
+    for name, value in sorted(message.properties.items()):
+        words += ["--property", f"{name}={value}"]
+    words += ["--", message.topic, body]
+    return shlex.join(words) if all(word.isprintable() for word in words) else None

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Replay:
+class LetterReplay:
     """A replay of a group's dead letters. `wanted`: how many were chosen, None for all. `results`: the last ones,
     newest first. `error`: what ended it early."""
 
@@ -61,18 +61,18 @@ class Replays:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._replays: OrderedDict[str, Replay] = OrderedDict()
+        self._replays: OrderedDict[str, LetterReplay] = OrderedDict()
 
-    def of(self, group: str) -> Replay | None:
+    def of(self, group: str) -> LetterReplay | None:
         """The group's last replay, None if there was none."""
         with self._lock:
             return self._replays.get(group)
 
     def start(
         self,
-        replay: Replay,
+        replay: LetterReplay,
         bring_back: Callable[[], Iterator[LetterReplayed]],
-        ended: Callable[[Replay], None] = lambda replay: None,
+        ended: Callable[[LetterReplay], None] = lambda replay: None,
     ) -> None:
         """Carry out a replay in a new thread, which calls `ended` last. InvalidArgumentError if one of this group is
         under way, ServiceNotAvailableError if REPLAYS_AT_ONCE_MAX are."""
@@ -94,7 +94,10 @@ class Replays:
             del self._replays[group]
 
     def _run(
-        self, replay: Replay, bring_back: Callable[[], Iterator[LetterReplayed]], ended: Callable[[Replay], None]
+        self,
+        replay: LetterReplay,
+        bring_back: Callable[[], Iterator[LetterReplayed]],
+        ended: Callable[[LetterReplay], None],
     ) -> None:
         try:
             for result in bring_back():

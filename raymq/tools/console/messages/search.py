@@ -1,7 +1,7 @@
-"""The search form of a topic's messages: its fields as text, and the query that they mean.
+"""The search form of a topic's messages: its fields as text, the query that they mean, and who may search in bodies.
 
 Times are UTC unless they say otherwise, like everywhere in raymq, or a distance such as -2h. Whatever a field holds,
-the form can be shown again, with the error beside it.
+the form can be shown again, with the error beside it. An admin always sees bodies; a viewer only with `show_bodies`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,24 @@ from typing import Final
 from urllib.parse import urlencode
 
 from raymq.common.delay import parse_time
-from raymq.common.errors import InvalidArgumentError
+from raymq.common.errors import InvalidArgumentError, NoPermissionError
 from raymq.common.numbers import number_of_text
 from raymq.common.places import parse_queue
 from raymq.tools.console.backend.messages import BrowseQuery
+from raymq.tools.console.security.sessions import ConsoleUser
+from raymq.tools.console.settings import ConsoleSettings
+
+
+def bodies_shown(user: ConsoleUser, settings: ConsoleSettings) -> bool:
+    """True if this user may see bodies."""
+    return user.is_admin or settings.show_bodies
+
+
+def check_text_search(contains: str, *, with_body: bool) -> None:
+    """Refuse a search in bodies to those who may not see them: what is found tells what is there. NoPermissionError."""
+    if contains and not with_body:
+        raise NoPermissionError("viewers cannot search in bodies that are hidden from them (console.show_bodies)")
+
 
 SEARCH_STARTS: Final = {
     "latest": "newest",

@@ -12,19 +12,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from raymq.client.admin.dead_letters import LetterPlace
 from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistError
 from raymq.common.numbers import RATE, real_number
 from raymq.common.places import parse_position
-from raymq.tools.console.backend.messages import DeadLetterPage, DeadLetterView, LetterPlace, LetterReplayed
+from raymq.tools.console.backend.messages import DeadLetterPage, DeadLetterView, LetterReplayed
 from raymq.tools.console.backend.protocol import Backend
+from raymq.tools.console.messages.export import rows_as_file
 from raymq.tools.console.messages.fields import MESSAGE_COLUMNS, file_rows, row_of
-from raymq.tools.console.messages.replays import REPLAY_RATE_MAX, Replay
-from raymq.tools.console.messages.rights import bodies_shown
-from raymq.tools.console.pages.files import rows_as_file
+from raymq.tools.console.messages.replays import REPLAY_RATE_MAX, LetterReplay
+from raymq.tools.console.messages.search import bodies_shown
 from raymq.tools.console.web.answers import page, redirect
-from raymq.tools.console.web.changes import write_audit
+from raymq.tools.console.web.changes import FORM_FIELDS_MAX, write_audit
 from raymq.tools.console.web.console import console_of, notify, user_of
-from raymq.tools.console.web.forms import FORM_FIELDS_MAX
 from raymq.tools.console.web.texts import segment
 
 LETTERS_SHOWN: Final = 50
@@ -76,7 +76,9 @@ async def start(request: Request) -> Response:
     try:
         places, rate = await _choice(request, group)
         arguments |= {"letters": "all" if places is None else len(places), "rate": rate}
-        replay = Replay(group, user_of(request).name, None if places is None else len(places), rate, time.monotonic())
+        replay = LetterReplay(
+            group, user_of(request).name, None if places is None else len(places), rate, time.monotonic()
+        )
         console = console_of(request)
         console.replays.start(
             replay,
@@ -114,7 +116,7 @@ def _bring_back(
 
 
 def _audit_from_thread(
-    loop: asyncio.AbstractEventLoop, request: Request, arguments: dict[str, Any], replay: Replay
+    loop: asyncio.AbstractEventLoop, request: Request, arguments: dict[str, Any], replay: LetterReplay
 ) -> None:
     """Write the replay's outcome into the audit, from the replay's own thread."""
     if not loop.is_closed():

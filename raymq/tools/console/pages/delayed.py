@@ -11,17 +11,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from raymq.client.admin.delayed import DelayedMessage
 from raymq.common.errors import RaymqError
 from raymq.common.message import TIMER_DELAY_MAX_MS
 from raymq.common.protocol.recall import RecallHandle
-from raymq.tools.console.backend.messages import DelayedMessage, DelayedView
+from raymq.tools.console.backend.messages import DelayedView
 from raymq.tools.console.messages.body import visible
 from raymq.tools.console.messages.fields import file_row
-from raymq.tools.console.messages.rights import bodies_shown
+from raymq.tools.console.messages.search import bodies_shown
 from raymq.tools.console.web.answers import page, redirect
-from raymq.tools.console.web.changes import change
+from raymq.tools.console.web.changes import change, form_of
 from raymq.tools.console.web.console import console_of, notify, user_of
-from raymq.tools.console.web.forms import form_of
 
 DELAYED_SHOWN: Final = 100
 BAR_HEIGHT_MAX: Final = 80
@@ -107,7 +107,7 @@ async def _delayed(request: Request, now_ms: int) -> DelayedView:
 
 def _handle(one: DelayedMessage) -> str:
     """The recall handle of a message; "" for one of a level, which cannot be recalled."""
-    if one.level or one.message is None or not one.message.message_id:
+    if one.level or not one.message.message_id:
         return ""
     return str(RecallHandle(one.topic, one.message.broker_name, one.due_ms, one.message.message_id))
 

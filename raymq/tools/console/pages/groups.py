@@ -1,4 +1,7 @@
-"""`/groups`, `/groups/G`: consumer groups, their members and lag; consume on and off, retries, delete."""
+"""`/groups`, `/groups/G`: consumer groups, their members and lag; consume on and off, retries, delete.
+
+`/producers`: the clients that produce, by their heartbeats.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,14 @@ from starlette.routing import Route
 
 from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
 from raymq.common.protocol.group import RETRY_MAX_TIMES
+from raymq.tools.console.backend.cluster import Listing
 from raymq.tools.console.backend.groups import GroupView
-from raymq.tools.console.messages.export import exact
-from raymq.tools.console.pages.files import rows_as_file
+from raymq.tools.console.backend.messages import ProducerClient
+from raymq.tools.console.messages.export import exact, rows_as_file
 from raymq.tools.console.web.answers import page, refused
-from raymq.tools.console.web.changes import change
+from raymq.tools.console.web.changes import change, form_of
 from raymq.tools.console.web.console import console_of
-from raymq.tools.console.web.forms import form_of
+from raymq.tools.console.web.snapshots import LIST_TIMEOUT_S, CachedAnswer
 from raymq.tools.console.web.texts import segment
 
 GROUP_COLUMNS: Final = (
@@ -169,4 +173,43 @@ GROUPS_ROUTES: Final = [
     Route("/api/v1/groups/{group}", group_json),
     Route("/api/v1/groups/{group}/lag", lag_json),
     Route("/api/v1/groups/{group}/members", members_json),
+]
+
+
+PRODUCER_COLUMNS: Final = ("group", "client_id", "host", "pid", "silent_s", "topics")
+
+
+async def producers_page(request: Request) -> Response:
+    """The list, at most a few seconds old."""
+    wanted, snapshot = request.query_params.get("q", "").strip(), await _producers(request)
+    rows = snapshot.value.rows if snapshot.value else ()
+    shown = [row for row in rows if any(wanted in text for text in (row.group, row.client_id, row.host, *row.topics))]
+    return page(request, "producers.html", {"producers": snapshot, "rows": shown, "wanted": wanted})
+
+
+async def export_producers(request: Request) -> Response:
+    """The list as a file."""
+    snapshot = await _producers(request)
+    rows = [asdict(row) for row in snapshot.value.rows] if snapshot.value else []
+    return rows_as_file(request, "producers", PRODUCER_COLUMNS, rows)
+
+
+async def producers_json(request: Request) -> Response:
+    """The list for scripts."""
+    snapshot = await _producers(request)
+    rows = [asdict(row) for row in snapshot.value.rows] if snapshot.value else []
+    return JSONResponse({"producers": rows, "error": snapshot.error})
+
+
+async def _producers(request: Request) -> CachedAnswer[Listing[ProducerClient]]:
+    console = console_of(request)
+    return await console.snapshots.get(
+        "producers", lambda: console.ask(lambda backend: backend.producers(), LIST_TIMEOUT_S)
+    )
+
+
+PRODUCERS_ROUTES: Final = [
+    Route("/producers", producers_page),
+    Route("/producers/export", export_producers),
+    Route("/api/v1/producers", producers_json),
 ]

@@ -13,8 +13,8 @@ from raymq.common.errors import SystemBusyError
 from raymq.tools.console.security.gate import SESSION_COOKIE, address_of
 from raymq.tools.console.security.tokens import role_of_token
 from raymq.tools.console.web.answers import page, redirect, set_session_cookie
+from raymq.tools.console.web.changes import form_of
 from raymq.tools.console.web.console import console_of, session_of
-from raymq.tools.console.web.forms import form_of
 
 USER_NAME_MAX: Final = 60
 LOGIN_FIELDS_MAX: Final = 10

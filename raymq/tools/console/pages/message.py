@@ -10,20 +10,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from raymq.client.admin.track import MessageTrack
 from raymq.common.errors import InvalidArgumentError, NoPermissionError, RaymqError
 from raymq.common.message import MessageExt
 from raymq.common.places import parse_position
-from raymq.tools.console.backend.messages import MessageTrack
 from raymq.tools.console.messages.body import BODY_SHOWN_MAX_BYTES, BodyForm, is_text, view_body, visible
-from raymq.tools.console.messages.commands import query_command, send_command
-from raymq.tools.console.messages.fields import file_rows, row_of, visible_map
-from raymq.tools.console.messages.rights import bodies_shown
-from raymq.tools.console.pages.files import saved
+from raymq.tools.console.messages.export import saved
+from raymq.tools.console.messages.fields import file_rows, query_command, row_of, send_command, visible_map
+from raymq.tools.console.messages.search import bodies_shown
 from raymq.tools.console.pages.sending import message_again, send_and_go_back
 from raymq.tools.console.web.answers import page, redirect
-from raymq.tools.console.web.changes import change
+from raymq.tools.console.web.changes import Form, change, form_of, query_of
 from raymq.tools.console.web.console import console_of, notify, user_of
-from raymq.tools.console.web.forms import Form, form_of, query_of
 
 KEY_HITS_MAX: Final = 64
 

@@ -16,9 +16,8 @@ from raymq.tools.console.backend.groups import OffsetMove
 from raymq.tools.console.backend.protocol import Backend
 from raymq.tools.console.pages.groups import group_address
 from raymq.tools.console.web.answers import page, refused
-from raymq.tools.console.web.changes import change
+from raymq.tools.console.web.changes import Form, change, form_of, query_of
 from raymq.tools.console.web.console import console_of
-from raymq.tools.console.web.forms import Form, form_of, query_of
 from raymq.tools.console.web.texts import plural, time_of
 
 

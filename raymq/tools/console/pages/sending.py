@@ -16,9 +16,8 @@ from raymq.common.errors import InvalidArgumentError, RaymqError
 from raymq.common.message import MessageExt
 from raymq.tools.console.backend.messages import NewMessage, SentMessage
 from raymq.tools.console.web.answers import redirect, wants_json
-from raymq.tools.console.web.changes import audited
+from raymq.tools.console.web.changes import Form, audited
 from raymq.tools.console.web.console import notify
-from raymq.tools.console.web.forms import Form
 
 SEND_DELAY_MAX_MS: Final = 40 * 86_400_000
 

@@ -13,12 +13,10 @@ from raymq.common.delay import parse_delay_levels
 from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
 from raymq.common.protocol.route import QUEUES
 from raymq.tools.console.backend.topics import TopicView
-from raymq.tools.console.messages.export import exact
-from raymq.tools.console.pages.files import rows_as_file
+from raymq.tools.console.messages.export import exact, rows_as_file
 from raymq.tools.console.web.answers import page, refused
-from raymq.tools.console.web.changes import change
+from raymq.tools.console.web.changes import Form, change, form_of
 from raymq.tools.console.web.console import console_of
-from raymq.tools.console.web.forms import Form, form_of
 from raymq.tools.console.web.texts import plural, segment
 
 PERMISSION_BITS: Final = {"R": 4, "W": 2, "RW": 6}

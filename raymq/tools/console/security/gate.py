@@ -5,6 +5,8 @@
 
 A browser says where a request comes from in Sec-Fetch-Site, and older ones in Origin; a page of another site cannot
 forge either. A script that sends a token with each request sends neither, and no cookie that could be borrowed.
+
+Headers of every answer: no script, style or frame but the console's own, no guessing of types, nothing kept.
 """
 
 from __future__ import annotations
@@ -14,15 +16,14 @@ from collections.abc import Callable
 from typing import Final
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raymq.common.errors import SystemBusyError
-from raymq.tools.console.security.sessions import Sessions
+from raymq.tools.console.security.sessions import ConsoleUser, Role, Sessions
 from raymq.tools.console.security.tokens import role_of_token
-from raymq.tools.console.security.users import Role, User
 from raymq.tools.console.settings import ConsoleSettings
 
 SESSION_COOKIE: Final = "raymq_session"
@@ -33,8 +34,8 @@ LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 _READS: Final = ("GET", "HEAD")
 
 
-class Gate:
-    """The middleware. Puts the User of a request into its scope as `user`, None at the login."""
+class AuthMiddleware:
+    """The middleware. Puts the ConsoleUser of a request into its scope as `user`, None at the login."""
 
     def __init__(
         self,
@@ -86,14 +87,14 @@ class Gate:
             return _refused("A console without login answers to localhost only.", 403)
         return None
 
-    def _refuse_change(self, user: User | None) -> Response | None:
+    def _refuse_change(self, user: ConsoleUser | None) -> Response | None:
         if user is None or not user.is_admin:
             return _refused("Viewers change nothing; log in as an admin.", 403)
         if self._settings.read_only:
             return _refused("This console is read-only (console.read_only).", 403)
         return None
 
-    def _user(self, connection: HTTPConnection) -> tuple[User | None, Response | None]:
+    def _user(self, connection: HTTPConnection) -> tuple[ConsoleUser | None, Response | None]:
         """The user of a request, and the answer for one that brings a wrong token."""
         address, now_s = address_of(connection), self._clock()
         kind, _, token = connection.headers.get("authorization", "").partition(" ")
@@ -105,11 +106,11 @@ class Gate:
                 return None, _refused(str(error), 429)
             if role is None:
                 return None, _refused("This token is wrong.", 403)
-            return User("script", role, address), None
+            return ConsoleUser("script", role, address), None
         session = self._sessions.find(connection.cookies.get(SESSION_COOKIE, ""), now_s)
         if session is not None:
             return session.user, None
-        return (User("everybody", Role.ADMIN, address) if self._settings.open_to_all else None), None
+        return (ConsoleUser("everybody", Role.ADMIN, address) if self._settings.open_to_all else None), None
 
     def _to_login(self, scope: Scope, path: str, headers: Headers) -> Response:
         login = f"{self._settings.base_path}/login"
@@ -162,3 +163,38 @@ def address_of(connection: HTTPConnection) -> str:
 
 def _refused(text: str, status: int) -> Response:
     return PlainTextResponse(f"{text}\n", status)
+
+
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+)
+SECURITY_HEADERS: Final = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class SecurityHeaders:
+    """ASGI middleware that adds the headers. Answers are not kept by the browser, unless they say how long."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)

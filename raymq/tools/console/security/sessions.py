@@ -1,4 +1,5 @@
-"""Sessions; in memory, so that a restart of the console asks everybody to log in.
+"""Users of the console, their roles and sessions; in memory, so that a restart of the console asks everybody to log
+in.
 
 Pure: the time comes in. Called from the application's one event loop.
 """
@@ -8,9 +9,32 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final
 
-from raymq.tools.console.security.users import Role, User
+
+class Role(StrEnum):
+    """An admin may change things; a viewer only looks."""
+
+    ADMIN = "admin"
+    VIEWER = "viewer"
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleUser:
+    """Somebody who is logged in. `name` is what they called themselves, for the audit; a token is shared, so it is no
+    proof. `session` is the id of their session, "" for a script that sends its token with each request."""
+
+    name: str
+    role: Role
+    address: str
+    session: str = ""
+
+    @property
+    def is_admin(self) -> bool:
+        """True for those who may change things."""
+        return self.role is Role.ADMIN
+
 
 SESSION_LIFE_S: Final = 12 * 3600.0
 SESSIONS_MAX: Final = 1_000
@@ -30,7 +54,7 @@ class Notice:
 class Session:
     """Somebody's session, until `ends_s`, with the notices that their next page shows."""
 
-    user: User
+    user: ConsoleUser
     ends_s: float
     notices: list[Notice] = field(default_factory=list)
 
@@ -44,7 +68,7 @@ class Sessions:
     def begin(self, name: str, role: Role, address: str, now_s: float) -> Session:
         """A new session, with an id that nobody can guess."""
         session_id = secrets.token_urlsafe(32)
-        session = Session(User(name, role, address, session_id), now_s + SESSION_LIFE_S)
+        session = Session(ConsoleUser(name, role, address, session_id), now_s + SESSION_LIFE_S)
         self._sessions[session_id] = session
         while len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from raymq.common.errors import ConfigError, SystemBusyError
-from raymq.tools.console.security.users import Role
+from raymq.tools.console.security.sessions import Role
 from raymq.tools.console.settings import no_secret
 
 LONG_TOKEN_CHARACTERS: Final = 32

@@ -20,8 +20,7 @@ from raymq.common.errors import (
     TopicNotExistError,
 )
 from raymq.tools.console.security.gate import SESSION_COOKIE
-from raymq.tools.console.security.sessions import SESSION_LIFE_S, Session
-from raymq.tools.console.security.users import User
+from raymq.tools.console.security.sessions import SESSION_LIFE_S, ConsoleUser, Session
 from raymq.tools.console.web.console import console_of, notify, session_of
 from raymq.tools.console.web.texts import sentence
 
@@ -40,7 +39,7 @@ def page(request: Request, template: str, values: dict[str, Any] | None = None, 
     """A template with these values, or its block `live` if htmx asks. Templates also have `user`, `path` (below
     the base path), `now_ms`, `notices`, `settings` and `may_change`."""
     console = console_of(request)
-    user: User | None = request.scope.get("user")
+    user: ConsoleUser | None = request.scope.get("user")
     is_live = is_part(request) and console.renderer.has_block(template, LIVE_BLOCK)
     block = LIVE_BLOCK if is_live else ""
     session = session_of(request)

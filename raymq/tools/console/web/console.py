@@ -18,14 +18,18 @@ from raymq.tools.console.backend.protocol import Backend
 from raymq.tools.console.backend.topics import TopicRow
 from raymq.tools.console.messages.replays import Replays
 from raymq.tools.console.messages.tail import Positions, Tails
-from raymq.tools.console.security.sessions import NOTICES_MAX, Notice, Session, Sessions
-from raymq.tools.console.security.users import User
+from raymq.tools.console.security.sessions import NOTICES_MAX, ConsoleUser, Notice, Session, Sessions
 from raymq.tools.console.settings import ConsoleSettings
-from raymq.tools.console.web.calls import LIST_TIMEOUT_S, PAGE_QUERY_TIMEOUT_S, BackendCalls
-from raymq.tools.console.web.history import SAMPLE_INTERVAL_S, RateHistory
+from raymq.tools.console.web.history import SAMPLE_INTERVAL_S, RateHistory, spark_points
 from raymq.tools.console.web.render import Renderer
-from raymq.tools.console.web.snapshots import SNAPSHOT_KEPT_S, Snapshot, Snapshots
-from raymq.tools.console.web.sparkline import spark_points
+from raymq.tools.console.web.snapshots import (
+    LIST_TIMEOUT_S,
+    PAGE_QUERY_TIMEOUT_S,
+    SNAPSHOT_KEPT_S,
+    BackendCalls,
+    CachedAnswer,
+    Snapshots,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -52,15 +56,15 @@ class Console:
         """The result of a call of the backend. RaymqError, of which RequestTimeoutError is one."""
         return await self.calls.call(call, timeout_s)
 
-    async def cluster(self) -> Snapshot[ClusterView]:
+    async def cluster(self) -> CachedAnswer[ClusterView]:
         """The cluster, at most a few seconds old."""
         return await self.snapshots.get("cluster", lambda: self.ask(lambda backend: backend.cluster(), LIST_TIMEOUT_S))
 
-    async def topics(self) -> Snapshot[Listing[TopicRow]]:
+    async def topics(self) -> CachedAnswer[Listing[TopicRow]]:
         """The list of topics, at most a few seconds old."""
         return await self.snapshots.get("topics", lambda: self.ask(lambda backend: backend.topics(), LIST_TIMEOUT_S))
 
-    async def groups(self) -> Snapshot[Listing[GroupRow]]:
+    async def groups(self) -> CachedAnswer[Listing[GroupRow]]:
         """The list of groups, at most a few seconds old."""
         return await self.snapshots.get("groups", lambda: self.ask(lambda backend: backend.groups(), LIST_TIMEOUT_S))
 
@@ -102,15 +106,15 @@ def console_of(request: Request) -> Console:
     return console
 
 
-def user_of(request: Request) -> User:
+def user_of(request: Request) -> ConsoleUser:
     """The user of a request behind the gate, which lets nobody else through."""
-    user: User = request.scope["user"]
+    user: ConsoleUser = request.scope["user"]
     return user
 
 
 def session_of(request: Request) -> Session | None:
     """The user's session; None for scripts, and where nobody has to log in."""
-    user: User | None = request.scope.get("user")
+    user: ConsoleUser | None = request.scope.get("user")
     return request.app.state.console.sessions.find(user.session, time.monotonic()) if user and user.session else None
 
 

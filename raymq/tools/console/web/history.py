@@ -2,6 +2,8 @@
 time.
 
 A ring of names holds at most HISTORIES_MAX of them, 8 bytes for each sample: 1.5 MB for all topics, and for groups.
+
+Sparklines: a row of figures as the points of an SVG polyline. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +15,37 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from raymq.tools.console.backend.cluster import Figures
+from raymq.tools.console.backend.cluster import ClusterFigures
+
+SPARK_WIDTH: Final = 90
+SPARK_HEIGHT: Final = 20
+SPARK_POINTS_MAX: Final = 45
+"""The most points: two pixels for each."""
+
+
+def spark_points(figures: Sequence[float | None]) -> str:
+    """The points, `x,y` with spaces between them, of figures from 0 on, the newest at the right end; the largest is at
+    the top. Many figures become means of as many that follow each other. Those that are None are left out; without
+    two that are known there are no points.
+
+    >>> spark_points([0, 5, 10])
+    '0,19 45,10 90,1'
+    """
+    size = -(-len(figures) // SPARK_POINTS_MAX) or 1
+    means: list[float | None] = []
+    for end in range(len(figures), 0, -size):
+        known = [one for one in figures[max(end - size, 0) : end] if one is not None]
+        means.append(sum(known) / len(known) if known else None)
+    means.reverse()
+    highest = max((one for one in means if one is not None), default=0.0) or 1.0
+    step = SPARK_WIDTH / max(len(means) - 1, 1)
+    points = [
+        f"{index * step:.3g},{SPARK_HEIGHT - 1 - (SPARK_HEIGHT - 2) * one / highest:.3g}"
+        for index, one in enumerate(means)
+        if one is not None
+    ]
+    return " ".join(points) if len(points) > 1 else ""
+
 
 SAMPLE_INTERVAL_S: Final = 10.0
 HISTORY_S: Final = 3600.0
@@ -75,11 +107,11 @@ class RateHistory:
     group."""
 
     def __init__(self) -> None:
-        self._samples: deque[Figures] = deque(maxlen=SAMPLES_MAX)
+        self._samples: deque[ClusterFigures] = deque(maxlen=SAMPLES_MAX)
         self.topics = NamedHistory()
         self.groups = NamedHistory()
 
-    def add(self, sample: Figures) -> None:
+    def add(self, sample: ClusterFigures) -> None:
         """Keep a sample; one that is not later than the last one is left out."""
         if not self._samples or sample.at_ms > self._samples[-1].at_ms:
             self.topics.add(sample.at_ms, sample.topic_messages)
@@ -87,7 +119,7 @@ class RateHistory:
             self._samples.append(replace(sample, topic_messages={}, group_lags={}))
 
     @property
-    def newest(self) -> Figures | None:
+    def newest(self) -> ClusterFigures | None:
         """The last sample, without topics and groups."""
         return self._samples[-1] if self._samples else None
 
@@ -96,7 +128,7 @@ class RateHistory:
         return [_rates(before, after) for before, after in pairwise(self._samples)]
 
 
-def _rates(before: Figures, after: Figures) -> RatePoint:
+def _rates(before: ClusterFigures, after: ClusterFigures) -> RatePoint:
     seconds = (after.at_ms - before.at_ms) / 1000
 
     def rate(old: int, new: int) -> float | None:

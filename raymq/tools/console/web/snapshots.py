@@ -2,6 +2,11 @@
 
 However many people look, each list is asked for at most every SNAPSHOT_KEPT_S. When the cluster gives no answer, the
 last one is shown, with its age and the reason.
+
+Calls of the backend, in a bounded pool of threads, each with a timeout.
+
+A call that takes too long is no longer waited for; its thread is busy until the backend's own timeout. When all
+threads are busy, further calls wait within their timeout, and beyond CALLS_WAITING_MAX are refused at once.
 """
 
 from __future__ import annotations
@@ -9,10 +14,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Semaphore
 from typing import Any, Final, Generic, TypeVar
 
-from raymq.common.errors import RaymqError
+from raymq.common.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.tools.console.backend.protocol import Backend
 
 SNAPSHOT_KEPT_S: Final = 5.0
 
@@ -20,7 +28,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot(Generic[T]):
+class CachedAnswer(Generic[T]):
     """An answer, `age_s` old. `error` is empty if it is a fresh one; `value` None if there never was one."""
 
     value: T | None
@@ -37,18 +45,18 @@ class Snapshots:
         self._values: dict[str, tuple[Any, float]] = {}
         self._asking: dict[str, asyncio.Task[str]] = {}
 
-    async def get(self, name: str, ask: Callable[[], Awaitable[T]]) -> Snapshot[T]:
+    async def get(self, name: str, ask: Callable[[], Awaitable[T]]) -> CachedAnswer[T]:
         """The answer called `name`: the kept one if it is young enough, else that of `ask`, for which all that want it
         wait together. Never raises: the error is in the snapshot."""
         value, at_s = self._values.get(name, (None, 0.0))
         if name in self._values and self._clock() - at_s < self._kept_s:
-            return Snapshot(value, self._clock() - at_s)
+            return CachedAnswer(value, self._clock() - at_s)
         task = self._asking.get(name)
         if task is None:
             task = self._asking[name] = asyncio.ensure_future(self._ask(name, ask))
         error = await asyncio.shield(task)
         value, at_s = self._values.get(name, (None, self._clock()))
-        return Snapshot(value, self._clock() - at_s, error)
+        return CachedAnswer(value, self._clock() - at_s, error)
 
     async def _ask(self, name: str, ask: Callable[[], Awaitable[Any]]) -> str:
         """Ask, and keep the answer; returns the error, "" without one."""
@@ -64,3 +72,45 @@ class Snapshots:
     def forget(self) -> None:
         """Ask anew for everything: somebody has changed something."""
         self._values = {name: (value, at_s - self._kept_s) for name, (value, at_s) in self._values.items()}
+
+
+LIST_TIMEOUT_S: Final = 5.0
+PAGE_QUERY_TIMEOUT_S: Final = 10.0
+PAGE_CHANGE_TIMEOUT_S: Final = 30.0
+"""Bounds a change: a broker that restarts meanwhile is waited for."""
+CONSOLE_CALL_THREADS: Final = 16
+CALLS_WAITING_MAX: Final = 64
+
+
+class BackendCalls:
+    """The pool, for one backend. Used from one event loop."""
+
+    def __init__(self, backend: Backend, *, threads: int = CONSOLE_CALL_THREADS) -> None:
+        self.backend = backend
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="console-call")
+        self._free = Semaphore(threads + CALLS_WAITING_MAX)
+
+    async def call(
+        self, call: Callable[[Backend], T], timeout_s: float = PAGE_QUERY_TIMEOUT_S, *, about: str = "the cluster"
+    ) -> T:
+        """The result of `call`, run in a thread. RequestTimeoutError if it takes longer; ServiceNotAvailableError if
+        too many calls wait already; and whatever the call raises."""
+        if not self._free.acquire(blocking=False):
+            raise ServiceNotAvailableError("too many questions wait for the cluster already; try again soon")
+        future = self._pool.submit(call, self.backend)
+        future.add_done_callback(lambda ended: self._free.release())
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
+        except TimeoutError:
+            if isinstance(_error_of(future), RaymqError):
+                raise  # the backend's own timeout, which says more
+            raise RequestTimeoutError(about, timeout_s) from None
+
+    def close(self) -> None:
+        """Take no more calls; those under way are not waited for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _error_of(future: Future[T]) -> BaseException | None:
+    """The error of a call that has ended with one."""
+    return future.exception() if future.done() and not future.cancelled() else None

@@ -5,21 +5,22 @@ from __future__ import annotations
 from typing import Final
 
 from raymq.tools.doctor.checks.status_checks import ADVICE_CHECKS, PROBLEM_CHECKS, Judge
-from raymq.tools.doctor.facts import ClusterFacts, GroupFacts, HealthChecks, Snapshot
+from raymq.tools.doctor.facts import ClusterFacts, DoctorSnapshot, GroupFacts, HealthChecks
 from raymq.tools.doctor.findings import Check, Finding, ok, warn
 
 RAY_DEFAULTS: Final = HealthChecks(3000, 10_000, 5)
 """Ray's own health checks: a node that is gone counts as alive for half a minute and more."""
+
 RETENTION_NEAR: Final = 0.8
 """The part of its time after which an unread message is in danger."""
 
 
-def _cluster(snapshot: Snapshot) -> ClusterFacts:
+def _cluster(snapshot: DoctorSnapshot) -> ClusterFacts:
     assert snapshot.cluster is not None, "the runner skips these checks without a cluster"
     return snapshot.cluster
 
 
-def health_checks(snapshot: Snapshot) -> list[Finding]:
+def health_checks(snapshot: DoctorSnapshot) -> list[Finding]:
     """Ray notices soon that a node is gone."""
     cluster = _cluster(snapshot)
     if cluster.nodes < 2 or cluster.health is None:
@@ -33,7 +34,7 @@ def health_checks(snapshot: Snapshot) -> list[Finding]:
     return [ok(seen)]
 
 
-def name_servers(snapshot: Snapshot) -> list[Finding]:
+def name_servers(snapshot: DoctorSnapshot) -> list[Finding]:
     """Routes are known when one node is gone."""
     cluster = _cluster(snapshot)
     count = sum(name.startswith("nameserver-") for name in cluster.status.get("actors", []))
@@ -42,11 +43,11 @@ def name_servers(snapshot: Snapshot) -> list[Finding]:
     return [ok(f"NameServers: {count}, nodes: {cluster.nodes}")]
 
 
-def _known_groups(snapshot: Snapshot) -> list[GroupFacts]:
+def _known_groups(snapshot: DoctorSnapshot) -> list[GroupFacts]:
     return [group for group in _cluster(snapshot).groups if not group.error]
 
 
-def groups_seen(snapshot: Snapshot) -> list[Finding]:
+def groups_seen(snapshot: DoctorSnapshot) -> list[Finding]:
     """Every consumer group could be looked at."""
     cluster = _cluster(snapshot)
     found = [warn(group.error, "`raymq group describe` it", group.group) for group in cluster.groups if group.error]
@@ -57,7 +58,7 @@ def groups_seen(snapshot: Snapshot) -> list[Finding]:
     return found or [ok(f"consumer groups: {len(cluster.groups)}")]
 
 
-def members(snapshot: Snapshot) -> list[Finding]:
+def members(snapshot: DoctorSnapshot) -> list[Finding]:
     """A group that has something to read has somebody to read it."""
     found = [
         warn(
@@ -71,7 +72,7 @@ def members(snapshot: Snapshot) -> list[Finding]:
     return found or [ok("no group waits for consumers")]
 
 
-def dead_letters(snapshot: Snapshot) -> list[Finding]:
+def dead_letters(snapshot: DoctorSnapshot) -> list[Finding]:
     """No group has dead letters."""
     found = [
         warn(f"dead letters: {group.dead_letters:,}", f"`raymq dlq list {group.group}`, then replay them", group.group)
@@ -81,7 +82,7 @@ def dead_letters(snapshot: Snapshot) -> list[Finding]:
     return found or [ok("no dead letters")]
 
 
-def retention(snapshot: Snapshot) -> list[Finding]:
+def retention(snapshot: DoctorSnapshot) -> list[Finding]:
     """Messages are kept longer than the slowest group needs."""
     found = []
     for group in _known_groups(snapshot):

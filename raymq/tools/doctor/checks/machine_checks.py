@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from raymq.tools.doctor.facts import DirectoryFacts, MachineFacts, Snapshot
+from raymq.tools.doctor.facts import DirectoryFacts, DoctorSnapshot, MachineFacts
 from raymq.tools.doctor.findings import HERE, Check, Finding, State, fail, finding, ok, warn
 
 SOCKET_PATH_MAX: Final = 107
@@ -23,17 +23,17 @@ MachineJudge = Callable[[MachineFacts, str], Iterable[Finding]]
 DirectoryJudge = Callable[[DirectoryFacts, str], Finding]
 
 
-def _everywhere(judge: MachineJudge) -> Callable[[Snapshot], list[Finding]]:
+def _everywhere(judge: MachineJudge) -> Callable[[DoctorSnapshot], list[Finding]]:
     """The judgement of this machine, and of each node that answered."""
 
-    def judge_all(snapshot: Snapshot) -> list[Finding]:
+    def judge_all(snapshot: DoctorSnapshot) -> list[Finding]:
         machines = [(snapshot.machine, HERE), *((node.machine, node.ip) for node in snapshot.nodes if node.machine)]
         return [result for machine, where in machines for result in judge(machine, where)]
 
     return judge_all
 
 
-def _each_directory(judge: DirectoryJudge) -> Callable[[Snapshot], list[Finding]]:
+def _each_directory(judge: DirectoryJudge) -> Callable[[DoctorSnapshot], list[Finding]]:
     """The judgement of every directory of stores; of one that could not be looked at, the first check says so."""
 
     def judge_all(machine: MachineFacts, where: str) -> Iterable[Finding]:
@@ -202,7 +202,7 @@ def flush_time(one: DirectoryFacts, where: str) -> Finding:
     return ok(seen, where)
 
 
-def locks(snapshot: Snapshot) -> list[Finding]:
+def locks(snapshot: DoctorSnapshot) -> list[Finding]:
     """No store is held by a process that is not of this cluster."""
     stores = snapshot.cluster.status.get("stores", []) if snapshot.cluster else []
     known = {store["pid"] for store in stores if not store["error"]}
@@ -223,7 +223,7 @@ def locks(snapshot: Snapshot) -> list[Finding]:
     return found
 
 
-def ray_cluster(snapshot: Snapshot) -> list[Finding]:
+def ray_cluster(snapshot: DoctorSnapshot) -> list[Finding]:
     """The Ray cluster that was named is there; without a name, there need be none."""
     if not snapshot.ray_error:
         return [ok(f"{len(snapshot.nodes)} nodes" if snapshot.nodes else "reached", HERE)]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from raymq.tools.doctor.facts import Snapshot
+from raymq.tools.doctor.facts import DoctorSnapshot
 from raymq.tools.doctor.findings import Check, Finding, ok, warn
 
 REPORTING_PREFIXES: Final = ("broker-", "storage-")
 """The actors that report `raymq_up` at all times."""
 
 
-def ports(snapshot: Snapshot) -> list[Finding]:
+def ports(snapshot: DoctorSnapshot) -> list[Finding]:
     """Each node's metrics port answers."""
     return [
         warn(f"port {port.port}: {port.error}", "open it for Prometheus, or start the node's Ray again", port.ip)
@@ -21,7 +21,7 @@ def ports(snapshot: Snapshot) -> list[Finding]:
     ]
 
 
-def gauges(snapshot: Snapshot) -> list[Finding]:
+def gauges(snapshot: DoctorSnapshot) -> list[Finding]:
     """Every broker and store has set its gauges in the last 20 s."""
     if not snapshot.metrics_enable:
         return [ok("switched off in the settings (`metrics`)")]
@@ -38,7 +38,7 @@ def gauges(snapshot: Snapshot) -> list[Finding]:
     return [ok(f"{len(wanted)} servers report")]
 
 
-def board(snapshot: Snapshot) -> list[Finding]:
+def board(snapshot: DoctorSnapshot) -> list[Finding]:
     """Grafana has raymq's board in this Ray session."""
     looked = [node for node in snapshot.nodes if node.board is not None]
     if not looked:
@@ -51,7 +51,7 @@ def board(snapshot: Snapshot) -> list[Finding]:
     ]
 
 
-def rules(snapshot: Snapshot) -> list[Finding]:
+def rules(snapshot: DoctorSnapshot) -> list[Finding]:
     """The named Prometheus has raymq's alert rules."""
     prometheus = snapshot.prometheus
     assert prometheus is not None, "the runner skips this check without a Prometheus"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from raymq.tools.doctor.facts import NodeFacts, Snapshot
+from raymq.tools.doctor.facts import DoctorSnapshot, NodeFacts
 from raymq.tools.doctor.findings import Check, Finding, fail, ok, warn
 
 SKEW_WARN_MS: Final = 500.0
 SKEW_FAIL_MS: Final = 10_000.0
 
 
-def answers(snapshot: Snapshot) -> list[Finding]:
+def answers(snapshot: DoctorSnapshot) -> list[Finding]:
     """Each node carries out a task."""
     return [
         fail(node.error, "see the node's raylet.log; `ray status` tells if it is overloaded", node.ip)
@@ -22,11 +22,11 @@ def answers(snapshot: Snapshot) -> list[Finding]:
     ]
 
 
-def _head(snapshot: Snapshot) -> NodeFacts:
+def _head(snapshot: DoctorSnapshot) -> NodeFacts:
     return next((node for node in snapshot.nodes if node.is_head and node.machine), snapshot.nodes[0])
 
 
-def same_versions(snapshot: Snapshot) -> list[Finding]:
+def same_versions(snapshot: DoctorSnapshot) -> list[Finding]:
     """Python, Ray and raymq are the same on all nodes, and here."""
     head = _head(snapshot).machine or snapshot.machine
     wanted = (head.python, head.ray, head.raymq)
@@ -46,7 +46,7 @@ def same_versions(snapshot: Snapshot) -> list[Finding]:
     return found
 
 
-def same_token(snapshot: Snapshot) -> list[Finding]:
+def same_token(snapshot: DoctorSnapshot) -> list[Finding]:
     """All nodes have one token."""
     digests = [(node.ip, node.machine.token_digest) for node in snapshot.nodes if node.machine]
     here = snapshot.machine.token_digest
@@ -66,7 +66,7 @@ def same_token(snapshot: Snapshot) -> list[Finding]:
     return found
 
 
-def clocks(snapshot: Snapshot) -> list[Finding]:
+def clocks(snapshot: DoctorSnapshot) -> list[Finding]:
     """The nodes' clocks go with the head's: times of messages, delays and retention are by them."""
     found = []
     for node in snapshot.nodes:
@@ -84,7 +84,7 @@ def clocks(snapshot: Snapshot) -> list[Finding]:
     return found
 
 
-def lanes(snapshot: Snapshot) -> list[Finding]:
+def lanes(snapshot: DoctorSnapshot) -> list[Finding]:
     """From each node every server is reached by a lane: so both ways between nodes that have servers."""
     found = []
     for node in snapshot.nodes:

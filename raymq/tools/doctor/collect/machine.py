@@ -1,25 +1,148 @@
-"""Looks at the machine of this process: versions, import path, token, limits, and the directories of stores."""
+"""Looks at the machine of this process: versions, import path, token, limits, and the directories of stores.
+
+Looks at a directory of stores: its disk, its file system, who may read it, who has it locked, how fast it flushes.
+
+Nothing is left behind: the file that is written for the times has no name.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
+import math
 import os
 import platform
 import resource
 import socket
 import stat
+import struct
 import sys
-from collections.abc import Iterable
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
+import psutil
 import ray
 from ray._common.utils import get_default_ray_temp_dir
 
 from raymq.client.cluster.server_path import floors
-from raymq.tools.doctor.collect.disk import look_at_directory
-from raymq.tools.doctor.facts import MachineFacts
+from raymq.tools.doctor.facts import DirectoryFacts, MachineFacts
+
+FLUSHES: Final = 50
+_BLOCK: Final = bytes(4096)
+FLUSHES_MAX_S: Final = 5.0
+"""Bounds the flushes of one directory: a disk that is so slow is known by then."""
+FILES_LOOKED_AT_MAX: Final = 20_000
+FILES_SHOWN_MAX: Final = 3
+_FS_IOC_FIEMAP: Final = 0xC020660B
+_FIEMAP: Final = struct.Struct("=QQLLLL")
+"""start, length, flags, extents found, extents that fit into the answer, reserved (linux/fiemap.h)."""
+
+
+def look_at_directory(path: Path, max_used_ratio: float, refuse_ratio: float) -> DirectoryFacts:
+    """The facts about `path`, which need not exist. An OSError is in `error`."""
+    looked_at = path
+    while not looked_at.exists() and looked_at != looked_at.parent:
+        looked_at = looked_at.parent
+    try:
+        return _look(path, looked_at, max_used_ratio, refuse_ratio)
+    except OSError as error:
+        reason = f"{looked_at} cannot be used: {error.strerror or error}"
+        return DirectoryFacts(str(path), str(looked_at), exists=path.exists(), error=reason)
+
+
+def _look(path: Path, looked_at: Path, max_used_ratio: float, refuse_ratio: float) -> DirectoryFacts:
+    space = os.statvfs(looked_at)
+    used, available = (space.f_blocks - space.f_bfree) * space.f_frsize, space.f_bavail * space.f_frsize
+    exists = path.is_dir()
+    writable = os.access(looked_at, os.W_OK | os.X_OK)
+    fiemap, times = _try_out(looked_at) if writable else (None, ())
+    strangers = list(readable_by_others(path)) if exists else []
+    return DirectoryFacts(
+        str(path),
+        str(looked_at),
+        exists=exists,
+        file_system=_file_system(looked_at),
+        owner_uid=looked_at.stat().st_uid,
+        uid=os.geteuid(),
+        writable=writable,
+        used_ratio=math.ceil(100 * used / max(used + available, 1)) / 100,
+        free_bytes=available,
+        max_used_ratio=max_used_ratio,
+        refuse_ratio=refuse_ratio,
+        readable=tuple(str(one) for one in strangers[:FILES_SHOWN_MAX]),
+        readable_count=len(strangers),
+        locks=_locks(path) if exists else {},
+        fiemap=fiemap,
+        fdatasync_ms=times,
+    )
+
+
+def readable_by_others(root: Path) -> Iterator[Path]:
+    """The directory and what is below it, as far as other users have any permission there; links are left out."""
+    for path in islice(_walk(root), FILES_LOOKED_AT_MAX):
+        try:
+            if path.lstat().st_mode & 0o077 and not path.is_symlink():
+                yield path
+        except FileNotFoundError:
+            continue  # a store deletes its old files meanwhile
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    yield root
+    for folder, folders, files in os.walk(root):
+        yield from (Path(folder, name) for name in (*folders, *files))
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system that `path` is on, as the kernel names it."""
+    mounts = [one for one in psutil.disk_partitions(all=True) if path.resolve().is_relative_to(one.mountpoint)]
+    return max(mounts, key=lambda one: len(one.mountpoint)).fstype if mounts else ""
+
+
+def _locks(root: Path) -> dict[str, int]:
+    """Store directory below `root` to the pid that has its file `lock` locked, by the kernel's own list: to take the
+    lock for a look could keep a store from opening."""
+    stores = {path.stat().st_ino: path.parent.name for path in root.glob("*/lock")}
+    held: dict[str, int] = {}
+    for line in Path("/proc/locks").read_text().splitlines():
+        words = line.split()
+        if len(words) < 6 or "->" in words or words[1] not in ("FLOCK", "POSIX"):
+            continue
+        inode = int(words[-3].rpartition(":")[2])
+        if inode in stores:
+            held[stores[inode]] = int(words[-4])
+    return held
+
+
+def _try_out(directory: Path) -> tuple[bool | None, tuple[float, ...]]:
+    """True if the file system knows FIEMAP, and the times of FLUSHES small flushes in ms, ascending."""
+    with tempfile.TemporaryFile(dir=directory) as file:
+        descriptor, times_ms = file.fileno(), []
+        until_s = time.monotonic() + FLUSHES_MAX_S
+        for index in range(FLUSHES):
+            os.pwrite(descriptor, _BLOCK, index * len(_BLOCK))
+            started_s = time.perf_counter()
+            os.fdatasync(descriptor)
+            times_ms.append((time.perf_counter() - started_s) * 1000)
+            if time.monotonic() > until_s:
+                break
+        return _knows_fiemap(descriptor), tuple(sorted(times_ms))
+
+
+def _knows_fiemap(descriptor: int) -> bool | None:
+    request = bytearray(_FIEMAP.pack(0, 4096, 0, 0, 0, 0))  # room for no extent: only count them
+    try:
+        fcntl.ioctl(descriptor, _FS_IOC_FIEMAP, request)
+    except OSError as error:
+        return False if error.errno in (errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS, errno.EINVAL) else None
+    return True
+
 
 SERVER_PACKAGES: Final = ("storage", "actors", "placement")
 _LONGEST_SOCKET: Final = "session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"

@@ -16,7 +16,7 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType, Ti
 
 from raydp_jobs.jobs.windowed_counts import (
     Counted,
-    Progress,
+    StoredCounts,
     Windows,
     as_messages,
     await_end,
@@ -70,7 +70,7 @@ class Stream:
     def run(self, windows: Windows = MINUTE) -> Counted:
         """Count what is there; a batch per file."""
         messages = self._spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(f"{self._directory}/rows")
-        stored = Progress(lambda count: None)
+        stored = StoredCounts(lambda count: None)
 
         def sink(df: DataFrame, batch: int) -> None:
             check_columns(df)

@@ -14,11 +14,10 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming import StreamingQuery
 
-from raydp_jobs.stream.batch_frames import BatchFrames
 from raydp_jobs.stream.planner import BatchLimits
 from raydp_jobs.stream.progress import stream_progress
 from raydp_jobs.stream.source import TopicSource
-from raydp_jobs.stream.spark_source import stream_frame
+from raydp_jobs.stream.spark_source import BatchFrames, stream_frame
 from raymq.common.message import MessageQueue
 from tests.support.history.waiting import eventually
 from tests.support.spark.fake_topics import BORN, SCHEMA, FakeTopics, Row, read, read_but_lost, rows

@@ -23,7 +23,7 @@ from raymq.records.format.layout import BODY_OFFSET, read_header
 from raymq.records.format.places import RecordPlace
 from raymq.records.logfiles.log_reader import LogReader
 from storage.compaction import compactor
-from storage.compaction.rules import TOMBSTONE_KEPT_MS
+from storage.compaction.compactor import TOMBSTONE_KEPT_MS
 from storage.files import disk
 from storage.message_store import MessageStore
 from storage.queue import compacted_log

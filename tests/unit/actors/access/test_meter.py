@@ -9,7 +9,7 @@ import pytest
 from actors.core.access.meter import HANDED_OUT, Meter, Portion
 from raymq.common.errors import QuotaExceededError
 from raymq.common.message import MessageQueue, PullStatus
-from raymq.common.protocol.listener_tasks import HandOver, LogPlaces, ShippedTask
+from raymq.common.protocol.consume_result import HandOver, LogPlaces, ShippedTask
 from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.remoting.access.users import User
 from raymq.remoting.lane.calls import encode_result

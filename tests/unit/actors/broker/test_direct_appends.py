@@ -22,7 +22,7 @@ from raymq.records.format.encode import EncodedBatch
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.appends import ServerHandles, decode_append
 from raymq.remoting.lane.connection import LaneRequest
-from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane.loop import Loop
 from raymq.remoting.lane.server import LaneServer
 from tests.support.clients.fakes import WAIT_S
@@ -109,7 +109,7 @@ class Silent:
             [batch] = decode_append(request.payload, request.count, handles)
             self.taken.put((request, [bytes(batch.records)], batch.producer))
 
-        self.server = LaneServer("test", {Kind.OPEN: open_handle, Kind.APPEND: append}, host="127.0.0.1")
+        self.server = LaneServer("test", {FrameKind.OPEN: open_handle, FrameKind.APPEND: append}, host="127.0.0.1")
 
     def take(self) -> tuple[LaneRequest, list[bytes], Any]:
         return self.taken.get(timeout=WAIT_S)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.broker.own_routes import OwnRoutes
+from actors.broker.master_store import OwnRoutes
 from actors.core.broker.state import BrokerState
 from raymq.common.errors import NoPermissionError, TopicNotExistError
 from raymq.common.protocol.attributes import TopicMessageType

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actors.pull import instance_figures
-from actors.pull.instance_figures import count_delivered, queue_states
+from actors.pull import running
 from actors.pull.instance_state import InstanceState
+from actors.pull.running import count_delivered, queue_states
 from raymq.client.consumer.push.settings import PushSettings
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.message import ConsumeFromWhere, MessageQueue
@@ -52,7 +52,7 @@ def test_a_queue_that_is_held_back_may_have_more(state):
 
 def test_records_are_counted_with_their_bytes(state, monkeypatch):
     counted = Counted()
-    monkeypatch.setattr(instance_figures, "CLIENT_FIGURES", counted)
+    monkeypatch.setattr(running, "CLIENT_FIGURES", counted)
     count_delivered(state, Q, records_of([10, 11]))
     assert counted.values(DELIVERY_LATENCY) == {("orders", "g"): 2}
     assert counted.out_bytes() == {("orders", "g"): 2 * RECORD_BYTES}

@@ -23,8 +23,8 @@ from raymq.client.consumer.push.task_feed import TaskFeed
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import ServiceNotAvailableError
 from raymq.common.message import Message, MessageQueue
+from raymq.common.protocol.consume_result import HandOver
 from raymq.common.protocol.group import QueueOffset
-from raymq.common.protocol.listener_tasks import HandOver
 from raymq.records.format.encode import encode_batch
 from raymq.records.format.memory_records import MemoryRecords
 from raymq.records.kernels.stamp import stamp
@@ -32,7 +32,7 @@ from raymq.remoting import actor_ref
 from raymq.remoting.actor_ref import HandleRef
 from raymq.remoting.lane.calls import encode_call
 from raymq.remoting.lane.client import Lane
-from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.frames import FrameKind
 from tests.support.clients.fakes import WAIT_S
 from tests.support.clients.tasks import located, store_records
 from tests.support.history.waiting import eventually
@@ -501,7 +501,9 @@ def test_a_lane_that_breaks_has_its_listener_looked_for(scenes, monkeypatch):
     monkeypatch.setattr(Method, "remote", lambda self: looked.set() or Reference(failed(ActorDiedError())))
     scene.feed.heard(HandleRef("pull-billing-0", scene.handle, None), "over there", "", None)
     lane = Lane(scene.thread.address)
-    lane.send(Kind.CALL, (encode_call("next_tasks", (scene.instance.name, "over there", 0, 0)),), time.monotonic() + 5)
+    lane.send(
+        FrameKind.CALL, (encode_call("next_tasks", (scene.instance.name, "over there", 0, 0)),), time.monotonic() + 5
+    )
     eventually(lambda: scene.feed._question is not None, "the question", WAIT_S)
     lane.close()
     assert looked.wait(WAIT_S)

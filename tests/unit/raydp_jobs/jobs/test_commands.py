@@ -18,7 +18,7 @@ from raydp_jobs.jobs.archive_check import ArchivedQueue
 from raydp_jobs.jobs.spark_job import SessionSize
 from raydp_jobs.jobs.times import Period
 from raydp_jobs.jobs.topic_figures import TopicFigures
-from raydp_jobs.jobs.windowed_counts import Counted, Progress, Windows, await_end
+from raydp_jobs.jobs.windowed_counts import Counted, StoredCounts, Windows, await_end
 from raymq.common.errors import ClientStateError, ConfigError, InvalidArgumentError, RaymqError
 
 
@@ -169,7 +169,7 @@ class Query:
 
 def test_late_messages_of_each_batch_are_added_once() -> None:
     query: Any = Query()
-    assert await_end(query, "counts", Progress(lambda count: None)) == Counted("counts", 0, 0, 0 + 1 + 2)
+    assert await_end(query, "counts", StoredCounts(lambda count: None)) == Counted("counts", 0, 0, 0 + 1 + 2)
     assert query.stopped
 
 
@@ -177,5 +177,5 @@ def test_late_messages_of_each_batch_are_added_once() -> None:
 def test_a_query_is_stopped_however_it_ends(error: BaseException) -> None:
     query: Any = Query(error)
     with pytest.raises(type(error)):
-        await_end(query, "counts", Progress(lambda count: None))
+        await_end(query, "counts", StoredCounts(lambda count: None))
     assert query.stopped

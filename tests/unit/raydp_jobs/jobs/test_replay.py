@@ -14,7 +14,7 @@ import pytest
 
 from raydp_jobs.jobs import replay as job
 from raydp_jobs.jobs.archive_writer import write_range
-from raydp_jobs.jobs.replay import Pace, Replay, fixed_queues, merged, parse_queues, run
+from raydp_jobs.jobs.replay import Pace, ReplayResult, fixed_queues, merged, parse_queues, run
 from raydp_jobs.jobs.replay_source import READ_ROWS, Line, Selection, lines_of, producer_id, read_line
 from raydp_jobs.jobs.times import Period
 from raymq.client.scan.ranges import OffsetRange
@@ -93,7 +93,7 @@ class Cluster:
         return self.writers[-1]
 
 
-def replay(cluster: Cluster, source: Path, **options: Any) -> Replay:
+def replay(cluster: Cluster, source: Path, **options: Any) -> ReplayResult:
     client: Any = cluster
     return run(client, source, "again", sleep=lambda seconds: None, **options)
 

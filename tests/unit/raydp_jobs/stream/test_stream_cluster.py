@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 
-from raydp_jobs.stream import cluster as stream_cluster, group_commit
-from raydp_jobs.stream.cluster import DELETED_AFTER_S, DISCOVERY_INTERVAL_S, TopicChoice, TopicCluster
-from raydp_jobs.stream.group_commit import COMMIT_PAUSE_S, GroupCommits
+from raydp_jobs.stream import cluster as stream_cluster
+from raydp_jobs.stream.cluster import (
+    COMMIT_PAUSE_S,
+    DELETED_AFTER_S,
+    DISCOVERY_INTERVAL_S,
+    GroupCommits,
+    TopicChoice,
+    TopicCluster,
+)
 from raymq.client.scan.offsets import EARLIEST, LATEST
 from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError, TopicNotExistError
 from raymq.common.message import MessageQueue
@@ -179,7 +185,7 @@ class FakeGroup:
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> FakeGroup:
     fake = FakeGroup("billing")
-    monkeypatch.setattr(group_commit, "GroupOffsets", lambda name: fake)
+    monkeypatch.setattr(stream_cluster, "GroupOffsets", lambda name: fake)
     return fake
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from raydp_jobs.stream.offsets import StreamOffsets
 from raydp_jobs.stream.planner import BatchLimits
+from raydp_jobs.stream.progress import StreamOffsets
 from raydp_jobs.stream.source import IDLE_POLL_INTERVAL_S, TopicSource
 from raymq.common.errors import DataLossError, InvalidArgumentError, ServiceNotAvailableError
 from raymq.common.message import MessageQueue

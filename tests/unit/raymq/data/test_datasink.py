@@ -23,8 +23,7 @@ from raymq.common.errors import IllegalNameError, InvalidArgumentError, ServiceN
 from raymq.common.message import MessageQueue
 from raymq.common.namespaces import NO_NAMESPACE
 from raymq.data import datasink as module
-from raymq.data.datasink import TopicDatasink, WriteSummary
-from raymq.data.writing import write_topic
+from raymq.data.datasink import TopicDatasink, WriteSummary, write_topic
 
 QUEUES = tuple(MessageQueue("orders", "broker-a", number) for number in range(3))
 

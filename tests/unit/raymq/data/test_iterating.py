@@ -12,7 +12,7 @@ from raymq.common.errors import ClientStateError, DataLossError, IllegalNameErro
 from raymq.common.message import ConsumeFromWhere, MessageQueue
 from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset, StartOffsetQuery
 from raymq.data import iterating
-from raymq.data.iterating import Progress, iter_topic, plans
+from raymq.data.iterating import BatchProgress, iter_topic, plans
 from tests.unit.raymq.data.fake_source import FakeSource
 
 A0, A1 = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)
@@ -71,7 +71,7 @@ def offsets(monkeypatch: pytest.MonkeyPatch) -> FakeOffsets:
     return fake
 
 
-def planned(source: FakeSource, progress: Progress, clock: Clock, **options: Any) -> Iterator[list[OffsetRange]]:
+def planned(source: FakeSource, progress: BatchProgress, clock: Clock, **options: Any) -> Iterator[list[OffsetRange]]:
     merged = {"interval_s": 2.0, "max_rows": None, "lenient": False, **options}
     return plans(source, progress, ["orders"], sleep=clock.sleep, clock=clock, **merged)
 
@@ -82,7 +82,7 @@ def spans(ranges: Sequence[OffsetRange]) -> dict[int, tuple[int, int]]:
 
 def test_each_dataset_begins_where_the_last_one_was_committed(offsets: FakeOffsets) -> None:
     source, clock = FakeSource({A0: (0, 100), A1: (0, 20)}), Clock()
-    progress = Progress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    progress = BatchProgress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
     looks = planned(source, progress, clock, max_rows=60)
     first = next(looks)
     assert (spans(first), clock.slept) == ({0: (0, 50), 1: (0, 10)}, [])
@@ -102,14 +102,14 @@ def test_without_messages_it_looks_again_after_the_interval(offsets: FakeOffsets
             source._bounds[A0] = (0, 7)
 
     clock.on_sleep = come
-    progress = Progress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    progress = BatchProgress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
     assert spans(next(planned(source, progress, clock))) == {0: (0, 7)}
     assert clock.slept == [2.0, 2.0, 2.0]
 
 
 def test_time_that_the_caller_took_counts_and_there_is_always_a_pause(offsets: FakeOffsets) -> None:
     source, clock = FakeSource({A0: (0, 5)}), Clock()
-    progress = Progress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    progress = BatchProgress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
     looks = planned(source, progress, clock)
     next(looks)
     clock.now_s += 1.5
@@ -125,7 +125,7 @@ def test_time_that_the_caller_took_counts_and_there_is_always_a_pause(offsets: F
 
 def test_new_queues_are_read_from_the_next_dataset_on(offsets: FakeOffsets) -> None:
     source, clock = FakeSource({A0: (0, 5)}), Clock()
-    progress = Progress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    progress = BatchProgress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
     looks = planned(source, progress, clock)
     progress.commit(next(looks))
     source._bounds[A1] = (0, 3)
@@ -134,7 +134,7 @@ def test_new_queues_are_read_from_the_next_dataset_on(offsets: FakeOffsets) -> N
 
 def test_a_reset_moves_the_next_dataset(offsets: FakeOffsets) -> None:
     source, clock = FakeSource({A0: (0, 50)}), Clock()
-    progress = Progress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    progress = BatchProgress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
     looks = planned(source, progress, clock)
     first = next(looks)
     offsets.committed[A0], offsets.versions[A0] = 20, 1
@@ -144,7 +144,7 @@ def test_a_reset_moves_the_next_dataset(offsets: FakeOffsets) -> None:
 
 def test_offsets_that_are_gone_are_an_error_unless_it_is_lenient(offsets: FakeOffsets) -> None:
     source, clock = FakeSource({A0: (10, 50)}), Clock()
-    progress = Progress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    progress = BatchProgress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
     with pytest.raises(DataLossError):
         next(planned(source, progress, clock))
     assert spans(next(planned(source, progress, clock, lenient=True))) == {0: (10, 50)}
@@ -152,7 +152,7 @@ def test_offsets_that_are_gone_are_an_error_unless_it_is_lenient(offsets: FakeOf
 
 def test_a_group_whose_members_consume_is_refused(offsets: FakeOffsets) -> None:
     source, clock = FakeSource({A0: (0, 50)}), Clock()
-    progress = Progress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    progress = BatchProgress("g", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
     ranges = next(planned(source, progress, clock))
     offsets.fenced = frozenset([A0])
     with pytest.raises(ClientStateError, match="members"):

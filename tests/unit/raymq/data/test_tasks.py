@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 
 from raymq.client.scan.ranges import OffsetRange
-from raymq.data.tasks import SizedRange, divide, sized
+from raymq.data.offsets import SizedRange, divide, sized
 
 
 def a_range(queue_id: int, start: int, end: int, broker_name: str = "broker-a") -> OffsetRange:

@@ -21,7 +21,7 @@ from raymq.remoting import lane_pool, storage_client
 from raymq.remoting.lane import server as lane_server
 from raymq.remoting.lane.calls import ControlCalls
 from raymq.remoting.lane.connection import LaneRequest
-from raymq.remoting.lane.frames import Kind
+from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane.server import LaneServer
 from raymq.remoting.lane_pool import LANES_MAX
 from raymq.remoting.storage_client import StorageClient
@@ -38,10 +38,10 @@ def servers():
     def serve(methods) -> LaneServer:
         """A server of these control calls. APPENDs go to methods["append"], with the request."""
         handlers = {
-            Kind.OPEN: lambda request: request.drop(),
-            Kind.CALL: ControlCalls(methods, lambda name, call, fail: call()),
+            FrameKind.OPEN: lambda request: request.drop(),
+            FrameKind.CALL: ControlCalls(methods, lambda name, call, fail: call()),
         }
-        opened.append(LaneServer("test", handlers | {Kind.APPEND: methods.get("append", LaneRequest.drop)}))
+        opened.append(LaneServer("test", handlers | {FrameKind.APPEND: methods.get("append", LaneRequest.drop)}))
         return opened[-1]
 
     yield serve

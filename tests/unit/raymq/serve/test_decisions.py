@@ -9,7 +9,7 @@ import pytest
 
 from raymq.serve import RaymqAdapterConfig
 from raymq.serve.config import TaskSettings
-from raymq.serve.decisions import DEAD, ERROR_CHARACTERS_MAX, End, Outcome, Run, TaskRules
+from raymq.serve.decisions import DEAD, ERROR_CHARACTERS_MAX, End, HandlerResult, Run, TaskRules
 from raymq.serve.states import StateRecord, TaskHistory, TaskState, decode_state
 from raymq.serve.task import Task
 
@@ -97,37 +97,37 @@ def test_an_attempt_that_replicas_die_of_has_failed():
 
 
 def test_a_result_is_told():
-    end = rules().end(TASK, 1, Outcome({"size": [1, 2]}), 9.0)
+    end = rules().end(TASK, 1, HandlerResult({"size": [1, 2]}), 9.0)
     assert told(end) == ("SUCCESS", {"size": [1, 2]})
     assert (end.copy_to, end.delay_level) == (None, None)
 
 
 def test_an_error_is_tried_again_after_longer_and_longer_pauses():
-    ends = [rules(None).end(TASK, attempt, Outcome(error="E: no"), 9.0) for attempt in range(8)]
+    ends = [rules(None).end(TASK, attempt, HandlerResult(error="E: no"), 9.0) for attempt in range(8)]
     assert {told(end) for end in ends} == {("RETRY", "E: no")}
     assert [end.delay_level for end in ends] == [1, 2, 3, 4, 5, 5, 5, 5]
     late = rules(None, first_retry_level=9)
-    assert [late.end(TASK, attempt, Outcome(error="E"), 9.0).delay_level for attempt in range(3)] == [9, 9, 9]
+    assert [late.end(TASK, attempt, HandlerResult(error="E"), 9.0).delay_level for attempt in range(3)] == [9, 9, 9]
 
 
 @pytest.mark.parametrize("most", [0, 3])
 def test_after_the_last_retry_a_task_is_dead(most):
-    end = rules(most).end(TASK, most, Outcome(error="E: no"), 9.0)
+    end = rules(most).end(TASK, most, HandlerResult(error="E: no"), 9.0)
     assert told(end) == ("FAILURE", "E: no")
     assert (end.copy_to, end.delay_level, end.error) == ("failed", DEAD, "E: no")
-    assert rules(most, dead_queues=False).end(TASK, most, Outcome(error="E"), 9.0).copy_to is None
+    assert rules(most, dead_queues=False).end(TASK, most, HandlerResult(error="E"), 9.0).copy_to is None
 
 
 @pytest.mark.parametrize(
     ("result", "reason"), [(object(), "cannot be written as JSON"), ("x" * (5 << 20), "pass a reference")]
 )
 def test_a_result_that_cannot_be_told_is_a_failure_that_another_attempt_would_not_mend(result, reason):
-    end = rules().end(TASK, 0, Outcome(result), 9.0)
+    end = rules().end(TASK, 0, HandlerResult(result), 9.0)
     state, error = told(end)
     assert (state, end.delay_level, end.copy_to) == ("FAILURE", DEAD, "failed")
     assert reason in error
 
 
 def test_long_errors_are_cut():
-    end = rules().end(TASK, 0, Outcome(error="x" * 10_000), 9.0)
+    end = rules().end(TASK, 0, HandlerResult(error="x" * 10_000), 9.0)
     assert len(told(end)[1]) == ERROR_CHARACTERS_MAX + 1

@@ -8,9 +8,8 @@ import threading
 import pytest
 
 from raymq.common.errors import InvalidArgumentError, StoreCorruptError
-from storage.files.config_files import ConfigFiles, parse_fastjson
+from storage.files.config_files import ConfigFiles, parse_fastjson, unseal
 from storage.files.damage import DamageNotes
-from storage.files.sealed_text import unseal
 
 
 @pytest.fixture

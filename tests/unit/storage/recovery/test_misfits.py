@@ -7,13 +7,13 @@ import pytest
 from raymq.records.format.encode import ProducerSequence
 from storage.dispatch.multi_dispatch import QueueUnit
 from storage.log.holes import PLACE_REASON
-from storage.recovery.claims import Claim, Survey, one_bit_away
+from storage.recovery.claims import PlaceClaim, Survey, one_bit_away
 from storage.recovery.misfits import Misfits
 
 SIZE = 100
 
 
-def claims_of(text: str) -> list[Claim]:
+def claims_of(text: str) -> list[PlaceClaim]:
     """A claim for each word: the queue's letter, and the offset. Letters are queue ids from 0 on; capital ones are of
     another topic, and "?" are bytes that tell nothing."""
     found = []
@@ -21,7 +21,7 @@ def claims_of(text: str) -> list[Claim]:
         if word != "?":
             topic = "pays" if word[0].isupper() else "orders"
             place = QueueUnit((topic, ord(word[0].lower()) - ord("a")), int(word[1:]))
-            found.append(Claim(position * SIZE, SIZE, place))
+            found.append(PlaceClaim(position * SIZE, SIZE, place))
     return found
 
 
@@ -99,7 +99,7 @@ def test_neighbours_prove_the_place_of_a_changed_record(name: str) -> None:
     assert changes(text) == found
 
 
-def raw_topic(claim: Claim) -> bytes:
+def raw_topic(claim: PlaceClaim) -> bytes:
     return claim.place.key[0].encode()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raymq.common.errors import InvalidArgumentError, TransactionError, TransactionTooLateError
-from raymq.common.protocol.transactions import EndTransaction
+from raymq.common.protocol.transactions import EndTransactionRequest
 from storage.dispatch.half_messages import HalfMessage, Outcome, op_body, parse_op_body
 from storage.transactions.rules import (
     CheckDecision,
@@ -24,9 +24,9 @@ RULES = TransactionRules(time_out_ms=6000, check_max=15, reserved_ms=72 * HOUR_M
 BORN_MS = 1_700_000_000_000
 
 
-def order(**changes: Any) -> EndTransaction:
-    return EndTransaction(**{"producer_group": "a", "queue_offset": 4, "physical_offset": 400, "commit_or_rollback": 8,
-                             "transaction_id": "T", **changes})  # fmt: skip
+def order(**changes: Any) -> EndTransactionRequest:
+    return EndTransactionRequest(**{"producer_group": "a", "queue_offset": 4, "physical_offset": 400,
+                                    "commit_or_rollback": 8, "transaction_id": "T", **changes})  # fmt: skip
 
 
 def named(**changes: Any) -> NamedHalf:

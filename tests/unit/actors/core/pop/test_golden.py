@@ -7,7 +7,7 @@ import pytest
 from actors.core.broker.state import BrokerState
 from actors.core.pop.leases import Lease
 from actors.core.pop.receive import Handout, available, check_receive, decide_receive, next_due_ms
-from actors.core.pop.settle import Settled, decide_ack, decide_invisible
+from actors.core.pop.settle import SettleDecision, decide_ack, decide_invisible
 from actors.core.pop.waiting import FULL_PAUSE_S, WAITING_OF_KEY_MAX, WaitingReceive, WaitingReceives
 from raymq.common.errors import InvalidArgumentError, SystemBusyError
 from raymq.common.protocol.pop import LeasedRange, LeasePart, ReceiveRequest
@@ -41,7 +41,7 @@ class Queue:
             self.state.apply(handout.change, now_ms)
         return handout
 
-    def ack(self, given: LeasedRange, *offsets: int) -> Settled:
+    def ack(self, given: LeasedRange, *offsets: int) -> SettleDecision:
         settled = decide_ack(self.state.pop, self.committed, "g", [part(given, *offsets)])
         if settled.change is not None:
             self.state.apply(settled.change, NOW_MS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.core.pop.lease_clock import LeaseClock
+from actors.core.pop.leases import LeaseClock
 
 HOUR_MS = 3_600_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.core.rebalance.consistent_hash import allocate_by_consistent_hash, queue_key, ring_position
+from actors.core.rebalance.allocation import allocate_by_consistent_hash, queue_key, ring_position
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageQueue
 

@@ -11,9 +11,9 @@ from actors.core.rebalance.group import (
     HEARTBEAT_STEPS,
     RETARGET_INTERVAL_S,
     HeartbeatKind,
+    HeartbeatSender,
     HeartbeatStep,
     RebalanceGroup,
-    Sender,
 )
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.membership import AllocateStrategy, Allocation, GroupHeartbeat, GroupRefusal
@@ -301,28 +301,28 @@ def test_the_description_tells_what_members_hold_and_wait_for(group):
     ]
 
 
-def heartbeat_of(group: RebalanceGroup, sender: Sender, kind: HeartbeatKind) -> GroupHeartbeat:
+def heartbeat_of(group: RebalanceGroup, sender: HeartbeatSender, kind: HeartbeatKind) -> GroupHeartbeat:
     """Make `a` a member that holds nothing of its four queues, and return a heartbeat of this sender and kind."""
     asked = GroupHeartbeat("a", ORDERS, frozenset(), session=0, sequence=1)
     joined = replace(asked, session=group.heartbeat(asked, 0.0).session, sequence=10)
     assert group.heartbeat(joined, 0.0).queues == QUEUES
     sessions = {
-        Sender.STRANGER: lambda: 0,
-        Sender.INVITED: lambda: group.heartbeat(asked, 0.0).session,
-        Sender.MEMBER: lambda: joined.session,
+        HeartbeatSender.STRANGER: lambda: 0,
+        HeartbeatSender.INVITED: lambda: group.heartbeat(asked, 0.0).session,
+        HeartbeatSender.MEMBER: lambda: joined.session,
     }
     sequence = {HeartbeatKind.REPEATED: 10, HeartbeatKind.LATE: 9}.get(kind, 11)
     return replace(joined, session=sessions[sender](), sequence=sequence, leaving=kind is HeartbeatKind.LEAVING)
 
 
-@pytest.mark.parametrize(("sender", "kind"), list(product(Sender, HeartbeatKind)))
+@pytest.mark.parametrize(("sender", "kind"), list(product(HeartbeatSender, HeartbeatKind)))
 def test_every_heartbeat_has_its_step(group, sender, kind):
     heartbeat = heartbeat_of(group, sender, kind)
     members, holders = group.members, group.holders()
     step = HEARTBEAT_STEPS[sender].get(kind)
     if step is None:
         # Another process numbers its heartbeats as it likes: none is late or repeated before it is a member.
-        assert sender is not Sender.MEMBER
+        assert sender is not HeartbeatSender.MEMBER
         step = HEARTBEAT_STEPS[sender][HeartbeatKind.NEXT]
     assignment = group.heartbeat(heartbeat, 1.0)
     if step in (HeartbeatStep.ACCEPT, HeartbeatStep.REPEAT):
@@ -336,7 +336,7 @@ def test_every_heartbeat_has_its_step(group, sender, kind):
 
 @pytest.mark.parametrize(("kind", "freed"), [(HeartbeatKind.NEXT, True), (HeartbeatKind.REPEATED, False)])
 def test_only_a_heartbeat_that_is_not_repeated_frees_what_its_sender_does_not_hold(group, kind, freed):
-    heartbeat = heartbeat_of(group, Sender.MEMBER, kind)
+    heartbeat = heartbeat_of(group, HeartbeatSender.MEMBER, kind)
     group.set_queues("orders", ())
     group.heartbeat(heartbeat, 1.0)
     assert (group.holders() == {}) == freed

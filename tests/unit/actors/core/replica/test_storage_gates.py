@@ -12,7 +12,7 @@ from actors.core.replica.deleted_topics import CLOSED_TOPICS_FILE, DeletedTopics
 from raymq.common.errors import SystemBusyError, TopicNotExistError
 from raymq.common.message import Message
 from raymq.common.names import SCHEDULE_TOPIC
-from raymq.records.format.encode import EncodedBatch, Waiting, encode_batch
+from raymq.records.format.encode import EncodedBatch, WaitingBatch, encode_batch
 from tests.support.stores.stores import make_batch
 
 
@@ -63,7 +63,7 @@ def test_a_delayed_message_for_a_deleted_topic_is_refused_too(disk):
     deleted.add("orders")
 
     def delayed(*topics: str) -> EncodedBatch:
-        waiting = Waiting(SCHEDULE_TOPIC, [0 for _ in topics])
+        waiting = WaitingBatch(SCHEDULE_TOPIC, [0 for _ in topics])
         messages, ids = [Message(topic, b"x", delay_level=3) for topic in topics], ["A" for _ in topics]
         host = ("10.0.0.1", 1)
         return encode_batch(messages, 2, born_host=host, born_timestamp_ms=1, message_ids=ids, waiting=waiting)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.core.replica.store_times import MARK_S, MARKS_MAX, StoreTimes
+from actors.core.replica.sync_state import MARK_S, MARKS_MAX, StoreTimes
 
 
 def test_the_age_of_a_byte_counts_from_when_it_was_stored():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from raymq.client.admin import tail as module
+from raymq.client.admin import messages as module
 from raymq.client.admin.admin import Admin
 from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
 from raymq.common.message import Message, MessageQueue

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.client.cluster import node_wait
-from raymq.client.cluster.node_wait import await_nodes
+from raymq.client.cluster import local_server
+from raymq.client.cluster.local_server import await_nodes
 from raymq.common.errors import ServiceNotAvailableError
 
 
 def test_it_waits_until_enough_nodes_joined_and_tells_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_wait, "POLL_INTERVAL_S", 0)
+    monkeypatch.setattr(local_server, "POLL_INTERVAL_S", 0)
     joined = iter([["10.0.0.1"], ["10.0.0.1", "10.0.0.2"], ["10.0.0.1", "10.0.0.2", "10.0.0.3"]])
     said: list[str] = []
     await_nodes(3, 60, said.append, lambda: next(joined))

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from raymq.client.consumer.queue_change import QueueWatch
+from raymq.client.consumer.queue_lookup import QueueWatch
 from raymq.common.errors import ServiceNotAvailableError, TopicNotExistError
 from raymq.common.message import MessageQueue
 from tests.support.clients.fakes import WAIT_S

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from actors.core.rebalance.group import RebalanceGroup, Sender
+from actors.core.rebalance.group import HeartbeatSender, RebalanceGroup
 from actors.core.rebalance.server import RebalanceServer, TopicQueues
 from actors.core.rebalance.slot_lease import Get, Put
 from raymq.client.consumer import rebalance_client as module
@@ -321,7 +321,7 @@ def test_leaving_ends_though_no_actor_answers(cluster, client):
 
 def test_an_actor_that_names_ever_new_sessions_is_not_called_without_a_pause(cluster, client, monkeypatch):
     cluster.start()
-    monkeypatch.setattr(RebalanceGroup, "_sender", lambda self, heartbeat: Sender.STRANGER)
+    monkeypatch.setattr(RebalanceGroup, "_sender", lambda self, heartbeat: HeartbeatSender.STRANGER)
     monkeypatch.setattr(module, "AGAIN_S", 3600.0)
     source = Source()
     client.join("g", source)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from raymq.client.producer.buffer_pool import BufferPool, Waiter
+from raymq.client.producer.buffer_pool import BufferPool, BufferWaiter
 from raymq.common.errors import InvalidArgumentError, SystemBusyError
 from tests.support.clients.fakes import WAIT_S
 
@@ -115,7 +115,7 @@ def test_a_pool_without_space_is_refused(limits):
 
 def test_a_waiter_that_was_removed_before_it_is_enqueued_does_not_wait():
     pool = BufferPool(100, 10)
-    waiter = Waiter(50, 1)
+    waiter = BufferWaiter(50, 1)
     pool.remove_waiter(waiter)
     pool.enqueue(waiter)
     assert (pool._bytes, pool._count, waiter.granted.done()) == (0, 0, False)

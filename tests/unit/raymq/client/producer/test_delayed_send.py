@@ -16,7 +16,7 @@ from raymq.common.protocol.store import AppendResult
 from raymq.records.format.check import check_record
 from raymq.records.format.decode import decode_record
 from raymq.records.format.dispatch import dispatch_view
-from raymq.records.format.encode import ProducerSequence, Waiting, encode_batch
+from raymq.records.format.encode import ProducerSequence, WaitingBatch, encode_batch
 from raymq.records.format.layout import RecordError, encode_host
 from raymq.records.format.rewrite import move_record, read_waiting
 from raymq.records.kernels.stamp import stamp
@@ -156,7 +156,7 @@ def waiting_record(message: Message, **arguments) -> bytes:
         born_timestamp_ms=1000,
         message_ids=["A" * 32],
         producer=ProducerSequence("p", 4, 5),
-        waiting=Waiting(SCHEDULE_TOPIC, [3]),
+        waiting=WaitingBatch(SCHEDULE_TOPIC, [3]),
         **arguments,
     )
     return bytes(batch.records)

@@ -10,7 +10,7 @@ import pytest
 
 from raymq.client.producer.completion import Completion
 from raymq.client.producer.send_batch import Flight, SendBatch, Stage
-from raymq.client.producer.send_state import TRANSITIONS, Attempt, Event, SendState, Verdict
+from raymq.client.producer.send_state import TRANSITIONS, Event, SendAttempt, SendDecision, SendState
 from raymq.common.errors import (
     ClientStateError,
     MessageIllegalError,
@@ -50,14 +50,14 @@ def encoded(batches: list[SendBatch]) -> EncodedBatch:
     return EncodedBatch("orders", 0, b"", *columns, None, IdRange("A" * 28, 0, count))
 
 
-def depart(state: SendState, now_s: float = 0.0) -> Attempt:
+def depart(state: SendState, now_s: float = 0.0) -> SendAttempt:
     """The next request, encoded and on its way."""
     taken, verdict = state.take(now_s)
-    assert verdict == Verdict() or not verdict.ended
-    return Attempt([Flight.of(sends, batches, encoded(batches)) for sends, batches in taken])
+    assert verdict == SendDecision() or not verdict.ended
+    return SendAttempt([Flight.of(sends, batches, encoded(batches)) for sends, batches in taken])
 
 
-def answer(attempt: Attempt, status: SendStatus = SendStatus.SEND_OK) -> list[AppendResult]:
+def answer(attempt: SendAttempt, status: SendStatus = SendStatus.SEND_OK) -> list[AppendResult]:
     return [AppendResult(status, 7, 700, 1) for _ in attempt.flights]
 
 
@@ -65,7 +65,7 @@ def state_of(*, settle_status: bool = True) -> SendState:
     return SendState("a", settle_status=settle_status)
 
 
-def at(stage: Stage) -> tuple[SendState, SendBatch, Attempt | None]:
+def at(stage: Stage) -> tuple[SendState, SendBatch, SendAttempt | None]:
     """A state with one batch at a stage, and the attempt that it is part of."""
     state = state_of()
     batch = batch_in(state)
@@ -83,7 +83,7 @@ def at(stage: Stage) -> tuple[SendState, SendBatch, Attempt | None]:
     return state, batch, attempt
 
 
-def happen(state: SendState, attempt: Attempt | None, event: Event, stage: Stage) -> Verdict:
+def happen(state: SendState, attempt: SendAttempt | None, event: Event, stage: Stage) -> SendDecision:
     """Let an event happen to the messages of an attempt, or to those that wait."""
     if attempt is None:
         if event is Event.TAKEN:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from raymq.client.transactions.half_message import half_message
+from raymq.client.transactions.checks import half_message
 from raymq.common.errors import MessageIllegalError
 from raymq.common.message import Message, MessageQueue
 from raymq.common.names import HALF_TOPIC

@@ -17,8 +17,7 @@ import raymq.client.scan.batches
 import raymq.records.kernels.columns
 from raymq.client.scan import range_reader
 from raymq.client.scan.batches import open_range, open_ranges
-from raymq.client.scan.expression import text_of
-from raymq.client.scan.ranges import OffsetRange
+from raymq.client.scan.ranges import OffsetRange, text_of
 from raymq.common.errors import DataLossError, InvalidArgumentError, NotMasterError, ServiceNotAvailableError
 from raymq.common.protocol.store import QueueSpan
 from raymq.records.filters.sql import sql

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from raymq.client.transactions import checks
-from raymq.client.transactions.half_message import half_message
+from raymq.client.transactions.checks import half_message
 from raymq.client.transactions.producer import Transaction, TransactionProducer
 from raymq.common.errors import (
     IllegalNameError,
@@ -21,7 +21,7 @@ from raymq.common.message import Message, MessageExt, SendStatus
 from raymq.common.names import HALF_TOPIC
 from raymq.common.protocol.transactions import (
     EndResult,
-    EndTransaction,
+    EndTransactionRequest,
     LocalTransactionState as State,
     TransactionCheck,
 )
@@ -39,10 +39,10 @@ class Store(FakeStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ends: list[EndTransaction] = []
+        self.ends: list[EndTransactionRequest] = []
         self.end_script: list[Exception] = []
 
-    def end_transaction(self, end: EndTransaction, timeout_s: float) -> EndResult:
+    def end_transaction(self, end: EndTransactionRequest, timeout_s: float) -> EndResult:
         self.ends.append(end)
         if self.end_script:
             raise self.end_script.pop(0)
@@ -226,4 +226,4 @@ def test_checks_are_answered_once_each_and_what_raises_is_left_to_the_next_round
     ]
     eventually(lambda: store.ends, "an end")
     [end] = store.ends
-    assert end == EndTransaction("group", 1, 100, 8, "T1", from_transaction_check=True)
+    assert end == EndTransactionRequest("group", 1, 100, 8, "T1", from_transaction_check=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from raymq.common.members import questions as module, stacks as stacks_module
+from raymq.common.members import questions as module
 from raymq.common.members.questions import (
     DirectConsumption,
     MemberAnswer,
@@ -16,8 +16,8 @@ from raymq.common.members.questions import (
     ThreadStack,
     decode_answer,
     encode_answer,
+    thread_stacks,
 )
-from raymq.common.members.stacks import thread_stacks
 from raymq.common.message import MessageQueue
 from tests.support.clients.fakes import WAIT_S
 
@@ -91,8 +91,8 @@ def test_of_many_threads_and_frames_only_some_are_told(monkeypatch: pytest.Monke
     for thread in threads:
         thread.start()
     begun.wait(WAIT_S)
-    monkeypatch.setattr(stacks_module, "FRAMES_MAX", 10)
-    monkeypatch.setattr(stacks_module, "THREADS_MAX", 2)
+    monkeypatch.setattr(module, "FRAMES_MAX", 10)
+    monkeypatch.setattr(module, "THREADS_MAX", 2)
     found = thread_stacks()
     end.set()
     for thread in threads:

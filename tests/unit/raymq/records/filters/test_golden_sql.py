@@ -9,7 +9,7 @@ import pytest
 
 import raymq
 from raymq.records.filters.parser import compiled
-from raymq.records.filters.scalar import truth_of
+from raymq.records.filters.sql import truth_of
 from raymq.records.filters.values import IncomparableError
 
 FACTS: list[tuple[int, str, dict[str, str], str]] = [

@@ -20,7 +20,7 @@ from raymq.common.delay import TIMER_TOPIC
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import Message
 from raymq.common.names import HALF_TOPIC, SCHEDULE_TOPIC
-from raymq.records.format.encode import EncodedBatch, Waiting, encode_batch
+from raymq.records.format.encode import EncodedBatch, WaitingBatch, encode_batch
 from raymq.remoting.access.requests import FOR_SERVERS, RULES, rules_of
 from raymq.remoting.broker_client import LANE_RESULTS
 
@@ -100,7 +100,7 @@ def waiting(topic: str, *messages: Message) -> EncodedBatch:
         born_host=("127.0.0.1", 1),
         born_timestamp_ms=1,
         message_ids=["id"] * len(messages),
-        waiting=Waiting(topic, [0] * len(messages)),
+        waiting=WaitingBatch(topic, [0] * len(messages)),
     )
 
 

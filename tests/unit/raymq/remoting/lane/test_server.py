@@ -30,7 +30,7 @@ from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.frames import pack_header
-from raymq.remoting.lane.handshake import AuthenticationError, LaneRefusedError
+from raymq.remoting.lane.handshake import LaneRefusedError, LaneSecretError
 from raymq.remoting.lane.server import LaneServer
 from tests.support.clients.fakes import WAIT_S
 from tests.support.clients.lanes import BREAK, ECHO, LATER, REFUSE, SILENT, echo_server, make_certificates
@@ -286,7 +286,7 @@ def test_an_answer_to_a_request_that_another_took_the_place_of_is_passed_over(co
 def test_a_wrong_secret_opens_nothing(server, connect, way):
     address = server.address
     wrong = LaneAddress(address.name, b"y" * 32, address.host, address.port, address.tls)
-    with pytest.raises((AuthenticationError, *LOST)):
+    with pytest.raises((LaneSecretError, *LOST)):
         connect(wrong)
     assert echo(connect(), b"1") == b"1"
 
@@ -295,11 +295,11 @@ def test_a_server_that_does_not_know_the_secret_is_not_trusted():
     hello = handshake.make_hello()
     reply = handshake.make_reply(b"s" * 32, hello)
     for secret in (b"t" * 32, b""):
-        verdict = handshake.make_verdict(secret, hello, reply, handshake.Verdict.OPEN)
-        with pytest.raises(AuthenticationError):
+        verdict = handshake.make_verdict(secret, hello, reply, handshake.HandshakeStatus.OPEN)
+        with pytest.raises(LaneSecretError):
             handshake.check_verdict(b"s" * 32, hello, reply, verdict)
     # Nor can the client's own proof be sent back to it.
-    with pytest.raises(AuthenticationError):
+    with pytest.raises(LaneSecretError):
         handshake.check_verdict(b"s" * 32, hello, reply, b"\x01" + reply[-32:])
 
 

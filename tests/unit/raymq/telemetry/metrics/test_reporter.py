@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from raymq.telemetry.metrics.histogram import Histogram
-from raymq.telemetry.metrics.instruments import INSTRUMENTS, Kind
+from raymq.telemetry.metrics.instruments import INSTRUMENTS, InstrumentKind
 from raymq.telemetry.metrics.reporter import FORGET_AFTER_REPORTS, Reporter
 from tests.support.metrics.fake_ray import FakeMetrics
 
@@ -31,7 +31,7 @@ def test_the_table_has_prometheus_names_with_their_labels():
         assert instrument.labels[:2] == ("cluster", "broker")
         assert len(set(instrument.labels)) == len(instrument.labels)
         assert instrument.description.endswith(".")
-        assert (instrument.kind is Kind.HISTOGRAM) == bool(instrument.bounds)
+        assert (instrument.kind is InstrumentKind.HISTOGRAM) == bool(instrument.bounds)
         assert list(instrument.bounds) == sorted(set(instrument.bounds))
         assert instrument.unit != "ms" or name.endswith("_milliseconds")
         assert instrument.unit != "s" or name.endswith("_seconds")

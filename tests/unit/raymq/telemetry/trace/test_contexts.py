@@ -17,12 +17,12 @@ from raymq.telemetry.trace.dispatcher import TraceContext
 from raymq.telemetry.trace.life import Attempt, life_of
 from raymq.telemetry.trace.records import (
     ContextCode,
-    Delivery,
     EndTransaction,
     Pub,
     Recall,
     SubAfter,
     SubBefore,
+    TracedDelivery,
     TracedType,
     TraceRecord,
     after_texts,
@@ -165,7 +165,7 @@ def test_texts_of_a_batch_are_those_of_single_records(messages: list[Message], s
 
 @given(st.lists(st.tuples(TEXT, st.integers(0, 16), st.none() | TEXT.filter(bool)), max_size=5))
 def test_texts_of_a_call_are_those_of_single_records(rows: Iterable[tuple[str, int, str | None]]) -> None:
-    deliveries = [Delivery(f"ID{text}", times, keys) for text, times, keys in rows]
+    deliveries = [TracedDelivery(f"ID{text}", times, keys) for text, times, keys in rows]
     before = SubBefore(5, "R", "g", "REQ", "", 0, None)
     singles = [
         replace(before, message_id=one.message_id, retry_times=one.retry_times, keys=one.keys) for one in deliveries

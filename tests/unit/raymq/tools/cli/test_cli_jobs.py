@@ -10,8 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from raymq.tools.cli import cli
-from raymq.tools.cli.jobs import JobCommands
+from raymq.tools.cli import JobCommands, cli
 
 JOBS = Path(__file__).parents[5] / "raydp_jobs/jobs"
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from raymq.tools import cli
-from raymq.tools.cli import receives
+from raymq.tools.cli import messages
 
 
 class Consumer:
@@ -51,7 +51,7 @@ def consumer(monkeypatch: pytest.MonkeyPatch) -> Consumer:
     def client(address: str | None) -> Any:
         yield SimpleNamespace(simple_consumer=lambda group, **options: nullcontext(made))
 
-    monkeypatch.setattr(receives, "client_of", client)
+    monkeypatch.setattr(messages, "client_of", client)
     return made
 
 

@@ -25,7 +25,7 @@ import raymq
 from raymq.common.protocol.stats import BrokerReadings, GroupReading, TopicReading
 from raymq.tools import cli
 from raymq.tools.cli.cluster import top
-from raymq.tools.cli.cluster.top_figures import GroupRow, Reading, figures_between, sorted_groups, sorted_topics
+from raymq.tools.cli.cluster.top_figures import GroupRates, Reading, figures_between, sorted_groups, sorted_topics
 
 REPOSITORY = Path(raymq.__file__).parents[1]
 """Not found by this file's own path: `Terminal` runs a copy of this file in a temporary folder."""
@@ -44,7 +44,7 @@ def test_rates_are_growth_by_time_and_brokers_are_added_up():
     figures = figures_between(before, now)
     [topic] = figures.topics
     assert (topic.in_per_s, topic.in_bytes_per_s, topic.out_per_s, topic.lag) == (105.0, 10_500.0, 52.0, 10)
-    assert figures.groups == (GroupRow("billing", "orders", 52.0, 10, 900),)
+    assert figures.groups == (GroupRates("billing", "orders", 52.0, 10, 900),)
     assert figures.silent == ()
 
 
@@ -70,7 +70,7 @@ def test_the_age_of_a_lag_nobody_looked_at_is_not_known():
 
 
 def test_rows_are_sorted_by_any_column_the_largest_first():
-    rows = [GroupRow("a", "t", 1.0, 5, None), GroupRow("b", "t", 2.0, 5, 9), GroupRow("c", "t", 0.0, 6, 1)]
+    rows = [GroupRates("a", "t", 1.0, 5, None), GroupRates("b", "t", 2.0, 5, 9), GroupRates("c", "t", 0.0, 6, 1)]
     order = {key: "".join(row.group for row in sorted_groups(rows, key)) for key in ("name", "out", "lag", "behind")}
     assert order == {"name": "abc", "out": "bac", "lag": "cab", "behind": "bca"}
     names = {f"t{index}": TopicReading() for index in (2, 0, 1)}

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from raymq.common.protocol.transactions import TransactionFigures, WaitingTransactions
 from raymq.tools import cli
-from raymq.tools.cli import open_transactions
+from raymq.tools.cli import browsing
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def _client(monkeypatch: pytest.MonkeyPatch) -> None:
     def client(address: str | None) -> Any:
         yield SimpleNamespace(admin=SimpleNamespace(transactions=lambda: figures))
 
-    monkeypatch.setattr(open_transactions, "client_of", client)
+    monkeypatch.setattr(browsing, "client_of", client)
 
 
 def test_the_list_says_how_many_wait_and_how_old_the_oldest_is() -> None:

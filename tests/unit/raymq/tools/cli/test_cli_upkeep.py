@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 from raymq.common.config.live import LiveOptions
 from raymq.common.protocol.settings import BrokerConfig
 from raymq.tools import cli
-from raymq.tools.cli.upkeep import broker, config, kv
+from raymq.tools.cli.cluster import brokers
+from raymq.tools.cli.upkeep import config
 
 
 class Values:
@@ -50,7 +51,7 @@ def test_values_are_put_got_listed_and_deleted(monkeypatch):
     values = Values()
 
     def at(*words: str) -> Result:
-        return run(monkeypatch, kv, values, "kv", *words)
+        return run(monkeypatch, config, values, "kv", *words)
 
     assert at("get", "billing", "currency").output == "EUR\n"
     assert json.loads(at("put", "billing", "currency", "USD", "--json").output)["value"] == "USD"
@@ -114,5 +115,5 @@ def test_settings_are_shown_got_set_and_unset(monkeypatch):
 
 def test_a_broker_group_is_made_writable_or_not(monkeypatch):
     settings = Settings()
-    assert "takes no messages" in run(monkeypatch, broker, settings, "broker", "writable", "off", "broker-b").output
+    assert "takes no messages" in run(monkeypatch, brokers, settings, "broker", "writable", "off", "broker-b").output
     assert settings.writable == {"broker-b": False}

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from raymq.common.errors import RequestTimeoutError, ServiceNotAvailableError
-from raymq.tools.console.backend.cluster import Figures
-from raymq.tools.console.web.calls import CALLS_WAITING_MAX, BackendCalls
+from raymq.tools.console.backend.cluster import ClusterFigures
 from raymq.tools.console.web.history import HISTORY_S, SAMPLE_INTERVAL_S, RateHistory
-from raymq.tools.console.web.snapshots import SNAPSHOT_KEPT_S, Snapshots
+from raymq.tools.console.web.snapshots import CALLS_WAITING_MAX, SNAPSHOT_KEPT_S, BackendCalls, Snapshots
 from tests.support.console.fake_backend import FakeBackend
 
 
@@ -130,8 +129,8 @@ def test_the_history_keeps_an_hour_and_no_sample_twice():
     history = RateHistory()
     many = int(HISTORY_S / SAMPLE_INTERVAL_S) + 50
     for n in range(many):
-        history.add(Figures(n * 10_000, n * 100, n * 50, n * 1000))
-        history.add(Figures(n * 10_000, 0, 0, 0))
+        history.add(ClusterFigures(n * 10_000, n * 100, n * 50, n * 1000))
+        history.add(ClusterFigures(n * 10_000, 0, 0, 0))
     points = history.points()
     assert len(points) == HISTORY_S / SAMPLE_INTERVAL_S
     assert {(point.messages_in, point.messages_out, point.bytes_in) for point in points} == {(10.0, 5.0, 100.0)}

@@ -11,11 +11,9 @@ from starlette.routing import Mount, Route
 from raymq.common.errors import SystemBusyError
 from raymq.tools.console.app import console_routes
 from raymq.tools.console.pages.login import LOGIN_FIELD_MAX_BYTES, LOGIN_FIELDS_MAX
-from raymq.tools.console.security.gate import OWN_SESSION_PATHS, SESSION_COOKIE
-from raymq.tools.console.security.headers import SECURITY_HEADERS
-from raymq.tools.console.security.sessions import SESSION_LIFE_S, Sessions
+from raymq.tools.console.security.gate import OWN_SESSION_PATHS, SECURITY_HEADERS, SESSION_COOKIE
+from raymq.tools.console.security.sessions import SESSION_LIFE_S, Role, Sessions
 from raymq.tools.console.security.tokens import WRONG_SECRETS_MAX, WRONG_SECRETS_S, GuardedCheck
-from raymq.tools.console.security.users import Role
 from tests.support.cases import check_all
 from tests.support.console.asgi_client import AsgiClient
 from tests.support.console.fake_backend import FakeBackend

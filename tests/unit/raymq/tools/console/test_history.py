@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.tools.console.backend.cluster import Figures
+from raymq.tools.console.backend.cluster import ClusterFigures
 from raymq.tools.console.web import history as module
-from raymq.tools.console.web.history import SAMPLES_MAX, NamedHistory, RateHistory
-from raymq.tools.console.web.sparkline import SPARK_HEIGHT, SPARK_POINTS_MAX, SPARK_WIDTH, spark_points
+from raymq.tools.console.web.history import (
+    SAMPLES_MAX,
+    SPARK_HEIGHT,
+    SPARK_POINTS_MAX,
+    SPARK_WIDTH,
+    NamedHistory,
+    RateHistory,
+    spark_points,
+)
 
 
 def test_a_name_that_came_later_has_values_from_then_on() -> None:
@@ -47,10 +54,10 @@ def test_names_are_bounded_and_the_largest_of_new_ones_are_taken(monkeypatch: py
 
 def test_samples_do_not_keep_what_the_rings_of_names_hold() -> None:
     history = RateHistory()
-    history.add(Figures(1_000, 10, 5, 100, topic_messages={"t": 10}, group_lags={"g": 5}))
-    history.add(Figures(1_000, 11, 5, 100, topic_messages={"t": 99}, group_lags={"g": 99}))  # not later
-    history.add(Figures(2_000, 12, 6, 120, topic_messages={"t": 12}, group_lags={"g": 6}))
-    assert history.newest == Figures(2_000, 12, 6, 120)
+    history.add(ClusterFigures(1_000, 10, 5, 100, topic_messages={"t": 10}, group_lags={"g": 5}))
+    history.add(ClusterFigures(1_000, 11, 5, 100, topic_messages={"t": 99}, group_lags={"g": 99}))  # not later
+    history.add(ClusterFigures(2_000, 12, 6, 120, topic_messages={"t": 12}, group_lags={"g": 6}))
+    assert history.newest == ClusterFigures(2_000, 12, 6, 120)
     assert history.topics.growth("t") == [2.0]
     assert history.groups.values("g") == [(1_000, 5), (2_000, 6)]
     assert [point.messages_in for point in history.points()] == [2.0]

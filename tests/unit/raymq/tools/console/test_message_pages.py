@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from raymq.client.admin.dead_letters import LetterPlace
 from raymq.common.errors import RequestTimeoutError, TopicNotExistError
 from raymq.common.protocol.recall import RecallHandle
-from raymq.tools.console.backend.messages import DeadLetterView, LetterPlace, NewMessage
+from raymq.tools.console.backend.messages import DeadLetterView, NewMessage
 from raymq.tools.console.messages.body import BODY_SHOWN_MAX_BYTES
 from tests.support.console.asgi_client import AsgiClient
 from tests.support.console.fake_backend import FakeBackend, fake_message

@@ -12,7 +12,7 @@ import pytest
 
 from raymq.common.errors import RequestTimeoutError, ServiceNotAvailableError
 from raymq.common.message import MessageQueue
-from raymq.tools.console.backend.cluster import Figures, NoAnswer
+from raymq.tools.console.backend.cluster import ClusterFigures, NoAnswer
 from raymq.tools.console.backend.groups import GroupInstance, GroupRow
 from raymq.tools.console.backend.topics import TopicRow
 from tests.support.console.asgi_client import Answer, AsgiClient
@@ -298,7 +298,11 @@ def test_the_json_is_that_of_the_commands(admin: AsgiClient):
 def test_rates_are_columns_for_a_chart(backend: FakeBackend):
     app = console_app(backend)
     client = logged_in(app)
-    for figures in (Figures(0, 0, 0, 0), Figures(10_000, 50, 20, 1000), Figures(20_000, 10, 30, 2000)):
+    for figures in (
+        ClusterFigures(0, 0, 0, 0),
+        ClusterFigures(10_000, 50, 20, 1000),
+        ClusterFigures(20_000, 10, 30, 2000),
+    ):
         app_console(app).history.add(figures)
     assert client.get("/api/v1/rates").json() == {
         "at_s": [10.0, 20.0],
@@ -315,13 +319,13 @@ def test_topics_have_a_line_and_groups_a_chart_of_the_last_hour(backend: FakeBac
     assert "<polyline" not in client.get("/topics").text
     for n, lag in enumerate((5, 9, 2)):
         topics, groups = {"orders": n * n * 100}, {"billing": lag} if n else {}
-        app_console(app).history.add(Figures(n * 10_000, n, n, n, topic_messages=topics, group_lags=groups))
+        app_console(app).history.add(ClusterFigures(n * 10_000, n, n, n, topic_messages=topics, group_lags=groups))
     app_console(app)._sparklines.clear()  # as with each sample
     text = client.get("/topics").text
     assert text.count("<polyline") == 1
     assert '<polyline points="0,13 90,1">' in text
     assert 'data-chart="/api/v1/groups/billing/lag"' in client.get("/groups/billing").text
-    app_console(app).history.add(Figures(30_000, 3, 3, 3, group_lags={"billing": 7}))
+    app_console(app).history.add(ClusterFigures(30_000, 3, 3, 3, group_lags={"billing": 7}))
     assert client.get("/api/v1/groups/billing/lag").json() == {
         "at_s": [10.0, 20.0, 30.0],
         "lag": [9, 2, 7],

@@ -7,7 +7,7 @@ import pytest
 from raymq.common.errors import InvalidArgumentError
 from raymq.tools.console.backend.messages import NewMessage
 from raymq.tools.console.pages.sending import message_again, new_message
-from raymq.tools.console.web.forms import Form
+from raymq.tools.console.web.changes import Form
 from tests.support.console.fake_backend import fake_message
 
 

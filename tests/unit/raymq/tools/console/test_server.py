@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 
-from raymq.tools.console.server import ConsoleServer
+from raymq.tools.console.app import ConsoleServer
 from tests.support.console.fake_backend import FakeBackend, fake_message
 from tests.support.console.logged_in import ADMIN_TOKEN, console_app
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from raymq.common.errors import ConfigError
+from raymq.tools.console.security.sessions import Role
 from raymq.tools.console.security.tokens import ray_token_check, read_token, role_of_token, same_token
-from raymq.tools.console.security.users import Role
 
 
 def test_rays_own_check_is_still_where_the_console_looks_for_it():

@@ -12,13 +12,13 @@ from raymq.tools.doctor.checks.cluster_checks import CLUSTER_CHECKS, RAY_DEFAULT
 from raymq.tools.doctor.checks.metrics_checks import METRICS_CHECKS
 from raymq.tools.doctor.facts import (
     ClusterFacts,
+    DoctorSnapshot,
     GroupFacts,
     HealthChecks,
     MachineFacts,
     MetricsPort,
     NodeFacts,
     PrometheusFacts,
-    Snapshot,
 )
 from raymq.tools.doctor.findings import Finding, State, run_checks
 
@@ -51,7 +51,7 @@ DAY_MS = 86_400_000
 GROUP = GroupFacts("billing", lag=5, lag_ms=1000, members=2, slowest_topic="orders", retention_ms=3 * DAY_MS)
 WELL = ClusterFacts(STATUS, nodes=3, groups=(GROUP,), health=HealthChecks(500, 1000, 3))
 MACHINE = MachineFacts("box", "3.11.7", "2.60.0", "0.1.0")
-SNAPSHOT = Snapshot(
+SNAPSHOT = DoctorSnapshot(
     MACHINE,
     (NodeFacts("n0", "10.0.0.1", is_head=True, machine=MACHINE, board=True),),
     cluster=WELL,
@@ -61,7 +61,7 @@ SNAPSHOT = Snapshot(
 CHECKS = (*CLUSTER_CHECKS, *METRICS_CHECKS)
 
 
-def findings(snapshot: Snapshot) -> dict[str, Finding]:
+def findings(snapshot: DoctorSnapshot) -> dict[str, Finding]:
     found = run_checks(CHECKS, snapshot)
     assert len({one.check for one in found}) == len(found)
     return {one.check: one for one in found}

@@ -17,11 +17,9 @@ import pytest
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.attributes import CleanupPolicy, TopicAttributes
 from raymq.common.protocol.group import GroupQueueProgress, GroupSummary
-from raymq.tools.doctor.collect.cluster import group_facts, health_checks
-from raymq.tools.doctor.collect.disk import look_at_directory, readable_by_others
-from raymq.tools.doctor.collect.machine import look_at_machine
-from raymq.tools.doctor.collect.metrics import look_at_port, look_at_prometheus
-from raymq.tools.doctor.fixes import fix
+from raymq.tools.doctor.collect.cluster import group_facts, health_checks, look_at_port, look_at_prometheus
+from raymq.tools.doctor.collect.machine import look_at_directory, look_at_machine, readable_by_others
+from raymq.tools.doctor.examination import fix
 
 
 def test_a_directory_is_looked_at_and_left_as_it_was(tmp_path: Path):

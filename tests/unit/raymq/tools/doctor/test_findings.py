@@ -9,13 +9,13 @@ from click.testing import CliRunner
 
 from raymq.tools import cli
 from raymq.tools.cli.terminal.output import out
-from raymq.tools.doctor import examination, fixes
+from raymq.tools.doctor import examination
 from raymq.tools.doctor.examination import CHECKS, examine
-from raymq.tools.doctor.facts import MachineFacts, Snapshot
+from raymq.tools.doctor.facts import DoctorSnapshot, MachineFacts
 from raymq.tools.doctor.findings import Finding, State, folded, worst
 
 MACHINE = MachineFacts("box", "3.11.7", "2.60.0", "0.1.0", token_mode=0o600, shm_bytes=8 << 30)
-ALONE = Snapshot(MACHINE, ray_error="no Ray cluster runs", cluster_error="no Ray cluster runs")
+ALONE = DoctorSnapshot(MACHINE, ray_error="no Ray cluster runs", cluster_error="no Ray cluster runs")
 
 
 def test_without_a_cluster_the_machine_is_judged_and_the_rest_says_what_it_needs():
@@ -69,7 +69,7 @@ def test_the_worst_state_is_the_verdict(states, expected):
 def test_the_command_prints_findings_and_fails_when_one_fails(monkeypatch, mode, code, state):
     monkeypatch.setattr(out, "width", 200)
     machine = MachineFacts("box", "3.11.7", "2.60.0", "0.1.0", token_mode=mode, token_path="/t", shm_bytes=8 << 30)
-    snapshot = Snapshot(machine, cluster_error="none runs", ray_error="none runs")
+    snapshot = DoctorSnapshot(machine, cluster_error="none runs", ray_error="none runs")
     monkeypatch.setattr(examination, "take_snapshot", lambda *arguments: snapshot)
     as_json = CliRunner().invoke(cli.cli, ["doctor", "--json"])
     assert as_json.exit_code == code, as_json.output
@@ -85,7 +85,7 @@ def test_the_command_prints_findings_and_fails_when_one_fails(monkeypatch, mode,
 def test_the_command_says_what_it_fixed_and_looks_again(monkeypatch):
     looks = []
     monkeypatch.setattr(examination, "take_snapshot", lambda *arguments: looks.append(1) or ALONE)
-    monkeypatch.setattr(fixes, "fix", lambda machine: ["made /data, mode 0700"])
+    monkeypatch.setattr(examination, "fix", lambda machine: ["made /data, mode 0700"])
     result = CliRunner().invoke(cli.cli, ["doctor", "--fix"])
     assert "fixed: made /data, mode 0700" in result.stdout
     assert len(looks) == 2

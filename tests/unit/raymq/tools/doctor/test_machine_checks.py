@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from raymq.tools.doctor.checks.machine_checks import MACHINE_CHECKS
-from raymq.tools.doctor.facts import ClusterFacts, DirectoryFacts, MachineFacts, NodeFacts, Snapshot
+from raymq.tools.doctor.facts import ClusterFacts, DirectoryFacts, DoctorSnapshot, MachineFacts, NodeFacts
 from raymq.tools.doctor.findings import Finding, State, run_checks
 
 DISK = DirectoryFacts(
@@ -31,7 +31,7 @@ WELL = MachineFacts(
 
 def findings(machine: MachineFacts, **more: object) -> dict[str, Finding]:
     """The findings about a machine by check; there is one of each."""
-    found = run_checks(MACHINE_CHECKS, replace(Snapshot(machine), **more))  # type: ignore[arg-type]  # by name
+    found = run_checks(MACHINE_CHECKS, replace(DoctorSnapshot(machine), **more))  # type: ignore[arg-type]  # by name
     assert len({one.check for one in found}) == len(found)
     return {one.check: one for one in found}
 
@@ -121,5 +121,5 @@ def test_a_ray_cluster_must_be_there_if_it_was_named(error, named, state):
 
 def test_each_node_is_judged_by_the_same_rules_at_its_address():
     nodes = (NodeFacts("n1", "10.0.0.1", machine=replace(WELL, files_soft=256)), NodeFacts("n2", "10.0.0.2"))
-    found = [one for one in run_checks(MACHINE_CHECKS, Snapshot(WELL, nodes)) if one.check == "open files"]
+    found = [one for one in run_checks(MACHINE_CHECKS, DoctorSnapshot(WELL, nodes)) if one.check == "open files"]
     assert [(one.where, one.state) for one in found] == [("here", State.OK), ("10.0.0.1", State.FAIL)]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from raymq.tools.doctor.checks.node_checks import NODE_CHECKS
-from raymq.tools.doctor.facts import LaneFacts, MachineFacts, NodeFacts, Snapshot
+from raymq.tools.doctor.facts import DoctorSnapshot, LaneFacts, MachineFacts, NodeFacts
 from raymq.tools.doctor.findings import Finding, State, run_checks
 
 MACHINE = MachineFacts("box", "3.11.7", "2.60.0", "0.1.0", token_digest="abc")
@@ -18,7 +18,7 @@ OTHER = NodeFacts(
 
 
 def findings(*nodes: NodeFacts, here: MachineFacts = MACHINE) -> dict[str, list[Finding]]:
-    found = run_checks(NODE_CHECKS, Snapshot(here, nodes))
+    found = run_checks(NODE_CHECKS, DoctorSnapshot(here, nodes))
     return {check.name: [one for one in found if one.check == check.name] for check in NODE_CHECKS}
 
 

@@ -9,9 +9,8 @@ import yaml
 from click.testing import CliRunner
 
 from raymq.tools.cli import cli
-from raymq.tools.observability.alerts import alert_groups, relabel_text
 from raymq.tools.observability.board import make_board
-from raymq.tools.observability.kubernetes_objects import METRICS_PORT_NAME
+from raymq.tools.observability.export import METRICS_PORT_NAME, alert_groups, relabel_text
 
 
 def test_all_files_are_written_and_say_what_they_should(tmp_path: Path) -> None:

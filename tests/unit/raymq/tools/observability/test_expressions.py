@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from raymq.telemetry.metrics.instruments import INSTRUMENTS
-from raymq.tools.observability.alerts import alert_rules
 from raymq.tools.observability.board import expressions, make_board
+from raymq.tools.observability.export import alert_rules
 from raymq.tools.observability.series import exposed_names, highest, per_second, percentile, selector
 from tests.support.metrics.expressions import faults_of, plain
 

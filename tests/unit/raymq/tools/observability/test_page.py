@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from raymq.tools.observability.alerts import alert_rules
-from raymq.tools.observability.export import exported_files
+from raymq.tools.observability.export import alert_rules, exported_files
 from raymq.tools.observability.reference import metrics_table
 
 PAGE = (Path(__file__).parents[5] / "docs" / "observability.md").read_text()

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from raymq.client.consumer.pull.wakeup import Wakeup
+from raymq.client.consumer.pull.poll_turn import Wakeup
 from tests.support.clients.fakes import WAIT_S
 
 

@@ -18,7 +18,7 @@ from raymq.client.consumer.push.listener import Listener, ship, ship_hook
 from raymq.client.consumer.push.settings import PushSettings
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import ListenerError
-from raymq.common.protocol.listener_tasks import HandOver
+from raymq.common.protocol.consume_result import HandOver
 from tests.support.clients.fakes import WAIT_S
 from tests.support.clients.tasks import task_of
 from tests.support.history.waiting import eventually

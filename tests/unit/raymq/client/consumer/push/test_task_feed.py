@@ -15,8 +15,7 @@ from raymq.client.consumer.push.settings import PushSettings
 from raymq.client.consumer.push.task_feed import TaskFeed
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import ServiceNotAvailableError
-from raymq.common.protocol.consume_result import ConsumeReport
-from raymq.common.protocol.listener_tasks import HandOver, ShippedTask
+from raymq.common.protocol.consume_result import ConsumeReport, HandOver, ShippedTask
 from tests.support.clients.fakes import WAIT_S
 from tests.support.clients.tasks import task_of
 from tests.support.history.waiting import eventually

@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.core.consume.process_queue import ProcessQueue, Task
+from actors.core.consume.process_queue import ConsumeTask, ProcessQueue
 from actors.pull.listener_feed import ship_task
 from raymq.client.consumer.push.task_reader import TaskReader
 from raymq.common.errors import BodyUnreadableError
-from raymq.common.protocol.listener_tasks import ShippedTask
+from raymq.common.protocol.consume_result import ShippedTask
 from raymq.records.format.layout import BODY_SIZE_OFFSET
 from tests.support.clients.tasks import STORED_QUEUE, located, store_records
 from tests.support.stores.stores import LOG_FILE_BYTES
 
 
 def task(records, *, in_place: bool) -> ShippedTask:
-    return ship_task(Task(ProcessQueue(STORED_QUEUE), records, number=3), in_place=in_place)
+    return ship_task(ConsumeTask(ProcessQueue(STORED_QUEUE), records, number=3), in_place=in_place)
 
 
 def bodies(messages) -> list[int]:

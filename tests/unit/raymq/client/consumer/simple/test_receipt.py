@@ -8,8 +8,7 @@ import pickle
 import pytest
 
 from raymq.client.consumer.simple.engine import _parts_of
-from raymq.client.consumer.simple.receipt import Receipt, parse_handle
-from raymq.client.consumer.simple.received_message import received
+from raymq.client.consumer.simple.received_message import Receipt, parse_handle, received
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageExt
 

@@ -6,7 +6,7 @@ import subprocess
 
 from hypothesis import given, settings, strategies as st
 
-from raymq.tools.console.messages.commands import COMMAND_BODY_MAX_BYTES, query_command, send_command
+from raymq.tools.console.messages.fields import COMMAND_BODY_MAX_BYTES, query_command, send_command
 from tests.support.console.fake_backend import fake_message
 
 

@@ -7,22 +7,23 @@ from collections.abc import Iterator
 
 import pytest
 
+from raymq.client.admin.dead_letters import LetterPlace
 from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
-from raymq.tools.console.backend.messages import LetterPlace, LetterReplayed
-from raymq.tools.console.messages.replays import REPLAYS_AT_ONCE_MAX, REPLAYS_KEPT_MAX, Replay, Replays
+from raymq.tools.console.backend.messages import LetterReplayed
+from raymq.tools.console.messages.replays import REPLAYS_AT_ONCE_MAX, REPLAYS_KEPT_MAX, LetterReplay, Replays
 
 WAIT_S = 20.0
 
 
-def replay_of(group: str) -> Replay:
-    return Replay(group, "somebody", None, None, 0.0)
+def replay_of(group: str) -> LetterReplay:
+    return LetterReplay(group, "somebody", None, None, 0.0)
 
 
 def results(*errors: str) -> list[LetterReplayed]:
     return [LetterReplayed(LetterPlace("b", 0, at), f"ID{at}", error) for at, error in enumerate(errors)]
 
 
-def carried_out(replays: Replays, replay: Replay, letters: Iterator[LetterReplayed]) -> None:
+def carried_out(replays: Replays, replay: LetterReplay, letters: Iterator[LetterReplayed]) -> None:
     ended = threading.Event()
     replays.start(replay, lambda: letters, lambda _: ended.set())
     assert ended.wait(WAIT_S)

@@ -1,1 +1,0 @@
-"""Commands about the live members of groups: connections, running information, direct consumption, producers."""
