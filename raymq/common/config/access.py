@@ -15,21 +15,15 @@ class AccessOptions(SettingsSection):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    enable: Annotated[bool, Field(description="Whether every request needs a user, and what its policies allow.")] = (
-        False
-    )
-    super_user: Annotated[
-        str, Field(pattern=r"^[A-Za-z0-9_.@-]{1,64}$", description="The user who may do everything from the start.")
-    ] = "admin"
-    super_secret_file: Annotated[
-        Path | None,
-        Field(description="The file of that user's secret, mode 0600, where `raymq up` runs. Needed with enable."),
-    ] = None
+    enable: bool = False
+    """Whether each request needs a user whose policies allow the request."""
+    super_user: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@-]{1,64}$")] = "admin"
+    """The initial user, who may do everything."""
+    super_secret_file: Path | None = None
+    """The file with the super user's secret, mode 0600, on the machine of `raymq up`. Required with `enable`."""
 
-    users_file: Annotated[
-        Path | None,
-        Field(description="The file of the other users and their policies, mode 0600, where `raymq up` runs."),
-    ] = None
+    users_file: Path | None = None
+    """The file with the other users and their policies, mode 0600, on the machine of `raymq up`."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> AccessOptions:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -38,50 +39,37 @@ class BrokerOptions(SettingsSection):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    auto_create_topic_enable: Annotated[
-        bool, Field(description="Whether sending to a topic that does not exist creates it, a mistyped one too.")
-    ] = False
-    default_topic_queue_nums: Annotated[
-        int, Field(ge=1, le=1024, description="Most queues, per broker group, of a topic that is created so.")
-    ] = 8
-    auto_create_subscription_group: Annotated[
-        bool, Field(description="Whether the first consumer of a group makes it known.")
-    ] = True
-    register_name_server_period_ms: Annotated[
-        int,
-        Field(ge=1, le=86_400_000, description="How often brokers register again by themselves; 10 s to 1 min count."),
-    ] = 30_000
-    disable_consume_if_consumer_read_slowly: Annotated[
-        bool, Field(description="Whether a group that fell too far behind may consume no more (consume_enable off).")
-    ] = False
-    consumer_fallbehind_threshold_bytes: Annotated[
-        int, Field(ge=1, le=NUMBER_MAX, description="How far behind, in bytes of the log, is too far.")
-    ] = 16 << 30
+    auto_create_topic_enable: bool = False
+    """`true`: a send to a topic that does not exist creates the topic, even if its name is mistyped."""
+    default_topic_queue_nums: Annotated[int, Field(ge=1, le=1024)] = 8
+    """The most queues, per broker group, of a topic that a send created."""
+    auto_create_subscription_group: bool = True
+    """`true`: the first consumer of a group creates the group."""
+    register_name_server_period_ms: Annotated[int, Field(ge=1, le=86_400_000)] = 30_000
+    """Interval at which brokers register again. Values are clamped to 10 s to 1 min."""
+    disable_consume_if_consumer_read_slowly: bool = False
+    """`true`: a group whose lag is too large may no longer consume (the broker sets the group's `consume_enable` to
+    false)."""
+    consumer_fallbehind_threshold_bytes: Annotated[int, Field(ge=1, le=NUMBER_MAX)] = 16 << 30
+    """The largest lag, in bytes of the log, that `disable_consume_if_consumer_read_slowly` allows."""
 
-    broker_permission: Annotated[
-        Literal[2, 4, 6],
-        Field(description="What may be done in the broker group: 4 to read plus 2 to write. Routes show it."),
-    ] = 6
-    transaction_check_interval_ms: Annotated[
-        int, Field(ge=100, le=86_400_000, description="How often producers are asked about half messages.")
-    ] = 30_000
-    offset_sweep_interval_ms: Annotated[
-        int,
-        Field(ge=100, le=86_400_000, description="How often offsets are dropped of topics that a group has left."),
-    ] = 60_000
+    broker_permission: Literal[2, 4, 6] = 6
+    """Permissions of the broker group: 4 to read plus 2 to write. Routes contain the permissions, so without the 2
+    producers send to other broker groups."""
+    transaction_check_interval_ms: Annotated[int, Field(ge=100, le=86_400_000)] = 30_000
+    """Interval at which brokers ask producers about half messages."""
+    offset_sweep_interval_ms: Annotated[int, Field(ge=100, le=86_400_000)] = 60_000
+    """Interval at which a broker deletes a group's offsets in topics to which none of the group's consumers
+    subscribes any more."""
 
-    heartbeat_queue_capacity: Annotated[
-        int, Field(ge=1, le=10_000_000, description="Heartbeats that wait for a thread; one more gets SystemBusyError.")
-    ] = 50_000
-    wait_time_in_heartbeat_queue_ms: Annotated[
-        int, Field(ge=1, le=600_000, description="How long a heartbeat waits for a thread before it is refused.")
-    ] = 31_000
-    client_manager_queue_capacity: Annotated[
-        int, Field(ge=1, le=10_000_000, description="Other calls of clients that wait for a thread.")
-    ] = 1_000_000
-    wait_time_in_client_manager_queue_ms: Annotated[
-        int, Field(ge=1, le=600_000, description="How long such a call waits for a thread before it is refused.")
-    ] = 5000
+    heartbeat_queue_capacity: Annotated[int, Field(ge=1, le=10_000_000)] = 50_000
+    """Number of clients' heartbeats that may wait for a thread at a broker; one more gets `SystemBusyError`."""
+    wait_time_in_heartbeat_queue_ms: Annotated[int, Field(ge=1, le=600_000)] = 31_000
+    """How long a heartbeat waits for a thread before the broker refuses it as busy."""
+    client_manager_queue_capacity: Annotated[int, Field(ge=1, le=10_000_000)] = 1_000_000
+    """Number of other client calls that may wait for a thread: for groups, offsets, topics, transactions."""
+    wait_time_in_client_manager_queue_ms: Annotated[int, Field(ge=1, le=600_000)] = 5000
+    """How long a call in `client_manager_queue_capacity` waits for a thread before the broker refuses it as busy."""
 
     @property
     def registration_interval_s(self) -> float:
@@ -104,48 +92,34 @@ class ReplicationOptions(SettingsSection):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    replicas: Annotated[
-        int, Field(ge=1, le=9, description="Copies of each broker group's messages, each on a node of its own.")
-    ] = 1
-    in_sync_replicas: Annotated[
-        int, Field(ge=1, le=9, description="Copies, the master's included, that a message has when it is acknowledged.")
-    ] = 1
-    min_in_sync_replicas: Annotated[
-        int, Field(ge=1, le=9, description="Replicas that must be in sync for messages to be taken at all.")
-    ] = 1
-    all_ack_in_sync_state_set: Annotated[
-        bool,
-        Field(description="Without broker_role: acknowledge a message only when every replica in sync has it."),
-    ] = True
-    slave_timeout_ms: Annotated[
-        int, Field(ge=1, le=600_000, description="How long an append waits for its copies; then FLUSH_SLAVE_TIMEOUT.")
-    ] = 3000
-    ha_max_time_slave_not_catchup_ms: Annotated[
-        int, Field(ge=100, le=3_600_000, description="How long a replica may be behind and still count as in sync.")
-    ] = 15_000
-    enable_elect_unclean_master: Annotated[
-        bool, Field(description="Whether a replica may lead that lacks acknowledged messages, if no other is left.")
-    ] = False
-    broker_role: Annotated[
-        BrokerRole | None,
-        Field(description="Fixed roles: replica 0 is this, the others slaves that never lead. Unset: one is elected."),
-    ] = None
-    ha_max_gap_not_in_sync_bytes: Annotated[
-        int, Field(ge=1, le=NUMBER_MAX, description="broker_role: a slave that lacks as much is not in sync.")
-    ] = 256 << 20
-    slave_read_enable: Annotated[
-        bool, Field(description="Whether consumers read from slaves: what is old, and everything while nobody leads.")
-    ] = False
-    learners: Annotated[
-        int, Field(ge=0, le=8, description="How many of the replicas only copy: they never lead and never count.")
-    ] = 0
-    spread: Annotated[
-        bool, Field(description="Whether replicas of a group must be on different nodes and zones; off for trials.")
-    ] = True
+    replicas: Annotated[int, Field(ge=1, le=9)] = 1
+    """Copies of each broker group's messages, each on a separate node."""
+    in_sync_replicas: Annotated[int, Field(ge=1, le=9)] = 1
+    """Copies of a message, including the master's, that must exist before the message is acknowledged."""
+    min_in_sync_replicas: Annotated[int, Field(ge=1, le=9)] = 1
+    """Replicas that must be in sync; with fewer, the master refuses messages."""
+    all_ack_in_sync_state_set: bool = True
+    """Without `broker_role`: acknowledge a message only when every in-sync replica has it."""
+    slave_timeout_ms: Annotated[int, Field(ge=1, le=600_000)] = 3000
+    """How long an append waits for its copies. After this time its status is `FLUSH_SLAVE_TIMEOUT`."""
+    ha_max_time_slave_not_catchup_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 15_000
+    """How long a replica may lag and still count as in sync."""
+    enable_elect_unclean_master: bool = False
+    """`true`: a replica that lacks acknowledged messages may lead if no complete replica is left."""
+    broker_role: BrokerRole | None = None
+    """`ASYNC_MASTER` or `SYNC_MASTER`: replica 0 always has this role, and the other replicas are slaves that never
+    lead. `null`: a master is elected."""
+    ha_max_gap_not_in_sync_bytes: Annotated[int, Field(ge=1, le=NUMBER_MAX)] = 256 << 20
+    """With `broker_role`: a slave that lacks this number of bytes is not in sync."""
+    slave_read_enable: bool = False
+    """`true`: consumers read old messages from slaves, and all messages while there is no master."""
+    learners: Annotated[int, Field(ge=0, le=8)] = 0
+    """Number of replicas that only copy: they never lead and never count as in sync."""
+    spread: bool = True
+    """`true`: replicas of a group must be on different nodes and zones. `false` is for trials on one machine."""
 
-    replace_after_s: Annotated[
-        float, Field(ge=1, le=30 * 86_400, description="How long a node may be away before another takes its replica.")
-    ] = 300.0
+    replace_after_s: Annotated[float, Field(ge=1, le=30 * 86_400)] = 300.0
+    """Seconds after which the replicas of an unreachable node move to another node."""
 
     @model_validator(mode="after")
     def _counts_fit(self) -> ReplicationOptions:
@@ -175,12 +149,10 @@ class PlacementOptions(SettingsSection):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     node_label: Annotated[
-        str | None,
-        Field(
-            pattern=r"^([a-z0-9.-]{1,253}/)?[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?$",
-            description="Replicas are only on Ray nodes that carry this label, whatever its value. Unset: on all.",
-        ),
+        str | None, Field(pattern=r"^([a-z0-9.-]{1,253}/)?[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?$")
     ] = None
+    """Replicas run only on Ray nodes with this label, whatever its value (`ray start --labels raymq-store=0`).
+    `--wait-nodes` counts only these nodes, and `raymq up` searches only these nodes for stores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,34 +182,34 @@ class ClusterSettings(SettingsSection):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
-    cluster_name: Annotated[
-        str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$", description="The name of this raymq among others.")
-    ] = "raymq"
-    data_dir: Annotated[Path, Field(description="Where the stores are, on each node; RAYMQ_DATA_DIR there wins.")] = (
-        Path("~/.raymq/store")
-    )
-    name_servers: Annotated[int, Field(ge=1, le=3, description="How many NameServer actors run.")] = 1
-    rebalance_servers: Annotated[
-        int, Field(ge=1, le=REBALANCE_SLOTS, description="How many Rebalance actors share the consumer groups.")
-    ] = 2
-    broker_groups: Annotated[
-        int, Field(ge=1, le=BROKER_GROUPS_MAX, description="How many broker groups share the queues.")
-    ] = 1
-    leave_out: Annotated[
-        tuple[str, ...],
-        Field(
-            max_length=260, description="Broker groups and replicas on disk that stay stopped: broker-b, broker-a-2."
-        ),
-    ] = ()
-    broker: Annotated[BrokerOptions, Field(description="How the brokers behave, the same for all.")] = BrokerOptions()
-    store: Annotated[StoreOptions, Field(description="How the stores are kept, the same for all.")] = StoreOptions()
-    replication: Annotated[ReplicationOptions, Field(description="Copies of the stores on other nodes.")] = (
-        ReplicationOptions()
-    )
-    placement: Annotated[PlacementOptions, Field(description="The nodes that may hold stores.")] = PlacementOptions()
-    metrics: Annotated[MetricsOptions, Field(description="Figures in Ray's Prometheus pipeline.")] = MetricsOptions()
-    console: Annotated[ConsoleOptions, Field(description="The web console.")] = ConsoleOptions()
-    access: Annotated[AccessOptions, Field(description="Who may do what.")] = AccessOptions()
+    cluster_name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = "raymq"
+    """The name of this raymq cluster."""
+    data_dir: Path = Path("~/.raymq/store")
+    """The directory of the stores, on each node. The environment variable `RAYMQ_DATA_DIR` of a node's Ray processes
+    takes precedence on that node."""
+    name_servers: Annotated[int, Field(ge=1, le=3)] = 1
+    """Number of NameServer actors."""
+    rebalance_servers: Annotated[int, Field(ge=1, le=REBALANCE_SLOTS)] = 2
+    """Number of Rebalance actors that share the consumer groups."""
+    broker_groups: Annotated[int, Field(ge=1, le=BROKER_GROUPS_MAX)] = 1
+    """Number of broker groups that share the queues. Without this key, all broker groups start that exist in the
+    data directories."""
+    leave_out: Annotated[tuple[str, ...], Field(max_length=260)] = ()
+    """Broker groups (`broker-b`) and replicas (`broker-a-2`) that do not start, although their stores are on disk."""
+    broker: BrokerOptions = BrokerOptions()
+    """The section `broker`, the same for all brokers."""
+    store: StoreOptions = StoreOptions()
+    """The section `store`, the same for all stores."""
+    replication: ReplicationOptions = ReplicationOptions()
+    """The section `replication`: the copies of the stores on other nodes."""
+    placement: PlacementOptions = PlacementOptions()
+    """The section `placement`: the nodes that may hold stores."""
+    metrics: MetricsOptions = MetricsOptions()
+    """The section `metrics`: reports in Ray's Prometheus pipeline."""
+    console: ConsoleOptions = ConsoleOptions()
+    """The section `console`: the web console."""
+    access: AccessOptions = AccessOptions()
+    """The section `access`: users and their policies."""
 
     @field_validator("data_dir")
     @classmethod
@@ -256,6 +228,14 @@ class ClusterSettings(SettingsSection):
     def broker_names(self) -> list[str]:
         """broker-a, broker-b … in order, one for each broker group."""
         return [f"broker-{letter}" for letter in ascii_lowercase[: self.broker_groups]]
+
+
+SETTINGS_SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
+    name: info.annotation
+    for name, info in ClusterSettings.model_fields.items()
+    if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
+}
+"""The classes of the sections of `raymq.yaml`, by the section's key."""
 
 
 def data_dir_here(data_dir: Path) -> Path:
@@ -306,16 +286,7 @@ def explain(where: str, error: ValidationError, section: str = "") -> str:
 def _hint(key_path: tuple[int | str, ...]) -> str:
     """The end of the error for an unknown key: the most similar key of its section, or all of them."""
     section = key_path[0] if len(key_path) > 1 else ""
-    sections: dict[str, type[BaseModel]] = {
-        "store": StoreOptions,
-        "broker": BrokerOptions,
-        "access": AccessOptions,
-        "console": ConsoleOptions,
-        "replication": ReplicationOptions,
-        "placement": PlacementOptions,
-        "metrics": MetricsOptions,
-    }
-    model = sections.get(str(section), ClusterSettings)
+    model = SETTINGS_SECTIONS.get(str(section), ClusterSettings)
     close = difflib.get_close_matches(str(key_path[-1])[:SHOWN_MAX], list(model.model_fields), n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(model.model_fields)}"
 

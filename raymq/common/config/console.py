@@ -16,23 +16,29 @@ class ConsoleOptions(SettingsSection):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    enable: Annotated[bool, Field(description="Whether `raymq up` starts the console.")] = False
-    host: Annotated[str, Field(description="The address on which it listens, on the head node.")] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65_535, description="The port; 0 for any that is free.")] = 8270
-    base_path: Annotated[
-        str, Field(pattern=r"^(/[A-Za-z0-9._~-]+)*$", description="The path of all its pages, behind a proxy.")
-    ] = ""
-    tls_cert: Annotated[Path | None, Field(description="The file of its certificate, PEM, on the head node.")] = None
-    tls_key: Annotated[Path | None, Field(description="The file of the certificate's key.")] = None
-    viewer_token_file: Annotated[
-        Path | None, Field(description="The file of the token of those who may look and change nothing.")
-    ] = None
-    show_bodies: Annotated[bool, Field(description="Whether those see the bodies of messages.")] = True
-    read_only: Annotated[bool, Field(description="Whether nobody may change anything, admins neither.")] = False
-    tail_rate: Annotated[
-        int, Field(ge=1, le=1000, description="Messages per second that a live tail shows at most.")
-    ] = 50
-    max_viewers: Annotated[int, Field(ge=1, le=1000, description="Live tails at the same time.")] = 20
+    enable: bool = False
+    """Whether `raymq up` starts the console."""
+    host: str = "127.0.0.1"
+    """The address on which the console listens, on the head node. An address other than loopback needs Ray's token
+    authentication."""
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8270
+    """The port; `0` for any free port."""
+    base_path: Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._~-]+)*$")] = ""
+    """The path prefix of the console's pages behind a proxy, such as `/raymq`."""
+    tls_cert: Path | None = None
+    """The file of the console's certificate, PEM, on the head node."""
+    tls_key: Path | None = None
+    """The file of the certificate's key."""
+    viewer_token_file: Path | None = None
+    """The file with the token of viewers, who may read but change nothing."""
+    show_bodies: bool = True
+    """Whether viewers see the bodies of messages."""
+    read_only: bool = False
+    """`true`: nobody may change anything, not even admins."""
+    tail_rate: Annotated[int, Field(ge=1, le=1000)] = 50
+    """The most messages per second that a live tail shows."""
+    max_viewers: Annotated[int, Field(ge=1, le=1000)] = 20
+    """The most live tails at the same time."""
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> ConsoleOptions:

@@ -19,7 +19,13 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from raymq.common.config.cluster import BrokerOptions, ClusterSettings, ReplicationOptions, explain
+from raymq.common.config.cluster import (
+    SETTINGS_SECTIONS,
+    BrokerOptions,
+    ClusterSettings,
+    ReplicationOptions,
+    explain,
+)
 from raymq.common.config.metrics import MetricsOptions
 from raymq.common.config.settings_file import read_setting
 from raymq.common.config.store import StoreOptions
@@ -85,12 +91,6 @@ LIVE_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """By section, the settings that may change while raymq runs. The others are read when an actor starts."""
 
-_SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
-    name: info.annotation
-    for name, info in ClusterSettings.model_fields.items()
-    if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
-}
-
 _ROCKETMQ_NAMES: Final = {
     "osPageCacheBusyTimeOutMills": "store.os_page_cache_busy_timeout_ms",
     "waitTimeMillsInSendQueue": "store.wait_time_in_send_queue_ms",
@@ -127,7 +127,7 @@ class LiveOptions:
         return {
             f"{section}.{name}": _plain(getattr(getattr(self, section), name))
             for section in LIVE_SETTINGS
-            for name in _SECTIONS[section].model_fields
+            for name in SETTINGS_SECTIONS[section].model_fields
         }
 
 
@@ -188,7 +188,7 @@ def parse_value(name: str, text: str) -> SettingValue:
     """
     full = full_name(name)
     section, _, key = full.rpartition(".")
-    model = _SECTIONS[section] if section else ClusterSettings
+    model = SETTINGS_SECTIONS[section] if section else ClusterSettings
     if model.model_fields[key].annotation is str:
         return text
     value = read_setting(full, text)
@@ -239,10 +239,10 @@ def _with(options: LiveOptions, full: str, value: SettingValue) -> LiveOptions:
 
 def _spellings() -> dict[str, tuple[str, ...]]:
     found: dict[str, list[str]] = {}
-    models: dict[str, type[BaseModel]] = {"": ClusterSettings, **_SECTIONS}
+    models: dict[str, type[BaseModel]] = {"": ClusterSettings, **SETTINGS_SECTIONS}
     for section, model in models.items():
         for key in model.model_fields:
-            if not section and key in _SECTIONS:
+            if not section and key in SETTINGS_SECTIONS:
                 continue
             full = f"{section}.{key}" if section else key
             for spelling in dict.fromkeys((full, key, rocketmq_name(key))):

@@ -15,13 +15,12 @@ class MetricsOptions(SettingsSection):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    enable: Annotated[bool, Field(description="Whether the actors report metrics to Ray, for Prometheus.")] = True
-    per_topic_max: Annotated[
-        int, Field(ge=0, le=100_000, description="Topics of one process with series of their own; the rest is summed.")
-    ] = 500
-    per_group_max: Annotated[
-        int, Field(ge=0, le=100_000, description="Groups of one process with series of their own; the rest is summed.")
-    ] = 500
+    enable: bool = True
+    """Whether the actors report metrics to Ray, for Prometheus."""
+    per_topic_max: Annotated[int, Field(ge=0, le=100_000)] = 500
+    """Number of topics with separate series, for each process. The other topics are summed."""
+    per_group_max: Annotated[int, Field(ge=0, le=100_000)] = 500
+    """Number of consumer groups with separate series, for each process. The other groups are summed."""
 
 
 @dataclass(frozen=True, slots=True)

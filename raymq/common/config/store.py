@@ -52,269 +52,164 @@ class StoreOptions(SettingsSection):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    store_path_commit_log: Annotated[
-        tuple[Path, ...],
-        Field(
-            description="Directories, best on disks of their own, in which the commit log's files take turns; none: "
-            "`commitlog` in the store directory. Of several stores each has a directory of its own below them."
-        ),
-    ] = ()
-    read_only_commit_log_store_paths: Annotated[
-        tuple[Path, ...],
-        Field(
-            description="Directories that hold files of the commit log and get no new ones; among the former or not."
-        ),
-    ] = ()
-    mapped_file_size_commit_log_bytes: Annotated[
-        int,
-        Field(ge=64, le=1 << 34, description="Size of a commit-log file. Fixed for the life of a store directory."),
-    ] = 1 << 30
-    mapped_file_size_consume_queue_bytes: Annotated[
-        int,
-        Field(
-            ge=CONSUME_QUEUE_UNIT_BYTES,
-            le=1 << 30,
-            description="Size of a consume-queue file, rounded up to whole units of 20 bytes. Fixed like the former.",
-        ),
-    ] = 6_000_000
-    enable_consume_queue_ext: Annotated[
-        bool,
-        Field(description="Whether a message's tag code and store time go to an extension of its consume queue."),
-    ] = False
-    mapped_file_size_consume_queue_ext_bytes: Annotated[
-        int,
-        Field(ge=64, le=1 << 30, description="Size of a file of such an extension. Fixed like the former two."),
-    ] = CONSUME_QUEUE_EXT_FILE_BYTES
-    warm_mapped_file_enable: Annotated[
-        bool,
-        Field(description="ASYNC_FLUSH: a thread has the log's next pages in memory before a fast writer."),
-    ] = False
-    mapper_file_size_batch_consume_queue_bytes: Annotated[
-        int,
-        Field(
-            ge=BATCH_UNIT_BYTES,
-            le=1 << 30,
-            description="The same for queues of inner batches: whole units of 46 bytes.",
-        ),
-    ] = 300_000 * BATCH_UNIT_BYTES
-    flush_disk_type: Annotated[
-        FlushDiskType,
-        Field(description="SYNC_FLUSH acknowledges an append, and shows it to consumers, once it is on disk."),
-    ] = FlushDiskType.SYNC_FLUSH
-    flush_interval_commit_log_ms: Annotated[
-        int, Field(ge=1, le=60_000, description="ASYNC_FLUSH: how often the commit log is flushed.")
-    ] = 500
-    flush_commit_log_least_pages: Annotated[
-        int, Field(ge=0, le=1 << 20, description="ASYNC_FLUSH: flush only when so many pages of 4 KiB are dirty.")
-    ] = 4
-    flush_commit_log_thorough_interval_ms: Annotated[
-        int, Field(ge=1, le=600_000, description="ASYNC_FLUSH: flush whatever is dirty at least this often.")
-    ] = 10_000
-    transient_store_pool_enable: Annotated[
-        bool,
-        Field(
-            description="ASYNC_FLUSH: appends go to buffers in memory and from there to the files, in large pieces. A "
-            "killed process loses what it had not written there yet."
-        ),
-    ] = False
-    transient_store_pool_size: Annotated[
-        int,
-        Field(ge=2, le=1024, description="How many such buffers, of 16 MiB each, or a file's size if that is less."),
-    ] = 5
-    fast_fail_if_no_buffer_in_store_pool: Annotated[
-        bool, Field(description="Whether an append without a free buffer is refused, as busy, or else writes one out.")
-    ] = False
-    commit_interval_commit_log_ms: Annotated[
-        int,
-        Field(ge=1, le=60_000, description="How often it is looked whether buffers are to be written to the files."),
-    ] = 200
-    commit_commit_log_least_pages: Annotated[
-        int, Field(ge=0, le=1 << 20, description="So many pages of 4 KiB in the buffers are written at once.")
-    ] = 4
-    commit_commit_log_thorough_interval_ms: Annotated[
-        int, Field(ge=1, le=600_000, description="Fewer are written, and shown to consumers, this often.")
-    ] = 200
-    flush_interval_consume_queue_ms: Annotated[
-        int, Field(ge=10, le=60_000, description="How often the consume queues are flushed and the checkpoint written.")
-    ] = 1000
-    flush_consume_queue_least_pages: Annotated[
-        int, Field(ge=0, le=1 << 20, description="A queue with fewer dirty pages of 4 KiB waits for the next setting.")
-    ] = 2
-    flush_consume_queue_thorough_interval_ms: Annotated[
-        int,
-        Field(ge=1, le=600_000, description="Flush all queues at least this often; each snapshot does so, too."),
-    ] = 60_000
-    sync_flush_timeout_ms: Annotated[
-        int,
-        Field(ge=1, le=600_000, description="SYNC_FLUSH: how long an append waits before it says FLUSH_DISK_TIMEOUT."),
-    ] = 5000
-    max_message_size_bytes: Annotated[
-        int, Field(ge=1, le=MESSAGE_SIZE_LIMIT_BYTES, description="Longest body; a record may have 64 KiB more.")
-    ] = MAX_MESSAGE_SIZE_BYTES
-    max_append_bytes: Annotated[
-        int,
-        Field(ge=1, le=1 << 34, description="Longest records of one append in all; a single one may always be sent."),
-    ] = 64 << 20
-    check_compressed_body: Annotated[
-        bool | None,
-        Field(
-            description="Whether compressed bodies that do not decompress within max_message_size_bytes are refused. "
-            "Unset: only with access on."
-        ),
-    ] = None
-    check_crc_on_recover: Annotated[
-        bool, Field(description="Whether recovery checks the bodies' CRC. Off: only the structure of the records.")
-    ] = True
-    enabled_append_prop_crc: Annotated[
-        bool, Field(description="Whether a CRC over the whole record is its last property.")
-    ] = False
-    force_verify_prop_crc: Annotated[
-        bool, Field(description="Whether recovery checks that CRC instead of the body's; a record without one is cut.")
-    ] = False
-    message_index_enable: Annotated[
-        bool, Field(description="Whether messages are found by key and unique id: an index is built beside the log.")
-    ] = True
-    max_hash_slot_num: Annotated[
-        int, Field(ge=1, le=1 << 26, description="Hash slots of an index file. Another number has it all made again.")
-    ] = 5_000_000
-    max_index_num: Annotated[
-        int, Field(ge=2, le=1 << 28, description="Entries of an index file, one more than are used. Like the former.")
-    ] = 20_000_000
-    max_msgs_num_batch: Annotated[int, Field(ge=1, le=10_000, description="Most messages that a query returns.")] = 64
-    query_wait_index_ms: Annotated[
-        int, Field(ge=0, le=60_000, description="How long a query waits for the index to reach the end of the log.")
-    ] = 3000
-    file_reserved_time_hours: Annotated[
-        int, Field(ge=0, le=24 * 365 * 100, description="How long messages are kept at least.")
-    ] = 72
-    delete_when: Annotated[
-        str,
-        Field(
-            pattern=r"^([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*$",
-            description='The hours of the day, local time, at which older messages are deleted: "04", or "04;16".',
-        ),
-    ] = "04"
-    clean_resource_interval_ms: Annotated[
-        int, Field(ge=10, le=3_600_000, description="How often the age of the files and the disk are looked at.")
-    ] = 10_000
-    compaction_schedule_interval_ms: Annotated[
-        int, Field(ge=10, le=86_400_000, description="How often topics with cleanup.policy COMPACTION are compacted.")
-    ] = 900_000
-    delete_file_batch_max: Annotated[
-        int, Field(ge=1, le=10_000, description="Most commit-log files deleted at a time.")
-    ] = 10
-    disk_max_used_space_ratio: Annotated[
-        int, Field(ge=0, le=100, description="Percent of the disk from which on old messages go at any hour. 10 to 95.")
-    ] = 75
-    disk_space_clean_forcibly_ratio: Annotated[
-        int,
-        Field(ge=0, le=100, description="Percent from which on clean_file_forcibly_enable, if on, applies. 30 to 85."),
-    ] = 85
-    disk_space_warning_level_ratio: Annotated[
-        int, Field(ge=0, le=100, description="Percent from which on the store refuses appends. 35 to 90.")
-    ] = 90
-    clean_file_forcibly_enable: Annotated[
-        bool,
-        Field(
-            description="Whether a full disk deletes messages younger than file_reserved_time_hours, consumed or not. "
-            "Off: they stay, and a full disk refuses appends. RocketMQ's default is on."
-        ),
-    ] = False
-    os_page_cache_busy_timeout_ms: Annotated[
-        int, Field(ge=1, le=600_000, description="An append that takes longer has the others refused, as busy.")
-    ] = 1000
-    send_queue_capacity: Annotated[
-        int, Field(ge=1, le=1 << 20, description="Appends at a store at a time; one more gets SystemBusyError.")
-    ] = 10_000
-    wait_time_in_send_queue_ms: Annotated[
-        int, Field(ge=1, le=600_000, description="How long an append waits for its turn before it is refused, as busy.")
-    ] = 200
-    pull_queue_capacity: Annotated[
-        int, Field(ge=1, le=1 << 20, description="Fetches that wait for a thread; one more gets SystemBusyError.")
-    ] = 100_000
-    wait_time_in_pull_queue_ms: Annotated[
-        int, Field(ge=1, le=600_000, description="How long a fetch waits for a thread before it is refused, as busy.")
-    ] = 5000
-    admin_broker_queue_capacity: Annotated[
-        int, Field(ge=1, le=1 << 20, description="The same for calls that ask for offsets, times and the like.")
-    ] = 10_000
-    wait_time_in_admin_broker_queue_ms: Annotated[
-        int, Field(ge=1, le=600_000, description="How long such a call waits for a thread before it is refused.")
-    ] = 5000
-    put_hooks: Annotated[
-        tuple[str, ...],
-        Field(
-            description="Functions, as `package.module:name`, that see each batch before it is stored and may refuse."
-        ),
-    ] = ()
-    consume_hooks: Annotated[
-        tuple[str, ...],
-        Field(description="Functions, as `package.module:name`, that see each batch that a fetch hands out."),
-    ] = ()
-    hook_timeout_ms: Annotated[
-        int, Field(ge=1, le=60_000, description="How long a hook may take for one request; then it has failed.")
-    ] = 200
-    put_hooks_must_succeed: Annotated[
-        bool,
-        Field(description="Whether messages whose put hook failed are refused, as busy. Off: they are stored."),
-    ] = False
-    max_mapped_bytes: Annotated[
-        int,
-        Field(
-            ge=1 << 20,
-            le=NUMBER_MAX,
-            description="Address space for read-only maps of files; the least used are dropped.",
-        ),
-    ] = 64 << 30
-    max_mapped_files: Annotated[
-        int, Field(ge=4, le=1 << 20, description="Files mapped, or held open, at a time; each costs a descriptor.")
-    ] = 512
-    max_filter_message_size_bytes: Annotated[
-        int,
-        Field(
-            ge=CONSUME_QUEUE_UNIT_BYTES,
-            le=1 << 30,
-            description="How much of a consume queue, 20 bytes a message, one fetch looks through for its tags.",
-        ),
-    ] = MAX_FILTER_MESSAGE_SIZE_BYTES
-    fetch_waiters_max: Annotated[
-        int, Field(ge=1, le=1 << 20, description="Long polls held at a time; one more gets SystemBusyError.")
-    ] = 16_384
-    dedup_producers_max: Annotated[
-        int,
-        Field(ge=1, le=10_000_000, description="Producer and queue pairs remembered, to recognise repeats."),
-    ] = 20_000
-    message_delay_level: Annotated[
-        str,
-        Field(description="How long messages of delay level 1, 2, … wait: numbers with s, m, h or d; at most 18."),
-    ] = DELAY_LEVELS
-    transaction_time_out_ms: Annotated[
-        int, Field(ge=1, le=86_400_000, description="How old a half message is before its producers are asked.")
-    ] = 6000
-    transaction_check_max: Annotated[
-        int, Field(ge=1, le=10_000, description="How often its producers are asked before a half message is given up.")
-    ] = 15
-    transaction_op_msg_max_size: Annotated[
-        int, Field(ge=16, le=1 << 20, description="Characters of an op record: so many ended transactions share one.")
-    ] = 4096
-    transaction_open_max: Annotated[
-        int, Field(ge=1, le=10_000_000, description="Half messages without an outcome; one more gets SystemBusyError.")
-    ] = 100_000
-    reject_transaction_message: Annotated[
-        bool, Field(description="Whether half messages are refused, with NoPermissionError.")
-    ] = False
-    enable_lmq: Annotated[
-        bool, Field(description="With the next: whether messages go into the %LMQ% queues that they name, too.")
-    ] = False
-    enable_multi_dispatch: Annotated[
-        bool, Field(description="Whether messages may be in several queues. Those that RocketMQ wrote are, anyhow.")
-    ] = False
-    max_lmq_consume_queue_num: Annotated[
-        int, Field(ge=0, le=10_000_000, description="Most %LMQ% queues of a store; a message for one more is refused.")
-    ] = 20_000
-    access_message_in_memory_max_ratio: Annotated[
-        int, Field(ge=1, le=100, description="Percent of the memory that is taken to hold the newest messages.")
-    ] = 40
+    store_path_commit_log: tuple[Path, ...] = ()
+    """Directories, each best on a separate disk, among which the commit log's files alternate. Empty: `commitlog` in
+    the store directory. Each store has its own subdirectory in them."""
+    read_only_commit_log_store_paths: tuple[Path, ...] = ()
+    """Directories with files of the commit log that get no new files. They may also be listed in
+    `store_path_commit_log`."""
+    mapped_file_size_commit_log_bytes: Annotated[int, Field(ge=64, le=1 << 34)] = 1 << 30
+    """Size of a commit-log file. It is fixed for the life of a store directory."""
+    mapped_file_size_consume_queue_bytes: Annotated[int, Field(ge=CONSUME_QUEUE_UNIT_BYTES, le=1 << 30)] = 6_000_000
+    """Size of a consume-queue file, rounded up to whole units of 20 bytes. It is fixed for the life of a store
+    directory."""
+    enable_consume_queue_ext: bool = False
+    """`true`: a message's tag code and store time go to an extension of its consume queue."""
+    mapped_file_size_consume_queue_ext_bytes: Annotated[int, Field(ge=64, le=1 << 30)] = CONSUME_QUEUE_EXT_FILE_BYTES
+    """Size of a file of a consume-queue extension. It is fixed for the life of a store directory."""
+    warm_mapped_file_enable: bool = False
+    """With `ASYNC_FLUSH`: a thread prefaults the log's next pages for a fast writer."""
+    mapper_file_size_batch_consume_queue_bytes: Annotated[int, Field(ge=BATCH_UNIT_BYTES, le=1 << 30)] = (
+        300_000 * BATCH_UNIT_BYTES
+    )
+    """Size of a file of a queue of inner batches (topics of queue type `batch`), rounded up to whole units of 46
+    bytes."""
+    flush_disk_type: FlushDiskType = FlushDiskType.SYNC_FLUSH
+    """`SYNC_FLUSH` acknowledges an append and makes it visible to consumers once the append is on disk;
+    `ASYNC_FLUSH` once it is in the file."""
+    flush_interval_commit_log_ms: Annotated[int, Field(ge=1, le=60_000)] = 500
+    """With `ASYNC_FLUSH`: interval at which the commit log is flushed."""
+    flush_commit_log_least_pages: Annotated[int, Field(ge=0, le=1 << 20)] = 4
+    """With `ASYNC_FLUSH`: flush only if this number of 4 KiB pages is dirty."""
+    flush_commit_log_thorough_interval_ms: Annotated[int, Field(ge=1, le=600_000)] = 10_000
+    """With `ASYNC_FLUSH`: flush all dirty pages at least this often."""
+    transient_store_pool_enable: bool = False
+    """With `ASYNC_FLUSH`: appends go to buffers in memory and from there to the files, in large pieces. A killed
+    process loses appends that are not yet in the files."""
+    transient_store_pool_size: Annotated[int, Field(ge=2, le=1024)] = 5
+    """Number of buffers in the transient store pool. A buffer has 16 MiB, or a file's size if smaller."""
+    fast_fail_if_no_buffer_in_store_pool: bool = False
+    """`true`: if the pool has no free buffer, an append is refused as busy. `false`: the append writes a buffer to
+    its file first."""
+    commit_interval_commit_log_ms: Annotated[int, Field(ge=1, le=60_000)] = 200
+    """Interval at which the pool's thread checks for buffers to write."""
+    commit_commit_log_least_pages: Annotated[int, Field(ge=0, le=1 << 20)] = 4
+    """The pool's thread writes its buffers when they have this number of 4 KiB pages."""
+    commit_commit_log_thorough_interval_ms: Annotated[int, Field(ge=1, le=600_000)] = 200
+    """Interval at which the pool's thread writes fewer pages and makes them visible to consumers."""
+    flush_interval_consume_queue_ms: Annotated[int, Field(ge=10, le=60_000)] = 1000
+    """Interval at which the consume queues are flushed and the checkpoint is written."""
+    flush_consume_queue_least_pages: Annotated[int, Field(ge=0, le=1 << 20)] = 2
+    """A queue with fewer dirty pages of 4 KiB waits for `flush_consume_queue_thorough_interval_ms`."""
+    flush_consume_queue_thorough_interval_ms: Annotated[int, Field(ge=1, le=600_000)] = 60_000
+    """Flush all queues at least this often; each snapshot also flushes all queues."""
+    sync_flush_timeout_ms: Annotated[int, Field(ge=1, le=600_000)] = 5000
+    """With `SYNC_FLUSH`: how long an append waits before its status is `FLUSH_DISK_TIMEOUT`."""
+    max_message_size_bytes: Annotated[int, Field(ge=1, le=MESSAGE_SIZE_LIMIT_BYTES)] = MAX_MESSAGE_SIZE_BYTES
+    """Longest body; a record may have 64 KiB more. Producers have a separate `max_message_size_bytes`; readers
+    decompress bodies up to the store's limit."""
+    max_append_bytes: Annotated[int, Field(ge=1, le=1 << 34)] = 64 << 20
+    """The most bytes of records in one append. A single record is always allowed."""
+    check_compressed_body: bool | None = None
+    """`true`: the store refuses a message whose compressed body does not decompress within `max_message_size_bytes`.
+    `null`: only with `access.enable`."""
+    check_crc_on_recover: bool = True
+    """`true`: recovery checks the CRC of each body. `false`: only the structure of the records."""
+    enabled_append_prop_crc: bool = False
+    """`true`: the last property of each record is a CRC over the whole record. Recovery, replicas and readers check
+    this CRC. The setting costs most of the store's speed."""
+    force_verify_prop_crc: bool = False
+    """`true`: recovery checks the CRC property instead of the body's CRC, and treats a record without the property
+    as damaged."""
+    message_index_enable: bool = True
+    """`true`: a thread builds an index of the log, so that messages are found by key and unique id."""
+    max_hash_slot_num: Annotated[int, Field(ge=1, le=1 << 26)] = 5_000_000
+    """Hash slots of an index file. After a change all index files are rebuilt."""
+    max_index_num: Annotated[int, Field(ge=2, le=1 << 28)] = 20_000_000
+    """Entries of an index file, one more than are used. After a change all index files are rebuilt."""
+    max_msgs_num_batch: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """The most messages that a query returns."""
+    query_wait_index_ms: Annotated[int, Field(ge=0, le=60_000)] = 3000
+    """How long a query waits for the index to reach the end of the log."""
+    file_reserved_time_hours: Annotated[int, Field(ge=0, le=24 * 365 * 100)] = 72
+    """The minimum time for which messages are kept."""
+    delete_when: Annotated[str, Field(pattern=r"^([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*$")] = "04"
+    """The hours of the day, local time, at which older messages are deleted: `"04"`, or `"04;16"`."""
+    clean_resource_interval_ms: Annotated[int, Field(ge=10, le=3_600_000)] = 10_000
+    """Interval at which the store checks the age of its files and its disk."""
+    compaction_schedule_interval_ms: Annotated[int, Field(ge=10, le=86_400_000)] = 900_000
+    """Interval at which compaction topics are compacted."""
+    delete_file_batch_max: Annotated[int, Field(ge=1, le=10_000)] = 10
+    """The most commit-log files deleted at a time."""
+    disk_max_used_space_ratio: Annotated[int, Field(ge=0, le=100)] = 75
+    """Used percent of the disk above which old messages are deleted at any hour. Clamped to 10 to 95."""
+    disk_space_clean_forcibly_ratio: Annotated[int, Field(ge=0, le=100)] = 85
+    """Used percent of the disk above which `clean_file_forcibly_enable`, if on, applies. Clamped to 30 to 85."""
+    disk_space_warning_level_ratio: Annotated[int, Field(ge=0, le=100)] = 90
+    """Used percent of the disk above which the store refuses appends. Clamped to 35 to 90."""
+    clean_file_forcibly_enable: bool = False
+    """`true`, RocketMQ's default: a full disk deletes messages younger than `file_reserved_time_hours`, consumed or
+    not. `false`: young messages stay, and a store with a full disk refuses appends."""
+    os_page_cache_busy_timeout_ms: Annotated[int, Field(ge=1, le=600_000)] = 1000
+    """While one append takes longer than this time, the store refuses other appends as busy."""
+    send_queue_capacity: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000
+    """Number of appends that may be in flight at a store; one more gets `SystemBusyError`."""
+    wait_time_in_send_queue_ms: Annotated[int, Field(ge=1, le=600_000)] = 200
+    """How long an append waits for the append lock before the store refuses it as busy."""
+    pull_queue_capacity: Annotated[int, Field(ge=1, le=1 << 20)] = 100_000
+    """Number of fetches that may wait for a thread at a store; one more gets `SystemBusyError`. A waiting long poll
+    holds no thread; `fetch_waiters_max` bounds long polls."""
+    wait_time_in_pull_queue_ms: Annotated[int, Field(ge=1, le=600_000)] = 5000
+    """How long a fetch waits for a thread before the store refuses it as busy."""
+    admin_broker_queue_capacity: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000
+    """Number of calls for offsets, times and similar values that may wait for a thread."""
+    wait_time_in_admin_broker_queue_ms: Annotated[int, Field(ge=1, le=600_000)] = 5000
+    """How long a call for offsets, times and similar values waits for a thread before the store refuses it as busy."""
+    put_hooks: tuple[str, ...] = ()
+    """Functions, as `package.module:name`, that are called with each batch before it is stored, and may refuse
+    messages."""
+    consume_hooks: tuple[str, ...] = ()
+    """Functions, as `package.module:name`, that are called with each batch that a fetch returns."""
+    hook_timeout_ms: Annotated[int, Field(ge=1, le=60_000)] = 200
+    """Timeout of a hook for one request; a longer call counts as failed."""
+    put_hooks_must_succeed: bool = False
+    """`true`: messages whose put hook failed are refused as busy. `false`: such messages are stored."""
+    max_mapped_bytes: Annotated[int, Field(ge=1 << 20, le=NUMBER_MAX)] = 64 << 30
+    """Address space for read-only maps of files. The least used maps are dropped when there are more."""
+    max_mapped_files: Annotated[int, Field(ge=4, le=1 << 20)] = 512
+    """Number of files that are mapped or held open at a time; each takes a descriptor."""
+    max_filter_message_size_bytes: Annotated[int, Field(ge=CONSUME_QUEUE_UNIT_BYTES, le=1 << 30)] = (
+        MAX_FILTER_MESSAGE_SIZE_BYTES
+    )
+    """Bytes of a consume queue, 20 per message, that one fetch with a tag filter looks through."""
+    fetch_waiters_max: Annotated[int, Field(ge=1, le=1 << 20)] = 16_384
+    """Number of long polls that wait at a time; one more gets `SystemBusyError`."""
+    dedup_producers_max: Annotated[int, Field(ge=1, le=10_000_000)] = 20_000
+    """Number of pairs of producer and queue in the deduplication table, which recognises messages sent twice."""
+    message_delay_level: str = DELAY_LEVELS
+    """How long messages of delay level 1, 2, … wait: numbers with s, m, h or d; at most 18."""
+    transaction_time_out_ms: Annotated[int, Field(ge=1, le=86_400_000)] = 6000
+    """Age of a half message after which its producers are asked about it."""
+    transaction_check_max: Annotated[int, Field(ge=1, le=10_000)] = 15
+    """Number of checks of a half message. After the last check it goes to TRANS_CHECK_MAX_TIME_TOPIC."""
+    transaction_op_msg_max_size: Annotated[int, Field(ge=16, le=1 << 20)] = 4096
+    """The most characters of an op record. Ended transactions share an op record up to this size."""
+    transaction_open_max: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    """The most open half messages in a store; one more gets SystemBusyError."""
+    reject_transaction_message: bool = False
+    """Whether half messages are refused, with NoPermissionError."""
+    enable_lmq: bool = False
+    """`true`, together with `enable_multi_dispatch`: a message also goes into the light queues that it names.
+    Otherwise the store refuses messages that name light queues."""
+    enable_multi_dispatch: bool = False
+    """`true`: messages may be in several queues. Messages that RocketMQ put into several queues are always found
+    there."""
+    max_lmq_consume_queue_num: Annotated[int, Field(ge=0, le=10_000_000)] = 20_000
+    """The most light queues of a store; a message for one more is refused. A queue whose messages have all expired
+    does not count."""
+    access_message_in_memory_max_ratio: Annotated[int, Field(ge=1, le=100)] = 40
+    """Percent of the memory that is assumed to hold the newest messages. With `slave_read_enable`, older messages
+    are read from slaves."""
 
     @field_validator("put_hooks", "consume_hooks")
     @classmethod
@@ -402,7 +297,8 @@ class StoreSettings(StoreOptions):
 
     model_config = ConfigDict(frozen=False, extra="forbid")
 
-    store_path_root_dir: Annotated[Path, Field(description="The store directory; made if it does not exist.")]
+    store_path_root_dir: Path
+    """The store directory. It is created if it does not exist."""
 
     @property
     def commit_log_directories(self) -> tuple[Path, ...]:

@@ -36,8 +36,8 @@ from raymq.client.producer.settings import ProducerOptions
 from raymq.client.scan.offsets import ending_edge, starting_edge
 from raymq.client.scan.ranges import ScanOptions, check_options
 from raymq.common.closing import OfProcess
-from raymq.common.config.cluster import ClusterSettings
-from raymq.common.config.live import _SECTIONS as SECTIONS, LiveOptions, check_change, is_live
+from raymq.common.config.cluster import SETTINGS_SECTIONS, ClusterSettings
+from raymq.common.config.live import LiveOptions, check_change, is_live
 from raymq.common.errors import ConfigError, InvalidArgumentError, MessageIllegalError
 from raymq.common.message import Message
 from raymq.common.numbers import LONGEST_TIME_S, NUMBER_MAX, NumberRange, number_checks
@@ -489,7 +489,7 @@ def test_an_absurd_offset_of_a_read_is_refused(value: Any) -> None:
 
 def numeric_settings() -> Iterator[tuple[str, type[BaseModel], str]]:
     """The settings of `raymq.yaml` that are numbers: section, class of the section, and key."""
-    for section, kind in {"": ClusterSettings, **SECTIONS}.items():
+    for section, kind in {"": ClusterSettings, **SETTINGS_SECTIONS}.items():
         for key, field in kind.model_fields.items():
             if _NUMERIC.search(str(field.annotation)):
                 yield section, kind, key

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import sys
+from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 
 from raymq.common.config.cluster import (
     DATA_DIR_VARIABLE,
+    SETTINGS_SECTIONS,
     BrokerOptions,
     BrokerRole,
     ClusterSettings,
@@ -16,6 +22,7 @@ from raymq.common.config.cluster import (
     load_settings,
     path_here,
 )
+from raymq.common.config.section import SettingsSection
 from raymq.common.config.store import FlushDiskType, StoreOptions, StoreSettings
 from raymq.common.errors import ConfigError
 
@@ -195,9 +202,28 @@ def test_a_consume_queue_file_holds_whole_units(tmp_path):
     assert settings.mapped_file_size_consume_queue_bytes == 40
 
 
-def test_every_setting_is_described():
-    for model in (ClusterSettings, StoreSettings):
-        assert [name for name, field in model.model_fields.items() if not field.description] == []
+def described_fields(module: ModuleType) -> set[tuple[str, str]]:
+    """The classes and names of the fields in a module that have a docstring right below them."""
+    return {
+        (cls.name, field.target.id)
+        for cls in ast.parse(inspect.getsource(module)).body
+        if isinstance(cls, ast.ClassDef)
+        for field, below in pairwise(cls.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+        and isinstance(below.value.value, str)
+    }
+
+
+@pytest.mark.parametrize("model", [ClusterSettings, StoreSettings, *SETTINGS_SECTIONS.values()])
+def test_every_setting_has_a_docstring(model):
+    described = set[str]()
+    for base in model.__mro__:
+        if issubclass(base, SettingsSection):
+            described |= {name for cls, name in described_fields(sys.modules[base.__module__]) if cls == base.__name__}
+    assert set(model.model_fields) - described == set()
 
 
 @pytest.mark.parametrize(("period_ms", "interval_s"), [(1000, 10), (30_000, 30), (300_000, 60)])
