@@ -16,7 +16,7 @@ class AccessOptions(SettingsSection):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     enable: bool = False
-    """Whether each request needs a user whose policies allow the request."""
+    """`true`: each request needs a user whose policies allow the request."""
     super_user: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@-]{1,64}$")] = "admin"
     """The initial user, who may do everything."""
     super_secret_file: Path | None = None

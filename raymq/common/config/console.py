@@ -17,7 +17,7 @@ class ConsoleOptions(SettingsSection):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     enable: bool = False
-    """Whether `raymq up` starts the console."""
+    """`true`: `raymq up` starts the console."""
     host: str = "127.0.0.1"
     """The address on which the console listens, on the head node. An address other than loopback needs Ray's token
     authentication."""
@@ -32,7 +32,7 @@ class ConsoleOptions(SettingsSection):
     viewer_token_file: Path | None = None
     """The file with the token of viewers, who may read but change nothing."""
     show_bodies: bool = True
-    """Whether viewers see the bodies of messages."""
+    """`true`: viewers see the bodies of messages."""
     read_only: bool = False
     """`true`: nobody may change anything, not even admins."""
     tail_rate: Annotated[int, Field(ge=1, le=1000)] = 50

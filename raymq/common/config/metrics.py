@@ -16,7 +16,7 @@ class MetricsOptions(SettingsSection):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     enable: bool = True
-    """Whether the actors report metrics to Ray, for Prometheus."""
+    """`true`: the actors report metrics to Ray, for Prometheus."""
     per_topic_max: Annotated[int, Field(ge=0, le=100_000)] = 500
     """Number of topics with separate series, for each process. The other topics are summed."""
     per_group_max: Annotated[int, Field(ge=0, le=100_000)] = 500

@@ -197,7 +197,7 @@ class StoreOptions(SettingsSection):
     transaction_open_max: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
     """The most open half messages in a store; one more gets SystemBusyError."""
     reject_transaction_message: bool = False
-    """Whether half messages are refused, with NoPermissionError."""
+    """`true`: half messages are refused, with NoPermissionError."""
     enable_lmq: bool = False
     """`true`, together with `enable_multi_dispatch`: a message also goes into the light queues that it names.
     Otherwise the store refuses messages that name light queues."""
