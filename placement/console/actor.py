@@ -29,7 +29,7 @@ from actors.access.door import access_for, door_here
 from actors.actor_class import actor_class
 from actors.options import PERSISTENT
 from placement.actor_lifecycle import end_actor
-from placement.console.live_backend import LiveBackend
+from placement.console.live_control import live_cluster
 from placement.inventory import head_node_id, running
 from raymq.client.client import Client, connect
 from raymq.common.config.console import ConsoleOptions
@@ -78,7 +78,7 @@ class ConsoleService:
         tls: dict[str, Any] = {}
         if options.tls_cert is not None:
             tls = {"ssl_certfile": str(options.tls_cert), "ssl_keyfile": str(options.tls_key)}
-        app = create_app(LiveBackend(self._client, self._cluster_name), settings)
+        app = create_app(live_cluster(self._client, self._cluster_name), settings)
         self._server = ConsoleServer(app, listening, **tls)
         self._server.start()
 

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.support.browser.chromium import launched
-from tests.support.console.fake_backend import FakeBackend
+from tests.support.console.fake_cluster import FakeCluster
 from tests.support.console.served_console import ServedConsole, serving
 
 
@@ -21,5 +21,5 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def served() -> Iterator[ServedConsole]:
-    with serving(FakeBackend()) as served:
+    with serving(FakeCluster()) as served:
         yield served

@@ -14,7 +14,7 @@ from raymq.tools.console.backend.groups import GroupRow
 from raymq.tools.console.backend.topics import TopicRow
 from tests.support.browser.asgi_server import served
 from tests.support.browser.chromium import DESKTOP, PHONE, watched_page
-from tests.support.console.fake_backend import NOW_MS, FakeBackend
+from tests.support.console.fake_cluster import NOW_MS, FakeCluster
 from tests.support.console.logged_in import ADMIN_TOKEN, console_app
 
 PAGES = {
@@ -37,13 +37,13 @@ all => all.filter(one => !one.textContent.trim() && !one.labels?.length && !one.
 class Served:
     """A console of a cluster in memory, at an origin."""
 
-    def __init__(self, backend: FakeBackend, app: Any, origin: str) -> None:
+    def __init__(self, backend: FakeCluster, app: Any, origin: str) -> None:
         self.backend, self.app, self.origin = backend, app, origin
 
 
 @pytest.fixture(scope="module")
 def served_console() -> Iterator[Served]:
-    backend = FakeBackend()
+    backend = FakeCluster()
     rising = [
         ClusterFigures(
             NOW_MS + n * 10_000, n * 8_000, n * 7_900, n * 4_000_000, 2, 3, {"orders": n * n}, {"billing": n}
@@ -171,7 +171,7 @@ def test_a_page_goes_to_the_login_when_its_session_has_ended(browser: Browser, s
 
 
 def test_large_lists_are_shown_filtered_and_refreshed(browser: Browser):
-    backend = FakeBackend()
+    backend = FakeCluster()
     backend.topic_rows = {f"t{n}": TopicRow(f"t{n}", 8, "RW", n, 1.0, 2) for n in range(1_000)}
     backend.group_rows = {f"g{n}": GroupRow(f"g{n}", "PUSH", "CLUSTERING", 2, n, n, 0, 0) for n in range(2_000)}
     with served(console_app(backend, refresh_s=0.5)) as origin, watched_page(browser, origin) as page:

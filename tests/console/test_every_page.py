@@ -10,8 +10,8 @@ from starlette.routing import Mount, Route
 
 from raymq.tools.console.app import console_routes
 from tests.support.browser.chromium import DESKTOP, PHONE
-from tests.support.console.fake_backend import FakeBackend
-from tests.support.console.hostile import FOREIGN, NAME, XSS, HostileBackend
+from tests.support.console.fake_cluster import FakeCluster
+from tests.support.console.hostile import FOREIGN, NAME, XSS, HostileCluster
 from tests.support.console.logged_in import ADMIN_TOKEN
 from tests.support.console.served_console import serving
 
@@ -59,7 +59,7 @@ def test_the_router_has_the_pages_that_are_visited_here() -> None:
 
 
 def test_every_page_fits_its_window_and_every_control_has_a_name(browser: Browser) -> None:
-    with serving(FakeBackend()) as served, served.page(browser) as page:
+    with serving(FakeCluster()) as served, served.page(browser) as page:
         for path in page_routes():
             visit(page, path, "orders", "billing")
             assert page.evaluate(NAMELESS) == [], path
@@ -70,7 +70,7 @@ def test_every_page_fits_its_window_and_every_control_has_a_name(browser: Browse
 
 
 def test_no_page_runs_or_draws_what_it_shows(browser: Browser) -> None:
-    with serving(HostileBackend()) as served, served.page(browser, name=XSS[1]) as page:
+    with serving(HostileCluster()) as served, served.page(browser, name=XSS[1]) as page:
         for path in page_routes():
             visit(page, path, NAME, NAME)
             expect(page.locator(FOREIGN)).to_have_count(0)
@@ -81,7 +81,7 @@ def test_no_page_runs_or_draws_what_it_shows(browser: Browser) -> None:
 
 
 def test_logging_in_and_going_around_takes_no_mouse(browser: Browser) -> None:
-    with serving(FakeBackend()) as served, served.page(browser, role=None) as page:
+    with serving(FakeCluster()) as served, served.page(browser, role=None) as page:
         page.goto("/topics")
         expect(page.get_by_label("Token")).to_be_focused()
         page.keyboard.type(ADMIN_TOKEN)

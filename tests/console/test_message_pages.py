@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from raymq.client.admin.dead_letters import DeadLetter
 from raymq.common.errors import RequestTimeoutError
-from raymq.tools.console.backend.messages import DeadLetterView
 from raymq.tools.console.security.sessions import Role
 from tests.support.browser.chromium import PHONE
-from tests.support.console.fake_backend import FakeBackend, fake_message
-from tests.support.console.hostile import ALL_XSS, FOREIGN, XSS_BODY, HostileBackend, hostile_message
+from tests.support.console.fake_cluster import FakeCluster, fake_message
+from tests.support.console.hostile import ALL_XSS, FOREIGN, XSS_BODY, HostileCluster, hostile_message
 from tests.support.console.served_console import ServedConsole, serving
 
 ONE = "/messages?topic=orders&offset=broker-a%3A0%3A3"
@@ -79,7 +79,7 @@ def test_a_command_is_copied_or_marked(browser: Browser, served: ServedConsole) 
 
 @pytest.mark.parametrize("body", [XSS_BODY, ALL_XSS.encode(), b"\x00\xff<script>alert(1)</script>", b"<" * FOUR_MIB])
 def test_any_body_is_shown_and_downloaded_whole(browser: Browser, body: bytes, tmp_path: Path) -> None:
-    backend = FakeBackend()
+    backend = FakeCluster()
     backend.messages["orders"] = [fake_message("orders", body, queue_offset=3)]
     with serving(backend) as served, served.page(browser) as page:
         page.goto(ONE)
@@ -116,7 +116,7 @@ def test_a_tail_shows_what_arrives_waits_while_paused_and_is_shared(browser: Bro
 
 
 def test_a_tail_filters_counts_what_it_skips_and_shows_errors(browser: Browser) -> None:
-    backend = FakeBackend()
+    backend = FakeCluster()
     with serving(backend, tail_rate=5) as served, served.page(browser) as page:
         page.goto("/topics/orders/tail")
         page.get_by_role("textbox", name="Tags").fill("paid || lost")
@@ -132,7 +132,7 @@ def test_a_tail_filters_counts_what_it_skips_and_shows_errors(browser: Browser) 
 
 
 def test_a_hostile_tail_is_text(browser: Browser) -> None:
-    backend = HostileBackend()
+    backend = HostileCluster()
     backend.messages["orders"] = []
     with serving(backend) as served, served.page(browser) as page:
         page.goto("/topics/orders/tail")
@@ -144,7 +144,7 @@ def test_a_hostile_tail_is_text(browser: Browser) -> None:
 
 
 def test_more_viewers_than_admitted_are_told(browser: Browser) -> None:
-    with serving(FakeBackend(), max_viewers=1) as served, served.page(browser) as first, served.page(browser) as second:
+    with serving(FakeCluster(), max_viewers=1) as served, served.page(browser) as first, served.page(browser) as second:
         first.goto("/topics/orders/tail")
         first.get_by_text("Live, 0 shown").wait_for()
         second.goto("/topics/payments/tail")
@@ -154,7 +154,7 @@ def test_more_viewers_than_admitted_are_told(browser: Browser) -> None:
 def test_chosen_dead_letters_are_replayed_with_progress(browser: Browser, served: ServedConsole) -> None:
     backend, gate = served.backend, threading.Event()
     backend.letters["billing"] = [
-        DeadLetterView(fake_message("%DLQ%billing", queue_offset=n), "orders") for n in range(5)
+        DeadLetter(fake_message("%DLQ%billing", queue_offset=n), "orders", False) for n in range(5)
     ]
     backend.gates["replay_dead_letters"] = gate
     with served.page(browser) as page:

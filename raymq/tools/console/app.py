@@ -24,7 +24,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
 
 from raymq.common.errors import RaymqError
-from raymq.tools.console.backend.protocol import Backend
+from raymq.tools.console.cluster import ConsoleCluster
 from raymq.tools.console.pages.audit import AUDIT_ROUTES
 from raymq.tools.console.pages.cluster import CLUSTER_ROUTES, OVERVIEW_ROUTES
 from raymq.tools.console.pages.dead_letters import DEAD_LETTERS_ROUTES
@@ -45,13 +45,13 @@ FILES_KEPT_S: Final = 365 * 86_400
 """Addresses of files change with their content, so browsers may keep them."""
 
 
-def create_app(backend: Backend, settings: ConsoleSettings) -> ASGIApp:
+def create_app(cluster: ConsoleCluster, settings: ConsoleSettings) -> ASGIApp:
     """The console for one cluster.
 
     Its lifespan samples the cluster's figures; without one, as under a server that has none, the charts stay empty.
     Sessions are in this object, so all requests must come to it: one process, one event loop.
     """
-    console = Console(backend, settings)
+    console = Console(cluster, settings)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Console]]:

@@ -15,7 +15,7 @@ import pytest
 import ray
 
 import raymq
-from placement.console.live_backend import LiveBackend
+from placement.console.live_control import live_cluster
 from raymq.tools.console.app import create_app
 from raymq.tools.console.settings import ConsoleSettings
 from storage.recovery.snapshot import SNAPSHOT_FILE
@@ -60,7 +60,7 @@ def mq(box: Sandbox) -> Iterator[raymq.Client]:
 @pytest.fixture(scope="module")
 def console(mq: raymq.Client) -> Iterator[str]:
     """The origin of a console over the cluster."""
-    app = create_app(LiveBackend(mq, "raymq"), ConsoleSettings(is_admin=lambda token: token == TOKEN))
+    app = create_app(live_cluster(mq, "raymq"), ConsoleSettings(is_admin=lambda token: token == TOKEN))
     with served(app) as origin:
         yield origin
 

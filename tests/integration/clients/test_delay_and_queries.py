@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import raymq
-from placement.console.live_backend import LiveBackend
+from placement.console.live_control import live_cluster
 from raymq.client.admin.track import TrackState
 from raymq.common.message import ConsumeFromWhere
 from raymq.tools.cli import cli
@@ -201,7 +201,7 @@ def test_a_hostile_producer_stops_no_reader_of_the_topic(mq: raymq.Client, topic
         ):
             done = CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False)
             assert done.exit_code == 0, (words, done.output)
-        console = logged_in(console_app(LiveBackend(mq, "raymq")))
+        console = logged_in(console_app(live_cluster(mq, "raymq")))
         for path in (f"/topics/{topic}/messages?start=earliest&limit=200", f"/groups/{group}", f"/topics/{topic}",
                      f"/messages?topic={topic}&offset={queue.broker_name}:{queue.queue_id}:1"):  # fmt: skip
             answer = console.get(path)

@@ -16,7 +16,7 @@ import ray
 from playwright.sync_api import Page, expect
 
 import raymq
-from placement.console.live_backend import LiveBackend
+from placement.console.live_control import live_cluster
 from raymq.client.cluster.launcher import launch
 from raymq.common.config.cluster import load_settings
 from raymq.common.errors import RaymqError
@@ -40,7 +40,7 @@ FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 @pytest.fixture
 def page(mq: raymq.Client) -> Iterator[Page]:
     """A page of somebody who is not logged in. Requests may fail while a store is away; the page makes them again."""
-    app = create_app(LiveBackend(mq, "raymq"), ConsoleSettings(is_admin=lambda token: token == ADMIN_TOKEN))
+    app = create_app(live_cluster(mq, "raymq"), ConsoleSettings(is_admin=lambda token: token == ADMIN_TOKEN))
     with (
         launched() as browser,
         served(app) as origin,

@@ -1,16 +1,17 @@
-"""A FakeBackend whose every text is an attack on the page that shows it."""
+"""A FakeCluster whose every text is an attack on the page that shows it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from raymq.client.admin.dead_letters import DeadLetter
 from raymq.client.admin.delayed import DelayedMessage
 from raymq.client.admin.track import MessageTrack, TrackState
 from raymq.common.message import MessageExt
+from raymq.common.protocol.clients import ProducerConnection
 from raymq.common.protocol.group import GroupConfig
 from raymq.tools.console.backend.cluster import AuditEntry
-from raymq.tools.console.backend.messages import DeadLetterView, ProducerClient
-from tests.support.console.fake_backend import FakeBackend, fake_message
+from tests.support.console.fake_cluster import FakeCluster, fake_message
 
 XSS = (
     "<script>alert(1)</script>",
@@ -49,7 +50,7 @@ def hostile_message(offset: int = 0) -> MessageExt:
     )
 
 
-class HostileBackend(FakeBackend):
+class HostileCluster(FakeCluster):
     """A cluster whose topic, group, messages, clients, errors and changes are attacks."""
 
     def __init__(self) -> None:
@@ -59,9 +60,9 @@ class HostileBackend(FakeBackend):
         self.group_rows = {NAME: replace(group, group=NAME)}
         self.configs = {NAME: GroupConfig(NAME)}
         self.messages = {NAME: [hostile_message(offset) for offset in range(3)]}
-        self.letters = {NAME: [DeadLetterView(hostile_message(), ALL_XSS)]}
+        self.letters = {NAME: [DeadLetter(hostile_message(), ALL_XSS, False)]}
         self.delayed_messages = [DelayedMessage(NAME, 0, 0, hostile_message())]
-        self.producer_rows = [ProducerClient(ALL_XSS, ALL_XSS, 1, ALL_XSS, 0.0, (ALL_XSS,))]
+        self.producers = [ProducerConnection(ALL_XSS, ALL_XSS, 1, ALL_XSS, 0.0)]
         self.problems = (ALL_XSS,)
         self.audit_entries = [AuditEntry(0, ALL_XSS, ALL_XSS, ALL_XSS, ALL_XSS, {ALL_XSS: ALL_XSS}, ALL_XSS)]
 

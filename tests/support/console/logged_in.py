@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from raymq.tools.console.app import create_app
+from raymq.tools.console.cluster import ConsoleCluster
 from raymq.tools.console.settings import ConsoleSettings
 from tests.support.console.asgi_client import AsgiClient
-from tests.support.console.fake_backend import FakeBackend
+from tests.support.console.fake_cluster import FakeCluster
 
 ADMIN_TOKEN, VIEWER_TOKEN = "the admins' token", "the viewers' token"
 
 
-def console_app(backend: FakeBackend, **settings: Any) -> Any:
+def console_app(cluster: FakeCluster | ConsoleCluster, **settings: Any) -> Any:
     """The console of a cluster in memory."""
     known = {"is_admin": lambda token: token == ADMIN_TOKEN, "viewer_token": VIEWER_TOKEN}
-    return create_app(backend, ConsoleSettings(**{**known, **settings}))
+    if isinstance(cluster, FakeCluster):
+        cluster = cluster.console_cluster()
+    return create_app(cluster, ConsoleSettings(**{**known, **settings}))
 
 
 def logged_in(app: Any, token: str = ADMIN_TOKEN, *, base_path: str = "", name: str = "Ada") -> AsgiClient:

@@ -1,4 +1,4 @@
-"""The console on a FakeBackend, served for a browser."""
+"""The console on a FakeCluster, served for a browser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raymq.tools.console.security.sessions import Role
 from raymq.tools.console.web.console import Console
 from tests.support.browser.asgi_server import served
 from tests.support.browser.chromium import DESKTOP, watched_page
-from tests.support.console.fake_backend import FakeBackend
+from tests.support.console.fake_cluster import FakeCluster
 from tests.support.console.logged_in import console_app
 
 
@@ -23,7 +23,7 @@ from tests.support.console.logged_in import console_app
 class ServedConsole:
     """A console that is served at `origin`."""
 
-    backend: FakeBackend
+    backend: FakeCluster
     console: Console
     origin: str
 
@@ -47,7 +47,7 @@ class ServedConsole:
 
 
 @contextmanager
-def serving(backend: FakeBackend, **settings: Any) -> Iterator[ServedConsole]:
+def serving(backend: FakeCluster, **settings: Any) -> Iterator[ServedConsole]:
     """The console of a cluster, served inside the block; its tokens are those of `console_app`."""
     app = console_app(backend, **settings)
     with served(app) as origin:

@@ -1,22 +1,22 @@
-"""A FakeBackend that looks like the cluster of a web shop, for pictures: it is made of numbers, none by chance."""
+"""A FakeCluster that looks like the cluster of a web shop, for pictures: it is made of numbers, none by chance."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
-from raymq.client.admin.delayed import DelayedMessage
+from raymq.client.admin.dead_letters import DeadLetter
+from raymq.client.admin.delayed import END_OF_TIME_MS, Delayed, DelayedMessage
 from raymq.client.admin.track import MessageTrack, TrackState
 from raymq.common.message import MessageExt
+from raymq.common.protocol.clients import ProducerConnection
 from raymq.common.protocol.group import GroupConfig
 from raymq.tools.console.backend.cluster import AuditEntry, ClusterFigures
 from raymq.tools.console.backend.groups import GroupRow
-from raymq.tools.console.backend.messages import DeadLetterView, DelayedView, ProducerClient
 from raymq.tools.console.backend.topics import TopicRow
-from tests.support.console.fake_backend import BROKERS, FakeBackend, fake_message
+from tests.support.console.fake_cluster import BROKERS, FakeCluster, fake_message
 
 TOPICS = (
     TopicRow("orders", 8, "RW", 14_204_554, 812.4, 4, {"message.type": "NORMAL"}),
@@ -64,19 +64,19 @@ def order(number: int, now_ms: int) -> MessageExt:
     )
 
 
-def shop() -> FakeBackend:
+def shop() -> FakeCluster:
     """The cluster, as of now."""
-    backend, now_ms = ShopBackend(), time.time_ns() // 1_000_000
+    backend, now_ms = ShopCluster(), time.time_ns() // 1_000_000
     backend.topic_rows = {row.topic: row for row in TOPICS}
     backend.group_rows = {row.group: row for row in GROUPS}
     backend.configs = {row.group: GroupConfig(row.group) for row in GROUPS}
     backend.messages = {"orders": [order(number, now_ms) for number in range(200)]}
     backend.letters = {
         "billing": [
-            DeadLetterView(
+            DeadLetter(
                 _died(order(number * 9, now_ms - 3_600_000 * (9 - number)), number),
                 "orders",
-                replayed=number < 1,
+                number < 1,
             )
             for number in range(9)
         ]
@@ -84,16 +84,18 @@ def shop() -> FakeBackend:
     backend.delayed_messages = [
         DelayedMessage("reminders", now_ms + 42_000 + 97_000 * number, 0, order(number, now_ms)) for number in range(12)
     ]
-    backend.producer_rows = [
-        ProducerClient(f"10.0.0.{11 + number}@{4711 + 13 * number}", f"10.0.0.{11 + number}", 4711 + 13 * number, *rest)
+    backend.producers = [
+        ProducerConnection(
+            f"10.0.0.{11 + number}@{4711 + 13 * number}", f"10.0.0.{11 + number}", 4711 + 13 * number, *rest
+        )
         for number, rest in enumerate(
             [
-                ("shop", 1.2, ("orders", "reminders")),
-                ("shop", 4.0, ("orders", "reminders")),
-                ("bank", 8.3, ("payments",)),
-                ("tracker", 0.4, ("page-views",)),
-                ("tracker", 11.9, ("page-views",)),
-                ("warehouse", 2.7, ("shipments", "stock-levels")),
+                ("shop", 1.2),
+                ("shop", 4.0),
+                ("bank", 8.3),
+                ("tracker", 0.4),
+                ("tracker", 11.9),
+                ("warehouse", 2.7),
             ]
         )
     ]
@@ -142,10 +144,10 @@ def _of_names(into: int, step: int) -> tuple[dict[str, int], dict[str, int]]:
     return topics, {row.group: round((row.lag or 0) * (swell + 0.2 * math.sin(step / 9))) for row in GROUPS}
 
 
-class ShopBackend(FakeBackend):
+class ShopCluster(FakeCluster):
     """The shop's answers that depend on what is asked for."""
 
-    def message_track(self, message: MessageExt) -> Sequence[MessageTrack]:
+    def message_track(self, message: MessageExt) -> list[MessageTrack]:
         return [
             MessageTrack("billing", TrackState.RETRYING, 2, "next attempt in 30 s"),
             MessageTrack("warehouse", TrackState.CONSUMED, detail="committed 2 s after it was stored"),
@@ -153,7 +155,7 @@ class ShopBackend(FakeBackend):
             MessageTrack("fraud-check", TrackState.FILTERED, detail="subscribes to created"),
         ]
 
-    def delayed(self, begin_ms: int, end_ms: int, *, limit: int = 100) -> DelayedView:
+    def delayed(self, begin_ms: int = 0, end_ms: int = END_OF_TIME_MS, *, limit: int = 100) -> Delayed:
         view = super().delayed(begin_ms, end_ms, limit=limit)
         hours = tuple(round(60 + 55 * math.sin(hour / 3.2) + 11 * (hour % 4)) for hour in range(24))
         levels = {"3 (10 s)": 212, "5 (1 min)": 96, "9 (5 min)": 31, "17 (1 h)": 8, "deliver_at": sum(hours)}

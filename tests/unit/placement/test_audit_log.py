@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from placement.console.live_messages import AUDIT_TOPIC, AuditLog
+from placement.console.audit_log import AUDIT_TOPIC, AuditLog
 from raymq.common.errors import ServiceNotAvailableError
 from raymq.records.format.check import record_starts
 from raymq.tools.console.backend.cluster import AuditEntry

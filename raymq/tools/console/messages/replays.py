@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from raymq.client.admin.dead_letters import LetterPlace, Replayed
 from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
-from raymq.tools.console.backend.messages import LetterReplayed
 
 REPLAYS_AT_ONCE_MAX: Final = 4
 REPLAYS_KEPT_MAX: Final = 100
@@ -24,6 +24,16 @@ REPLAY_RESULTS_SHOWN: Final = 200
 REPLAY_RATE_MAX: Final = 1000.0
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LetterResult:
+    """The result of the replay of one dead letter, without its message, whose body may be large. `error` is empty on
+    success."""
+
+    place: LetterPlace
+    message_id: str
+    error: str
 
 
 @dataclass(slots=True)
@@ -38,7 +48,7 @@ class LetterReplay:
     started_s: float
     done: int = 0
     failed: int = 0
-    results: deque[LetterReplayed] = field(default_factory=lambda: deque(maxlen=REPLAY_RESULTS_SHOWN))
+    results: deque[LetterResult] = field(default_factory=lambda: deque(maxlen=REPLAY_RESULTS_SHOWN))
     error: str = ""
     stopping: bool = False
     ended_s: float | None = None
@@ -71,7 +81,7 @@ class Replays:
     def start(
         self,
         replay: LetterReplay,
-        bring_back: Callable[[], Iterator[LetterReplayed]],
+        bring_back: Callable[[], Iterator[Replayed]],
         ended: Callable[[LetterReplay], None] = lambda replay: None,
     ) -> None:
         """Carry out a replay in a new thread, which calls `ended` last. InvalidArgumentError if one of this group is
@@ -96,12 +106,13 @@ class Replays:
     def _run(
         self,
         replay: LetterReplay,
-        bring_back: Callable[[], Iterator[LetterReplayed]],
+        bring_back: Callable[[], Iterator[Replayed]],
         ended: Callable[[LetterReplay], None],
     ) -> None:
         try:
             for result in bring_back():
-                replay.results.appendleft(result)
+                message = result.letter.message
+                replay.results.appendleft(LetterResult(result.letter.place, message.message_id, result.error))
                 if result.error:
                     replay.failed += 1
                 else:

@@ -1,4 +1,4 @@
-"""The search form of a topic's messages: its fields as text, the query that they mean, and who may search in bodies.
+"""The search form of a topic's messages: its fields as text, the search that they mean, and who may search in bodies.
 
 Times are UTC unless they say otherwise, like everywhere in raymq, or a distance such as -2h. Whatever a field holds,
 the form can be shown again, with the error beside it. An admin always sees bodies; a viewer only with `show_bodies`.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlencode
 
 from raymq.common.delay import parse_time
 from raymq.common.errors import InvalidArgumentError, NoPermissionError
 from raymq.common.numbers import number_of_text
 from raymq.common.places import parse_queue
-from raymq.tools.console.backend.messages import BrowseQuery
 from raymq.tools.console.security.sessions import ConsoleUser
 from raymq.tools.console.settings import ConsoleSettings
 
@@ -61,32 +60,32 @@ class SearchForm:
         """The form that the parameters of an address fill in; unknown ones are left aside."""
         return cls(**{name: parameters[name].strip() for name in cls.__slots__ if name in parameters})
 
-    def query(self, topic: str, now_ms: int) -> BrowseQuery:
-        """The query that the fields mean. InvalidArgumentError if a field makes no sense."""
+    def arguments(self, topic: str, now_ms: int) -> dict[str, Any]:
+        """Return the arguments of `Admin.browse` for these fields, without the topic. InvalidArgumentError for a field
+        without a meaning."""
         if self.start not in SEARCH_STARTS:
             raise InvalidArgumentError(f"{self.start!r} is no way to begin; choose {', '.join(SEARCH_STARTS)}")
         if self.limit not in SEARCH_LIMITS:
             raise InvalidArgumentError(f"{self.limit!r} messages cannot be shown; choose {', '.join(SEARCH_LIMITS)}")
         queue = parse_queue(topic, self.queue) if self.queue else None
-        query = BrowseQuery(
-            topic,
-            queue,
-            newest_first=self.start == "latest",
-            tags=self.tags or "*",
-            contains=self.text,
-            limit=int(self.limit),
-            cursor=self.cursor or None,
-        )
+        arguments: dict[str, Any] = {
+            "queue": queue,
+            "newest_first": self.start == "latest",
+            "tags": self.tags or "*",
+            "contains": self.text,
+            "limit": int(self.limit),
+            "cursor": self.cursor or None,
+        }
         if self.start == "offset":
             if queue is None:
                 raise InvalidArgumentError("an offset counts in one queue: choose the queue, too")
-            return replace(query, begin_offset=number_of_text("the offset", self.offset))
+            return arguments | {"begin_offset": number_of_text("the offset", self.offset)}
         if self.start == "time":
             begin_ms, end_ms = (parse_time(text, now_ms) if text else None for text in (self.begin, self.end))
             if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
                 raise InvalidArgumentError("the time range is empty: its end must be after its beginning")
-            return replace(query, begin_ms=begin_ms or 0, end_ms=end_ms)
-        return replace(query, begin_ms=0) if self.start == "earliest" else query
+            return arguments | {"begin_ms": begin_ms or 0, "end_ms": end_ms}
+        return arguments | {"begin_ms": 0} if self.start == "earliest" else arguments
 
     def address(self, **changes: str) -> str:
         """The form as the query of an address, without the fields that are as at first."""

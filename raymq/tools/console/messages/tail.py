@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Final
 
+from raymq.client.admin.messages import Arrived
 from raymq.common.errors import RaymqError
 from raymq.common.message import MessageExt, MessageQueue
-from raymq.tools.console.backend.messages import TailBatch
 
 TAIL_WAITING_MAX: Final = 500
 """The most messages that wait for one viewer."""
@@ -42,7 +42,7 @@ class TailEvent:
 
 Positions = Mapping[MessageQueue, int]
 Wants = Callable[[MessageExt], bool]
-Read = Callable[[str, Positions | None, int], Awaitable[TailBatch]]
+Read = Callable[[str, Positions | None, int], Awaitable[Arrived]]
 """Reads a topic: from the positions, or with None only finds the ends; at most so many messages. RaymqError."""
 
 
@@ -59,7 +59,7 @@ class Viewer:
         self._skipped, self._error, self._begun, self._closed = 0, "", False, False
         self._changed = asyncio.Event()
 
-    def offer(self, batch: TailBatch) -> None:
+    def offer(self, batch: Arrived) -> None:
         """Have the viewer get what was read."""
         self._waiting += [message for message in batch.messages if self._wants(message)]
         self._skipped += batch.skipped

@@ -52,7 +52,7 @@ async def as_json(request: Request) -> Response:
 
 async def _audit(request: Request, limit: int) -> AuditPage:
     cursor = request.query_params.get("cursor") or None
-    return await console_of(request).ask(lambda backend: backend.audit(limit=limit, cursor=cursor))
+    return await console_of(request).ask(lambda cluster: cluster.control.audit(limit=limit, cursor=cursor))
 
 
 def _rows(found: AuditPage) -> list[dict[str, Any]]:

@@ -83,7 +83,7 @@ async def balance(request: Request) -> Response:
         request,
         "balance",
         {},
-        lambda backend: backend.balance(),
+        lambda cluster: cluster.control.balance(),
         then=CLUSTER_ADDRESS,
         done="The leads are being spread over the nodes.",
     )
@@ -103,7 +103,7 @@ async def drain(request: Request) -> Response:
         request,
         "drain" if drained else "drain --undo",
         {"node": node},
-        lambda backend: backend.drain(node, drained=drained),
+        lambda cluster: cluster.control.drain(node, drained=drained),
         then=CLUSTER_ADDRESS,
         done=f"Replicas leave node {node}." if drained else f"Replicas may be on node {node} again.",
     )
@@ -120,7 +120,7 @@ async def clean(request: Request) -> Response:
         request,
         "store clean",
         {"broker": broker_name},
-        lambda backend: backend.clean_store(broker_name),
+        lambda cluster: cluster.control.clean_store(broker_name),
         then=CLUSTER_ADDRESS,
         done=f"{broker_name} deletes expired messages now.",
     )
@@ -140,7 +140,7 @@ async def set_write_permission(request: Request) -> Response:
         request,
         "write permission",
         {"broker": broker_name, "writable": writable},
-        lambda backend: backend.set_write_permission(broker_name, writable=writable),
+        lambda cluster: cluster.control.set_write_permission(broker_name, writable=writable),
         then=CLUSTER_ADDRESS,
         done=f"{broker_name} {'takes writes again' if writable else 'takes no more writes'}; clients see it soon.",
     )

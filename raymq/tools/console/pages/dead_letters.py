@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from raymq.client.admin.dead_letters import LetterPlace
+from raymq.client.admin.admin import Admin
+from raymq.client.admin.dead_letters import DeadLetter, LetterPlace
 from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistError
 from raymq.common.numbers import RATE, real_number
 from raymq.common.places import parse_position
-from raymq.tools.console.backend.messages import DeadLetterPage, DeadLetterView, LetterReplayed
-from raymq.tools.console.backend.protocol import Backend
 from raymq.tools.console.messages.export import rows_as_file
 from raymq.tools.console.messages.fields import MESSAGE_COLUMNS, file_rows, row_of
 from raymq.tools.console.messages.replays import REPLAY_RATE_MAX, LetterReplay
@@ -35,19 +36,18 @@ LETTER_COLUMNS: Final = ("died_ms", "attempts", "replayed", *MESSAGE_COLUMNS)
 async def show(request: Request) -> Response:
     """The letters, oldest first, with a box each; an error is a line above them."""
     group, replayed = request.path_params["group"], "replayed" in request.query_params
-    found, error = DeadLetterPage(()), ""
+    letters: list[DeadLetter] = []
+    cursor, error = None, ""
     try:
-        found = await _letters(request, LETTERS_SHOWN)
-    except TopicNotExistError:
-        pass  # no message of this group has died yet
+        letters, cursor = await _letters(request, LETTERS_SHOWN)
     except RaymqError as problem:
         error = str(problem)
     with_body = _with_body(request)
     values = {
         "group": group,
         "replayed": replayed,
-        "rows": [(letter, row_of(letter.message, with_body=with_body)) for letter in found.letters],
-        "cursor": found.cursor,
+        "rows": [(letter, row_of(letter.message, with_body=with_body)) for letter in letters],
+        "cursor": cursor,
         "error": error,
         "replay": console_of(request).replays.of(group),
     }
@@ -56,16 +56,15 @@ async def show(request: Request) -> Response:
 
 async def export(request: Request) -> Response:
     """The letters as a file, at most LETTERS_EXPORTED from where the page begins."""
-    found, with_body = await _letters(request, LETTERS_EXPORTED), _with_body(request)
-    rows = _file_rows(found.letters, with_body=with_body)
+    letters, _ = await _letters(request, LETTERS_EXPORTED)
+    rows = _file_rows(letters, with_body=_with_body(request))
     return rows_as_file(request, f"dead-letters-{request.path_params['group']}", LETTER_COLUMNS, rows)
 
 
 async def as_json(request: Request) -> Response:
     """The letters, for scripts."""
-    found, with_body = await _letters(request, LETTERS_SHOWN), _with_body(request)
-    letters = _file_rows(found.letters, with_body=with_body)
-    return JSONResponse({"dead_letters": letters, "cursor": found.cursor})
+    letters, cursor = await _letters(request, LETTERS_SHOWN)
+    return JSONResponse({"dead_letters": _file_rows(letters, with_body=_with_body(request)), "cursor": cursor})
 
 
 async def start(request: Request) -> Response:
@@ -82,7 +81,7 @@ async def start(request: Request) -> Response:
         console = console_of(request)
         console.replays.start(
             replay,
-            partial(_bring_back, console.calls.backend, group, places, rate),
+            lambda: console.calls.cluster.admin.dead_letters(group).replay(rate=rate, letters=places),
             partial(_audit_from_thread, asyncio.get_running_loop(), request, arguments),
         )
     except RaymqError as error:
@@ -107,12 +106,6 @@ async def stop(request: Request) -> Response:
         replay.stopping = True
         await write_audit(request, "dead letters stop", {"group": group}, "done")
     return redirect(request, f"/groups/{segment(group)}/dead-letters/replay")
-
-
-def _bring_back(
-    backend: Backend, group: str, places: list[LetterPlace] | None, rate: float | None
-) -> Iterator[LetterReplayed]:
-    return backend.replay_dead_letters(group, places, rate=rate)
 
 
 def _audit_from_thread(
@@ -147,20 +140,48 @@ def _rate(text: str) -> float | None:
     return real_number("the rate", rate, RATE.low, REPLAY_RATE_MAX)
 
 
-async def _letters(request: Request, limit: int) -> DeadLetterPage:
+async def _letters(request: Request, limit: int) -> tuple[list[DeadLetter], str | None]:
+    """Ask for the letters of the page that the address names, at most `limit`, and the cursor of the next page."""
     group, query = request.path_params["group"], request.query_params
-    replayed, cursor = "replayed" in query, query.get("cursor") or None
+    after, replayed = _place(query.get("cursor")), "replayed" in query
     return await console_of(request).ask(
-        lambda backend: backend.dead_letters(group, replayed=replayed, limit=limit, cursor=cursor)
+        lambda cluster: letters_after(cluster.admin, group, after, replayed=replayed, limit=limit)
     )
 
 
-def _file_rows(letters: Sequence[DeadLetterView], *, with_body: bool) -> list[dict[str, Any]]:
+def letters_after(
+    admin: Admin, group: str, after: LetterPlace | None, *, replayed: bool, limit: int
+) -> tuple[list[DeadLetter], str | None]:
+    """Return at most `limit` dead letters of a group, oldest first, and the cursor of the next page.
+
+    `after`: the place of the last letter of the page before, None for the first page. The cursor is None if no letter
+    follows. A group without a dead-letter topic has no letters.
+    """
+    try:
+        found = list(islice(admin.dead_letters(group).behind(after, replayed=replayed), limit + 1))
+    except TopicNotExistError:
+        return [], None  # brokers create the topic with the group's first dead letter
+    letters = found[:limit]
+    return letters, json.dumps(letters[-1].place) if len(found) > limit else None
+
+
+def _place(cursor: str | None) -> LetterPlace | None:
+    """Read a cursor of `letters_after`; None for an empty one. InvalidArgumentError."""
+    if not cursor:
+        return None
+    try:
+        name, queue_id, offset = json.loads(cursor)
+        return LetterPlace(str(name), int(queue_id), int(offset))
+    except (ValueError, TypeError) as error:
+        raise InvalidArgumentError(f"this is no cursor of dead letters: {error}") from None
+
+
+def _file_rows(letters: Sequence[DeadLetter], *, with_body: bool) -> list[dict[str, Any]]:
     rows = file_rows([letter.message for letter in letters], with_body=with_body)
     return [_of_letter(letter) | row | {"topic": letter.topic} for letter, row in zip(letters, rows, strict=True)]
 
 
-def _of_letter(letter: DeadLetterView) -> dict[str, Any]:
+def _of_letter(letter: DeadLetter) -> dict[str, Any]:
     values = (letter.message.store_timestamp_ms, letter.message.reconsume_times, letter.replayed)
     return dict(zip(LETTER_COLUMNS[: len(values)], values, strict=True))
 

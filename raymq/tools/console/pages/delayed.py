@@ -11,11 +11,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from raymq.client.admin.delayed import DelayedMessage
+from raymq.client.admin.delayed import Delayed, DelayedMessage
 from raymq.common.errors import RaymqError
 from raymq.common.message import TIMER_DELAY_MAX_MS
 from raymq.common.protocol.recall import RecallHandle
-from raymq.tools.console.backend.messages import DelayedView
 from raymq.tools.console.messages.body import visible
 from raymq.tools.console.messages.fields import file_row
 from raymq.tools.console.messages.search import bodies_shown
@@ -49,7 +48,7 @@ async def show(request: Request) -> Response:
     values = {
         "view": view,
         "error": error,
-        "bars": bars_of(view.hours) if view and view.hours else [],
+        "bars": bars_of(view.hours) if view else [],
         "rows": [(one, _handle(one)) for one in view.next_due] if view else [],
         "visible": visible,
     }
@@ -65,7 +64,7 @@ async def as_json(request: Request) -> Response:
             "topic": one.topic,
             "due_ms": one.due_ms,
             "level": one.level,
-            "message": one.message and file_row(one.message, with_body=with_body),
+            "message": file_row(one.message, with_body=with_body),
         }
         for one in view.next_due
     ]
@@ -85,7 +84,7 @@ async def recall(request: Request) -> Response:
         request,
         "recall",
         {"topic": handle.topic, "message_id": handle.message_id},
-        lambda backend: backend.recall(handle.topic, str(handle)),
+        lambda cluster: cluster.producer.recall(handle.topic, str(handle)),
         then="/delayed",
         done=f"Message {handle.message_id} will not be delivered.",
     )
@@ -100,9 +99,9 @@ def bars_of(hours: Sequence[int]) -> list[Bar]:
     ]
 
 
-async def _delayed(request: Request, now_ms: int) -> DelayedView:
+async def _delayed(request: Request, now_ms: int) -> Delayed:
     end_ms = now_ms + TIMER_DELAY_MAX_MS + 86_400_000
-    return await console_of(request).ask(lambda backend: backend.delayed(0, end_ms, limit=DELAYED_SHOWN))
+    return await console_of(request).ask(lambda cluster: cluster.admin.delayed(0, end_ms, limit=DELAYED_SHOWN))
 
 
 def _handle(one: DelayedMessage) -> str:

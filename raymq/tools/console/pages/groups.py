@@ -6,17 +6,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.common.protocol.clients import ProducerConnection
 from raymq.common.protocol.group import RETRY_MAX_TIMES
-from raymq.tools.console.backend.cluster import Listing
 from raymq.tools.console.backend.groups import GroupView
-from raymq.tools.console.backend.messages import ProducerClient
 from raymq.tools.console.messages.export import exact, rows_as_file
 from raymq.tools.console.web.answers import page, refused
 from raymq.tools.console.web.changes import change, form_of
@@ -128,7 +127,7 @@ async def update(request: Request) -> Response:
         request,
         "group update",
         {"group": group, "consume_enable": consume_enable, "retry_max_times": retries},
-        lambda backend: backend.update_group(group, consume_enable=consume_enable, retry_max_times=retries),
+        lambda cluster: cluster.control.update_group(group, consume_enable=consume_enable, retry_max_times=retries),
         then=group_address(group),
         done=f"Group {group} is changed.",
     )
@@ -145,7 +144,7 @@ async def delete(request: Request) -> Response:
         request,
         "group delete",
         {"group": group, "dead_letters": letters},
-        lambda backend: backend.delete_group(group, dead_letters=letters),
+        lambda cluster: cluster.control.delete_group(group, dead_letters=letters),
         then="/groups",
         done=f"Group {group} is deleted.",
         after_failure=group_address(group),
@@ -155,7 +154,7 @@ async def delete(request: Request) -> Response:
 async def group_view(request: Request) -> GroupView:
     """The group that the address names. GroupNotExistError."""
     group = request.path_params["group"]
-    return await console_of(request).ask(lambda backend: backend.group(group))
+    return await console_of(request).ask(lambda cluster: cluster.control.group(group))
 
 
 def group_address(group: str) -> str:
@@ -182,29 +181,35 @@ PRODUCER_COLUMNS: Final = ("group", "client_id", "host", "pid", "silent_s", "top
 async def producers_page(request: Request) -> Response:
     """The list, at most a few seconds old."""
     wanted, snapshot = request.query_params.get("q", "").strip(), await _producers(request)
-    rows = snapshot.value.rows if snapshot.value else ()
-    shown = [row for row in rows if any(wanted in text for text in (row.group, row.client_id, row.host, *row.topics))]
+    rows = snapshot.value or ()
+    shown = [row for row in rows if any(wanted in text for text in (row.group, row.client_id, row.host))]
     return page(request, "producers.html", {"producers": snapshot, "rows": shown, "wanted": wanted})
 
 
 async def export_producers(request: Request) -> Response:
     """The list as a file."""
     snapshot = await _producers(request)
-    rows = [asdict(row) for row in snapshot.value.rows] if snapshot.value else []
+    rows = [_producer_row(one) for one in snapshot.value or ()]
     return rows_as_file(request, "producers", PRODUCER_COLUMNS, rows)
 
 
 async def producers_json(request: Request) -> Response:
     """The list for scripts."""
     snapshot = await _producers(request)
-    rows = [asdict(row) for row in snapshot.value.rows] if snapshot.value else []
+    rows = [_producer_row(one) for one in snapshot.value or ()]
     return JSONResponse({"producers": rows, "error": snapshot.error})
 
 
-async def _producers(request: Request) -> CachedAnswer[Listing[ProducerClient]]:
+def _producer_row(one: ProducerConnection) -> dict[str, Any]:
+    """Return a producer as JSON and files have it. Heartbeats do not name topics, so `topics` is empty."""
+    names = ("client_id", "host", "pid", "group", "silent_s")
+    return {**{name: getattr(one, name) for name in names}, "topics": []}
+
+
+async def _producers(request: Request) -> CachedAnswer[list[ProducerConnection]]:
     console = console_of(request)
     return await console.snapshots.get(
-        "producers", lambda: console.ask(lambda backend: backend.producers(), LIST_TIMEOUT_S)
+        "producers", lambda: console.ask(lambda cluster: cluster.admin.producer_connections(), LIST_TIMEOUT_S)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -10,9 +11,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from raymq.client.admin.admin import Admin
 from raymq.client.admin.track import MessageTrack
-from raymq.common.errors import InvalidArgumentError, NoPermissionError, RaymqError
-from raymq.common.message import MessageExt
+from raymq.common.errors import InvalidArgumentError, NoPermissionError, OffsetOutOfRangeError, RaymqError
+from raymq.common.message import MessageExt, MessageQueue
 from raymq.common.places import parse_position
 from raymq.tools.console.messages.body import BODY_SHOWN_MAX_BYTES, BodyForm, is_text, view_body, visible
 from raymq.tools.console.messages.export import saved
@@ -55,7 +57,7 @@ async def track(request: Request) -> Response:
     error = ""
     try:
         message = await _message(request, query_of(request))
-        tracks = await console_of(request).ask(lambda backend: backend.message_track(message))
+        tracks = await console_of(request).ask(lambda cluster: cluster.admin.message_track(message))
     except RaymqError as problem:
         error = str(problem)
     return page(request, "track.html", {"tracks": tracks, "error": error})
@@ -93,7 +95,9 @@ async def deliver(request: Request) -> Response:
         request,
         "deliver again",
         {"topic": message.topic, "message_id": message.message_id, "group": group},
-        lambda backend: backend.deliver_to_group(message.topic, message.message_id, group),
+        lambda cluster: cluster.admin.replay(
+            message.topic, ids=[message.message_id], to_group=group, name=f"console-{time.time_ns()}"
+        ),
         then=back,
         done=f"Group {group} gets message {message.message_id} again.",
     )
@@ -131,18 +135,27 @@ async def _found(request: Request, form: Form) -> Sequence[MessageExt]:
         raise InvalidArgumentError("give a topic, and one of key, id and place")
     console = console_of(request)
     if key:
-        return await console.ask(lambda backend: backend.query_by_key(topic, key, max_messages=KEY_HITS_MAX))
+        return await console.ask(lambda cluster: cluster.admin.query_by_key(topic, key, max_messages=KEY_HITS_MAX))
     if message_id:
-        return await console.ask(lambda backend: backend.query_by_id(topic, message_id))
+        return await console.ask(lambda cluster: cluster.admin.query_by_id(topic, message_id))
     queue, offset = parse_position(topic, place)
-    message = await console.ask(lambda backend: backend.message_at(queue, offset))
+    message = await console.ask(lambda cluster: message_at(cluster.admin, queue, offset))
     return () if message is None else (message,)
+
+
+def message_at(admin: Admin, queue: MessageQueue, offset: int) -> MessageExt | None:
+    """Return the message at an offset of a queue, None if the offset has no message."""
+    try:
+        found = admin.pull(queue, offset, max_messages=1).messages
+    except OffsetOutOfRangeError:
+        return None
+    return found[0] if found and found[0].queue_offset == offset else None
 
 
 async def _message(request: Request, form: Form) -> MessageExt:
     """The message at the place in the address. InvalidArgumentError if there is none."""
     queue, offset = parse_position(form.needed("topic", "the topic"), form.needed("offset", "the place"))
-    message = await console_of(request).ask(lambda backend: backend.message_at(queue, offset))
+    message = await console_of(request).ask(lambda cluster: message_at(cluster.admin, queue, offset))
     if message is None:
         raise InvalidArgumentError(f"no message is at {queue.broker_name}:{queue.queue_id}:{offset} of {queue.topic!r}")
     return message

@@ -15,11 +15,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from raymq.client.admin.browse import Page
 from raymq.client.consumer.pull_once import has_text, is_wanted
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistError
 from raymq.common.message import MessageExt
-from raymq.tools.console.backend.messages import MessagePage
 from raymq.tools.console.messages.export import rows_as_file
 from raymq.tools.console.messages.fields import MESSAGE_COLUMNS, file_rows, row_of, tail_row
 from raymq.tools.console.messages.search import (
@@ -95,13 +95,13 @@ def _with_body(request: Request) -> bool:
     return bodies_shown(user_of(request), console_of(request).settings)
 
 
-async def _search(request: Request, topic: str, form: SearchForm) -> MessagePage:
-    query = form.query(topic, time.time_ns() // 1_000_000)
-    check_text_search(query.contains, with_body=_with_body(request))
-    return await console_of(request).ask(lambda backend: backend.browse(query))
+async def _search(request: Request, topic: str, form: SearchForm) -> Page:
+    arguments = form.arguments(topic, time.time_ns() // 1_000_000)
+    check_text_search(form.text, with_body=_with_body(request))
+    return await console_of(request).ask(lambda cluster: cluster.admin.browse(topic, **arguments, whole_bodies=False))
 
 
-async def _try_to_search(request: Request, topic: str, form: SearchForm) -> tuple[MessagePage | None, str]:
+async def _try_to_search(request: Request, topic: str, form: SearchForm) -> tuple[Page | None, str]:
     """The messages found, or the error in words. TopicNotExistError, since there is no page then."""
     try:
         return await _search(request, topic, form), ""
@@ -119,10 +119,10 @@ def _with_chosen(queues: list[str], chosen: str) -> list[str]:
 async def _queues(request: Request, topic: str) -> list[str]:
     """The topic's queues as BROKER:QUEUE, to choose from; none where they cannot be told now."""
     try:
-        view = await console_of(request).ask(lambda backend: backend.topic(topic), LIST_TIMEOUT_S)
+        route = await console_of(request).ask(lambda cluster: cluster.admin.topic_route(topic), LIST_TIMEOUT_S)
     except RaymqError:
         return []
-    return [f"{one.queue.broker_name}:{one.queue.queue_id}" for one in view.queues]
+    return [f"{queue.broker_name}:{queue.queue_id}" for queue in route.subscribe_queues]
 
 
 MESSAGES_ROUTES: Final = [

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.places import parse_queue
 from raymq.tools.console.backend.groups import OffsetMove
-from raymq.tools.console.backend.protocol import Backend
+from raymq.tools.console.cluster import ConsoleCluster
 from raymq.tools.console.pages.groups import group_address
 from raymq.tools.console.web.answers import page, refused
 from raymq.tools.console.web.changes import Form, change, form_of, query_of
@@ -89,7 +89,7 @@ async def _preview(request: Request, kind: str) -> Response:
         wanted = _wanted(kind, group, query_of(request))
     except InvalidArgumentError as error:
         return refused(request, error, group_address(group))
-    moves = await console_of(request).ask(lambda backend: _call(backend, kind, wanted, dry_run=True))
+    moves = await console_of(request).ask(lambda cluster: _call(cluster, kind, wanted, dry_run=True))
     return page(
         request,
         "offsets.html",
@@ -114,7 +114,7 @@ async def _move(request: Request, kind: str) -> Response:
         request,
         "group reset-offset" if kind == "reset" else "group copy-offsets",
         wanted.arguments,
-        lambda backend: _call(backend, kind, wanted, dry_run=False),
+        lambda cluster: _call(cluster, kind, wanted, dry_run=False),
         then=group_address(group),
         done=f"Group {group} goes on in topic {topic} {wanted.words}.",
     )
@@ -124,8 +124,8 @@ def _wanted(kind: str, group: str, form: Form) -> MoveForm:
     return MoveForm.of_reset(group, form) if kind == "reset" else MoveForm.of_copy(group, form)
 
 
-def _call(backend: Backend, kind: str, wanted: MoveForm, *, dry_run: bool) -> Sequence[OffsetMove]:
-    call = backend.reset_offsets if kind == "reset" else backend.clone_offsets
+def _call(cluster: ConsoleCluster, kind: str, wanted: MoveForm, *, dry_run: bool) -> Sequence[OffsetMove]:
+    call = cluster.control.reset_offsets if kind == "reset" else cluster.control.clone_offsets
     return call(**wanted.arguments, dry_run=dry_run)
 
 

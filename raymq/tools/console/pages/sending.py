@@ -6,6 +6,9 @@ sent again unedited is the same. A body that must stay as it is to the byte is n
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from starlette.requests import Request
@@ -13,8 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from raymq.common.delay import parse_delay_levels
 from raymq.common.errors import InvalidArgumentError, RaymqError
-from raymq.common.message import MessageExt
-from raymq.tools.console.backend.messages import NewMessage, SentMessage
+from raymq.common.message import Message, MessageExt, SendResult
 from raymq.tools.console.web.answers import redirect, wants_json
 from raymq.tools.console.web.changes import Form, audited
 from raymq.tools.console.web.console import notify
@@ -22,10 +24,27 @@ from raymq.tools.console.web.console import notify
 SEND_DELAY_MAX_MS: Final = 40 * 86_400_000
 
 
-def new_message(topic: str, form: Form) -> NewMessage:
+@dataclass(frozen=True, slots=True)
+class MessageForm:
+    """The fields of a form that sends a message. `delay_ms`: 0 sends the message at once."""
+
+    topic: str
+    body: bytes
+    tags: str | None
+    keys: tuple[str, ...]
+    properties: Mapping[str, str]
+    delay_ms: int
+
+    def message(self, now_ms: int) -> Message:
+        """Return the message that is sent at `now_ms` (ms since 1970). IllegalNameError, MessageIllegalError."""
+        deliver_at_ms = now_ms + self.delay_ms if self.delay_ms else None
+        return Message(self.topic, self.body, self.tags, self.keys, dict(self.properties), deliver_at_ms=deliver_at_ms)
+
+
+def new_message(topic: str, form: Form) -> MessageForm:
     """The message of a form for `topic`, with the fields body, tags, keys (between spaces), properties (a line
     NAME=VALUE each) and delay. InvalidArgumentError."""
-    return NewMessage(
+    return MessageForm(
         topic,
         _body(form),
         form.text("tags") or None,
@@ -35,9 +54,9 @@ def new_message(topic: str, form: Form) -> NewMessage:
     )
 
 
-def message_again(form: Form, message: MessageExt) -> NewMessage:
+def message_again(form: Form, message: MessageExt) -> MessageForm:
     """`message` again, by a form with the fields topic, delay, and body where `edited` is set. InvalidArgumentError."""
-    return NewMessage(
+    return MessageForm(
         form.needed("topic", "the topic"),
         _body(form) if form.text("edited") else message.body,
         message.tags,
@@ -47,11 +66,16 @@ def message_again(form: Form, message: MessageExt) -> NewMessage:
     )
 
 
-async def send_and_go_back(request: Request, action: str, message: NewMessage, back: str) -> Response:
+async def send_and_go_back(request: Request, action: str, message: MessageForm, back: str) -> Response:
     """Send a message, with an entry in the audit, which has its size and not its body; then show the page `back`."""
     arguments = {"topic": message.topic, "bytes": len(message.body), "delay_ms": message.delay_ms or None}
     try:
-        sent: SentMessage = await audited(request, action, arguments, lambda backend: backend.send(message))
+        sent: SendResult = await audited(
+            request,
+            action,
+            arguments,
+            lambda cluster: cluster.producer.send(message.message(time.time_ns() // 1_000_000)),
+        )
     except RaymqError as error:
         if wants_json(request):
             return JSONResponse({"outcome": str(error)}, 409)

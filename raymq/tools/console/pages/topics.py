@@ -95,7 +95,7 @@ async def create(request: Request) -> Response:
         request,
         "topic create",
         {"topic": topic, "queues": queues, **arguments},
-        lambda backend: backend.create_topic(topic, queues, **arguments),
+        lambda cluster: cluster.control.create_topic(topic, queues, **arguments),
         then=_address(topic),
         done=f"Topic {topic} has {plural(queues, 'queue')}.",
         after_failure="/topics",
@@ -124,7 +124,7 @@ async def update(request: Request) -> Response:
         request,
         "topic update",
         {"topic": topic, **changes},
-        lambda backend: backend.update_topic(topic, **changes),
+        lambda cluster: cluster.control.update_topic(topic, **changes),
         then=_address(topic),
         done=f"Topic {topic} is changed; clients see it within half a minute.",
     )
@@ -138,7 +138,7 @@ async def set_order(request: Request) -> Response:
         request,
         "topic order",
         {"topic": topic, "config": config or ""},
-        lambda backend: backend.set_order_config(topic, config),
+        lambda cluster: cluster.control.set_order_config(topic, config),
         then=_address(topic),
         done=f"Topic {topic} is written to {config} only." if config else f"Topic {topic} is no order topic.",
     )
@@ -154,7 +154,7 @@ async def delete(request: Request) -> Response:
         request,
         "topic delete",
         {"topic": topic},
-        lambda backend: backend.delete_topic(topic),
+        lambda cluster: cluster.control.delete_topic(topic),
         then="/topics",
         done=f"Topic {topic} is deleted.",
         after_failure=_address(topic),
@@ -163,7 +163,7 @@ async def delete(request: Request) -> Response:
 
 async def _view(request: Request) -> TopicView:
     topic = request.path_params["topic"]
-    return await console_of(request).ask(lambda backend: backend.topic(topic))
+    return await console_of(request).ask(lambda cluster: cluster.control.topic(topic))
 
 
 def _address(topic: str) -> str:

@@ -1,1 +1,1 @@
-"""The ground of all pages of the console: calls of the backend, rendering, forms, changes and their audit."""
+"""The ground of all pages of the console: calls to the cluster, rendering, forms, changes and their audit."""

@@ -19,7 +19,7 @@ from raymq.common.errors import InvalidArgumentError, RaymqError
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES
 from raymq.common.numbers import NOT_NEGATIVE, NumberRange, number_of_text
 from raymq.tools.console.backend.cluster import AuditEntry
-from raymq.tools.console.backend.protocol import Backend
+from raymq.tools.console.cluster import ConsoleCluster
 from raymq.tools.console.web.answers import redirect, wants_json
 from raymq.tools.console.web.console import console_of, notify, user_of
 from raymq.tools.console.web.snapshots import LIST_TIMEOUT_S, PAGE_CHANGE_TIMEOUT_S
@@ -88,7 +88,7 @@ async def change(
     request: Request,
     action: str,
     arguments: Mapping[str, Any],
-    call: Callable[[Backend], Any],
+    call: Callable[[ConsoleCluster], Any],
     *,
     then: str,
     done: str,
@@ -113,7 +113,9 @@ async def change(
     return redirect(request, then)
 
 
-async def audited(request: Request, action: str, arguments: Mapping[str, Any], call: Callable[[Backend], Any]) -> Any:
+async def audited(
+    request: Request, action: str, arguments: Mapping[str, Any], call: Callable[[ConsoleCluster], Any]
+) -> Any:
     """The result of a call that changes something; its outcome is in the audit then. Raises as the call does."""
     console = console_of(request)
     outcome = "an error of the console itself; its log has more"
@@ -143,7 +145,7 @@ async def write_audit(request: Request, action: str, arguments: Mapping[str, Any
         outcome,
     )
     try:
-        await console.calls.call(lambda backend: backend.record_audit(entry), LIST_TIMEOUT_S, about="the audit")
+        await console.calls.call(lambda cluster: cluster.control.record_audit(entry), LIST_TIMEOUT_S, about="the audit")
     except RaymqError as error:
         logger.warning("the audit has no entry of %s: %s", entry, error)
         notify(request, "failed", f"The audit has no entry of this change: {error}")

@@ -10,12 +10,12 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
+from raymq.client.admin.messages import Arrived
 from raymq.common.errors import RaymqError
 from raymq.tools.console.backend.cluster import ClusterView, Listing
 from raymq.tools.console.backend.groups import GroupRow
-from raymq.tools.console.backend.messages import TailBatch
-from raymq.tools.console.backend.protocol import Backend
 from raymq.tools.console.backend.topics import TopicRow
+from raymq.tools.console.cluster import ConsoleCluster
 from raymq.tools.console.messages.replays import Replays
 from raymq.tools.console.messages.tail import Positions, Tails
 from raymq.tools.console.security.sessions import NOTICES_MAX, ConsoleUser, Notice, Session, Sessions
@@ -26,8 +26,8 @@ from raymq.tools.console.web.snapshots import (
     LIST_TIMEOUT_S,
     PAGE_QUERY_TIMEOUT_S,
     SNAPSHOT_KEPT_S,
-    BackendCalls,
     CachedAnswer,
+    CallPool,
     Snapshots,
 )
 
@@ -37,13 +37,13 @@ T = TypeVar("T")
 
 
 class Console:
-    """The backend and its calls, the lists that are kept, the rates, the sessions, the live tails, the replays. One per
-    application."""
+    """The cluster and the calls to it, the cached lists, the rates, the sessions, the live tails and the replays. An
+    application has one Console."""
 
-    def __init__(self, backend: Backend, settings: ConsoleSettings) -> None:
+    def __init__(self, cluster: ConsoleCluster, settings: ConsoleSettings) -> None:
         self.settings = settings
         self.renderer = Renderer(settings)
-        self.calls = BackendCalls(backend)
+        self.calls = CallPool(cluster)
         self.snapshots = Snapshots(kept_s=min(settings.refresh_s, SNAPSHOT_KEPT_S))
         self.history = RateHistory()
         self._sparklines: dict[str, str] = {}
@@ -52,27 +52,34 @@ class Console:
         self.tails = Tails(self._read_tail, rate=settings.tail_rate, max_viewers=settings.max_viewers)
         self.replays = Replays()
 
-    async def ask(self, call: Callable[[Backend], T], timeout_s: float = PAGE_QUERY_TIMEOUT_S) -> T:
-        """The result of a call of the backend. RaymqError, of which RequestTimeoutError is one."""
+    async def ask(self, call: Callable[[ConsoleCluster], T], timeout_s: float = PAGE_QUERY_TIMEOUT_S) -> T:
+        """Run a call to the cluster in the pool of threads, and return its result. Raises what the call raises, and
+        RequestTimeoutError after `timeout_s`."""
         return await self.calls.call(call, timeout_s)
 
     async def cluster(self) -> CachedAnswer[ClusterView]:
         """The cluster, at most a few seconds old."""
-        return await self.snapshots.get("cluster", lambda: self.ask(lambda backend: backend.cluster(), LIST_TIMEOUT_S))
+        return await self.snapshots.get(
+            "cluster", lambda: self.ask(lambda cluster: cluster.control.cluster(), LIST_TIMEOUT_S)
+        )
 
     async def topics(self) -> CachedAnswer[Listing[TopicRow]]:
         """The list of topics, at most a few seconds old."""
-        return await self.snapshots.get("topics", lambda: self.ask(lambda backend: backend.topics(), LIST_TIMEOUT_S))
+        return await self.snapshots.get(
+            "topics", lambda: self.ask(lambda cluster: cluster.control.topics(), LIST_TIMEOUT_S)
+        )
 
     async def groups(self) -> CachedAnswer[Listing[GroupRow]]:
         """The list of groups, at most a few seconds old."""
-        return await self.snapshots.get("groups", lambda: self.ask(lambda backend: backend.groups(), LIST_TIMEOUT_S))
+        return await self.snapshots.get(
+            "groups", lambda: self.ask(lambda cluster: cluster.control.groups(), LIST_TIMEOUT_S)
+        )
 
     async def sample_figures(self) -> None:
         """Keep a sample of the cluster's counters every SAMPLE_INTERVAL_S, until cancelled."""
         while True:
             try:
-                self.history.add(await self.ask(lambda backend: backend.figures(), LIST_TIMEOUT_S))
+                self.history.add(await self.ask(lambda cluster: cluster.control.figures(), LIST_TIMEOUT_S))
                 self._sparklines.clear()
             except RaymqError as error:
                 logger.info("no sample of the cluster's figures: %s", error)
@@ -86,8 +93,8 @@ class Console:
             self._sparklines[topic] = spark_points(self.history.topics.growth(topic))
         return self._sparklines[topic]
 
-    async def _read_tail(self, topic: str, positions: Positions | None, most: int) -> TailBatch:
-        return await self.ask(lambda backend: backend.tail(topic, positions, max_messages=most))
+    async def _read_tail(self, topic: str, positions: Positions | None, most: int) -> Arrived:
+        return await self.ask(lambda cluster: cluster.admin.tail(topic, positions, max_messages=most))
 
     def close_streams(self) -> None:
         """End all live tails: a server that stops would wait for their connections."""

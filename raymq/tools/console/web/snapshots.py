@@ -3,10 +3,10 @@
 However many people look, each list is asked for at most every SNAPSHOT_KEPT_S. When the cluster gives no answer, the
 last one is shown, with its age and the reason.
 
-Calls of the backend, in a bounded pool of threads, each with a timeout.
+Calls to the cluster run in a bounded pool of threads, each with a timeout.
 
-A call that takes too long is no longer waited for; its thread is busy until the backend's own timeout. When all
-threads are busy, further calls wait within their timeout, and beyond CALLS_WAITING_MAX are refused at once.
+After its timeout a page no longer waits for a call; the thread stays busy until the call's own timeout. If all threads
+are busy, further calls wait within their timeout. More than CALLS_WAITING_MAX waiting calls are refused at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from threading import Semaphore
 from typing import Any, Final, Generic, TypeVar
 
 from raymq.common.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
-from raymq.tools.console.backend.protocol import Backend
+from raymq.tools.console.cluster import ConsoleCluster
 
 SNAPSHOT_KEPT_S: Final = 5.0
 
@@ -82,28 +82,32 @@ CONSOLE_CALL_THREADS: Final = 16
 CALLS_WAITING_MAX: Final = 64
 
 
-class BackendCalls:
-    """The pool, for one backend. Used from one event loop."""
+class CallPool:
+    """The pool of threads for the calls to one cluster. Used from one event loop."""
 
-    def __init__(self, backend: Backend, *, threads: int = CONSOLE_CALL_THREADS) -> None:
-        self.backend = backend
+    def __init__(self, cluster: ConsoleCluster, *, threads: int = CONSOLE_CALL_THREADS) -> None:
+        self.cluster = cluster
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="console-call")
         self._free = Semaphore(threads + CALLS_WAITING_MAX)
 
     async def call(
-        self, call: Callable[[Backend], T], timeout_s: float = PAGE_QUERY_TIMEOUT_S, *, about: str = "the cluster"
+        self,
+        call: Callable[[ConsoleCluster], T],
+        timeout_s: float = PAGE_QUERY_TIMEOUT_S,
+        *,
+        about: str = "the cluster",
     ) -> T:
         """The result of `call`, run in a thread. RequestTimeoutError if it takes longer; ServiceNotAvailableError if
         too many calls wait already; and whatever the call raises."""
         if not self._free.acquire(blocking=False):
             raise ServiceNotAvailableError("too many questions wait for the cluster already; try again soon")
-        future = self._pool.submit(call, self.backend)
+        future = self._pool.submit(call, self.cluster)
         future.add_done_callback(lambda ended: self._free.release())
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
         except TimeoutError:
             if isinstance(_error_of(future), RaymqError):
-                raise  # the backend's own timeout, which says more
+                raise  # the call's own timeout, which says more
             raise RequestTimeoutError(about, timeout_s) from None
 
     def close(self) -> None:

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from tests.support.console.asgi_client import AsgiClient
-from tests.support.console.fake_backend import FakeBackend
+from tests.support.console.fake_cluster import FakeCluster
 from tests.support.console.logged_in import VIEWER_TOKEN, console_app, logged_in
 
 
 @pytest.fixture
-def backend() -> FakeBackend:
-    return FakeBackend()
+def backend() -> FakeCluster:
+    return FakeCluster()
 
 
 @pytest.fixture
-def app(backend: FakeBackend) -> Any:
+def app(backend: FakeCluster) -> Any:
     return console_app(backend)
 
 

@@ -11,14 +11,14 @@ import pytest
 from raymq.common.errors import RequestTimeoutError, ServiceNotAvailableError
 from raymq.tools.console.backend.cluster import ClusterFigures
 from raymq.tools.console.web.history import HISTORY_S, SAMPLE_INTERVAL_S, RateHistory
-from raymq.tools.console.web.snapshots import CALLS_WAITING_MAX, SNAPSHOT_KEPT_S, BackendCalls, Snapshots
-from tests.support.console.fake_backend import FakeBackend
+from raymq.tools.console.web.snapshots import CALLS_WAITING_MAX, SNAPSHOT_KEPT_S, CallPool, Snapshots
+from tests.support.console.fake_cluster import FakeCluster
 
 
 def test_a_call_that_takes_too_long_is_no_longer_waited_for():
     async def story() -> None:
         gate = threading.Event()
-        calls = BackendCalls(FakeBackend(), threads=1)
+        calls = CallPool(FakeCluster(), threads=1)
         with pytest.raises(RequestTimeoutError, match=r"the store gave no answer within 0\.01 s"):
             await calls.call(lambda backend: gate.wait(60), 0.01, about="the store")
         with pytest.raises(RequestTimeoutError):
@@ -32,8 +32,8 @@ def test_a_call_that_takes_too_long_is_no_longer_waited_for():
 
 def test_a_call_that_nobody_waits_for_any_more_does_not_begin():
     async def story() -> None:
-        gate, backend = threading.Event(), FakeBackend()
-        calls = BackendCalls(backend, threads=1)
+        gate, backend = threading.Event(), FakeCluster()
+        calls = CallPool(backend, threads=1)
         for call in (lambda one: gate.wait(60), lambda one: one.topics()):
             with pytest.raises(RequestTimeoutError):
                 await calls.call(call, 0.01)
@@ -47,9 +47,9 @@ def test_a_call_that_nobody_waits_for_any_more_does_not_begin():
 
 def test_the_backends_own_timeout_is_told_as_it_is():
     async def story() -> None:
-        backend = FakeBackend()
+        backend = FakeCluster()
         backend.errors["topics"] = RequestTimeoutError("broker-a", 3.0)
-        calls = BackendCalls(backend)
+        calls = CallPool(backend)
         with pytest.raises(RequestTimeoutError, match="broker-a gave no answer within 3 s"):
             await calls.call(lambda one: one.topics(), 60.0)
         calls.close()
@@ -60,7 +60,7 @@ def test_the_backends_own_timeout_is_told_as_it_is():
 def test_too_many_calls_are_refused_at_once():
     async def story() -> None:
         gate = threading.Event()
-        calls = BackendCalls(FakeBackend(), threads=2)
+        calls = CallPool(FakeCluster(), threads=2)
         waiting = [
             asyncio.create_task(calls.call(lambda backend: gate.wait(60), 60.0)) for _ in range(2 + CALLS_WAITING_MAX)
         ]

@@ -16,7 +16,7 @@ from raymq.tools.console.security.sessions import SESSION_LIFE_S, Role, Sessions
 from raymq.tools.console.security.tokens import WRONG_SECRETS_MAX, WRONG_SECRETS_S, GuardedCheck
 from tests.support.cases import check_all
 from tests.support.console.asgi_client import AsgiClient
-from tests.support.console.fake_backend import FakeBackend
+from tests.support.console.fake_cluster import FakeCluster
 from tests.support.console.logged_in import ADMIN_TOKEN, VIEWER_TOKEN, console_app, logged_in
 
 
@@ -42,14 +42,14 @@ def test_there_are_changes_and_pages():
 
 
 @pytest.mark.parametrize("path", CHANGES)
-def test_a_viewer_changes_nothing(viewer: AsgiClient, backend: FakeBackend, path: str):
+def test_a_viewer_changes_nothing(viewer: AsgiClient, backend: FakeCluster, path: str):
     fields = {"confirm": "orders", "topic": "t", "node": "n", "broker": "b", "write": "on", "to": "latest"}
     answer = viewer.post(path, fields)
     assert (answer.status, backend.calls, backend.audit_entries) == (403, [], [])
 
 
 @pytest.mark.parametrize("path", CHANGES)
-def test_nobody_changes_anything_while_the_console_is_read_only(backend: FakeBackend, path: str):
+def test_nobody_changes_anything_while_the_console_is_read_only(backend: FakeCluster, path: str):
     client = logged_in(console_app(backend, read_only=True))
     assert (client.post(path).status, backend.calls) == (403, [])
     client.close()
@@ -67,7 +67,7 @@ def test_nobody_changes_anything_while_the_console_is_read_only(backend: FakeBac
     ],
     ids=str,
 )
-def test_a_change_from_another_site_is_refused(admin: AsgiClient, backend: FakeBackend, headers: dict[str, str]):
+def test_a_change_from_another_site_is_refused(admin: AsgiClient, backend: FakeCluster, headers: dict[str, str]):
     def check(path: str) -> None:
         assert admin.post(path, {}, headers).status == 403
 
@@ -75,13 +75,13 @@ def test_a_change_from_another_site_is_refused(admin: AsgiClient, backend: FakeB
     assert backend.calls == []
 
 
-def test_a_change_that_says_nothing_of_its_origin_is_refused_to_a_session(admin: AsgiClient, backend: FakeBackend):
+def test_a_change_that_says_nothing_of_its_origin_is_refused_to_a_session(admin: AsgiClient, backend: FakeCluster):
     assert admin.request("POST", "/cluster/balance").status == 403
     assert backend.calls == []
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_a_stranger_sees_no_page(stranger: AsgiClient, backend: FakeBackend, path: str):
+def test_a_stranger_sees_no_page(stranger: AsgiClient, backend: FakeCluster, path: str):
     answer = stranger.get(path)
     if path.startswith("/api/"):
         assert answer.status == 401
@@ -107,7 +107,7 @@ def test_every_answer_has_the_headers(admin: AsgiClient, stranger: AsgiClient, p
         assert {name: headers.get(name.lower()) for name in SECURITY_HEADERS} == SECURITY_HEADERS
 
 
-def test_an_error_of_the_console_itself_has_the_headers_and_no_secret(admin: AsgiClient, backend: FakeBackend):
+def test_an_error_of_the_console_itself_has_the_headers_and_no_secret(admin: AsgiClient, backend: FakeCluster):
     backend.errors["topics"] = ZeroDivisionError("secret of the server")
     answer = admin.get("/topics")
     assert (answer.status, "secret" in answer.text) == (500, False)
@@ -134,7 +134,7 @@ def test_the_session_is_a_cookie_that_no_script_and_no_other_site_gets(stranger:
     assert len(stranger.cookies[SESSION_COOKIE]) >= 40
 
 
-def test_under_tls_the_cookie_is_for_tls_only(backend: FakeBackend):
+def test_under_tls_the_cookie_is_for_tls_only(backend: FakeCluster):
     client = AsgiClient(console_app(backend, secure=True))
     assert "secure" in client.post("/login", {"token": ADMIN_TOKEN}).headers["set-cookie"].lower()
     client.close()
@@ -173,7 +173,7 @@ def test_a_page_that_is_open_when_the_session_ends_goes_to_the_login(stranger: A
     assert (answer.status, answer.headers["hx-redirect"]) == (401, "/login")
 
 
-def test_a_script_sends_its_token_with_each_request(stranger: AsgiClient, backend: FakeBackend):
+def test_a_script_sends_its_token_with_each_request(stranger: AsgiClient, backend: FakeCluster):
     script = {"authorization": f"Bearer {ADMIN_TOKEN}", "accept": "application/json"}
     assert stranger.get("/api/v1/topics", script).status == 200
     assert stranger.request("POST", "/cluster/balance", script).json() == {"outcome": "done"}
@@ -193,7 +193,7 @@ def test_wrong_tokens_lock_nobody_out_behind_the_same_address(app: Any, stranger
     assert stranger.post("/login", {"token": ADMIN_TOKEN}).status == 303
 
 
-def test_guesses_at_a_secret_are_bounded_and_the_tokens_and_a_known_secret_get_in(backend: FakeBackend):
+def test_guesses_at_a_secret_are_bounded_and_the_tokens_and_a_known_secret_get_in(backend: FakeCluster):
     guarded = GuardedCheck(lambda secret: Role.ADMIN if secret in ("known", "other") else "")
     client = AsgiClient(console_app(backend, guarded=guarded))
 
@@ -236,7 +236,7 @@ def test_a_session_ends_after_twelve_hours():
     assert sessions.find("", 0.0) is None
 
 
-def test_a_console_without_tokens_answers_to_this_machine_only(backend: FakeBackend):
+def test_a_console_without_tokens_answers_to_this_machine_only(backend: FakeCluster):
     app = console_app(backend, open_to_all=True)
     here, rebound = AsgiClient(app, host="localhost:8270"), AsgiClient(app, host="evil.test")
     for host in ("127.0.0.1", "[::1]:8270", "LOCALHOST"):
@@ -250,7 +250,7 @@ def test_a_console_without_tokens_answers_to_this_machine_only(backend: FakeBack
     here.close(), rebound.close()
 
 
-def test_all_addresses_are_below_the_base_path(backend: FakeBackend):
+def test_all_addresses_are_below_the_base_path(backend: FakeCluster):
     app = console_app(backend, base_path="/mq")
     client = logged_in(app, base_path="/mq")
     text = client.get("/mq/topics").text

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
-from raymq.client.admin.dead_letters import LetterPlace
+from raymq.client.admin.dead_letters import DeadLetter, LetterPlace
 from raymq.common.errors import RequestTimeoutError, TopicNotExistError
+from raymq.common.message import Message
 from raymq.common.protocol.recall import RecallHandle
-from raymq.tools.console.backend.messages import DeadLetterView, NewMessage
 from raymq.tools.console.messages.body import BODY_SHOWN_MAX_BYTES
 from tests.support.console.asgi_client import AsgiClient
-from tests.support.console.fake_backend import FakeBackend, fake_message
+from tests.support.console.fake_cluster import FakeCluster, fake_message
 from tests.support.console.logged_in import VIEWER_TOKEN, console_app, logged_in
 from tests.support.history.waiting import eventually
 
@@ -59,17 +60,17 @@ def test_a_page_shows_what_was_asked_for(admin: AsgiClient, path: str, texts: li
     [
         ("/topics/orders/messages", "browse"),
         ("/topics/orders/messages", "topic"),
-        (ONE, "message_at"),
+        (ONE, "pull"),
         ("/messages?topic=orders&key=k3", "query_by_key"),
         ("/messages/track?topic=orders&offset=broker-a:0:3", "message_track"),
         (LETTERS, "dead_letters"),
         ("/delayed", "delayed"),
-        ("/producers", "producers"),
+        ("/producers", "producer_connections"),
         ("/audit", "audit"),
     ],
 )
 def test_a_call_without_an_answer_leaves_the_page(
-    admin: AsgiClient, backend: FakeBackend, path: str, call: str
+    admin: AsgiClient, backend: FakeCluster, path: str, call: str
 ) -> None:
     backend.errors[call] = RequestTimeoutError("broker-a", 10.0)
     answer = admin.get(path)
@@ -81,17 +82,17 @@ def test_a_topic_that_is_not_there_has_no_page(admin: AsgiClient) -> None:
     assert admin.get("/topics/nothing/messages").status == 404
 
 
-def test_a_group_without_dead_letters_has_no_topic_for_them(admin: AsgiClient, backend: FakeBackend) -> None:
+def test_a_group_without_dead_letters_has_no_topic_for_them(admin: AsgiClient, backend: FakeCluster) -> None:
     backend.errors["dead_letters"] = TopicNotExistError("%DLQ%billing")
     assert "No dead letter" in admin.get(LETTERS).text
 
 
 @pytest.fixture
-def shy(backend: FakeBackend) -> Any:
+def shy(backend: FakeCluster) -> Any:
     """A viewer of a console that hides bodies; every body is SECRET."""
     secret = fake_message("orders", SECRET, queue_offset=3)
     backend.messages["orders"] = [secret]
-    backend.letters["billing"] = [DeadLetterView(secret, "orders")]
+    backend.letters["billing"] = [DeadLetter(secret, "orders", False)]
     client = logged_in(console_app(backend, show_bodies=False), VIEWER_TOKEN)
     yield client
     client.close()
@@ -112,7 +113,7 @@ def test_a_hidden_body_is_on_no_page_and_in_no_file(shy: AsgiClient, path: str) 
     assert SECRET.hex(" ") not in answer.text
 
 
-def test_hidden_bodies_are_not_downloaded_and_not_guessed_by_searches(shy: AsgiClient, backend: FakeBackend) -> None:
+def test_hidden_bodies_are_not_downloaded_and_not_guessed_by_searches(shy: AsgiClient, backend: FakeCluster) -> None:
     assert shy.get("/messages/body?topic=orders&offset=broker-a:0:3").status != 200
     assert "hidden from them" in shy.get("/topics/orders/messages?text=secret").text
     assert "hidden from them" in shy.get("/topics/orders/tail?text=secret").text
@@ -120,13 +121,13 @@ def test_hidden_bodies_are_not_downloaded_and_not_guessed_by_searches(shy: AsgiC
     assert "browse" not in backend.asked
 
 
-def test_an_admin_sees_bodies_that_are_hidden_from_viewers(backend: FakeBackend) -> None:
+def test_an_admin_sees_bodies_that_are_hidden_from_viewers(backend: FakeCluster) -> None:
     client = logged_in(console_app(backend, show_bodies=False))
     assert "&#34;order&#34;: 6" in client.get(ONE).text
     client.close()
 
 
-def test_a_download_is_the_whole_body_and_never_a_page(admin: AsgiClient, backend: FakeBackend) -> None:
+def test_a_download_is_the_whole_body_and_never_a_page(admin: AsgiClient, backend: FakeCluster) -> None:
     body = b"<script>alert(1)</script>" + bytes(4 * 1024 * 1024 - 25)
     backend.messages["orders"] = [fake_message("orders", body, queue_offset=3, message_id='a"/../<b>')]
     answer = admin.get("/messages/body?topic=orders&offset=broker-a:0:3")
@@ -156,17 +157,19 @@ def test_the_json_has_cursor_and_bounds(admin: AsgiClient) -> None:
     assert (len(more["messages"]), more["cursor"]) == (10, None)
 
 
-def test_a_message_is_sent_and_the_audit_has_no_body(admin: AsgiClient, backend: FakeBackend) -> None:
+def test_a_message_is_sent_and_the_audit_has_no_body(admin: AsgiClient, backend: FakeCluster) -> None:
     fields = {"body": "new-body", "tags": "t", "keys": "a b", "properties": "x=1", "delay": "5s"}
+    before_ms = time.time_ns() // 1_000_000
     assert admin.post("/topics/orders/messages", fields).status == 303
-    assert backend.calls == [
-        ("send", {"message": NewMessage("orders", b"new-body", "t", ("a", "b"), {"x": "1"}, 5000)})
-    ]
+    [(_, arguments)] = backend.calls
+    sent, now_ms = arguments["message"], time.time_ns() // 1_000_000
+    assert sent == Message("orders", b"new-body", "t", ("a", "b"), {"x": "1"}, deliver_at_ms=sent.deliver_at_ms)
+    assert before_ms + 5_000 <= sent.deliver_at_ms <= now_ms + 5_000
     assert "new-body" not in str(backend.audit_entries)
     assert "Sent: message" in admin.get("/topics/orders/messages").text
 
 
-def test_nothing_is_sent_for_a_form_without_sense(admin: AsgiClient, backend: FakeBackend) -> None:
+def test_nothing_is_sent_for_a_form_without_sense(admin: AsgiClient, backend: FakeCluster) -> None:
     admin.post("/topics/orders/messages", {"body": ""})
     assert "body is empty" in admin.get("/topics/orders/messages").text
     admin.post(ONE.replace("?", "/send?"), {"topic": "orders", "delay": "soon"})
@@ -176,15 +179,15 @@ def test_nothing_is_sent_for_a_form_without_sense(admin: AsgiClient, backend: Fa
     assert backend.calls == []
 
 
-def test_a_message_is_sent_again_and_delivered_to_one_group(admin: AsgiClient, backend: FakeBackend) -> None:
+def test_a_message_is_sent_again_and_delivered_to_one_group(admin: AsgiClient, backend: FakeCluster) -> None:
     admin.post(ONE.replace("?", "/send?"), {"topic": "payments", "body": "shown, not edited"})
     admin.post(ONE.replace("?", "/deliver?"), {"group": "billing"})
     [(_, sent), (_, delivered)] = backend.calls
-    assert sent["message"] == NewMessage("payments", b'{"order": 6}', "paid", ("k6",), {}, 0)
-    assert (delivered["topic"], delivered["group"]) == ("orders", "billing")
+    assert sent["message"] == Message("payments", b'{"order": 6}', "paid", ("k6",))
+    assert (delivered["topic"], delivered["to_group"]) == ("orders", "billing")
 
 
-def test_a_replay_needs_a_choice(admin: AsgiClient, backend: FakeBackend) -> None:
+def test_a_replay_needs_a_choice(admin: AsgiClient, backend: FakeCluster) -> None:
     admin.post(f"{LETTERS}/replay", {"which": "chosen"})
     assert "no dead letter is chosen" in admin.get(LETTERS).text.lower()
     admin.post(f"{LETTERS}/replay", {"which": "all", "rate": "1e9"})
@@ -194,7 +197,7 @@ def test_a_replay_needs_a_choice(admin: AsgiClient, backend: FakeBackend) -> Non
     assert backend.calls == []
 
 
-def test_a_chosen_letter_is_all_that_is_replayed(admin: AsgiClient, backend: FakeBackend) -> None:
+def test_a_chosen_letter_is_all_that_is_replayed(admin: AsgiClient, backend: FakeCluster) -> None:
     answer = admin.post(f"{LETTERS}/replay", {"which": "chosen", "letter": "broker-a:0:1", "rate": "5"})
     assert (answer.status, answer.headers["location"]) == (303, f"{LETTERS}/replay")
     eventually(lambda: "The last replay has ended" in admin.get(LETTERS).text, "the end of the replay")
@@ -209,9 +212,8 @@ def test_a_chosen_letter_is_all_that_is_replayed(admin: AsgiClient, backend: Fak
     )
 
 
-def test_a_delayed_message_is_recalled_by_its_handle(admin: AsgiClient, backend: FakeBackend) -> None:
+def test_a_delayed_message_is_recalled_by_its_handle(admin: AsgiClient, backend: FakeCluster) -> None:
     one = backend.delayed_messages[0]
-    assert one.message is not None
     handle = str(RecallHandle(one.topic, one.message.broker_name, one.due_ms, one.message.message_id))
     assert handle in admin.get("/delayed").text
     admin.post("/delayed/recall", {"handle": handle})

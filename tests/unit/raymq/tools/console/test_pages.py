@@ -16,7 +16,7 @@ from raymq.tools.console.backend.cluster import ClusterFigures, NoAnswer
 from raymq.tools.console.backend.groups import GroupInstance, GroupRow
 from raymq.tools.console.backend.topics import TopicRow
 from tests.support.console.asgi_client import Answer, AsgiClient
-from tests.support.console.fake_backend import NOW_MS, FakeBackend
+from tests.support.console.fake_cluster import NOW_MS, FakeCluster
 from tests.support.console.logged_in import console_app, logged_in
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
@@ -68,7 +68,7 @@ def test_a_viewer_sees_no_form_for_changes(admin: AsgiClient, viewer: AsgiClient
 
 @pytest.mark.parametrize(("path", "call"), [("/", "cluster"), ("/topics", "topics"), ("/cluster", "cluster")])
 def test_a_list_without_an_answer_is_a_line_and_not_a_blank_page(
-    admin: AsgiClient, backend: FakeBackend, path: str, call: str
+    admin: AsgiClient, backend: FakeCluster, path: str, call: str
 ):
     backend.errors[call] = ServiceNotAvailableError("no broker is registered")
     answer = admin.get(path)
@@ -77,7 +77,7 @@ def test_a_list_without_an_answer_is_a_line_and_not_a_blank_page(
 
 
 @pytest.mark.parametrize(("path", "call"), [("/topics/orders", "topic"), ("/groups/billing", "group")])
-def test_a_page_without_an_answer_says_why(admin: AsgiClient, backend: FakeBackend, path: str, call: str):
+def test_a_page_without_an_answer_says_why(admin: AsgiClient, backend: FakeCluster, path: str, call: str):
     backend.errors[call] = RequestTimeoutError("broker-a", 5.0)
     answer = admin.get(path)
     assert answer.status == 503
@@ -86,7 +86,7 @@ def test_a_page_without_an_answer_says_why(admin: AsgiClient, backend: FakeBacke
     assert admin.get(path).status == 200
 
 
-def test_a_broker_that_is_missing_is_named_above_the_rows_of_the_others(admin: AsgiClient, backend: FakeBackend):
+def test_a_broker_that_is_missing_is_named_above_the_rows_of_the_others(admin: AsgiClient, backend: FakeCluster):
     backend.missing = (NoAnswer("broker-b", "it restarts"),)
     for path in ("/topics", "/groups"):
         text = admin.get(path).text
@@ -100,7 +100,7 @@ def test_what_is_not_there_is_not_found(admin: AsgiClient):
     assert "does not exist" in admin.get("/api/v1/topics/nothing").json()["error"]
 
 
-def test_hostile_names_and_errors_are_text(admin: AsgiClient, backend: FakeBackend):
+def test_hostile_names_and_errors_are_text(admin: AsgiClient, backend: FakeCluster):
     backend.topic_rows[HOSTILE] = TopicRow(HOSTILE, 1, "RW", 1, 1.0, 1, {"message.type": HOSTILE})
     backend.group_rows[HOSTILE] = GroupRow(HOSTILE, "PUSH", HOSTILE, 1, 1, 1, 1, 1)
     backend.problems = (HOSTILE,)
@@ -112,7 +112,7 @@ def test_hostile_names_and_errors_are_text(admin: AsgiClient, backend: FakeBacke
     assert "&lt;script&gt;alert(1)" in admin.get("/topics").text
 
 
-def test_the_error_of_a_listener_is_harmless_and_short(admin: AsgiClient, backend: FakeBackend):
+def test_the_error_of_a_listener_is_harmless_and_short(admin: AsgiClient, backend: FakeCluster):
     long = GroupInstance("billing@1", "n", 1, 1, 1, 1, f"{HOSTILE}\u202e{'x' * 10_000}")
     view = backend.group("billing")
     backend.group = lambda group: replace(view, instances=(long,))
@@ -123,7 +123,7 @@ def test_the_error_of_a_listener_is_harmless_and_short(admin: AsgiClient, backen
     assert "&lt;script&gt;alert(1)" in text
 
 
-def test_a_topic_is_created_changed_and_deleted_and_the_audit_has_it_all(admin: AsgiClient, backend: FakeBackend):
+def test_a_topic_is_created_changed_and_deleted_and_the_audit_has_it_all(admin: AsgiClient, backend: FakeCluster):
     page = after(admin, admin.post("/topics", {"topic": "new", "queues": "6", "retention": "12h"}))
     assert notices(page) == ["Topic new has 6 queues."]
     assert notices(admin.get("/topics/new")) == []
@@ -163,21 +163,21 @@ def test_a_topic_is_created_changed_and_deleted_and_the_audit_has_it_all(admin: 
     ],
 )
 def test_a_topic_that_cannot_be_created_is_a_line_above_the_form(
-    admin: AsgiClient, backend: FakeBackend, fields: dict[str, str], error: str
+    admin: AsgiClient, backend: FakeCluster, fields: dict[str, str], error: str
 ):
     [notice] = notices(after(admin, admin.post("/topics", fields)))
     assert error in notice
     assert backend.calls == []
 
 
-def test_a_change_that_fails_is_in_the_audit_with_its_error(admin: AsgiClient, backend: FakeBackend):
+def test_a_change_that_fails_is_in_the_audit_with_its_error(admin: AsgiClient, backend: FakeCluster):
     backend.errors["delete_topic"] = ServiceNotAvailableError("broker-b is away")
     page = after(admin, admin.post("/topics/orders/delete", {"confirm": "orders"}))
     assert notices(page) == ["Broker-b is away."]
     assert [entry.outcome for entry in backend.audit_entries] == ["broker-b is away"]
 
 
-def test_a_change_that_the_audit_did_not_get_says_so(admin: AsgiClient, backend: FakeBackend):
+def test_a_change_that_the_audit_did_not_get_says_so(admin: AsgiClient, backend: FakeCluster):
     backend.errors["record_audit"] = ServiceNotAvailableError("no store takes it")
     page = after(admin, admin.post("/cluster/balance"))
     assert notices(page) == [
@@ -187,7 +187,7 @@ def test_a_change_that_the_audit_did_not_get_says_so(admin: AsgiClient, backend:
 
 
 def test_a_reset_shows_old_and_new_offsets_and_changes_nothing_before_it_is_confirmed(
-    admin: AsgiClient, backend: FakeBackend
+    admin: AsgiClient, backend: FakeCluster
 ):
     preview = admin.get("/groups/billing/reset?topic=orders&to=earliest")
     assert preview.status == 200
@@ -213,7 +213,7 @@ def test_a_reset_shows_old_and_new_offsets_and_changes_nothing_before_it_is_conf
     ],
 )
 def test_a_reset_goes_to_an_end_a_time_or_an_offset(
-    admin: AsgiClient, backend: FakeBackend, query: dict[str, str], wanted: dict[str, Any]
+    admin: AsgiClient, backend: FakeCluster, query: dict[str, str], wanted: dict[str, Any]
 ):
     after(admin, admin.post("/groups/billing/reset", {"topic": "orders", **query}))
     [(_, arguments)] = backend.calls
@@ -236,12 +236,12 @@ def test_a_reset_goes_to_an_end_a_time_or_an_offset(
         "topic=orders&to=latest&queue=3",
     ],
 )
-def test_a_reset_to_nowhere_is_a_line_on_the_groups_page(admin: AsgiClient, backend: FakeBackend, query: str):
+def test_a_reset_to_nowhere_is_a_line_on_the_groups_page(admin: AsgiClient, backend: FakeCluster, query: str):
     assert len(notices(after(admin, admin.get(f"/groups/billing/reset?{query}")))) == 1
     assert "reset_offsets" not in backend.asked
 
 
-def test_offsets_are_copied_from_another_group_after_a_preview(admin: AsgiClient, backend: FakeBackend):
+def test_offsets_are_copied_from_another_group_after_a_preview(admin: AsgiClient, backend: FakeCluster):
     preview = admin.get("/groups/search/copy?topic=orders&source=billing")
     assert "480 messages left out" in preview.text
     after(admin, admin.post("/groups/search/copy", {"topic": "orders", "source": "billing"}))
@@ -249,7 +249,7 @@ def test_offsets_are_copied_from_another_group_after_a_preview(admin: AsgiClient
     assert len(notices(after(admin, admin.get("/groups/search/copy?topic=orders&source=search")))) == 1
 
 
-def test_a_group_is_switched_off_and_deleted(admin: AsgiClient, backend: FakeBackend):
+def test_a_group_is_switched_off_and_deleted(admin: AsgiClient, backend: FakeCluster):
     page = after(admin, admin.post("/groups/billing/update", {"consume": "off", "retry_max_times": "3"}))
     assert "Consume is off" in page.text
     after(admin, admin.post("/groups/billing/update", {}))
@@ -262,7 +262,7 @@ def test_a_group_is_switched_off_and_deleted(admin: AsgiClient, backend: FakeBac
     ]
 
 
-def test_the_cluster_is_drained_only_when_confirmed(admin: AsgiClient, backend: FakeBackend):
+def test_the_cluster_is_drained_only_when_confirmed(admin: AsgiClient, backend: FakeCluster):
     after(admin, admin.post("/cluster/drain", {"node": "10.0.0.11"}))
     assert backend.calls == []
     after(admin, admin.post("/cluster/drain", {"node": "10.0.0.11", "confirm": "on"}))
@@ -295,7 +295,7 @@ def test_the_json_is_that_of_the_commands(admin: AsgiClient):
     assert list(member) == ["client", "host", "pid", "type", "model", "silent_s"]
 
 
-def test_rates_are_columns_for_a_chart(backend: FakeBackend):
+def test_rates_are_columns_for_a_chart(backend: FakeCluster):
     app = console_app(backend)
     client = logged_in(app)
     for figures in (
@@ -313,7 +313,7 @@ def test_rates_are_columns_for_a_chart(backend: FakeBackend):
     client.close()
 
 
-def test_topics_have_a_line_and_groups_a_chart_of_the_last_hour(backend: FakeBackend):
+def test_topics_have_a_line_and_groups_a_chart_of_the_last_hour(backend: FakeCluster):
     app = console_app(backend)
     client = logged_in(app)
     assert "<polyline" not in client.get("/topics").text
@@ -338,7 +338,7 @@ def app_console(app: Any) -> Any:
     return app._app.state.console
 
 
-def test_tables_are_saved_as_files(admin: AsgiClient, backend: FakeBackend):
+def test_tables_are_saved_as_files(admin: AsgiClient, backend: FakeCluster):
     backend.group_rows["=cmd()"] = GroupRow("=cmd()", members=None)
     answer = admin.get("/export/groups?format=csv")
     assert answer.headers["content-disposition"] == 'attachment; filename="groups.csv"'
@@ -348,7 +348,7 @@ def test_tables_are_saved_as_files(admin: AsgiClient, backend: FakeBackend):
     assert admin.get("/export/topics?format=xml").status == 400
 
 
-def test_a_thousand_topics_and_two_thousand_groups_are_a_page_each(admin: AsgiClient, backend: FakeBackend):
+def test_a_thousand_topics_and_two_thousand_groups_are_a_page_each(admin: AsgiClient, backend: FakeCluster):
     backend.topic_rows = {f"t{n}": TopicRow(f"t{n}", 8, "RW", n, 1.0, 2) for n in range(1_000)}
     backend.group_rows = {f"g{n}": GroupRow(f"g{n}", "PUSH", "CLUSTERING", 2, n, n, 0, 0) for n in range(2_000)}
     for path, rows in (("/topics", 1_000), ("/groups", 2_000), ("/", 5)):

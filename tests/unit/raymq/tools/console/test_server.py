@@ -6,7 +6,7 @@ import http.client
 import socket
 
 from raymq.tools.console.app import ConsoleServer
-from tests.support.console.fake_backend import FakeBackend, fake_message
+from tests.support.console.fake_cluster import FakeCluster, fake_message
 from tests.support.console.logged_in import ADMIN_TOKEN, console_app
 
 WAIT_S = 30.0
@@ -19,7 +19,7 @@ def read_until(answer: http.client.HTTPResponse, wanted: bytes) -> None:
 
 
 def test_a_server_that_stops_ends_the_open_tails() -> None:
-    backend = FakeBackend()
+    backend = FakeCluster()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = ConsoleServer(console_app(backend, tail_rate=50), listening)
         server.start()

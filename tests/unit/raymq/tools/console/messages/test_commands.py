@@ -7,7 +7,7 @@ import subprocess
 from hypothesis import given, settings, strategies as st
 
 from raymq.tools.console.messages.fields import COMMAND_BODY_MAX_BYTES, query_command, send_command
-from tests.support.console.fake_backend import fake_message
+from tests.support.console.fake_cluster import fake_message
 
 
 def words_in_a_shell(command: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import parse_qs
 
 from raymq.tools.console.messages.fields import HIDDEN_BODY, MESSAGE_COLUMNS, file_row, row_of, tail_row
-from tests.support.console.fake_backend import fake_message
+from tests.support.console.fake_cluster import fake_message
 
 
 def test_a_row_has_harmless_texts_and_the_address_of_its_message() -> None:

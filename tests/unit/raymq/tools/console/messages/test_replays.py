@@ -1,4 +1,4 @@
-"""Replays in threads, with backends that a test holds up."""
+"""Replays in threads, that a test holds up."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.client.admin.dead_letters import LetterPlace
+from raymq.client.admin.dead_letters import DeadLetter, Replayed
 from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
-from raymq.tools.console.backend.messages import LetterReplayed
 from raymq.tools.console.messages.replays import REPLAYS_AT_ONCE_MAX, REPLAYS_KEPT_MAX, LetterReplay, Replays
+from tests.support.console.fake_cluster import fake_message
 
 WAIT_S = 20.0
 
@@ -19,11 +19,11 @@ def replay_of(group: str) -> LetterReplay:
     return LetterReplay(group, "somebody", None, None, 0.0)
 
 
-def results(*errors: str) -> list[LetterReplayed]:
-    return [LetterReplayed(LetterPlace("b", 0, at), f"ID{at}", error) for at, error in enumerate(errors)]
+def results(*errors: str) -> list[Replayed]:
+    return [Replayed(DeadLetter(fake_message(queue_offset=at), "t", False), error) for at, error in enumerate(errors)]
 
 
-def carried_out(replays: Replays, replay: LetterReplay, letters: Iterator[LetterReplayed]) -> None:
+def carried_out(replays: Replays, replay: LetterReplay, letters: Iterator[Replayed]) -> None:
     ended = threading.Event()
     replays.start(replay, lambda: letters, lambda _: ended.set())
     assert ended.wait(WAIT_S)
@@ -39,7 +39,7 @@ def test_a_replay_counts_and_keeps_each_result() -> None:
 
 
 def test_an_error_ends_it_and_is_its_outcome() -> None:
-    def bring_back() -> Iterator[LetterReplayed]:
+    def bring_back() -> Iterator[Replayed]:
         yield from results("")
         raise RaymqError("the broker is gone")
 
@@ -56,7 +56,7 @@ def gate() -> Iterator[threading.Event]:
     gate.set()
 
 
-def held(gate: threading.Event) -> Iterator[LetterReplayed]:
+def held(gate: threading.Event) -> Iterator[Replayed]:
     yield from results("")
     assert gate.wait(WAIT_S)
     yield from results("", "")

@@ -1,41 +1,46 @@
-"""The search form: each way to begin is a query, and nonsense is refused in words."""
+"""The search form: each way to begin is a search, and nonsense is refused in words."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from inspect import signature
+from typing import Any
 from urllib.parse import parse_qsl
 
 import pytest
 from hypothesis import given, strategies as st
 
+from raymq.client.admin.admin import Admin
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageQueue
 from raymq.common.places import parse_position
-from raymq.tools.console.backend.messages import BrowseQuery
 from raymq.tools.console.messages.search import SearchForm
 
 NOW_MS = 1_800_000_000_000
+DEFAULTS = {"queue": None, "newest_first": True, "tags": "*", "contains": "", "limit": 50, "cursor": None}
 
 
 @pytest.mark.parametrize(
-    ("fields", "query"),
+    ("fields", "arguments"),
     [
-        ({}, BrowseQuery("t")),
-        ({"start": "earliest", "tags": " a || b "}, BrowseQuery("t", begin_ms=0, newest_first=False, tags="a || b")),
+        ({}, {}),
+        ({"start": "earliest", "tags": " a || b "}, {"begin_ms": 0, "newest_first": False, "tags": "a || b"}),
         (
             {"start": "offset", "queue": "broker-a:3", "offset": "1700", "limit": "100"},
-            BrowseQuery("t", MessageQueue("t", "broker-a", 3), begin_offset=1700, newest_first=False, limit=100),
+            {"queue": MessageQueue("t", "broker-a", 3), "begin_offset": 1700, "newest_first": False, "limit": 100},
         ),
         (
             {"start": "time", "begin": "-1h", "end": "2027-01-15T08:00:00Z", "text": "x"},
-            BrowseQuery("t", begin_ms=NOW_MS - 3_600_000, end_ms=NOW_MS, newest_first=False, contains="x"),
+            {"begin_ms": NOW_MS - 3_600_000, "end_ms": NOW_MS, "newest_first": False, "contains": "x"},
         ),
-        ({"start": "time", "end": "-1h"}, BrowseQuery("t", begin_ms=0, end_ms=NOW_MS - 3_600_000, newest_first=False)),
-        ({"cursor": "c", "unknown": "x"}, BrowseQuery("t", cursor="c")),
+        ({"start": "time", "end": "-1h"}, {"begin_ms": 0, "end_ms": NOW_MS - 3_600_000, "newest_first": False}),
+        ({"cursor": "c", "unknown": "x"}, {"cursor": "c"}),
     ],
 )
-def test_fields_mean_a_query(fields: dict[str, str], query: BrowseQuery) -> None:
-    assert SearchForm.of(fields).query("t", NOW_MS) == query
+def test_fields_are_arguments_of_browse(fields: dict[str, str], arguments: dict[str, Any]) -> None:
+    found = SearchForm.of(fields).arguments("t", NOW_MS)
+    assert found == DEFAULTS | arguments
+    signature(Admin.browse).bind(None, "t", **found)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +58,7 @@ def test_fields_mean_a_query(fields: dict[str, str], query: BrowseQuery) -> None
 )
 def test_nonsense_is_refused(fields: dict[str, str], error: str) -> None:
     with pytest.raises(InvalidArgumentError, match=error):
-        SearchForm.of(fields).query("t", NOW_MS)
+        SearchForm.of(fields).arguments("t", NOW_MS)
 
 
 @given(st.fixed_dictionaries({}, optional={name: st.text(max_size=20) for name in SearchForm.__slots__}))
@@ -61,7 +66,7 @@ def test_any_form_can_be_shown_again_and_is_a_query_or_an_error(fields: dict[str
     form = SearchForm.of(fields)
     assert SearchForm.of(dict(parse_qsl(form.address(), keep_blank_values=True))) == form
     with suppress(InvalidArgumentError):
-        form.query("t", NOW_MS)
+        form.arguments("t", NOW_MS)
 
 
 def test_a_place_is_a_queue_and_an_offset() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 import pytest
 
 import raymq.tools.console.messages.tail as module
+from raymq.client.admin.messages import Arrived
 from raymq.common.errors import RaymqError
-from raymq.tools.console.backend.messages import TailBatch
 from raymq.tools.console.messages.tail import TAIL_WAITING_MAX, TailEvent, Tails, TooManyViewersError, Viewer
 
 
@@ -21,14 +21,14 @@ class Topic:
         self.reads = 0
         self.broken = ""
 
-    async def read(self, topic: str, positions: Mapping[str, int] | None, most: int) -> TailBatch:
+    async def read(self, topic: str, positions: Mapping[str, int] | None, most: int) -> Arrived:
         self.reads += 1
         if self.broken:
             raise RaymqError(self.broken)
         end = len(self.messages)
         start = end if positions is None else positions["q"]
         shown = max(start, end - most)
-        return TailBatch(tuple(self.messages[shown:end]), {"q": end}, shown - start)
+        return Arrived(tuple(self.messages[shown:end]), {"q": end}, shown - start)
 
 
 def run(test: Callable[[Topic], Awaitable[None]]) -> None:
@@ -105,7 +105,7 @@ def test_a_slow_viewer_loses_the_oldest_and_is_told() -> None:
     async def test(_: Topic) -> None:
         viewer: Viewer = Viewer(lambda _: True)
         for number in range(TAIL_WAITING_MAX + 7):
-            viewer.offer(TailBatch((number,), {}, 1))
+            viewer.offer(Arrived((number,), {}, 1))
         event = await anext(viewer.events())
         assert event is not None
         assert (event.messages[0], len(event.messages)) == (7, TAIL_WAITING_MAX)

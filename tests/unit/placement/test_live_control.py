@@ -1,4 +1,4 @@
-"""The console's backend over a stand-in for the administration: few calls, and rows of the brokers that answer."""
+"""LiveControl over a stand-in for the administration: few calls, and rows of the brokers that answer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from placement.console import live_backend as module
-from placement.console.live_backend import LiveBackend
-from raymq.client.admin.messages import Arrived
+from placement.console import live_control as module
+from placement.console.live_control import LiveControl
 from raymq.client.admin.topics import QueueDescription
 from raymq.common.errors import ServiceNotAvailableError
 from raymq.common.message import MessageQueue
@@ -82,9 +81,6 @@ class Admin:
             raise self.error
         return {"orders": ROUTE}
 
-    def tail(self, topic: str, positions: Any, *, max_messages: int) -> Arrived:
-        return Arrived((), {QUEUE: 52}, max_messages)
-
 
 @pytest.fixture
 def admin() -> Admin:
@@ -92,12 +88,12 @@ def admin() -> Admin:
 
 
 @pytest.fixture
-def backend(admin: Admin) -> LiveBackend:
-    client: Any = SimpleNamespace(admin=admin, producer=lambda group, **settings: None)
-    return LiveBackend(client, "raymq")
+def backend(admin: Admin) -> LiveControl:
+    client: Any = SimpleNamespace(admin=admin)
+    return LiveControl(client, "raymq")
 
 
-def test_the_list_of_topics_is_one_call_to_each_broker(admin: Admin, backend: LiveBackend) -> None:
+def test_the_list_of_topics_is_one_call_to_each_broker(admin: Admin, backend: LiveControl) -> None:
     listing = backend.topics()
     assert listing.rows == (
         TopicRow("idle", 2, "R", 0, 0.0, 0),
@@ -107,14 +103,14 @@ def test_the_list_of_topics_is_one_call_to_each_broker(admin: Admin, backend: Li
     assert admin.calls == ["readings", "topic_attributes"]
 
 
-def test_groups_have_the_sums_of_all_brokers_and_their_members(backend: LiveBackend) -> None:
+def test_groups_have_the_sums_of_all_brokers_and_their_members(backend: LiveControl) -> None:
     assert backend.groups().rows == (
         GroupRow("billing", "PUSH", "CLUSTERING", 2, 10, 4_000, 4, 2),
         GroupRow("new", "", "", 0, 0, 0, 0, 0, consume_enable=False),
     )
 
 
-def test_a_broker_that_does_not_answer_is_named_and_its_rows_are_missing(admin: Admin, backend: LiveBackend) -> None:
+def test_a_broker_that_does_not_answer_is_named_and_its_rows_are_missing(admin: Admin, backend: LiveControl) -> None:
     admin.answers["broker-b"] = None
     listing = backend.topics()
     assert [(row.topic, row.messages) for row in listing.rows] == [("idle", 0), ("orders", 30)]
@@ -124,7 +120,7 @@ def test_a_broker_that_does_not_answer_is_named_and_its_rows_are_missing(admin: 
         backend.figures()  # a sum without it would look like a restart
 
 
-def test_figures_are_sums_with_each_topic_and_group(backend: LiveBackend) -> None:
+def test_figures_are_sums_with_each_topic_and_group(backend: LiveControl) -> None:
     found = backend.figures()
     assert (found.messages_in, found.messages_out, found.bytes_in) == (200, 120, 18_000)
     assert (found.dead_letters, found.delayed) == (2, 9)
@@ -132,7 +128,7 @@ def test_figures_are_sums_with_each_topic_and_group(backend: LiveBackend) -> Non
 
 
 def test_the_page_of_a_topic_takes_the_same_calls_whatever_the_number_of_groups(
-    admin: Admin, backend: LiveBackend
+    admin: Admin, backend: LiveControl
 ) -> None:
     view = backend.topic("orders")
     assert view.groups == (TopicGroup("billing", 2, 10, 4_000),)
@@ -144,7 +140,7 @@ def test_the_page_of_a_topic_takes_the_same_calls_whatever_the_number_of_groups(
     )
 
 
-def test_a_store_that_is_away_makes_its_queues_rows_with_the_reason(admin: Admin, backend: LiveBackend) -> None:
+def test_a_store_that_is_away_makes_its_queues_rows_with_the_reason(admin: Admin, backend: LiveControl) -> None:
     admin.error = ServiceNotAvailableError("the store is away")
     view = backend.topic("orders")
     assert [(one.queue, one.error) for one in view.queues] == [(QUEUE, "the store is away")]
@@ -153,7 +149,7 @@ def test_a_store_that_is_away_makes_its_queues_rows_with_the_reason(admin: Admin
 
 
 def test_the_cluster_tells_writes_and_settings_also_without_a_nameserver(
-    admin: Admin, backend: LiveBackend, monkeypatch: pytest.MonkeyPatch
+    admin: Admin, backend: LiveControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = {"actor": "broker-a", "broker": "broker-a", "error": "", "ready": True, "topics": ["orders"],
               "groups": [], "storage": "storage-broker-a-0"}  # fmt: skip
@@ -176,8 +172,3 @@ def test_the_cluster_tells_writes_and_settings_also_without_a_nameserver(
     admin.error = ServiceNotAvailableError("no NameServer answers")
     assert [one.writable for one in backend.cluster().brokers] == [True]
     assert asked == ["describe"]
-
-
-def test_a_tail_is_the_administrations(backend: LiveBackend) -> None:
-    found = backend.tail("orders", None, max_messages=5)
-    assert (found.messages, found.positions, found.skipped) == ((), {QUEUE: 52}, 5)

@@ -1,4 +1,4 @@
-"""LiveBackend: the console's Backend on a live cluster, over the administration and `cluster_status`.
+"""LiveControl: the console's ClusterControl on a live cluster, by the administration and `cluster_status`.
 
 Lists take one call for each broker group, whatever the number of topics and groups (admin.readings). The application
 keeps them for some seconds, so pages do not multiply calls.
@@ -15,6 +15,7 @@ from typing import Any, Final
 import ray
 
 from placement import operations
+from placement.console.audit_log import AuditLog
 from placement.console.cluster_view import (
     group_parts,
     group_rows,
@@ -27,7 +28,6 @@ from placement.console.cluster_view import (
     view_of,
     writable_of,
 )
-from placement.console.live_messages import LiveMessages
 from placement.status import cluster_status
 from raymq.client.client import Client
 from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
@@ -37,9 +37,10 @@ from raymq.common.protocol.route import MASTER_ID
 from raymq.common.protocol.stats import BrokerReadings
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.storage_client import StorageDescription
-from raymq.tools.console.backend.cluster import ClusterFigures, ClusterView, Listing, NoAnswer
+from raymq.tools.console.backend.cluster import AuditEntry, AuditPage, ClusterFigures, ClusterView, Listing, NoAnswer
 from raymq.tools.console.backend.groups import GroupInstance, GroupQueue, GroupRow, GroupView, MemberRow, OffsetMove
 from raymq.tools.console.backend.topics import RouteRow, TopicQueue, TopicRow, TopicView
+from raymq.tools.console.cluster import ConsoleCluster
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +48,23 @@ ACCOUNT_TIMEOUT_S: Final = 2.0
 """Bounds the question to a store for its settings, and to a Pull actor for its instances."""
 BROKER_READINGS_TIMEOUT_S: Final = 3.0
 """Bounds the question to each broker for its figures; a page waits for 5 s."""
+CONSOLE_SEND_TIMEOUT_S: Final = 8.0
+"""Bounds the send of a message from a page."""
 NO_ANSWER: Final = f"it gave no figures in {BROKER_READINGS_TIMEOUT_S:g} s; see `raymq status`"
 
 
-class LiveBackend(LiveMessages):
-    """The Backend of the console's actor. Thread-safe; every call is bounded by the administration's timeouts."""
+def live_cluster(client: Client, cluster_name: str) -> ConsoleCluster:
+    """Return the cluster of a client as the console shows it."""
+    producer = client.producer("console", send_timeout_s=CONSOLE_SEND_TIMEOUT_S)
+    return ConsoleCluster(client.admin, producer, LiveControl(client, cluster_name))
+
+
+class LiveControl:
+    """The ClusterControl of the console's actor. Thread-safe; the administration's timeouts bound every call."""
 
     def __init__(self, client: Client, cluster_name: str) -> None:
-        super().__init__(client)
         self._admin = client.admin
+        self._audit_log = AuditLog(client)
         self._cluster_name = cluster_name
         self._store: StorageDescription | None = None
         """A store's account of itself, once one has answered."""
@@ -345,3 +354,13 @@ class LiveBackend(LiveMessages):
     def delete_group(self, group: str, *, dead_letters: bool = False) -> None:
         """As Admin.delete_group."""
         self._admin.delete_group(group, dead_letters=dead_letters)
+
+    # The audit log
+
+    def record_audit(self, entry: AuditEntry) -> None:
+        """Store an entry in the audit log."""
+        self._audit_log.write(entry)
+
+    def audit(self, *, limit: int = 100, cursor: str | None = None) -> AuditPage:
+        """Return entries of the audit log, newest first."""
+        return self._audit_log.read(limit, cursor)

@@ -1,31 +1,16 @@
-"""Backend: every question and every order of the console.
-
-Calls block, and come from several threads at once. The console bounds each with a timeout, 5 s for lists and 10 s for
-the rest, and does not wait longer; the backend bounds its own calls, too. All raise RaymqError, whose text the page
-shows. A server that does not answer is no error where others did: it is named among the `missing`.
-"""
+"""ConsoleCluster: the cluster that the console shows and changes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from raymq.client.admin.dead_letters import LetterPlace
-from raymq.client.admin.track import MessageTrack
-from raymq.common.message import MessageExt, MessageQueue
+from raymq.client.admin.admin import Admin
+from raymq.client.producer.producer import Producer
+from raymq.common.message import MessageQueue
 from raymq.tools.console.backend.cluster import AuditEntry, AuditPage, ClusterFigures, ClusterView, Listing
 from raymq.tools.console.backend.groups import GroupRow, GroupView, OffsetMove
-from raymq.tools.console.backend.messages import (
-    BrowseQuery,
-    DeadLetterPage,
-    DelayedView,
-    LetterReplayed,
-    MessagePage,
-    NewMessage,
-    ProducerClient,
-    SentMessage,
-    TailBatch,
-)
 from raymq.tools.console.backend.topics import TopicRow, TopicView
 
 
@@ -143,68 +128,6 @@ class GroupCalls(Protocol):
         ...
 
 
-class MessageCalls(Protocol):
-    """Messages, read without a group."""
-
-    def browse(self, query: BrowseQuery) -> MessagePage:
-        """Messages of a topic, bounded. TopicNotExistError, InvalidArgumentError."""
-        ...
-
-    def query_by_key(self, topic: str, key: str, *, max_messages: int = 32) -> Sequence[MessageExt]:
-        """The newest messages with a key, oldest first."""
-        ...
-
-    def query_by_id(self, topic: str, message_id: str) -> Sequence[MessageExt]:
-        """The messages that a unique id or an offset message id names; empty if there is none."""
-        ...
-
-    def message_at(self, queue: MessageQueue, queue_offset: int) -> MessageExt | None:
-        """The message at an offset, None if there is none."""
-        ...
-
-    def message_track(self, message: MessageExt) -> Sequence[MessageTrack]:
-        """Per group of the message's topic, how far it is with the message."""
-        ...
-
-    def send(self, message: NewMessage) -> SentMessage:
-        """Send a message, once: it is not repeated when the outcome is unknown."""
-        ...
-
-    def deliver_to_group(self, topic: str, message_id: str, group: str) -> int:
-        """Have one group get a message again, and no other group; returns how many were sent. It is safe to repeat."""
-        ...
-
-    def tail(self, topic: str, positions: Mapping[MessageQueue, int] | None, *, max_messages: int = 100) -> TailBatch:
-        """Messages behind `positions`, without waiting for more; None begins at the ends of the queues."""
-        ...
-
-    def dead_letters(
-        self, group: str, *, replayed: bool = False, limit: int = 50, cursor: str | None = None
-    ) -> DeadLetterPage:
-        """Dead letters of a group, oldest first; with `replayed` also those that were brought back."""
-        ...
-
-    def replay_dead_letters(
-        self, group: str, letters: Sequence[LetterPlace] | None, *, rate: float | None = None
-    ) -> Iterator[LetterReplayed]:
-        """Bring chosen dead letters back, or all with None, at most `rate` a second; gives the result of each as it
-        comes. Runs in a thread of its own, without the timeout of the other calls."""
-        ...
-
-    def delayed(self, begin_ms: int, end_ms: int, *, limit: int = 100) -> DelayedView:
-        """Messages that wait for a time in [`begin_ms`, `end_ms`), ms since 1970."""
-        ...
-
-    def recall(self, topic: str, handle: str) -> str:
-        """As Producer.recall: have a message that waits for a time of its own never be delivered; returns its unique
-        id. RecallError if it is too late."""
-        ...
-
-    def producers(self) -> Listing[ProducerClient]:
-        """The clients that produce."""
-        ...
-
-
 class AuditCalls(Protocol):
     """The log of changes."""
 
@@ -217,5 +140,20 @@ class AuditCalls(Protocol):
         ...
 
 
-class Backend(ClusterCalls, TopicCalls, GroupCalls, MessageCalls, AuditCalls, Protocol):
-    """All that the console asks for."""
+class ClusterControl(ClusterCalls, TopicCalls, GroupCalls, AuditCalls, Protocol):
+    """The questions and orders of the console that Admin does not have. Calls block, and several threads make them at
+    once. They raise RaymqError, whose text the page shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleCluster:
+    """The cluster that the console shows. Its calls block: the pages make them in a bounded pool of threads
+    (raymq.tools.console.web.snapshots), each with a timeout.
+
+    `admin` answers the pages' questions and makes their changes; `producer` sends and recalls messages; `control` does
+    what needs the cluster's actors.
+    """
+
+    admin: Admin
+    producer: Producer
+    control: ClusterControl

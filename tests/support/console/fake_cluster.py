@@ -1,4 +1,4 @@
-"""FakeBackend: a small cluster in memory, behind the console's Backend protocol.
+"""FakeCluster: a small cluster in memory, with the calls of Admin, Producer and ClusterControl that the console makes.
 
 Tests change its fields as they like: `errors` by the name of a call make it raise, `gates` make it wait for an event.
 `calls` are the changes that were made, as (name, arguments).
@@ -7,19 +7,36 @@ Tests change its fields as they like: `errors` by the name of a call make it rai
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack, cast
 
-from raymq.client.admin.dead_letters import LetterPlace
-from raymq.client.admin.delayed import DelayedMessage
+from raymq.client.admin.admin import Admin
+from raymq.client.admin.browse import Page
+from raymq.client.admin.dead_letters import DeadLetter, DeadLetters, LetterPlace, Replayed
+from raymq.client.admin.delayed import END_OF_TIME_MS, Delayed, DelayedMessage
+from raymq.client.admin.messages import Arrived
+from raymq.client.admin.replay import REPLAY_MAX_MESSAGES, Replay
 from raymq.client.admin.track import MessageTrack, TrackState
 from raymq.client.consumer.pull_once import has_text
-from raymq.common.errors import GroupNotExistError, TopicExistsError, TopicNotExistError
-from raymq.common.message import MessageExt, MessageQueue
+from raymq.client.producer.producer import Producer
+from raymq.client.producer.queue_selector import DestinationOptions
+from raymq.common.errors import GroupNotExistError, OffsetOutOfRangeError, TopicExistsError, TopicNotExistError
+from raymq.common.message import (
+    Message,
+    MessageExt,
+    MessageQueue,
+    PullResult,
+    PullStatus,
+    SendResult,
+    SendStatus,
+)
 from raymq.common.names import check_user_topic
+from raymq.common.protocol.clients import ProducerConnection
 from raymq.common.protocol.group import GroupConfig
 from raymq.common.protocol.recall import RecallHandle
+from raymq.common.protocol.route import BrokerData, QueueData, TopicRoute
 from raymq.tools.console.backend.cluster import (
     AuditEntry,
     AuditPage,
@@ -33,22 +50,11 @@ from raymq.tools.console.backend.cluster import (
     StoreView,
 )
 from raymq.tools.console.backend.groups import GroupInstance, GroupQueue, GroupRow, GroupView, MemberRow, OffsetMove
-from raymq.tools.console.backend.messages import (
-    BrowseQuery,
-    DeadLetterPage,
-    DeadLetterView,
-    DelayedView,
-    LetterReplayed,
-    MessagePage,
-    NewMessage,
-    ProducerClient,
-    SentMessage,
-    TailBatch,
-)
 from raymq.tools.console.backend.topics import RouteRow, TopicGroup, TopicQueue, TopicRow, TopicView
+from raymq.tools.console.cluster import ConsoleCluster
 
 NOW_MS = 1_795_400_000_000
-"""The time at which everything in a FakeBackend happened."""
+"""The time at which everything in a FakeCluster happened."""
 BROKERS = ("broker-a", "broker-b")
 NODES = ("10.0.0.11", "10.0.0.12")
 
@@ -93,7 +99,7 @@ def fake_message(
     return MessageExt(**{name: values[name] for name in names if name in values})
 
 
-class FakeBackend:
+class FakeCluster:
     """The cluster: two broker groups, a few topics and groups."""
 
     def __init__(self) -> None:
@@ -131,10 +137,14 @@ class FakeBackend:
             ]
         }
         self.letters = {
-            "billing": [DeadLetterView(fake_message("%DLQ%billing", queue_offset=n), "orders") for n in range(2)]
+            "billing": [DeadLetter(fake_message("%DLQ%billing", queue_offset=n), "orders", False) for n in range(2)]
         }
         self.delayed_messages = [DelayedMessage("orders", NOW_MS + 60_000 * n, 0, fake_message()) for n in range(3)]
-        self.producer_rows = [ProducerClient("10.0.0.1@4711", "10.0.0.1", 4711, "shop", 3.0, ("orders",))]
+        self.producers = [ProducerConnection("10.0.0.1@4711", "10.0.0.1", 4711, "shop", 3.0)]
+
+    def console_cluster(self) -> ConsoleCluster:
+        """The cluster as the console is given it."""
+        return ConsoleCluster(cast(Admin, self), cast(Producer, self), self)
 
     def _begin(self, call: str) -> None:
         self.asked.append(call)
@@ -360,32 +370,63 @@ class FakeBackend:
 
     # Messages
 
-    def browse(self, query: BrowseQuery) -> MessagePage:
+    def topic_route(self, topic: str) -> TopicRoute:
+        self._begin("topic_route")
+        queues = Counter(queue.broker_name for queue in self._queues(topic))
+        brokers = {name: BrokerData("raymq", name, {0: f"storage-{name}-0"}) for name in queues}
+        return TopicRoute(topic, brokers, tuple(QueueData(name, count, count, 6) for name, count in queues.items()))
+
+    def browse(
+        self,
+        topic: str,
+        *,
+        queue: MessageQueue | None = None,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        begin_offset: int | None = None,
+        newest_first: bool = True,
+        tags: str = "*",
+        contains: str = "",
+        limit: int = 50,
+        max_scanned: int = 10_000,
+        max_ms: int = 5_000,
+        cursor: str | None = None,
+        whole_bodies: bool = True,
+    ) -> Page:
         self._begin("browse")
-        self._row(query.topic)
+        self._row(topic)
         found = [
             message
-            for message in self.messages.get(query.topic, [])
-            if has_text(message, query.contains.encode())
-            and (query.queue is None or message.queue == query.queue)
-            and query.tags in ("*", "", message.tags)
-            and (query.begin_offset is None or message.queue_offset >= query.begin_offset)
-            and (query.begin_ms is None or message.store_timestamp_ms >= query.begin_ms)
-            and (query.end_ms is None or message.store_timestamp_ms < query.end_ms)
+            for message in self.messages.get(topic, [])
+            if has_text(message, contains.encode())
+            and (queue is None or message.queue == queue)
+            and tags in ("*", "", message.tags)
+            and (begin_offset is None or message.queue_offset >= begin_offset)
+            and (begin_ms is None or message.store_timestamp_ms >= begin_ms)
+            and (end_ms is None or message.store_timestamp_ms < end_ms)
         ]
-        if query.newest_first:
+        if newest_first:
             found.reverse()
-        start = int(query.cursor or 0)
-        part = found[start : start + query.limit]
+        start = int(cursor or 0)
+        part = found[start : start + limit]
         more = start + len(part) < len(found)
-        return MessagePage(tuple(part), str(start + len(part)) if more else None, len(part), more)
+        return Page(tuple(part), str(start + len(part)) if more else None, len(part), more)
 
-    def query_by_key(self, topic: str, key: str, *, max_messages: int = 32) -> Sequence[MessageExt]:
+    def query_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_messages: int = 32,
+        begin_ms: int = 0,
+        end_ms: int = 2**63 - 1,
+        broker_name: str | None = None,
+    ) -> list[MessageExt]:
         self._begin("query_by_key")
         self._row(topic)
         return [message for message in self.messages.get(topic, []) if key in message.keys][-max_messages:]
 
-    def query_by_id(self, topic: str, message_id: str) -> Sequence[MessageExt]:
+    def query_by_id(self, topic: str, message_id: str) -> list[MessageExt]:
         self._begin("query_by_id")
         self._row(topic)
         return [
@@ -394,39 +435,62 @@ class FakeBackend:
             if message_id in (message.message_id, message.offset_message_id)
         ]
 
-    def message_at(self, queue: MessageQueue, queue_offset: int) -> MessageExt | None:
-        self._begin("message_at")
+    def pull(
+        self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*", wait_s: float = 0.0
+    ) -> PullResult:
+        """Offsets of a queue may have gaps, as after a deletion: the next message is at a later offset then."""
+        self._begin("pull")
         self._row(queue.topic)
-        for message in self.messages.get(queue.topic, []):
-            if message.queue == queue and message.queue_offset == queue_offset:
-                return message
-        return None
+        found = [one for one in self.messages.get(queue.topic, []) if one.queue == queue and one.queue_offset >= offset]
+        if not found:
+            raise OffsetOutOfRangeError(str(queue), offset, 0, offset)
+        return PullResult(PullStatus.FOUND, tuple(found[:max_messages]), offset + 1, 0, offset + len(found))
 
-    def message_track(self, message: MessageExt) -> Sequence[MessageTrack]:
+    def message_track(self, message: MessageExt) -> list[MessageTrack]:
         self._begin("message_track")
         return [
             MessageTrack("billing", TrackState.RETRYING, 2, "waits for its third attempt"),
             MessageTrack("reports", TrackState.CONSUMED),
         ]
 
-    def send(self, message: NewMessage) -> SentMessage:
+    def send(
+        self, message: Message, *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
+    ) -> SendResult:
         self._row(message.topic)
         self._change("send", message=message)
         queue = self._queues(message.topic)[0]
         stored = self.messages.setdefault(message.topic, [])
         sent = fake_message(
             message.topic, message.body, queue_offset=1_000 + len(stored), broker_name=queue.broker_name,
-            tags=message.tags, keys=message.keys, properties=message.properties,
+            tags=message.tags, keys=tuple(message.keys), properties=message.properties,
         )  # fmt: skip
         stored.append(sent)
-        return SentMessage(sent.message_id, sent.offset_message_id, queue, sent.queue_offset)
+        return SendResult(SendStatus.SEND_OK, sent.message_id, sent.offset_message_id, queue, sent.queue_offset)
 
-    def deliver_to_group(self, topic: str, message_id: str, group: str) -> int:
-        self._group(group)
-        self._change("deliver_to_group", topic=topic, message_id=message_id, group=group)
-        return 1
+    def replay(
+        self,
+        topic: str,
+        *,
+        key: str | None = None,
+        ids: Sequence[str] = (),
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        to_topic: str | None = None,
+        to_group: str | None = None,
+        name: str = "",
+        max_messages: int = REPLAY_MAX_MESSAGES,
+        rate: float | None = None,
+        dry_run: bool = False,
+        progress: Callable[[int], None] = lambda count: None,
+    ) -> Replay:
+        assert to_group is not None
+        self._group(to_group)
+        self._change("replay", topic=topic, ids=ids, to_group=to_group)
+        return Replay(f"%RETRY%{to_group}", 1, 1, 0, True)
 
-    def tail(self, topic: str, positions: Mapping[MessageQueue, int] | None, *, max_messages: int = 100) -> TailBatch:
+    def tail(
+        self, topic: str, positions: Mapping[MessageQueue, int] | None = None, *, max_messages: int = 100
+    ) -> Arrived:
         """Positions count the messages of the list; they are kept at the first queue."""
         self._begin("tail")
         queue = self._queues(topic)[0]
@@ -434,47 +498,28 @@ class FakeBackend:
         start = len(stored) if positions is None else positions[queue]
         new = stored[start:]
         skipped = max(len(new) - max_messages, 0)
-        return TailBatch(tuple(new[skipped:]), {queue: len(stored)}, skipped)
+        return Arrived(tuple(new[skipped:]), {queue: len(stored)}, skipped)
 
-    def dead_letters(
-        self, group: str, *, replayed: bool = False, limit: int = 50, cursor: str | None = None
-    ) -> DeadLetterPage:
+    def dead_letters(self, group: str) -> DeadLetters:
         self._begin("dead_letters")
         self._group(group)
-        found = [letter for letter in self.letters.get(group, []) if replayed or not letter.replayed]
-        start = int(cursor or 0)
-        part = found[start : start + limit]
-        return DeadLetterPage(tuple(part), str(start + limit) if start + limit < len(found) else None)
+        return cast(DeadLetters, FakeLetters(self, group))
 
-    def replay_dead_letters(
-        self, group: str, letters: Sequence[LetterPlace] | None, *, rate: float | None = None
-    ) -> Iterator[LetterReplayed]:
-        self._change("replay_dead_letters", group=group, letters=letters, rate=rate)
-        for index, letter in enumerate(self.letters.get(group, [])):
-            message = letter.message
-            place = LetterPlace(message.broker_name, message.queue_id, message.queue_offset)
-            if letter.replayed or (letters is not None and place not in letters):
-                continue
-            self.letters[group][index] = replace(letter, replayed=True)
-            yield LetterReplayed(place, message.message_id)
-
-    def delayed(self, begin_ms: int, end_ms: int, *, limit: int = 100) -> DelayedView:
+    def delayed(self, begin_ms: int = 0, end_ms: int = END_OF_TIME_MS, *, limit: int = 100) -> Delayed:
         self._begin("delayed")
         found = sorted(self.delayed_messages, key=lambda one: one.due_ms)
         hours = [3, 5, 8, *[0] * 21]
-        return DelayedView({"3": 12, "deliver_at": 4}, tuple(found[:limit]), tuple(hours), 0, len(found) > limit)
+        return Delayed({"3": 12, "deliver_at": 4}, tuple(hours), 0, tuple(found[:limit]), len(found) > limit)
 
-    def recall(self, topic: str, handle: str) -> str:
+    def recall(self, topic: str, handle: str, *, timeout_s: float | None = None) -> str:
         self._change("recall", topic=topic, handle=handle)
         wanted = RecallHandle.parse(handle).message_id
-        self.delayed_messages = [
-            one for one in self.delayed_messages if one.message is None or one.message.message_id != wanted
-        ]
+        self.delayed_messages = [one for one in self.delayed_messages if one.message.message_id != wanted]
         return wanted
 
-    def producers(self) -> Listing[ProducerClient]:
-        self._begin("producers")
-        return Listing(tuple(self.producer_rows), self.missing)
+    def producer_connections(self, group: str | None = None) -> list[ProducerConnection]:
+        self._begin("producer_connections")
+        return list(self.producers)
 
     # The audit
 
@@ -488,3 +533,30 @@ class FakeBackend:
         start = int(cursor or 0)
         more = start + limit < len(newest)
         return AuditPage(tuple(newest[start : start + limit]), str(start + limit) if more else None)
+
+
+class FakeLetters:
+    """The dead letters of one group of a FakeCluster, with the calls of DeadLetters that the console makes."""
+
+    def __init__(self, cluster: FakeCluster, group: str) -> None:
+        self._cluster, self._group = cluster, group
+
+    def behind(self, after: LetterPlace | None, *, replayed: bool = False) -> Iterator[DeadLetter]:
+        letters = self._cluster.letters.get(self._group, [])
+        return (one for one in letters if (after is None or one.place > after) and (replayed or not one.replayed))
+
+    def replay(
+        self,
+        *,
+        rate: float | None = None,
+        max_messages: int | None = None,
+        letters: Iterable[LetterPlace | DeadLetter] | None = None,
+    ) -> Iterator[Replayed]:
+        chosen = None if letters is None else list(letters)
+        self._cluster._change("replay_dead_letters", group=self._group, letters=chosen, rate=rate)
+        held = self._cluster.letters.get(self._group, [])
+        for index, letter in enumerate(held):
+            if letter.replayed or (chosen is not None and letter.place not in chosen):
+                continue
+            held[index] = replace(letter, replayed=True)
+            yield Replayed(held[index])

@@ -1,0 +1,93 @@
+"""The audit log of the console: a system topic with a JSON record for each change, kept as long as other messages.
+
+Each broker group has one queue of the topic. An entry goes to the first broker group that takes the entry. Readers
+merge the queues of all broker groups.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Final
+
+from raymq.client.admin.browse import Span, read_cursor, read_page
+from raymq.client.client import Client
+from raymq.common.errors import RaymqError, ServiceNotAvailableError
+from raymq.common.message import MessageExt, MessageQueue, SystemMessage
+from raymq.common.names import SYSTEM_PREFIX
+from raymq.common.protocol.route import MASTER_ID
+from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.records.format.encode import ProducerSequence, encode_batch
+from raymq.remoting.storage_client import StorageClient
+from raymq.tools.console.backend.cluster import AuditEntry, AuditPage
+
+AUDIT_TOPIC: Final = f"{SYSTEM_PREFIX}audit"
+AUDIT_CALL_TIMEOUT_S: Final = 4.0
+_READ_BYTES: Final = 1 << 20
+
+
+class AuditLog:
+    """Writes and reads the entries. Thread-safe."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def write(self, entry: AuditEntry) -> None:
+        """Store an entry as durably as any message. ServiceNotAvailableError if no broker group takes the entry."""
+        message = SystemMessage(AUDIT_TOPIC, json.dumps(asdict(entry)).encode(), tags=entry.role)
+        batch = encode_batch(
+            [message],
+            0,
+            born_host=("127.0.0.1", 0),
+            born_timestamp_ms=time.time_ns() // 1_000_000,
+            message_ids=[secrets.token_hex(16).upper()],
+            producer=ProducerSequence(f"console-{secrets.token_hex(8)}", 0, 0),
+        )
+        reasons = []
+        for name in sorted(self._client.admin.brokers()):
+            try:
+                self._storage(name).append([batch], AUDIT_CALL_TIMEOUT_S)
+                return
+            except RaymqError as error:
+                reasons.append(f"{name}: {error}")
+        raise ServiceNotAvailableError(f"no broker group takes the audit's entry: {'; '.join(reasons) or 'none runs'}")
+
+    def read(self, limit: int, cursor: str | None) -> AuditPage:
+        """Return at most `limit` entries, newest first, and the cursor of the next page."""
+        page = read_page(
+            self._spans() if cursor is None else read_cursor(AUDIT_TOPIC, cursor)[0],
+            self._fetch,
+            lambda message: True,
+            newest_first=True,
+            limit=limit,
+            max_scanned=max(limit, 1),
+            in_time=lambda: True,
+        )
+        return AuditPage(tuple(_entry(message) for message in page.messages), page.cursor)
+
+    def _spans(self) -> list[Span]:
+        spans = []
+        for name in sorted(self._client.admin.brokers()):
+            bounds = self._storage(name).queue_bounds(AUDIT_TOPIC, 0, AUDIT_CALL_TIMEOUT_S)
+            spans.append(Span(MessageQueue(AUDIT_TOPIC, name, 0), bounds.min_offset, bounds.max_offset))
+        return spans
+
+    def _fetch(self, wanted: Sequence[tuple[MessageQueue, int, int]]) -> list[FetchResult]:
+        results = []
+        for queue, offset, count in wanted:
+            request = FetchRequest(AUDIT_TOPIC, 0, offset, count)
+            results += self._storage(queue.broker_name).fetch([request], _READ_BYTES, 0.0, AUDIT_CALL_TIMEOUT_S)
+        return results
+
+    def _storage(self, broker_name: str) -> StorageClient:
+        data = self._client.admin.brokers().get(broker_name)
+        if data is None:
+            raise ServiceNotAvailableError(f"no broker group {broker_name!r} is registered")
+        return self._client.storages.get(data.storages[MASTER_ID])
+
+
+def _entry(message: MessageExt) -> AuditEntry:
+    return AuditEntry(**json.loads(message.body))
