@@ -47,7 +47,8 @@ autodoc_type_aliases = {
 }
 
 # Types of other libraries; their pages are not at hand when the site is built.
-nitpick_ignore = [("py:class", "TypeAliasForwardRef"), ("py:class", "BodyType"), ("py:class", "Unreadable")]
+ALIASES: Final = ("TypeAliasForwardRef", "BodyType", "Unreadable", "Expression", "Expressions")
+nitpick_ignore = [("py:class", alias) for alias in ALIASES]
 nitpick_ignore_regex = [
     ("py:.*", rf"{one}\..*")
     for one in (

@@ -32,6 +32,7 @@ DIRECT = {
     ),
     "Client": {"async_pull_consumer", "async_simple_consumer"},
     "PullConsumer": {"poll", "poll_table", "assignment", "acknowledge", "position", "paused"},
+    "AsyncPullConsumer": {"assignment", "acknowledge", "position", "paused"},
 }
 """The methods that run in the thread that calls them, by class. Those of a Producer that are steps of a send are tried
 with it."""

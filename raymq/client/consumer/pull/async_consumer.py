@@ -13,13 +13,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, Generic
 
+from raymq.client.consumer.async_consumer import AsyncConsumer, awaited, submit_call
+from raymq.client.consumer.pull.consumer import PullConsumer, PullConsumerBase
 from raymq.client.consumer.pull.engine import PullEngine
 from raymq.client.consumer.pull.fetched_records import (
     Decode,
@@ -31,12 +33,9 @@ from raymq.client.consumer.pull.fetched_records import (
     found,
 )
 from raymq.client.consumer.pull.poll_turn import PollTurn
-from raymq.client.consumer.pull.settings import DELAY_LEVEL, RECONSUME_TIMES
 from raymq.client.consumer.queue_lookup import QueueChangeListener
-from raymq.client.consumer.subscription import Expression, Expressions
-from raymq.common.closing import OfProcess
 from raymq.common.errors import ClientStateError
-from raymq.common.message import MessageExt, MessageQueue
+from raymq.common.message import MessageExt
 from raymq.common.numbers import POSITIVE, bounded
 from raymq.common.parallel import aside
 
@@ -53,8 +52,6 @@ LOOK_AGAIN_S: Final = 1.0
 """How long a poll waits at most before it looks again. A signal handler that raises in the callback that wakes the poll
 ends that callback, and nothing else would wake it."""
 
-T = TypeVar("T")
-
 
 class _Step(Generic[Found]):
     """The outcome of a step of a poll: its end with the messages taken, records to be decoded, or a wait."""
@@ -69,50 +66,57 @@ class _Step(Generic[Found]):
         self.taken, self.slices, self.wait_s = taken, list(slices), wait_s
 
 
-class AsyncPullConsumer(OfProcess):
+class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
     """Made by `Client.async_pull_consumer` inside the event loop that uses it. One task polls at a time.
 
-    Methods do the same, and raise the same, as those of PullConsumer with the same name; those that call a broker or a
-    store are awaited. After `close` every method raises ClientStateError.
+    Each method has the arguments, result and errors of PullConsumer's method with the same name. A method that calls a
+    broker or a store is awaited. After `close` every method raises ClientStateError.
     """
 
+    _MADE_BY = "async_pull_consumer"
+
     def __init__(self, engine: PullEngine) -> None:
-        try:
-            self._loop = asyncio.get_running_loop()
-        except RuntimeError:
-            raise ClientStateError(
-                "an async consumer belongs to an event loop: call client.async_pull_consumer(...) inside a coroutine"
-            ) from None
-        self.group = engine.names.unwrap(engine.settings.group)
-        self._engine = engine
+        PullConsumerBase.__init__(self, engine)
+        super().__init__(PullConsumer(engine), engine, threads=CALL_THREADS, name=self.group)
         self._waiter: asyncio.Future[None] | None = None
         """The future of a poll that waits. No asyncio.Event: one whose `set` was interrupted never wakes anybody."""
         self._watched: list[int] = []
         """The descriptors that the loop may be watching for a wait."""
         self._watch_lock = threading.Lock()
-        """Held while they change: the helper of an interrupted wait may still be at it."""
-        self._calls = ThreadPoolExecutor(CALL_THREADS, f"calls-{self.group}")
+        """Held while `_watched` changes: the helper thread of an interrupted wait may still be changing it."""
         self._decoder = ThreadPoolExecutor(1, f"decode-{self.group}")
-        engine.on_wakeup = partial(self._in_loop, self._look_again)
+        engine.on_wakeup = partial(self._in_loop, self._look_again)  # in place of the twin's, which never polls
 
-    # What is consumed
+    subscribe = awaited(PullConsumer.subscribe)
+    assign = awaited(PullConsumer.assign)
 
-    async def subscribe(self, topic: str, expression: Expression = "*") -> None:
-        await self._call(self._engine.subscribe, topic, expression)
+    commit = awaited(PullConsumer.commit)
+    committed = awaited(PullConsumer.committed)
+    send_back = awaited(PullConsumer.send_back)
 
-    def unsubscribe(self, topic: str) -> None:
-        self._engine.unsubscribe(topic)
+    seek = awaited(PullConsumer.seek)
+    seek_to_begin = awaited(PullConsumer.seek_to_begin)
+    seek_to_end = awaited(PullConsumer.seek_to_end)
+    lag = awaited(PullConsumer.lag)
 
-    async def assign(self, queues: Iterable[MessageQueue], expression: Expressions = "*") -> None:
-        await self._call(self._engine.assign, list(queues), expression)
+    fetch_message_queues = awaited(PullConsumer.fetch_message_queues)
+    begin_offsets = awaited(PullConsumer.begin_offsets)
+    end_offsets = awaited(PullConsumer.end_offsets)
+    offset_for_timestamp = awaited(PullConsumer.offset_for_timestamp)
+    offsets_for_times = awaited(PullConsumer.offsets_for_times)
 
-    def assignment(self) -> list[MessageQueue]:
-        return self._engine.assignment()
+    async def register_queue_change_listener(self, topic: str, callback: QueueChangeListener) -> None:
+        """Call a listener when a topic's queues change (`PullConsumer.register_queue_change_listener`).
+
+        `callback`, a plain function, is called on the event loop.
+        """
+        await self._call(partial(self._twin.register_queue_change_listener, topic, partial(self._in_loop, callback)))
 
     # Messages
 
     @bounded(max_messages=POSITIVE)
     async def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]:
+        """Await messages (`PullConsumer.poll`). Cancelled, it takes none: the next poll returns them."""
         decode = partial(decode_messages, on_unreadable=self._engine.unreadable.note)
         turn = PollTurn()
         try:
@@ -132,6 +136,7 @@ class AsyncPullConsumer(OfProcess):
         columns: Sequence[str] | None = None,
         unreadable: Unreadable = "null",
     ) -> pa.Table:
+        """Await messages as an Arrow table (`PullConsumer.poll_table`). Cancelled, it takes none."""
         decode = self._engine.table_decoder(body_type, columns, unreadable)
         turn = PollTurn()
         try:
@@ -167,7 +172,8 @@ class AsyncPullConsumer(OfProcess):
                     # Nothing is awaited between the step that takes messages and the return: a cancelled poll has taken
                     # nothing.
                     call = partial(self._engine.decode, decode, step.slices)
-                    decoded = await aside(_submit, self._decoder, call, self._loop)
+                    _, decoding = aside(submit_call, self._decoder, call, self._loop)
+                    decoded = await decoding
                     step = aside(turn.step, self._take, turn, decoded, decode, max_messages, deadline_s)
                 else:
                     await self._wait(step.wait_s)
@@ -283,71 +289,10 @@ class AsyncPullConsumer(OfProcess):
         while self._watched:
             self._loop.remove_reader(self._watched.pop())
 
-    # Committing
-
-    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
-        return await self._call(self._engine.commit, offsets)
-
-    def acknowledge(self, messages: Iterable[MessageExt]) -> None:
-        self._engine.acknowledge(messages)
-
-    @bounded(delay_level=DELAY_LEVEL, max_reconsume_times=RECONSUME_TIMES)
-    async def send_back(self, message: MessageExt, *, delay_level: int = 0, max_reconsume_times: int = -1) -> None:
-        await self._call(self._engine.send_back, message, delay_level, max_reconsume_times)
-
-    async def committed(self, queue: MessageQueue) -> int | None:
-        return await self._call(self._engine.committed, queue)
-
-    # Positions
-
-    def position(self, queue: MessageQueue) -> int:
-        return self._engine.position(queue)
-
-    async def seek(self, queue: MessageQueue, offset: int) -> None:
-        await self._call(self._engine.seek, queue, offset)
-
-    async def seek_to_begin(self, queue: MessageQueue) -> None:
-        await self._call(self._engine.seek_to_begin, queue)
-
-    async def seek_to_end(self, queue: MessageQueue) -> None:
-        await self._call(self._engine.seek_to_end, queue)
-
-    def pause(self, queues: Iterable[MessageQueue]) -> None:
-        self._engine.pause(list(queues))
-
-    def resume(self, queues: Iterable[MessageQueue]) -> None:
-        self._engine.resume(list(queues))
-
-    def paused(self) -> list[MessageQueue]:
-        return self._engine.paused()
-
-    async def lag(self) -> dict[MessageQueue, int]:
-        return await self._call(self._engine.lag)
-
-    # Any queue
-
-    async def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
-        return await self._call(self._engine.lookup.queues, topic)
-
-    async def begin_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        return await self._call(self._engine.lookup.begin_offsets, list(queues))
-
-    async def end_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        return await self._call(self._engine.lookup.end_offsets, list(queues))
-
-    async def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        return (await self.offsets_for_times({queue: timestamp_ms}))[queue]
-
-    async def offsets_for_times(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        return await self._call(self._engine.lookup.offsets_for_times, times_ms)
-
-    async def register_queue_change_listener(self, topic: str, callback: QueueChangeListener) -> None:
-        """Do as PullConsumer's method; but `callback`, a plain function, is called on the event loop."""
-        await self._call(self._engine.watch.register, topic, partial(self._in_loop, callback))
-
     # Life
 
     async def close(self) -> None:
+        """Leave the group, and end the consumer (`PullConsumer.close`). Idempotent."""
         await self._close(finished=True)
 
     async def _close(self, *, finished: bool) -> None:
@@ -369,14 +314,6 @@ class AsyncPullConsumer(OfProcess):
     ) -> None:
         await self._close(finished=kind is None)
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a raymq consumer cannot be pickled: make one with client.async_pull_consumer where it is used")
-
-    async def _call(self, call: Callable[..., T], *args: object) -> T:
-        """Await a blocking call in a thread. Cancelling the wait does not undo the call."""
-        self._engine.check_open()
-        return await aside(_submit, self._calls, partial(call, *args), asyncio.get_running_loop())
-
     def _in_loop(self, call: Callable[..., None], *args: object) -> None:
         """Make a call on the event loop. May be used from any thread."""
         try:
@@ -392,12 +329,6 @@ class AsyncPullConsumer(OfProcess):
     def _end_pools(self) -> None:
         for pool in (self._calls, self._decoder):
             pool.shutdown(wait=False)
-
-
-def _submit(pool: ThreadPoolExecutor, call: Callable[[], T], loop: asyncio.AbstractEventLoop) -> asyncio.Future[T]:
-    """The future, in `loop`, of a call in a thread of a pool. Runs aside: where a signal handler interrupts it, a
-    thread may be lost while it starts, or the end of the call never reach the loop."""
-    return asyncio.wrap_future(pool.submit(call), loop=loop)
 
 
 def _finish(waiter: asyncio.Future[None]) -> None:

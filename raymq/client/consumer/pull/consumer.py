@@ -40,7 +40,54 @@ if TYPE_CHECKING:
     from raymq.records.kernels.columns import Unreadable
 
 
-class PullConsumer(OfProcess):
+class PullConsumerBase(OfProcess):
+    """The methods of PullConsumer and AsyncPullConsumer that wait for nothing."""
+
+    def __init__(self, engine: PullEngine) -> None:
+        self.group = engine.names.unwrap(engine.settings.group)
+        self._engine = engine
+
+    def unsubscribe(self, topic: str) -> None:
+        """Poll nothing more of a topic; its queues go to other members once this program polls or commits again.
+        ClientStateError without a subscription."""
+        self._engine.unsubscribe(topic)
+
+    @direct
+    def assignment(self) -> list[MessageQueue]:
+        """The queues this consumer holds now, sorted."""
+        return self._engine.assignment()
+
+    @direct
+    def acknowledge(self, messages: Iterable[MessageExt]) -> None:
+        """Count messages as done, in any order, from any thread; for a consumer with ``acknowledge_each=True``.
+
+        Every `auto_commit_interval_s`, each queue is committed up to its first message that a poll returned and that is
+        not acknowledged. Messages of a queue that another member has got meanwhile count for nothing: it gets them
+        again. Waits for nothing. ClientStateError without acknowledge_each.
+        """
+        self._engine.acknowledge(messages)
+
+    @direct
+    def position(self, queue: MessageQueue) -> int:
+        """The offset the next poll returns from a queue this consumer holds."""
+        return self._engine.position(queue)
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Neither fetch nor return these queues until `resume`. They stay this consumer's as long as the group leaves
+        them to it; a queue that is lost and granted again is not paused."""
+        self._engine.pause(list(queues))
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Fetch and return these queues again."""
+        self._engine.resume(list(queues))
+
+    @direct
+    def paused(self) -> list[MessageQueue]:
+        """The queues that are paused, sorted."""
+        return self._engine.paused()
+
+
+class PullConsumer(PullConsumerBase):
     """Made by `Client.pull_consumer`. One thread polls at a time; the rest may be called from any.
 
     Methods about this consumer's position in a queue (position, seek, pause, …) raise ClientStateError for a queue that
@@ -48,8 +95,7 @@ class PullConsumer(OfProcess):
     """
 
     def __init__(self, engine: PullEngine) -> None:
-        self.group = engine.names.unwrap(engine.settings.group)
-        self._engine = engine
+        super().__init__(engine)
         self._wakeup = Wakeup()
         engine.on_wakeup = self._wakeup.set
 
@@ -66,11 +112,6 @@ class PullConsumer(OfProcess):
         """
         self._engine.subscribe(topic, expression)
 
-    def unsubscribe(self, topic: str) -> None:
-        """Poll nothing more of a topic; its queues go to other members once this program polls or commits again.
-        ClientStateError without a subscription."""
-        self._engine.unsubscribe(topic)
-
     def assign(self, queues: Iterable[MessageQueue], expression: Expressions = "*") -> None:
         """Consume exactly these queues, without being a member of the group: no other consumer gives way.
 
@@ -80,11 +121,6 @@ class PullConsumer(OfProcess):
         InvalidArgumentError for a queue that does not exist, TopicNotExistError, ClientStateError after `subscribe`.
         """
         self._engine.assign(queues, expression)
-
-    @direct
-    def assignment(self) -> list[MessageQueue]:
-        """The queues this consumer holds now, sorted."""
-        return self._engine.assignment()
 
     # Messages
 
@@ -200,16 +236,6 @@ class PullConsumer(OfProcess):
         """
         return self._engine.commit(offsets)
 
-    @direct
-    def acknowledge(self, messages: Iterable[MessageExt]) -> None:
-        """Count messages as done, in any order, from any thread; for a consumer with ``acknowledge_each=True``.
-
-        Every `auto_commit_interval_s`, each queue is committed up to its first message that a poll returned and that is
-        not acknowledged. Messages of a queue that another member has got meanwhile count for nothing: it gets them
-        again. Waits for nothing. ClientStateError without acknowledge_each.
-        """
-        self._engine.acknowledge(messages)
-
     @bounded(delay_level=DELAY_LEVEL, max_reconsume_times=RECONSUME_TIMES)
     def send_back(self, message: MessageExt, *, delay_level: int = 0, max_reconsume_times: int = -1) -> None:
         """Have the group get a message again, from its topic `%RETRY%group`, which members must subscribe to.
@@ -227,11 +253,6 @@ class PullConsumer(OfProcess):
 
     # Positions
 
-    @direct
-    def position(self, queue: MessageQueue) -> int:
-        """The offset the next poll returns from a queue this consumer holds."""
-        return self._engine.position(queue)
-
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on at `offset`, and commit that as if polls had come to it. OffsetOutOfRangeError outside what the queue
         holds."""
@@ -244,20 +265,6 @@ class PullConsumer(OfProcess):
     def seek_to_end(self, queue: MessageQueue) -> None:
         """Go on behind the last message."""
         self._engine.seek_to_end(queue)
-
-    def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Neither fetch nor return these queues until `resume`. They stay this consumer's as long as the group leaves
-        them to it; a queue that is lost and granted again is not paused."""
-        self._engine.pause(list(queues))
-
-    def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Fetch and return these queues again."""
-        self._engine.resume(list(queues))
-
-    @direct
-    def paused(self) -> list[MessageQueue]:
-        """The queues that are paused, sorted."""
-        return self._engine.paused()
 
     def lag(self) -> dict[MessageQueue, int]:
         """The number of messages behind this consumer's position, by held queue."""

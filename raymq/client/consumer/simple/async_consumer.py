@@ -1,67 +1,60 @@
 """AsyncSimpleConsumer is the simple consumer for asyncio: SimpleConsumer's methods, without blocking the event loop.
 
-Calls run in a few threads of this consumer's own. A receive that is cancelled gives back what it gets all the same,
-with its attempt not counted.
+Calls run in a few threads of the consumer. A receive that is cancelled gives back the messages that it gets later, with
+their attempt not counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable
+from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Final, NoReturn, TypeVar, overload
+from typing import Final, overload
 
-from raymq.client.consumer.simple.consumer import INVISIBLE_S, MESSAGES, WAIT_S, refuse
+from raymq.client.consumer.async_consumer import AsyncConsumer, awaited, submit_call
+from raymq.client.consumer.simple.consumer import INVISIBLE_S, MESSAGES, WAIT_S, SimpleConsumer
 from raymq.client.consumer.simple.engine import SimpleEngine
 from raymq.client.consumer.simple.received_message import ReceivedMessage
-from raymq.common.closing import OfProcess
-from raymq.common.errors import ClientStateError, RaymqError
+from raymq.common.errors import RaymqError
 from raymq.common.numbers import bounded
 from raymq.common.parallel import aside
 from raymq.common.protocol.pop import INVISIBLE, INVISIBLE_AGAIN, RECEIVE_MESSAGES
-from raymq.records.filters.sql import SqlFilter
 
 RECEIVE_THREADS: Final = 8
-"""The most calls at a time, receives that wait included."""
+"""The most calls at a time, including receives that wait."""
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
-
-class AsyncSimpleConsumer(OfProcess):
+class AsyncSimpleConsumer(AsyncConsumer[SimpleConsumer]):
     """Made by `Client.async_simple_consumer` inside the event loop that uses it. Several tasks may use it.
 
-    Methods do the same, and raise the same, as those of SimpleConsumer with the same name, and are awaited.
+    Each method is awaited. It has the arguments, result and errors of SimpleConsumer's method with the same name.
     """
 
+    _MADE_BY = "async_simple_consumer"
+
     def __init__(self, engine: SimpleEngine) -> None:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            raise ClientStateError(
-                "an async consumer belongs to an event loop: call client.async_simple_consumer(...) in a coroutine"
-            ) from None
-        self.group = engine.names.unwrap(engine.settings.group)
         self._engine = engine
-        self._calls = ThreadPoolExecutor(RECEIVE_THREADS, f"calls-{self.group}")
+        self.group = engine.names.unwrap(engine.settings.group)
+        super().__init__(SimpleConsumer(engine), engine, threads=RECEIVE_THREADS, name=self.group)
 
-    async def subscribe(self, topic: str, expression: str | SqlFilter = "*") -> None:
-        await self._call(self._engine.subscribe, topic, expression)
-
-    async def unsubscribe(self, topic: str) -> None:
-        await self._call(self._engine.unsubscribe, topic)
+    subscribe = awaited(SimpleConsumer.subscribe)
+    unsubscribe = awaited(SimpleConsumer.unsubscribe)
+    ack = awaited(SimpleConsumer.ack)
+    ack_handles = awaited(SimpleConsumer.ack_handles)
 
     @bounded(max_messages=RECEIVE_MESSAGES, invisible_s=INVISIBLE)
     async def receive(
         self, max_messages: int = MESSAGES, invisible_s: float = INVISIBLE_S, *, wait_s: float = WAIT_S
     ) -> list[ReceivedMessage]:
+        """Receive messages (`SimpleConsumer.receive`). Cancelled, it gives back the messages that it gets later."""
         self._engine.check_open()
         call = partial(self._engine.receive, max_messages, invisible_s, wait_s)
-        received, future = aside(self._submit, call, asyncio.get_running_loop())
+        received, future = aside(submit_call, self._calls, call, asyncio.get_running_loop())
         try:
             return await asyncio.shield(future)
         except BaseException:
@@ -71,17 +64,15 @@ class AsyncSimpleConsumer(OfProcess):
             raise
 
     def _give_back(self, received: Future[list[ReceivedMessage]]) -> None:
-        """Give back what nobody waits for any more. In the thread of the receive."""
+        """Give back the messages of a receive that was cancelled. Runs in the thread of the receive."""
         try:
             self._engine.change_invisible(received.result(), 0.0, counted=False)
         except RaymqError as error:
-            logger.info("messages of a cancelled receive come again after their invisible time: %s", error)
-
-    async def ack(self, messages: ReceivedMessage | Iterable[ReceivedMessage]) -> int:
-        return await self._call(self._engine.ack, _listed(messages))
-
-    async def ack_handles(self, topic: str, handles: Iterable[str]) -> int:
-        return await self._call(self._engine.ack_handles, topic, list(handles))
+            logger.info(
+                "messages of a cancelled receive are delivered again after their invisible time, because they could "
+                "not be given back: %s",
+                error,
+            )
 
     @overload
     async def change_invisible(self, messages: ReceivedMessage, invisible_s: float) -> ReceivedMessage: ...
@@ -95,13 +86,11 @@ class AsyncSimpleConsumer(OfProcess):
     async def change_invisible(
         self, messages: ReceivedMessage | Iterable[ReceivedMessage], invisible_s: float
     ) -> ReceivedMessage | list[ReceivedMessage]:
-        renewed = await self._call(self._engine.change_invisible, _listed(messages), invisible_s)
-        if isinstance(messages, ReceivedMessage):
-            return renewed[0] if renewed else refuse(messages)
-        return renewed
+        """Set a new invisible time for received messages (`SimpleConsumer.change_invisible`)."""
+        return await self._call(lambda: self._twin.change_invisible(messages, invisible_s))
 
     async def close(self) -> None:
-        """End the consumer; a receive that waits ends within some seconds."""
+        """Close the consumer; a receive that waits ends within some seconds. Idempotent."""
         try:
             if not self._engine.closed:
                 await self._call(self._engine.close)
@@ -116,23 +105,3 @@ class AsyncSimpleConsumer(OfProcess):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a raymq consumer cannot be pickled: make one with client.async_simple_consumer there")
-
-    async def _call(self, call: Callable[..., T], *args: object) -> T:
-        """Await a blocking call in a thread. Cancelling the wait does not undo the call."""
-        self._engine.check_open()
-        answer: asyncio.Future[T]
-        _, answer = aside(self._submit, partial(call, *args), asyncio.get_running_loop())
-        return await answer
-
-    def _submit(self, call: Callable[[], T], loop: asyncio.AbstractEventLoop) -> tuple[Future[T], asyncio.Future[T]]:
-        """The future of a call in a thread, and the loop's. Runs aside: where a signal handler interrupts it, a thread
-        may be lost while it starts, or the end of the call never reach the loop."""
-        made = self._calls.submit(call)
-        return made, asyncio.wrap_future(made, loop=loop)
-
-
-def _listed(messages: ReceivedMessage | Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
-    return [messages] if isinstance(messages, ReceivedMessage) else list(messages)
