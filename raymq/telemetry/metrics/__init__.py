@@ -1,7 +1,7 @@
-"""Figures of raymq in Ray's own Prometheus pipeline: the table of instruments, and who reports them.
+"""Metrics of raymq in Ray's Prometheus pipeline.
 
-Stores, cores and clients count plain numbers (`histogram.py`). Every REPORT_INTERVAL_S a thread of the process hands
-these to its Reporter (`reporter.py`), which gives them to Ray's agent of the node. `instruments.py` is the one table of
-names; the documentation and the Grafana board are made from it. Nothing here is durable: counters begin at 0 with their
-process, and Prometheus takes care of that.
+Stores, cores and clients count plain numbers (`histogram.py`). Every REPORT_INTERVAL_S a thread of the process passes
+the numbers to its Reporter (`reporter.py`), which passes them to the node's Ray agent. `instruments.py` is the only
+table of metrics; the documentation and the Grafana dashboard are generated from it. Nothing is durable: counters start
+at 0 with their process, and Prometheus' `rate` allows for that.
 """

@@ -1,15 +1,15 @@
 """The one table of raymq's metrics: names, labels, units and meanings.
 
-Ray exposes a gauge `x` as `ray_x` and a counter `x` as `ray_x_total`. A histogram here is three gauges that only grow,
-`x_bucket` with the label `le`, `x_sum` and `x_count`, because Ray's own histogram costs the node's agent time for each
-observation, and has a wrong sum. A row is added here first: a Reporter refuses names and labels that are not.
+Ray exposes a gauge `x` as `ray_x` and a counter `x` as `ray_x_total`. A histogram of raymq is three gauges that only
+grow: `x_bucket` with the label `le`, `x_sum` and `x_count`. Ray's own histogram has a wrong sum, and costs the node's
+agent time for each observation. A Reporter refuses names and labels that are not in this table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Final
 
 
@@ -25,9 +25,10 @@ class InstrumentKind(Enum):
 class Instrument:
     """One row of the table.
 
-    `labels`: all of them, `cluster` and `broker` included. `bounds`: the upper ends of a histogram's buckets, in
-    `unit`; one more takes what is larger. `rocketmq`: RocketMQ 5's name, "=" where only the prefix differs, and empty
-    where it has none. `reported_by`: the actor, or the client, that reports it.
+    `labels`: all labels of the series, including `cluster` and `broker`. `description`: its first sentence is the
+    title of the instrument's chart. `rocketmq`: RocketMQ 5's name; "=" if only the prefix differs; empty if RocketMQ
+    has no such metric. `reported_by`: the actor or client that reports the instrument. `bounds`: the upper ends of a
+    histogram's buckets, in `unit`; one further bucket counts larger values.
     """
 
     name: str
@@ -39,253 +40,157 @@ class Instrument:
     reported_by: str
     bounds: tuple[int, ...] = ()
 
+    @property
+    def title(self) -> str:
+        """The first sentence of the description, without its full stop."""
+        return self.description.partition(". ")[0].removesuffix(".")
+
 
 COMMON_LABELS: Final = ("cluster", "broker")
-"""Labels of every instrument; `broker` is empty where a figure is of no broker group."""
+"""Labels of every instrument. `broker` is empty if a value belongs to no broker group."""
 OTHER: Final = "(other)"
-"""The topic, or the group, under which those beyond the limits are summed."""
+"""The label value under which a Reporter sums the topics, and the groups, beyond its limits."""
 REPORT_INTERVAL_S: Final = 10.0
-"""The period between reports. Ray drops a gauge that was not set for 20 s."""
+"""The time between two reports. Ray drops a gauge that was not set for 20 s."""
 
 _C, _G, _H = InstrumentKind.COUNTER, InstrumentKind.GAUGE, InstrumentKind.HISTOGRAM
 _LAG: Final = "consumer_group topic is_retry is_system"
-_STORED: Final = "storage storage_type storage_medium"
+_MEDIUM: Final = "storage_type storage_medium"
+_TYPED: Final = "topic message_type is_system"
+_CLIENT_KINDS: Final = "consumer_group consume_mode language version is_system"
 _CREATE_MS: Final = (10, 100, 1000, 3000, 5000)
 _CLIENT_MS: Final = (1, 5, 10, 20, 50, 200, 500)
-_PUT_MS: Final = (1, 5, 10, 50, 100, 200, 500, 1000, 5000, 10_000)
 
-# Kind, name, further labels, unit, RocketMQ's name, who reports it, description, bounds.
-_Row = (
-    tuple[InstrumentKind, str, str, str, str, str, str]
-    | tuple[InstrumentKind, str, str, str, str, str, str, tuple[int, ...]]
-)
-
-_SERVERS: Final[tuple[_Row, ...]] = (
-    (_G, "up", "role name", "1", "proxy_up", "every actor", "1 while an actor of raymq runs."),
-    (_G, "broker_permission", "", "bits", "=", "Broker", "4: it can be read; 2: it can be written."),
-    (_G, "topic_number", "", "topics", "=", "Broker", "Topics of the broker group, internal ones left out."),
-    (_G, "consumer_group_number", "", "groups", "=", "Broker", "Consumer groups of the broker group."),
-    (
-        *(_H, "topic_create_execution_time_milliseconds", "invocation_status", "ms", "topic_create_execution_time"),
-        *("Broker", "How long it took to create topics.", _CREATE_MS),
-    ),
-    (
-        *(_H, "consumer_group_create_execution_time_milliseconds", "invocation_status", "ms"),
-        *("consumer_group_create_execution_time", "Broker", "How long it took to create groups.", _CREATE_MS),
-    ),
-    (_G, "broker_has_master", "", "0/1", "", "Controller", "1 while the broker group has a master."),
-    (_G, "broker_epoch", "", "epoch", "", "Controller", "The epoch of the broker group's master."),
-    (_G, "replicas", "", "replicas", "", "Controller", "Replicas that should be in sync: all but learners."),
-    (_G, "in_sync_replicas", "", "replicas", "", "Controller", "Replicas in sync, the master included."),
-    (_G, "replica_lag_bytes", "storage role", "bytes", "", "Controller", "What a replica lacks of its master's log."),
-    (_G, "replica_lag_milliseconds", "storage role", "ms", "", "Controller", "How long a replica has been behind."),
-    (_C, "election", "election_result", "elections", "=", "Controller", "New epochs, and elections without a winner."),
-    (_G, "active_broker_num", "", "brokers", "=", "Controller", "Broker groups of several replicas with a master."),
-)
-
-_MESSAGES: Final[tuple[_Row, ...]] = (
-    (
-        *(_C, "messages_in", "storage topic message_type is_system", "messages", "=", "Storage"),
-        "Messages stored; repeats that were recognised are not counted.",
-    ),
-    (
-        *(_C, "throughput_in", "storage topic message_type is_system", "bytes", "=", "Storage"),
-        "Bytes of the records stored.",
-    ),
-    (
-        *(_H, "message_size", "storage message_type", "bytes", "=", "Storage"),
-        *("Mean sizes of the records of a batch.", (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)),
-    ),
-    (
-        *(_C, "messages_out", "topic consumer_group is_retry is_system", "messages", "=", "Broker"),
-        "Messages that groups have committed.",
-    ),
-    (_C, "throughput_out", "topic consumer_group", "bytes", "=", "Pull, pull consumer", "Bytes of records fetched."),
-    (
-        _C,
-        "send_to_dlq_messages",
-        "consumer_group topic",
-        "messages",
-        "=",
-        "Broker",
-        "Messages that became dead letters.",
-    ),
-    (_C, "send_back_messages", "consumer_group topic", "messages", "", "Broker", "Messages that groups gave back."),
-    (_G, "dead_letters", "consumer_group", "messages", "", "Broker", "Dead letters that were not replayed yet."),
-    (
-        *(_G, "producer_connections", "language version", "clients", "=", "Broker"),
-        "Producers that send heartbeats; each tells every broker, so take the largest.",
-    ),
-    (
-        *(
-            _G,
-            "consumer_connections",
-            "consumer_group consume_mode language version is_system",
-            "clients",
-            "=",
-            "Broker",
-        ),
-        "Consumers that send heartbeats; each tells every broker, so take the largest.",
-    ),
-    (
-        *(_G, "consumer_lag_messages", _LAG, "messages", "=", "Broker"),
-        "Messages that a group has not committed. A broker reports 0 for at most 200 groups and topics.",
-    ),
-    (
-        *(_G, "consumer_lag_latency_milliseconds", _LAG, "ms", "consumer_lag_latency", "Broker"),
-        "Age of the oldest message that a group has not committed.",
-    ),
-    (_G, "consumer_inflight_messages", _LAG, "messages", "=", "Pull, Broker", "Messages handed out and not committed."),
-    (_G, "consumer_ready_messages", _LAG, "messages", "=", "Pull", "Messages that can be fetched and were not yet."),
-    (
-        *(_G, "consumer_queueing_latency_milliseconds", _LAG, "ms", "consumer_queueing_latency", "Pull"),
-        "Age of the oldest message that was not fetched.",
-    ),
-)
-
-_STORES: Final[tuple[_Row, ...]] = (
-    (
-        *(_H, "rpc_latency_milliseconds", "storage request_code response_code is_long_polling", "ms", "rpc_latency"),
-        "Storage",
-        "How long requests took in the store: appends and fetches. Reads of its mapped files by consumers on its node "
-        "are no requests.",
-        (1, 3, 5, 7, 10, 100, 1000, 2000, 3000),
-    ),
-    (_H, "put_latency_milliseconds", "storage", "ms", "", "Storage", "How long appends took, flush included.", _PUT_MS),
-    (_C, "put_failed", "storage", "appends", "", "Storage", "Appends that failed."),
-    (_C, "duplicates_dropped", "storage", "messages", "", "Storage", "Repeated messages that were recognised."),
-    (
-        _G,
-        "processor_watermark",
-        "storage processor",
-        "calls",
-        "=",
-        "Storage, Broker",
-        "Calls that wait, by what they wait for.",
-    ),
-    (
-        _G,
-        "request_wait_milliseconds",
-        "storage processor",
-        "ms",
-        "",
-        "Storage, Broker",
-        "The longest wait of a call for a thread in the last minute.",
-    ),
-    (
-        _C,
-        "requests_refused",
-        "storage processor reason",
-        "calls",
-        "",
-        "Storage, Broker",
-        "Calls refused as busy: too many waited (full), or it had waited too long (late).",
-    ),
-    (_G, "storage_size_bytes", _STORED, "bytes", "storage_size", "Storage", "Length of the commit log."),
-    (_G, "storage_flush_behind_bytes", _STORED, "bytes", "=", "Storage", "Written and not flushed yet."),
-    (_G, "storage_dispatch_behind_bytes", _STORED, "bytes", "=", "Storage", "Visible and not in the index yet."),
-    (
-        *(_G, "storage_message_reserve_time_milliseconds", _STORED, "ms", "storage_message_reserve_time", "Storage"),
-        "Age of the first message held.",
-    ),
-    (_G, "storage_disk_ratio", "storage path", "0–1", "", "Storage", "How full the store's disk is."),
-    (_G, "storage_writable", "storage", "0/1", "", "Storage", "1 while the store takes appends."),
-    (
-        _G,
-        "storage_disk_failed",
-        "storage",
-        "0/1",
-        "",
-        "Storage",
-        "1 from a failure of the disk until the store is opened again.",
-    ),
-    (_G, "log_holes", "storage", "ranges", "", "Storage", "Damaged ranges of the log with intact records behind them."),
-    (_G, "log_hole_bytes", "storage", "bytes", "", "Storage", "The bytes in the damaged ranges of the log."),
-    (
-        _C,
-        "log_mended_bytes",
-        "storage",
-        "bytes",
-        "",
-        "Storage",
-        "Damaged bytes replaced by another replica's good ones.",
-    ),
-    (_C, "log_holes_mended", "storage", "ranges", "", "Storage", "Damaged ranges that were replaced in full."),
-    (_G, "damaged_files", "storage", "files", "", "Storage", "Files beside the log found damaged at the last opening."),
-    (_G, "recovery_cut_bytes", "storage", "bytes", "", "Storage", "What the last recovery cut off the log's end."),
-    (_G, "timing_messages", "storage topic", "messages", "=", "Storage", "Delayed messages that wait, by level."),
-    (
-        _G,
-        "timer_dequeue_lag",
-        "storage",
-        "messages",
-        "=",
-        "Storage",
-        "Delayed messages in the delivery under way.",
-    ),
-    (
-        *(_G, "timer_dequeue_latency_milliseconds", "storage", "ms", "timer_dequeue_latency", "Storage"),
-        "How late delayed messages are delivered now.",
-    ),
-    (_C, "timer_enqueue", "storage topic", "messages", "=", "Storage", "Delayed messages stored."),
-    (_C, "timer_dequeue", "storage topic", "messages", "=", "Storage", "Delayed messages delivered."),
-    (
-        *(_G, "timer_message_snapshot", "storage timer_bound_s", "messages", "=", "Storage"),
-        "Delayed messages that wait, by the hour in which they are due.",
-    ),
-    (
-        *(_H, "delay_message_latency_seconds", "storage", "s", "delay_message_latency", "Storage"),
-        *("Delays that were asked for.", (60, 600, 3600, 43_200, 86_400, 259_200)),
-    ),
-    (_G, "half_messages", "storage", "messages", "=", "Storage", "Transactions that were not ended yet."),
-    (_C, "commit_messages", "storage topic", "messages", "=", "Storage", "Transactions committed."),
-    (_C, "rollback_messages", "storage", "messages", "=", "Storage", "Transactions rolled back."),
-    (
-        *(_H, "finish_message_latency_milliseconds", "storage topic", "ms", "finish_message_latency", "Storage"),
-        *("Time from a half message to its end.", (5, 10, 30, 100, 500, 1000, 5000, 60_000)),
-    ),
-)
-
-_CLIENTS: Final[tuple[_Row, ...]] = (
-    (
-        *(_H, "send_cost_time_milliseconds", "topic invocation_status", "ms", "send_cost_time", "Producer"),
-        *("Time from send to acknowledgement.", _CLIENT_MS),
-    ),
-    (
-        *(_H, "delivery_latency_milliseconds", "topic consumer_group", "ms", "delivery_latency"),
-        *("Pull, pull consumer", "Time from the store to the consumer.", _CLIENT_MS),
-    ),
-    (
-        *(_H, "await_time_milliseconds", "topic consumer_group", "ms", "await_time", "Pull"),
-        *("Time that messages wait for a thread of their consumer.", (1, 5, 20, 100, 1000, 5000, 10_000)),
-    ),
-    (
-        *(_H, "process_time_milliseconds", "topic consumer_group invocation_status", "ms", "process_time", "Listener"),
-        *("Time in the user's listener.", (1, 5, 10, 100, 10_000, 60_000)),
-    ),
-    (
-        *(_C, "unreadable_messages", "topic consumer_group", "messages", "", "Pull, pull consumer"),
-        "Damaged messages, and messages whose body does not decompress, that consumers went past.",
-    ),
-    (_G, "consumer_cached_messages", "topic consumer_group", "messages", "=", "Pull", "Messages held for Listeners."),
-    (_G, "consumer_cached_bytes", "topic consumer_group", "bytes", "=", "Pull", "Bytes held for Listeners."),
-    (
-        *(_G, "pop_leased_messages", "consumer_group topic", "messages", "", "Broker"),
-        "Messages that simple consumers hold and have not acknowledged.",
-    ),
-)
-
-
-def _instruments(rows: Iterable[_Row]) -> dict[str, Instrument]:
-    table = {}
-    for kind, short, further, unit, rocketmq, reported_by, description, *bounds in rows:
-        name = f"raymq_{short}"
-        labels = (*COMMON_LABELS, *further.split())
-        table[name] = Instrument(
-            name, kind, labels, unit, description, rocketmq, reported_by, bounds[0] if bounds else ()
-        )
-    return table
-
-
-INSTRUMENTS: Final[dict[str, Instrument]] = _instruments(_SERVERS + _MESSAGES + _STORES + _CLIENTS)
+INSTRUMENTS: Final[dict[str, Instrument]] = {}
 """Every instrument, by its name."""
+
+
+def _add(
+    reported_by: str,
+    first_label: str,
+    kind: InstrumentKind,
+    name: str,
+    further_labels: str,
+    unit: str,
+    description: str,
+    rocketmq: str = "",
+    *bounds: int,
+) -> None:
+    """Add a row. `name`: without the prefix `raymq_`. The labels come after COMMON_LABELS, separated by spaces."""
+    labels = (*COMMON_LABELS, *first_label.split(), *further_labels.split())
+    name = f"raymq_{name}"
+    INSTRUMENTS[name] = Instrument(name, kind, labels, unit, description, rocketmq, reported_by, bounds)
+
+
+_broker = partial(_add, "Broker", "")
+_controller = partial(_add, "Controller", "")
+_storage = partial(_add, "Storage", "storage")
+_both = partial(_add, "Storage, Broker", "storage")
+_pull = partial(_add, "Pull", "")
+_fetcher = partial(_add, "Pull, pull consumer", "")
+
+# fmt: off
+# A table: the formatter would put each column of a row on a line.
+_add("every actor", "", _G, "up", "role name", "1", "Running actors. Each actor of raymq reports 1.", "proxy_up")
+_broker(_G, "broker_permission", "", "bits", "Permissions of the broker group. 4 to read, 2 to write, 6 for both.", "=")
+_broker(_G, "topic_number", "", "topics", "Topics of the broker group. Internal topics do not count.", "=")
+_broker(_G, "consumer_group_number", "", "groups", "Consumer groups of the broker group.", "=")
+_broker(_H, "topic_create_execution_time_milliseconds", "invocation_status", "ms",
+    "Time to create a topic.", "topic_create_execution_time", *_CREATE_MS)
+_broker(_H, "consumer_group_create_execution_time_milliseconds", "invocation_status", "ms",
+    "Time to create a consumer group.", "consumer_group_create_execution_time", *_CREATE_MS)
+_controller(_G, "broker_has_master", "", "0/1",
+    "Broker groups with a master. 1 while the broker group has a master, else 0.")
+_controller(_G, "broker_epoch", "", "epoch", "Epoch of the broker group's master.")
+_controller(_G, "replicas", "", "replicas", "Replicas that can be in sync. Learners do not count.")
+_controller(_G, "in_sync_replicas", "", "replicas", "Replicas in sync. The master counts.")
+_controller(_G, "replica_lag_bytes", "storage role", "bytes",
+    "Lag of replicas in bytes. Bytes of the master's log that the replica lacks.")
+_controller(_G, "replica_lag_milliseconds", "storage role", "ms",
+    "Lag of replicas in time. Time since the replica had the whole log of its master.")
+_controller(_C, "election", "election_result", "elections",
+    "Elections of a master. Elections without a winner count.", "=")
+_controller(_G, "active_broker_num", "", "brokers", "Replicated broker groups with a master.", "=")
+_storage(_C, "messages_in", _TYPED, "messages", "Stored messages. Recognised repeats do not count.", "=")
+_storage(_C, "throughput_in", _TYPED, "bytes", "Stored bytes of records.", "=")
+_storage(_H, "message_size", "message_type", "bytes",
+    "Size of stored records. Mean of each batch.", "=", 1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
+_broker(_C, "messages_out", "topic consumer_group is_retry is_system", "messages",
+    "Messages committed by consumer groups.", "=")
+_fetcher(_C, "throughput_out", "topic consumer_group", "bytes", "Fetched bytes of records.", "=")
+_broker(_C, "send_to_dlq_messages", "consumer_group topic", "messages",
+    "New dead letters. Messages that failed in all attempts.", "=")
+_broker(_C, "send_back_messages", "consumer_group topic", "messages",
+    "Messages sent back. The broker delivers them again.")
+_broker(_G, "dead_letters", "consumer_group", "messages", "Dead letters that were not replayed.")
+_broker(_G, "producer_connections", "language version", "clients",
+    "Connected producers. Each producer sends heartbeats to every broker: take the maximum over brokers.", "=")
+_broker(_G, "consumer_connections", _CLIENT_KINDS, "clients",
+    "Connected consumers. Each consumer sends heartbeats to every broker: take the maximum over brokers.", "=")
+_broker(_G, "consumer_lag_messages", _LAG, "messages",
+    "Lag in messages. Not committed by the group. A broker reports 0 for at most 200 groups and topics.", "=")
+_broker(_G, "consumer_lag_latency_milliseconds", _LAG, "ms",
+    "Lag in time. Age of the oldest message that the group has not committed.", "consumer_lag_latency")
+_add("Pull, Broker", "", _G, "consumer_inflight_messages", _LAG, "messages",
+    "Messages in flight. Fetched and not committed.", "=")
+_pull(_G, "consumer_ready_messages", _LAG, "messages", "Messages ready to be fetched.", "=")
+_pull(_G, "consumer_queueing_latency_milliseconds", _LAG, "ms",
+    "Age of the oldest message not fetched yet.", "consumer_queueing_latency")
+_storage(_H, "rpc_latency_milliseconds", "request_code response_code is_long_polling", "ms",
+    "Time of a request in the store. Appends, fetches and long polls.", "rpc_latency",
+    1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
+_storage(_H, "put_latency_milliseconds", "", "ms",
+    "Time of an append in the store. Includes the flush.", "", 1, 5, 10, 50, 100, 200, 500, 1000, 5000, 10_000)
+_storage(_C, "put_failed", "", "appends", "Failed and refused appends.")
+_storage(_C, "duplicates_dropped", "", "messages", "Dropped repeats of stored messages.")
+_both(_G, "processor_watermark", "processor", "calls",
+    "Waiting calls. `processor`: append for appends in flight, fetch for long polls, else the kind of call.", "=")
+_both(_G, "request_wait_milliseconds", "processor", "ms",
+    "Longest wait for a thread. Maximum over the calls of the last minute.")
+_both(_C, "requests_refused", "processor reason", "calls",
+    "Calls refused as busy. `reason`: full if too many calls waited, late if the call waited too long.")
+_storage(_G, "storage_size_bytes", _MEDIUM, "bytes", "Length of the commit log.", "storage_size")
+_storage(_G, "storage_flush_behind_bytes", _MEDIUM, "bytes", "Bytes written and not flushed.", "=")
+_storage(_G, "storage_dispatch_behind_bytes", _MEDIUM, "bytes", "Bytes visible and not indexed.", "=")
+_storage(_G, "storage_message_reserve_time_milliseconds", _MEDIUM, "ms",
+    "Age of the first message in the store.", "storage_message_reserve_time")
+_storage(_G, "storage_disk_ratio", "path", "0–1", "Used part of the store's disk.")
+_storage(_G, "storage_writable", "", "0/1", "Writable stores. 1 while the store accepts appends.")
+_storage(_G, "storage_disk_failed", "", "0/1",
+    "Failed disks. 1 from a failure of the store's disk until the store is opened again.")
+_storage(_G, "log_holes", "", "ranges", "Damaged ranges of the log. Intact records follow each range.")
+_storage(_G, "log_hole_bytes", "", "bytes", "Bytes in the damaged ranges of the log.")
+_storage(_C, "log_mended_bytes", "", "bytes", "Repaired bytes of the log. Replaced by another replica's intact bytes.")
+_storage(_C, "log_holes_mended", "", "ranges", "Repaired ranges of the log. Replaced in full.")
+_storage(_G, "damaged_files", "", "files", "Damaged files besides the log. Found when the store was opened.")
+_storage(_G, "recovery_cut_bytes", "", "bytes", "Bytes that recovery cut off the log's end.")
+_storage(_G, "timing_messages", "topic", "messages", "Delayed messages that wait. `topic`: the delay level.", "=")
+_storage(_G, "timer_dequeue_lag", "", "messages", "Delayed messages that are due.", "=")
+_storage(_G, "timer_dequeue_latency_milliseconds", "", "ms",
+    "Lateness of delayed messages at their delivery.", "timer_dequeue_latency")
+_storage(_C, "timer_enqueue", "topic", "messages", "Stored delayed messages.", "=")
+_storage(_C, "timer_dequeue", "topic", "messages", "Delivered delayed messages.", "=")
+_storage(_G, "timer_message_snapshot", "timer_bound_s", "messages",
+    "Delayed messages by hour. `timer_bound_s`: seconds until the end of the hour in which they are due.", "=")
+_storage(_H, "delay_message_latency_seconds", "", "s",
+    "Requested delays.", "delay_message_latency", 60, 600, 3600, 43_200, 86_400, 259_200)
+_storage(_G, "half_messages", "", "messages", "Open half messages. Neither committed nor rolled back.", "=")
+_storage(_C, "commit_messages", "topic", "messages", "Committed transactions.", "=")
+_storage(_C, "rollback_messages", "", "messages", "Rolled-back transactions.", "=")
+_storage(_H, "finish_message_latency_milliseconds", "topic", "ms",
+    "Time until the commit or rollback.", "finish_message_latency", 5, 10, 30, 100, 500, 1000, 5000, 60_000)
+_add("Producer", "", _H, "send_cost_time_milliseconds", "topic invocation_status", "ms",
+    "Time from a send to its acknowledgement.", "send_cost_time", *_CLIENT_MS)
+_fetcher(_H, "delivery_latency_milliseconds", "topic consumer_group", "ms",
+    "Time from the store to the consumer.", "delivery_latency", *_CLIENT_MS)
+_pull(_H, "await_time_milliseconds", "topic consumer_group", "ms",
+    "Time from the fetch to the listener's call.", "await_time", 1, 5, 20, 100, 1000, 5000, 10_000)
+_add("Listener", "", _H, "process_time_milliseconds", "topic consumer_group invocation_status", "ms",
+    "Time of a call of the listener.", "process_time", 1, 5, 10, 100, 10_000, 60_000)
+_fetcher(_C, "unreadable_messages", "topic consumer_group", "messages",
+    "Unreadable messages that consumers skipped. Damaged, or the body does not decompress.")
+_pull(_G, "consumer_cached_messages", "topic consumer_group", "messages", "Messages cached for listeners.", "=")
+_pull(_G, "consumer_cached_bytes", "topic consumer_group", "bytes", "Bytes cached for listeners.", "=")
+_broker(_G, "pop_leased_messages", "consumer_group topic", "messages",
+    "Messages leased by simple consumers. Received and not acknowledged.")
+# fmt: on

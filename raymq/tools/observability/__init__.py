@@ -1,5 +1,5 @@
-"""raymq in Prometheus and Grafana: the board, the alerts, and the objects that load them in Kubernetes.
+"""The Grafana dashboard, the alerts, and the Kubernetes objects that load them.
 
-Everything is made from raymq.telemetry.metrics.instruments or checked against it: an expression can name no series that
-nobody reports. Only `ray_folder` needs Ray, which knows where Ray's Grafana looks for boards.
+All expressions are generated from raymq.telemetry.metrics.instruments or tested against it, so they name only series
+that raymq reports. Only `ray_folder` needs Ray.
 """

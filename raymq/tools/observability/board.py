@@ -1,7 +1,7 @@
-"""The Grafana board of raymq, made from the table of panels when it is installed.
+"""Generates the Grafana dashboard of raymq from the table of panels.
 
-Its uid is fixed, so links to it stay; the variables choose a data source, a Ray session, a KubeRay cluster, and
-brokers, topics and consumer groups.
+The dashboard's uid is fixed, so that links stay valid. Its variables select a data source, a Ray session, a KubeRay
+cluster, brokers, topics and consumer groups.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from raymq.tools.observability.panels import ROWS, Panel, Row
 
 BOARD_UID: Final = "raymq"
 BOARD_FILE: Final = "raymq_grafana_dashboard.json"
-"""The file's name in Ray's folder, beside those that Ray writes."""
+"""Name of the dashboard's file in the folder with Ray's own dashboards."""
 
 COLUMNS: Final = 3
 GRID_WIDTH: Final = 24
@@ -23,7 +23,7 @@ DATA_SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 _ON_EVERY_SERIES: Final = 'SessionName=~"$SessionName",ray_io_cluster=~"$Cluster"'
 
 VARIABLES: Final = (
-    # A KubeRay cluster's name is on the series only where a PodMonitor puts it there: an empty one matches, too.
+    # Only a PodMonitor adds a KubeRay cluster's name to the series. All clusters also match series without a name.
     ("SessionName", "label_values(ray_raymq_up, SessionName)", "Ray sessions"),
     ("Cluster", 'label_values(ray_raymq_up{SessionName=~"$SessionName"}, ray_io_cluster)', "KubeRay clusters"),
     ("broker", f"label_values(ray_raymq_broker_permission{{{_ON_EVERY_SERIES}}}, broker)", "Broker groups"),
@@ -34,16 +34,16 @@ VARIABLES: Final = (
         "Consumer groups",
     ),
 )
-"""Each variable: its name, the query of its values, and the text about it."""
+"""Each variable: its name, the query of its values, and its description."""
 
 
 def board_json() -> str:
-    """The board as the text of a file that Grafana loads. The same for the same version of raymq."""
+    """Return the dashboard as the text of a file that Grafana loads. It only depends on the version of raymq."""
     return json.dumps(make_board(), indent=1, sort_keys=True) + "\n"
 
 
 def make_board() -> dict[str, Any]:
-    """The board in Grafana's dashboard model."""
+    """Return the dashboard in Grafana's model."""
     panels: list[dict[str, Any]] = []
     y = 0
     for row in ROWS:
@@ -70,7 +70,7 @@ def make_board() -> dict[str, Any]:
 
 
 def expressions(board: dict[str, Any]) -> list[str]:
-    """Every PromQL expression of a board's panels, collapsed ones included."""
+    """Return every PromQL expression in the panels of a dashboard, including collapsed panels."""
     return [target["expr"] for panel in _flat(board["panels"]) for target in panel.get("targets", ())]
 
 
@@ -79,7 +79,7 @@ def _flat(panels: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _row(row: Row, y: int, next_id: int) -> tuple[list[dict[str, Any]], int]:
-    """A row's header with its panels, in it when it is collapsed and else behind it; and the height that it takes."""
+    """Return a row's header followed by its panels, and the row's height. A collapsed header contains its panels."""
     width = GRID_WIDTH // COLUMNS
     panels = [
         _panel(

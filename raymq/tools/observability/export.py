@@ -1,7 +1,7 @@
-"""All that Prometheus and Grafana elsewhere need to know of raymq, as files in a folder.
+"""Exports files for other Prometheus and Grafana servers: the dashboard, the alert rules, and Kubernetes objects.
 
-The alert rules are in the file alerts.yml beside this module, as Prometheus loads it. The objects of Prometheus'
-operator say what to scrape in Kubernetes, and when to alert.
+The alert rules are in alerts.yml in this folder, in the format of Prometheus. The two objects for Prometheus' operator
+describe the scraped pods and the alerts in Kubernetes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from raymq.common.errors import InvalidArgumentError
 from raymq.tools.observability.board import BOARD_FILE, board_json
 
 METRICS_PORT_NAME: Final = "metrics"
-"""The name that the port of a Ray node's metrics has in pods."""
+"""Name of a pod's port that serves the metrics of its Ray node."""
 METRICS_PORT: Final = 8080
 SCRAPE_INTERVAL: Final = "10s"
-"""Not longer than raymq reports gauges; shorter brings nothing."""
+"""The time between two scrapes. raymq updates its metrics at the same interval."""
 
 
 def pod_monitor(name: str = "raymq") -> dict[str, Any]:
-    """A PodMonitor for the pods of all RayClusters of its namespace; `ray_io_cluster` is on each series then."""
+    """Return a PodMonitor for the pods of all RayClusters in its namespace. It adds the label `ray_io_cluster`."""
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
@@ -48,7 +48,7 @@ def pod_monitor(name: str = "raymq") -> dict[str, Any]:
 
 
 def prometheus_rule(name: str = "raymq") -> dict[str, Any]:
-    """A PrometheusRule with the rules of alerts.yml."""
+    """Return a PrometheusRule with the rules of alerts.yml."""
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
@@ -58,27 +58,27 @@ def prometheus_rule(name: str = "raymq") -> dict[str, Any]:
 
 
 def alerts_text() -> str:
-    """The file of rules."""
+    """Return the text of alerts.yml."""
     return (files(__package__) / "alerts.yml").read_text()
 
 
 def alert_groups() -> list[dict[str, Any]]:
-    """The groups of rules, as PrometheusRule takes them, too."""
+    """Return the groups of alert rules in alerts.yml."""
     return list(yaml.safe_load(alerts_text())["groups"])
 
 
 def alert_rules() -> list[dict[str, Any]]:
-    """All rules, in the file's order."""
+    """Return all alert rules, in the order of alerts.yml."""
     return [rule for group in alert_groups() for rule in group["rules"]]
 
 
 def relabel_text() -> str:
-    """The snippet for a scrape config that gives raymq's series RocketMQ's names."""
+    """Return the snippet for a scrape config that renames raymq's series to RocketMQ's names."""
     return (files(__package__) / "relabel.yml").read_text()
 
 
 def exported_files() -> dict[str, str]:
-    """The files by name: the board, the alerts, the relabel snippet, and the two objects of Prometheus' operator."""
+    """Return the exported texts by file name."""
     return {
         BOARD_FILE: board_json(),
         "alerts.yml": alerts_text(),
@@ -89,9 +89,10 @@ def exported_files() -> dict[str, str]:
 
 
 def export(folder: Path) -> list[Path]:
-    """Write the files, and replace older ones of the same names; returns their paths.
+    """Write all files into `folder` and return their paths. Existing files of the same names are replaced.
 
-    Makes the folder if it is missing. InvalidArgumentError when something cannot be written; some may be there then.
+    Creates the folder if it does not exist. Raises InvalidArgumentError if a file cannot be written; other files may
+    have been written before.
     """
     paths = []
     try:

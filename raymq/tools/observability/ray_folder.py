@@ -1,8 +1,8 @@
-"""The folder where Ray's Grafana provider looks for boards: the one place that knows how Ray lays out its session.
+"""Installs the Grafana dashboard in the folder where Ray's Grafana finds its dashboards.
 
-Ray's dashboard makes `SESSION/metrics/grafana/` anew at each start, so a board is put there afterwards, each time.
-`provisioning/dashboards/default.yml` there names the folder of the boards, which an environment variable of the
-dashboard's process may have moved. A Ray without a dashboard has none of it.
+Ray's web dashboard creates `SESSION/metrics/grafana/` again at each start, so raymq's dashboard is written after each
+start. The file `provisioning/dashboards/default.yml` there names the folder of dashboards; an environment variable of
+Ray's web dashboard can move that folder. Without Ray's web dashboard, none of these files exists.
 """
 
 from __future__ import annotations
@@ -21,36 +21,35 @@ METRICS_ROOT_VARIABLE: Final = "RAY_METRICS_OUTPUT_ROOT"
 """Ray's environment variable for a folder to use in place of `SESSION/metrics`."""
 PROVIDER_FILE: Final = "grafana/provisioning/dashboards/default.yml"
 BOARDS_FOLDER: Final = "grafana/dashboards"
-"""Ray's own choice, below the folder of metrics."""
+"""Ray's default folder of dashboards, below the folder of metrics."""
 
 
 def session_folder() -> Path:
-    """The folder of the Ray session that this process is connected to."""
+    """Return the folder of the Ray session to which this process is connected."""
     context = ray.get_runtime_context()
     return Path(context.get_temp_dir(), context.get_session_name())
 
 
 def metrics_root(session: Path) -> Path:
-    """The folder of a Ray session's files for Prometheus and Grafana, on the head node."""
+    """Return the folder of a Ray session's files for Prometheus and Grafana, on the head node."""
     return Path(os.environ.get(METRICS_ROOT_VARIABLE) or session / "metrics")
 
 
 def watched_folder(root: Path) -> Path | None:
-    """The folder whose boards Grafana shows when it is started with Ray's files below `root`; None if Ray has not
-    written them."""
+    """Return the folder of dashboards that Ray's files below `root` name to Grafana; None without these files."""
     try:
         providers = yaml.safe_load((root / PROVIDER_FILE).read_text())["providers"]
         return Path(providers[0]["options"]["path"])
     except (OSError, KeyError, IndexError, TypeError, yaml.YAMLError):
-        return None  # no dashboard in this Ray, or files of another layout: the caller says where the board is
+        return None  # Ray has no web dashboard, or its files have another layout
 
 
 def install_board(output: str | None = None) -> dict[str, Any]:
-    """Write the board on this node, the head, in a process that is connected to Ray.
+    """Write the dashboard on the head node, which is this node. The process must be connected to Ray.
 
-    `output`: the folder to write to; default: where Ray's Grafana provider looks or, without one, where it would.
-    Returns `path`, the file, and `watched`: True if Ray's provider shows it. Writing again replaces the file whole.
-    InvalidArgumentError when it cannot be written.
+    `output`: an absolute path of a folder; by default the folder of dashboards in Ray's files, or Ray's default
+    folder if there are no such files. Returns `path`, the written file, and `watched`: True if Ray's Grafana shows
+    the file. An existing file is replaced atomically. Raises InvalidArgumentError if the file cannot be written.
     """
     if output and not Path(output).is_absolute():
         raise InvalidArgumentError(f"--output {output!r} is no absolute path: it is a folder of the head node")
@@ -60,7 +59,7 @@ def install_board(output: str | None = None) -> dict[str, Any]:
     path = folder / BOARD_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(".new")  # Grafana may be reading
+        beside = path.with_suffix(".new")  # Grafana may read the file at this moment
         beside.write_text(board_json())
         beside.replace(path)
     except OSError as error:
@@ -71,6 +70,6 @@ def install_board(output: str | None = None) -> dict[str, Any]:
 
 
 def has_board() -> bool:
-    """True if the board is where `install_board` puts it, on this node: Ray has not emptied the folder since."""
+    """True if the file that `install_board` wrote on this node still exists; Ray may have emptied the folder."""
     root = metrics_root(session_folder())
     return ((watched_folder(root) or root / BOARDS_FOLDER) / BOARD_FILE).exists()

@@ -1,6 +1,6 @@
-"""The table of metrics in docs/observability.md, made from the instruments.
+"""Generates the table of metrics in docs/observability.md from the table of instruments.
 
-`python -m raymq.tools.observability.reference` prints it; a test compares it with the page.
+`python -m raymq.tools.observability.reference` prints the table. A test compares it with the page.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from raymq.tools.observability.series import exposed_names
 
 
 def metrics_table() -> str:
-    """The table in Markdown, a line for each instrument, in the order of the instruments."""
+    """Return the table in Markdown, with one line for each instrument."""
     lines = [
         "| in Prometheus | kind | unit | labels besides `cluster`, `broker` | meaning | from | in RocketMQ |",
         "|---|---|---|---|---|---|---|",

@@ -1,8 +1,8 @@
-"""PromQL for the instruments of raymq.telemetry.metrics.instruments, as Ray's agent exposes them.
+"""Generates PromQL expressions for the instruments of raymq.telemetry.metrics.instruments.
 
-Ray puts `ray_` before each name and `_total` behind a counter's; a histogram here is three series with exact values,
-`_bucket`, `_sum` and `_count`. The filters of a selector are the board's variables, as far as the instrument has the
-label: a name or a label that does not exist is a KeyError when the board is made.
+Ray adds the prefix `ray_` to each name, and the suffix `_total` to counters. A histogram of raymq is three series:
+`_bucket`, `_sum` and `_count`. A selector filters by the dashboard's variables, if the instrument has the label. An
+unknown instrument or label raises KeyError when the dashboard is generated.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final
 from raymq.telemetry.metrics.instruments import INSTRUMENTS, Instrument, InstrumentKind
 
 RATE_WINDOW: Final = "$__rate_interval"
-"""Grafana's window: four scrapes, or the step of the panel."""
+"""Grafana's window for rates: at least four scrapes."""
 
 BOARD_LABELS: Final = {"SessionName": "SessionName", "ray_io_cluster": "Cluster"}
-"""Labels that Ray and KubeRay put on every series, with the board's variables that choose among their values."""
+"""Labels that Ray and KubeRay add to every series, with the dashboard's variables for their values."""
 CHOSEN_LABELS: Final = ("broker", "topic", "consumer_group")
-"""Our own labels that the board has a variable for, of the same name."""
+"""Labels of raymq for which the dashboard has a variable of the same name."""
 
 SUFFIXES: Final = {
     InstrumentKind.COUNTER: ("_total",),
@@ -27,12 +27,12 @@ SUFFIXES: Final = {
 
 
 def exposed_names(instrument: Instrument) -> tuple[str, ...]:
-    """The names of an instrument's series in Prometheus."""
+    """Return the names of an instrument's series in Prometheus."""
     return tuple(f"ray_{instrument.name}{suffix}" for suffix in SUFFIXES[instrument.kind])
 
 
 def selector(name: str, suffix: str = "", **equal: str) -> str:
-    """The series of an instrument that the board's variables choose. `equal`: labels with the value they must have."""
+    """Return a selector of an instrument's series, filtered by the dashboard's variables. `equal`: required values."""
     instrument = INSTRUMENTS[name]
     _check(instrument, suffix, equal)
     matchers = [f'{label}=~"${variable}"' for label, variable in BOARD_LABELS.items()]
@@ -42,32 +42,32 @@ def selector(name: str, suffix: str = "", **equal: str) -> str:
 
 
 def per_second(name: str, *by: str, **equal: str) -> str:
-    """The rate of a counter, summed over all series with the same values of `by`."""
+    """Return the rate of a counter, summed over the series with equal values of the labels `by`."""
     return _summed("sum", by, f"rate({selector(name, '_total', **equal)}[{RATE_WINDOW}])")
 
 
 def increase(name: str, *by: str, **equal: str) -> str:
-    """The growth of a counter within the window, summed over all series with the same values of `by`."""
+    """Return a counter's growth in the window, summed over the series with equal values of the labels `by`."""
     return _summed("sum", by, f"increase({selector(name, '_total', **equal)}[{RATE_WINDOW}])")
 
 
 def total(name: str, *by: str, **equal: str) -> str:
-    """The values of a gauge, summed over all series with the same values of `by`."""
+    """Return the sum of a gauge over the series with equal values of the labels `by`."""
     return _summed("sum", by, selector(name, **equal))
 
 
 def highest(name: str, *by: str, **equal: str) -> str:
-    """The largest value of a gauge among the series with the same values of `by`."""
+    """Return the maximum of a gauge over the series with equal values of the labels `by`."""
     return _summed("max", by, selector(name, **equal))
 
 
 def lowest(name: str, *by: str, **equal: str) -> str:
-    """The smallest value of a gauge among the series with the same values of `by`."""
+    """Return the minimum of a gauge over the series with equal values of the labels `by`."""
     return _summed("min", by, selector(name, **equal))
 
 
 def percentile(percent: int, name: str, *by: str, **equal: str) -> str:
-    """A percentile of a histogram, of what came in within the window."""
+    """Return a percentile of the values that a histogram counted in the window."""
     rates = f"rate({selector(name, '_bucket', **equal)}[{RATE_WINDOW}])"
     return f"histogram_quantile({percent / 100:g}, {_summed('sum', ('le', *by), rates)})"
 
@@ -77,7 +77,7 @@ def _summed(function: str, by: tuple[str, ...], inner: str) -> str:
 
 
 def _check(instrument: Instrument, suffix: str, equal: dict[str, str]) -> None:
-    """KeyError for a suffix or a label that the instrument does not have."""
+    """Raise KeyError for a suffix or a label that the instrument does not have."""
     if suffix not in SUFFIXES[instrument.kind]:
         raise KeyError(f"{instrument.name} is a {instrument.kind.value}: it has no series with {suffix!r}")
     for label in equal:

@@ -1,5 +1,4 @@
-"""The board in Grafana's model: one identity, panels that do not overlap, variables, and nothing that changes from one
-making to the next."""
+"""The Grafana dashboard: a fixed uid, panels that do not overlap, used variables, and titles that fit their charts."""
 
 from __future__ import annotations
 
@@ -57,6 +56,22 @@ def test_every_chart_says_what_it_shows_in_which_unit():
         assert chart["fieldConfig"]["defaults"]["unit"]
         assert chart["targets"]
         assert len({target["refId"] for target in chart["targets"]}) == len(chart["targets"])
+
+
+def test_a_title_fits_above_its_chart():
+    """A chart has a third of the dashboard's width. Grafana cuts longer titles off."""
+    assert [chart["title"] for chart in panels() if len(chart["title"]) > 48] == []
+
+
+def test_charts_of_a_row_have_different_titles():
+    titles: list[list[str]] = []
+    for panel in panels():
+        if panel["type"] == "row":
+            titles.append([])
+        else:
+            titles[-1].append(panel["title"])
+    assert len(titles) == 10
+    assert all(len(set(row)) == len(row) for row in titles)
 
 
 def test_legends_name_labels_that_the_expression_keeps():
