@@ -1,17 +1,19 @@
-"""The life of client objects: `with` closes them, no signal handler leaves them half changed, no child inherits them.
+"""Base classes of client objects: `with` closes them, signal handlers cannot corrupt them, forked children cannot use
+them.
 
-    fork ──► child: each live OfProcess object refuses every call, lanes are closed, shared locks are free again
+    fork ──► child: each OfProcess object refuses every call, lanes are closed, shared locks are free
          └─► parent: nothing changes
 
-A forked child has copies of its parent's objects, but not of its threads: a copied producer would number its messages
-as its parent does, over the parent's connections. So the child's copies change their class, once, in `_in_child`; a
-call costs nothing more in a process that never forked. Objects that the child makes itself are its own.
+A forked child has copies of its parent's objects, but not the parent's threads. A copied producer would send with the
+parent's sequence numbers, over the parent's connections. So `_in_child` changes the class of each copy, once; a process
+that never forks has no cost. A child may use the objects that it creates itself.
 
-A signal handler may raise between any two bytecodes of the main thread. So the public methods of an OfProcess run in a
-helper thread when the main thread calls them (raymq.common.parallel.aside), which costs some 15 µs. Methods that are
-`direct` do not: they are too short or too frequent for that, and take care themselves.
+A signal handler may raise between any two bytecodes of the main thread. So a public method of an OfProcess that the
+main thread calls runs in a helper thread (raymq.common.parallel.aside), which costs about 15 µs. Methods marked
+`direct` run in the calling thread: they are too short or too frequent for a helper thread, and are safe against signal
+handlers.
 
-Every argument of a public method whose annotation is int or float is checked before the method itself begins
+Arguments of public methods that are annotated as int or float are checked before the method begins
 (raymq.common.numbers).
 """
 
@@ -41,7 +43,7 @@ _locks: Final[list[threading.Lock]] = []
 _process_id = os.getpid()
 
 _NOT_CALLS: Final = (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
-"""Functions whose call only makes an object, which does the work later."""
+"""Functions whose call only creates an object; the work happens later."""
 
 
 F = TypeVar("F", bound=Callable[[], None])
@@ -49,14 +51,14 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 
 def direct(method: M) -> M:
-    """Have a public method of an OfProcess run in the thread that calls it, be that the main thread."""
+    """Let a public method of an OfProcess run in the thread that calls it, even the main thread."""
     method.is_direct = True  # type: ignore[attr-defined]
     return method
 
 
 def unwrapped(method: M) -> M:
-    """Have a public method of an OfProcess run in the thread that calls it, without a function around it, in which a
-    signal handler could still run after the method has returned. The method checks its numbers itself."""
+    """Let a public method of an OfProcess run in the calling thread, without a wrapper. In a wrapper a signal handler
+    could run after the method has returned. The method checks its numbers itself."""
     method.is_unwrapped = True  # type: ignore[attr-defined]
     return direct(method)
 
@@ -71,16 +73,16 @@ def _aside(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ClosableConnection(Protocol):
-    """A connection, whose copy a forked child closes. The parent's goes on: the peer sees no end."""
+    """A connection whose copy a forked child closes. The parent's connection stays open: the peer sees no end."""
 
     def close(self) -> None: ...
 
 
 class OfProcess:
-    """A client object that only the process that made it may use.
+    """A client object that only the process that created it may use.
 
-    Its copy in a forked child raises ClientStateError for every attribute, public or not; so methods that were bound
-    before the fork raise it too. Only `close` and the end of a `with` are allowed there, and do nothing.
+    A copy in a forked child raises ClientStateError for every attribute, public or not, and for methods that were bound
+    before the fork. Only `close` and the end of a `with` are allowed in the child, and do nothing.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -104,7 +106,7 @@ class Closing(OfProcess, ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End this object."""
+        """Release the object's resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -116,7 +118,7 @@ class Closing(OfProcess, ABC):
 
 
 def shared_lock() -> threading.Lock:
-    """A lock for what a whole process shares. It is free in a forked child, whoever held it in the parent."""
+    """Return a lock for state that a whole process shares. It is free in a forked child, even if the parent held it."""
     lock = threading.Lock()
     _locks.append(lock)
     return lock
@@ -128,13 +130,13 @@ def close_in_child(connection: ClosableConnection) -> None:
 
 
 def in_forked_child(reset: F) -> F:
-    """Call `reset` in each forked child, after client objects refuse calls: it makes shared state anew."""
+    """Call `reset` in each forked child, after client objects refuse calls, to initialise shared state again."""
     os.register_at_fork(after_in_child=reset)
     return reset
 
 
 def refuse_other_process(maker: int, what: str) -> None:
-    """Raise ClientStateError if this is not process `maker`, which made `what`."""
+    """Raise ClientStateError if this is not process `maker`, which created `what`."""
     if os.getpid() != maker:
         raise _foreign_error(what, maker)
 
@@ -147,7 +149,7 @@ def _foreign_error(what: str, maker: int) -> ClientStateError:
 
 
 def _foreign(kind: type, maker: int) -> type:
-    """The class that a copy of a `kind` gets in a child that process `maker` has forked."""
+    """Return the class for copies of a `kind` object in a child that process `maker` has forked."""
 
     def refuse(self: object, name: str) -> Any:
         if name == "close" or (name.startswith("__") and name.endswith("__")):
@@ -155,10 +157,10 @@ def _foreign(kind: type, maker: int) -> type:
         raise _foreign_error(kind.__name__, maker)
 
     def nothing(self: object, *args: object) -> None:
-        """Do nothing: the object is the parent's to close."""
+        """Do nothing: the parent closes its object itself."""
 
     async def nothing_async(self: object, *args: object) -> None:
-        """Do nothing: the object is the parent's to close."""
+        """Do nothing: the parent closes its object itself."""
 
     def call_refused(self: object, *args: object, **kwargs: object) -> Any:
         raise _foreign_error(kind.__name__, maker)
@@ -174,7 +176,7 @@ def _foreign(kind: type, maker: int) -> type:
 
 
 def _in_child() -> None:
-    """Disown what was copied from the parent."""
+    """Disable all copies of the parent's objects, in a forked child."""
     global _process_id
     maker, _process_id = _process_id, os.getpid()
     for lock in _locks:
@@ -189,7 +191,7 @@ def _in_child() -> None:
     for connection in list(_connections):
         try:
             connection.close()
-        except Exception:  # half made, or broken; the child goes on without it
+        except Exception:  # the object is incomplete or broken; the child continues without it
             logger.debug("a connection copied from the parent process could not be closed", exc_info=True)
     _connections.clear()
 

@@ -1,21 +1,20 @@
-"""Delayed messages: the topics in which they wait until they are due, by level as in RocketMQ or for a time of their
-own.
+"""Delayed messages: the internal topics in which they wait, by RocketMQ's delay levels or by a delivery time.
 
-A delayed message is stored in a queue of an internal topic, with REAL_TOPIC and REAL_QID naming its real queue; the
-store's scheduler puts it there when it is due (storage.schedule.schedule_service). Its consume-queue unit holds the
-time, in ms, at which the scheduler has to do something with it.
+A delayed message is stored in a queue of an internal topic, and REAL_TOPIC and REAL_QID name its real queue. When the
+message is due, the store's scheduler copies it there (storage.schedule.schedule_service). Its consume-queue unit holds
+the time, in ms, at which the scheduler must act.
 
     SCHEDULE_TOPIC_XXXX   queue level - 1        stored + the level's delay (spec/storage.md §1, §2, §12)
-    rmq_sys_timer         queue 0 to 31          TIMER_DELIVER_MS: due within the next day or so
-                          queue 32               stored + one day: due later than that; then it is filed again
+    rmq_sys_timer         queue 0 to 31          TIMER_DELIVER_MS: due within about a day
+                          queue 32               stored + one day: due later; the message is then filed again
                           queue 33               stored + one day: recalls (raymq.common.protocol.recall), likewise
 
-A timer queue holds the messages that are due in one hour (modulo 32 hours), so that few queues have to be looked at.
-RocketMQ's levels are FIFO. In a timer queue, units are not in the order of their times; that is why a unit's time is
-never before the store time of its record, plus one: a message appended later is due later than everything that was
-delivered before (storage.schedule.delay_queues).
+A timer queue holds the messages that are due in one hour (modulo 32 hours), so that the scheduler reads few queues.
+RocketMQ's levels are FIFO. Units of a timer queue are not sorted by time. So a unit's time is always later than the
+store time of its record: a message appended later is due later than every message delivered before
+(storage.schedule.delay_queues).
 
-All of it is in the record: the unit can be made again from the log.
+The record has all of these values, so the unit can be rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ TIMER_ROLL_QUEUE: Final = TIMER_BUCKETS
 TIMER_RECALL_QUEUE: Final = TIMER_BUCKETS + 1
 TIMER_ROLL_MS: Final = 86_400_000
 TIMER_ROLL_MARGIN_MS: Final = 3_600_000
-"""A message goes to the roll queue if it is due later than a day plus this: producers' clocks differ."""
+"""A message goes to the roll queue if it is due later than one day plus this margin. Producers' clocks differ."""
 
 _BUCKET_MS: Final = 3_600_000
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -49,9 +48,9 @@ _DELIVERY_PRODUCER: Final = "rmq_sys_delivery/"
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:
-    """The delays of level 1, 2, … in ms, from RocketMQ's text: ``"1s 5s 1m 2h 1d"``.
+    """Parse RocketMQ's text ``"1s 5s 1m 2h 1d"`` into the delays of levels 1, 2 and so on, in ms.
 
-    InvalidArgumentError for text of another form, and for more than 18 levels.
+    Raises InvalidArgumentError for another format, and for more than 18 levels.
     """
     levels = []
     for word in text.split():
@@ -65,8 +64,8 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """A time in ms since 1970 from ``"+30s"`` or ``"-2h"`` (from now on, or ago; s, m, h or d) or ISO 8601 such as
-    ``"2026-03-01T12:00:00+01:00"``, which is UTC without an offset. InvalidArgumentError for anything else."""
+    """Parse a time into ms since 1970: ``"+30s"`` and ``"-2h"`` are relative to now (s, m, h or d); ISO 8601 such as
+    ``"2026-03-01T12:00:00+01:00"`` is UTC without an offset. Raises InvalidArgumentError for other text."""
     if text[:1] in ("+", "-"):
         [distance_ms] = parse_delay_levels(text[1:])[:1]
         return now_ms + distance_ms if text[0] == "+" else now_ms - distance_ms
@@ -85,29 +84,30 @@ DELAY_LEVELS_MS: Final = parse_delay_levels(DELAY_LEVELS)
 
 
 def level_delay_ms(level: int, levels_ms: tuple[int, ...]) -> int:
-    """The delay of a message of `level`, in ms; the last level's beyond the last, 1 s below the first (spec §2)."""
+    """Return the delay of `level` in ms: 1 s for a level below 1, the last level's delay for a higher level (spec
+    §2)."""
     return levels_ms[min(level, len(levels_ms)) - 1] if level > 0 else _UNKNOWN_LEVEL_MS
 
 
 def timer_queue(deliver_at_ms: int, now_ms: int) -> int:
-    """The queue of `rmq_sys_timer` in which a message that is due then waits next."""
+    """Return the queue of `rmq_sys_timer` in which a message that is due at `deliver_at_ms` waits next."""
     if deliver_at_ms - now_ms > TIMER_ROLL_MS + TIMER_ROLL_MARGIN_MS:
         return TIMER_ROLL_QUEUE
     return deliver_at_ms // _BUCKET_MS % TIMER_BUCKETS
 
 
 def timer_queue_hours(queue_id: int, now_ms: int) -> int:
-    """The full hours from now until the hour of a timer queue's messages; 0 for this hour."""
+    """Return the full hours from now until the hour of a timer queue's messages; 0 for the present hour."""
     return (queue_id - now_ms // _BUCKET_MS) % TIMER_BUCKETS
 
 
 def is_waiting_topic(topic: str) -> bool:
-    """True if messages wait in `topic` to be delivered to another one."""
+    """True if `topic` holds messages that wait for their delivery to another topic."""
     return topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
 
 
 def names_real_topic(topic: str) -> bool:
-    """True if messages in `topic` are for another one, which they name: delayed messages, and half messages."""
+    """True if messages in `topic` name another topic as their real topic: delayed messages and half messages."""
     return is_waiting_topic(topic) or topic == HALF_TOPIC
 
 
@@ -118,8 +118,8 @@ def waiting_code(
     store_timestamp_ms: int,
     levels_ms: tuple[int, ...] = DELAY_LEVELS_MS,
 ) -> int | None:
-    """The third field of the unit of a stored record of a waiting topic, a time in ms; None if it is the tag's code as
-    elsewhere."""
+    """Return the third field of a waiting topic's unit: a time in ms. None if the field is the tag's code, as in other
+    topics."""
     if topic == SCHEDULE_TOPIC:
         level = parse_number(properties.get(PROPERTY_DELAY)) or 0
         return store_timestamp_ms + level_delay_ms(level, levels_ms) if level > 0 else None
@@ -131,12 +131,13 @@ def waiting_code(
 
 
 def delivery_producer_id(topic: str, queue_id: int) -> str:
-    """The producer id of messages that the scheduler delivers from a queue; their sequences are their offsets there."""
+    """Return the producer id of messages that the scheduler delivers from a queue. Their sequence numbers are their
+    offsets there."""
     return f"{_DELIVERY_PRODUCER}{topic}/{queue_id}"
 
 
 def delivery_source(producer_id: str) -> tuple[str, int] | None:
-    """The queue from which the scheduler delivered messages with this producer id; None for other producers."""
+    """Return the queue from which the scheduler delivered messages with this producer id; None for other producers."""
     if not producer_id.startswith(_DELIVERY_PRODUCER):
         return None
     topic, _, queue_id = producer_id.removeprefix(_DELIVERY_PRODUCER).rpartition("/")

@@ -1,4 +1,4 @@
-"""The settings of access: whether servers ask who calls, and the user who may do everything at first."""
+"""The settings of access control: whether servers check users, and the initial super user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raymq.common.config.section import SettingsSection
 
 
 class AccessOptions(SettingsSection):
-    """The options of access. Off, which is the default, servers take every call."""
+    """The section `access` of raymq.yaml. Without `enable`, servers accept every call."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

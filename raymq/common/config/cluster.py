@@ -1,7 +1,7 @@
-"""The settings of a whole raymq, validated when they are read: unknown keys and values out of bounds are refused.
+"""The settings of a whole raymq cluster. Unknown keys and values out of bounds are refused when the settings are read.
 
-Names are RocketMQ's in snake_case, with the unit at the end; defaults are RocketMQ's where design.md does not say
-otherwise (spec/storage.md §6). A part of the system is handed its own section, never the whole.
+Names are RocketMQ's in snake_case, with the unit at the end. Defaults are RocketMQ's unless design.md says otherwise
+(spec/storage.md §6). A part of the system gets its own section, never all settings.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ DATA_DIR_VARIABLE: Final = "RAYMQ_DATA_DIR"
 
 
 class BrokerOptions(SettingsSection):
-    """The options of all brokers: topics and groups that they create, registration, groups that fall behind."""
+    """The section `broker` of raymq.yaml: topics and groups that brokers create, registration, and groups with a large
+    lag."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -73,14 +74,14 @@ class BrokerOptions(SettingsSection):
 
     @property
     def registration_interval_s(self) -> float:
-        """The period between full registrations, within RocketMQ's bounds (golden fact 32)."""
+        """The time between two full registrations, within RocketMQ's bounds (golden fact 32)."""
         return min(max(self.register_name_server_period_ms, 10_000), 60_000) / 1000
 
 
 class BrokerRole(Enum):
-    """The fixed role of replica 0, which leads its broker group for ever; the others are slaves.
+    """The fixed role of replica 0, which always leads its broker group. The other replicas are slaves.
 
-    ASYNC_MASTER acknowledges when its own disk has a message, SYNC_MASTER when `in_sync_replicas` have it.
+    ASYNC_MASTER acknowledges a message that is on its own disk, SYNC_MASTER a message that `in_sync_replicas` have.
     """
 
     ASYNC_MASTER = "ASYNC_MASTER"
@@ -88,7 +89,8 @@ class BrokerRole(Enum):
 
 
 class ReplicationOptions(SettingsSection):
-    """The options of replication: the number of copies, and when a message counts as copied (spec/storage.md §11)."""
+    """The section `replication` of raymq.yaml: the number of copies, and when a message counts as copied
+    (spec/storage.md §11)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -144,7 +146,7 @@ class ReplicationOptions(SettingsSection):
 
 
 class PlacementOptions(SettingsSection):
-    """The options of placement: which nodes of the Ray cluster may hold stores."""
+    """The section `placement` of raymq.yaml: which nodes of the Ray cluster may hold stores."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -157,7 +159,7 @@ class PlacementOptions(SettingsSection):
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """The settings that a Broker actor is started with."""
+    """The settings with which a Broker actor starts."""
 
     cluster: str
     broker_name: str
@@ -168,16 +170,16 @@ class BrokerSettings:
     rebalance_servers: int = 1
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     store: StoreOptions = field(default_factory=StoreOptions)
-    """The settings of its stores, which change by way of the broker while raymq runs."""
+    """The initial settings of the broker group's stores. The broker distributes later changes."""
     replication: ReplicationOptions = field(default_factory=ReplicationOptions)
 
 
 class ClusterSettings(SettingsSection):
-    """A whole raymq, as `raymq.yaml` describes it. Every key is optional; the defaults run on one machine.
+    """All settings of a raymq cluster, as in `raymq.yaml`. Every key is optional; the defaults run on one machine.
 
-    `broker_groups` are named broker-a, broker-b … in order; if the setting is left out, and the data directories hold
-    more, those start, too (placement.plan.with_found_stores). Each replica keeps its store in a directory of its own
-    below `data_dir`, named after its storage actor's broker group and replica number.
+    Broker groups are named broker-a, broker-b and so on. Without `broker_groups`, the broker groups in the data
+    directories start too (placement.plan.with_found_stores). Each replica has a directory below `data_dir`, named after
+    its broker group and replica number.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
@@ -226,7 +228,7 @@ class ClusterSettings(SettingsSection):
 
     @property
     def broker_names(self) -> list[str]:
-        """broker-a, broker-b … in order, one for each broker group."""
+        """The names of the broker groups: broker-a, broker-b and so on."""
         return [f"broker-{letter}" for letter in ascii_lowercase[: self.broker_groups]]
 
 
@@ -239,20 +241,21 @@ SETTINGS_SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
 
 
 def data_dir_here(data_dir: Path) -> Path:
-    """The directory of the stores on the node of this process: `data_dir`, unless the node sets RAYMQ_DATA_DIR."""
+    """Return the directory of the stores on this process's node: RAYMQ_DATA_DIR if the node sets it, else
+    `data_dir`."""
     return Path(os.environ.get(DATA_DIR_VARIABLE) or data_dir).expanduser().absolute()
 
 
 def path_here(path: Path, data_dir: Path) -> Path:
-    """The path on the node of this process (`data_dir_here`) for `path`, which is below `data_dir`."""
+    """Translate `path`, which is below `data_dir`, into the path on this process's node (`data_dir_here`)."""
     return data_dir_here(data_dir) / path.relative_to(data_dir)
 
 
 def load_settings(path: Path | str | None, **overrides: Any) -> ClusterSettings:
-    """Read `raymq.yaml`; keyword arguments that are not None win over the file.
+    """Read `raymq.yaml`. Keyword arguments that are not None take precedence over the file.
 
-    `path` None means `raymq.yaml` in the current directory if there is one, else the defaults. Raises ConfigError that
-    names the file, the key and what is allowed; nothing has been started then.
+    `path` None: `raymq.yaml` in the current directory if it exists, else the defaults. Raises ConfigError with the
+    file, the key and the allowed values.
     """
     file = Path(DEFAULT_FILE) if path is None else Path(path)
     values = read_settings_file(file) if path is not None or file.exists() else {}
@@ -264,12 +267,12 @@ def load_settings(path: Path | str | None, **overrides: Any) -> ClusterSettings:
 
 
 PROBLEMS_MAX: Final = 20
-"""Most problems that one error lists; a file with more is likely not a file of settings."""
+"""The most problems in one error. A file with more problems is probably not a settings file."""
 
 
 def explain(where: str, error: ValidationError, section: str = "") -> str:
-    """The problems of settings in one line, PROBLEMS_MAX of them at the most: each key, the value, and what is
-    allowed. `section`: the section that was checked, if it was not all of them."""
+    """Return the problems of settings in one line, at most PROBLEMS_MAX of them: each key, the value, and the allowed
+    values. `section`: the checked section; empty if all sections were checked."""
     problems = []
     for item in error.errors()[:PROBLEMS_MAX]:
         location = (section, *item["loc"]) if section else item["loc"]
@@ -284,7 +287,7 @@ def explain(where: str, error: ValidationError, section: str = "") -> str:
 
 
 def _hint(key_path: tuple[int | str, ...]) -> str:
-    """The end of the error for an unknown key: the most similar key of its section, or all of them."""
+    """Return the hint for an unknown key: the most similar key of its section, or all keys of the section."""
     section = key_path[0] if len(key_path) > 1 else ""
     model = SETTINGS_SECTIONS.get(str(section), ClusterSettings)
     close = difflib.get_close_matches(str(key_path[-1])[:SHOWN_MAX], list(model.model_fields), n=1)

@@ -1,4 +1,4 @@
-"""The settings of metrics: the section `metrics` of raymq.yaml, and what an actor is started with."""
+"""The settings of metrics: the section `metrics` of raymq.yaml, and the settings that an actor gets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from raymq.common.config.section import SettingsSection
 
 
 class MetricsOptions(SettingsSection):
-    """The options of metrics: if there are any, and how many topics and groups have series of their own."""
+    """The section `metrics` of raymq.yaml: whether actors report, and how many topics and groups have separate
+    series."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -25,7 +26,7 @@ class MetricsOptions(SettingsSection):
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """The settings of one actor's metrics: its cluster's name, for the label, and the section of raymq.yaml."""
+    """The settings of one actor's metrics: the cluster's name, which is a label, and the section of raymq.yaml."""
 
     cluster: str = "raymq"
     options: MetricsOptions = field(default_factory=MetricsOptions)

@@ -1,4 +1,4 @@
-"""SettingsSection is the base of every group of settings in `raymq.yaml`."""
+"""The base class of all sections of `raymq.yaml`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _BOOL: Final = re.compile(r"\bbool\b")
 
 
 class SettingsSection(BaseModel):
-    """Settings that are read together. ValidationError for a value that is not allowed.
+    """A section of settings. Raises ValidationError for a value that is not allowed.
 
-    Pydantic takes True for 1, and YAML reads ``yes`` as True. A setting that is a number refuses both.
+    Pydantic accepts True as 1, and YAML reads ``yes`` as True. A setting that is a number refuses both.
     """
 
     @field_validator("*", mode="before")

@@ -1,8 +1,8 @@
-"""Reads a YAML file of settings within bounds.
+"""Reads a YAML file of settings, with limits.
 
-YAML can say much in few bytes: an alias repeats a whole tree, nested brackets exhaust the parser's stack, and of a key
-that is given twice the first value is silently lost. Settings need none of that, so a file has limits, and breaking one
-is an error that names the line.
+A short YAML file can have a huge value, because an alias repeats a whole tree. Nested brackets exhaust the parser's
+stack, and a repeated key silently replaces the first value. So files of settings have limits; each error names the
+line.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAX_VALUES: Final = 10_000
 
 
 def read_settings_file(file: Path) -> dict[Any, Any]:
-    """The settings in `file`; empty if it says nothing.
+    """Return the settings in `file`; empty if the file has no values.
 
-    ConfigError that names the file and what is wrong: it cannot be read, is not YAML, is no mapping, has more than
+    Raises ConfigError with the file and the reason if the file cannot be read, is not YAML or no mapping, has more than
     MAX_BYTES bytes or MAX_VALUES values, is nested more than MAX_DEPTH deep, repeats a key, or has anchors or aliases.
     """
     try:
@@ -41,7 +41,7 @@ def read_settings_file(file: Path) -> dict[Any, Any]:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise ConfigError(f"{file}{line} is not YAML: {error.problem}; correct that line or one before it") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        # Of these, ValueError and OverflowError are what the values raise: !!int abc, a date in month 13.
+        # Values raise ValueError or OverflowError: `!!int abc`, or a date in month 13.
         raise ConfigError(f"{file} is not YAML: {error}") from None
     if values is None:
         return {}
@@ -51,8 +51,8 @@ def read_settings_file(file: Path) -> dict[Any, Any]:
 
 
 def read_setting(name: str, text: str) -> Any:
-    """One value that was typed for a setting, as `read_settings_file` reads it in a file. ConfigError that names the
-    setting and what is wrong."""
+    """Parse the value that a user typed for a setting, as `read_settings_file` does. Raises ConfigError with the
+    setting and the reason."""
     try:
         if len(text) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES >> 10} KiB")
@@ -62,7 +62,7 @@ def read_setting(name: str, text: str) -> Any:
 
 
 class _RefusedError(Exception):
-    """YAML that settings may not contain."""
+    """Part of a YAML file that settings may not contain."""
 
     def __init__(self, text: str, mark: Any) -> None:
         super().__init__(text)
@@ -70,7 +70,7 @@ class _RefusedError(Exception):
 
 
 class _BoundedLoader(yaml.SafeLoader):
-    """The safe loader without anchors and aliases, with limits, and with every key once in its mapping."""
+    """A safe YAML loader without anchors and aliases, with limits, that refuses repeated keys."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -80,7 +80,7 @@ class _BoundedLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         parser: Any = self  # the stubs leave its methods without types
         event = parser.peek_event()
-        if getattr(event, "anchor", None) is not None:  # an alias names its anchor, too
+        if getattr(event, "anchor", None) is not None:  # an alias has an anchor too
             text = "anchors and aliases (& and *) are not allowed in settings; write the values out"
             raise _RefusedError(text, event.start_mark)
         self._values += 1
@@ -100,7 +100,7 @@ class _BoundedLoader(yaml.SafeLoader):
 
 
 def _check_keys(node: yaml.MappingNode) -> None:
-    """Refuse a key that is no name, or that is given twice in one mapping."""
+    """Refuse a key that is not a name, or that is repeated in its mapping."""
     first: dict[str, int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):

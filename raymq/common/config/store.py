@@ -1,7 +1,7 @@
-"""The settings of a store directory, validated: the section `store` of raymq.yaml, and where the directory is.
+"""The settings of a store directory: the section `store` of raymq.yaml, and the path of the directory.
 
-Names are RocketMQ's in snake_case, with the unit at the end; defaults are RocketMQ's where design.md does not say
-otherwise (spec/storage.md §6).
+Names are RocketMQ's in snake_case, with the unit at the end. Defaults are RocketMQ's unless design.md says otherwise
+(spec/storage.md §6).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, MESSAGE_SIZE_LIMIT_BYTE
 from raymq.common.numbers import NUMBER_MAX
 
 CONSUME_QUEUE_UNIT_BYTES: Final = 20
-"""A unit of a consume queue: UNIT_DTYPE of raymq.records.format.layout."""
+"""Size of a consume queue's unit: UNIT_DTYPE of raymq.records.format.layout."""
 BATCH_UNIT_BYTES: Final = 46
-"""A unit of a batch consume queue: BATCH_UNIT_DTYPE of raymq.records.format.layout."""
+"""Size of a batch consume queue's unit: BATCH_UNIT_DTYPE of raymq.records.format.layout."""
 MAX_FILTER_MESSAGE_SIZE_BYTES: Final = CONSUME_QUEUE_UNIT_BYTES << 18
-"""The units of 262,144 messages."""
+"""Size of the units of 262,144 messages."""
 CONSUME_QUEUE_EXT_FILE_BYTES: Final = 48 << 20
 COMMIT_LOG_DIR: Final = "commitlog"
 _HOOK_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def absolute_path(path: Path) -> Path:
-    """The path from the root on, `~` resolved. ValueError when there is no such user."""
+    """Return the absolute path, with `~` resolved. Raises ValueError if the user in the path does not exist."""
     try:
         return path.expanduser().absolute()
     except RuntimeError as error:  # no such user
@@ -40,15 +40,15 @@ def absolute_path(path: Path) -> Path:
 
 
 class FlushDiskType(Enum):
-    """The moment at which an append is acknowledged: SYNC_FLUSH when its bytes are on disk, ASYNC_FLUSH when they are
-    in the file's page cache."""
+    """The moment at which an append is acknowledged. SYNC_FLUSH: its bytes are on disk. ASYNC_FLUSH: they are in the
+    file's page cache."""
 
     SYNC_FLUSH = "SYNC_FLUSH"
     ASYNC_FLUSH = "ASYNC_FLUSH"
 
 
 class StoreOptions(SettingsSection):
-    """The options of a store directory: the size of its files, its flushes, its bounds."""
+    """The section `store` of raymq.yaml: file sizes, flushes and limits of a store."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -261,18 +261,18 @@ class StoreOptions(SettingsSection):
 
     @property
     def log_directories_elsewhere(self) -> list[Path]:
-        """The directories of store_path_commit_log where files may be made."""
+        """The directories of store_path_commit_log that may get new files."""
         return [path for path in self.store_path_commit_log if path not in self.read_only_commit_log_store_paths]
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
-        """The delays of level 1, 2, … in ms."""
+        """The delays of levels 1, 2 and so on, in ms."""
         return parse_delay_levels(self.message_delay_level)
 
     @property
     def warms_up_log(self) -> bool:
-        """True if the log's pages are made ahead of a fast writer. With SYNC_FLUSH each append waits for the disk
-        anyway, and a pool's writes need no warm pages."""
+        """True if a thread prefaults the log's next pages. With SYNC_FLUSH each append waits for the disk anyway, and
+        writes from the pool need no prefaulted pages."""
         is_async = self.flush_disk_type is FlushDiskType.ASYNC_FLUSH
         return self.warm_mapped_file_enable and is_async and not self.transient_store_pool_enable
 
@@ -283,16 +283,16 @@ class StoreOptions(SettingsSection):
 
     @property
     def clean_forcibly_ratio(self) -> float:
-        """The ratio of used space, from 0 to 1, from which on a disk gets no new file of the log and old files are
-        deleted at any hour: the setting within RocketMQ's bounds (spec/storage.md §9)."""
+        """The used ratio of a disk, from 0 to 1, above which it gets no new file of the log and old files are deleted
+        at any hour. The setting is clamped to RocketMQ's bounds (spec/storage.md §9)."""
         return min(max(self.disk_space_clean_forcibly_ratio, 30), 85) / 100
 
 
 class StoreSettings(StoreOptions):
-    """One store directory: its path and its options.
+    """The path and the options of one store directory.
 
-    All parts of an open store share one of these, and read it when they need a value, so that live settings
-    (raymq.common.config.live) take effect by `change`. It is the only way in which one changes.
+    All parts of an open store share one instance, and read a setting when they need it, so that live settings
+    (raymq.common.config.live) take effect. Only `change` may modify the instance.
     """
 
     model_config = ConfigDict(frozen=False, extra="forbid")
@@ -307,6 +307,6 @@ class StoreSettings(StoreOptions):
         return tuple(dict.fromkeys((*written, *self.read_only_commit_log_store_paths)))
 
     def change(self, options: StoreOptions, names: Iterable[str]) -> None:
-        """Take over the options of these names, which were checked together with all others. Thread-safe."""
+        """Copy the named options from `options`, whose values were checked together. Thread-safe."""
         for name in names:
             setattr(self, name, getattr(options, name))
