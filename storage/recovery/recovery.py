@@ -3,8 +3,8 @@
 It follows spec/storage.md §5, with a shorter walk where a snapshot allows it (snapshot.py). The consume queues are read
 up to their first unit that was never written. Then the newest part of the log is walked, record by record: after a
 clean stop from the newest file whose first record is in a queue, after a crash from the newest file whose first record
-is older than the checkpoint. Records that are missing in their queue are put there; units that point behind the log's
-end are removed.
+is older than the checkpoint. If bytes before a snapshot's end have changed, their file is walked, too. Records that are
+missing in their queue are put there; units that point behind the log's end are removed.
 
 The log ends before the first record that fails its checks, if no intact record follows it (log_end.py). RocketMQ ends
 it there in any case, and so loses all that is intact behind a record that rotted on the disk. Here such a record is a
@@ -28,6 +28,7 @@ In four more cases RocketMQ guesses, and this does not:
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from raymq.common.protocol.store import Hole
@@ -182,8 +183,7 @@ class Recovery:
         the log. Returns the log's end. QueueGapError when a queue lacks units before that part."""
         snapshot = self._snapshot if self._snapshot is not None and self._snapshot.fits(self._reader) else None
         if self._after_crash:
-            walk_from = self._log.starts[self._first_file_to_walk()] if snapshot is None else snapshot.end
-            self._cut_queues_at(walk_from)
+            self._cut_queues_at(self._walk_start(snapshot))
         else:
             for queue in self._queues:
                 queue.recover()
@@ -192,7 +192,7 @@ class Recovery:
         self._queues.finish_deletions(self._log.min_offset)
         if misplaced:
             raise QueueGapError(misplaced)
-        start = self._log.starts[self._first_file_to_walk()] if snapshot is None else snapshot.end
+        start = self._walk_start(snapshot)
         self._earlier.learn(start, snapshot)
         if snapshot is not None:
             last = dispatch_view(self._reader.log_bytes(snapshot.last, snapshot.end))
@@ -224,6 +224,19 @@ class Recovery:
         """Remove the units that the walk from `physical_offset` on will put into the queues again."""
         for queue in self._queues:
             queue.recover_until(physical_offset)
+
+    def _walk_start(self, snapshot: Snapshot | None) -> int:
+        """Return the physical offset at which the walk begins. `snapshot`: the snapshot if it matches the log.
+
+        If the snapshot exists and does not match, the log's bytes have changed from the snapshot's tail on. The walk
+        then begins at the tail's file or before it: a later start would leave the damage to the readers.
+        """
+        if snapshot is not None:
+            return snapshot.end
+        first = self._first_file_to_walk()
+        if self._snapshot is not None:
+            first = min(first, max(bisect_right(self._log.starts, self._snapshot.tail) - 1, 0))
+        return self._log.starts[first]
 
     def _first_file_to_walk(self) -> int:
         """The index of the newest file whose first record matches (spec §5, file match test), else 0."""

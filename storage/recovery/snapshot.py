@@ -10,7 +10,8 @@ On disk
 `end` is a physical offset up to which the log, the queues and this table agree and are on disk. The record that ends
 there starts at `last`; the log's bytes from `tail` to `end` have the CRC-32 `tail_crc`; `queues` tells how far each
 queue went. Without the file, or if the tail has changed, recovery walks whole files as RocketMQ does, which takes a few
-seconds for each GiB. Damage further back than the tail is found by neither: it shows when it is read.
+seconds for each GiB. After a change of the tail it walks the tail's file, too, so that damage there is found. Damage
+further back than the tail is found by neither: it shows when it is read.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,19 @@ from raymq.records.format.layout import (
     SYS_FLAG_OFFSET,
     TOTAL_SIZE_OFFSET,
 )
+from storage.files.damage import DamageNotes
 from storage.message_store import MessageStore
-from tests.chaos.store.test_store_damage import BODIES, COUNT, LAST_SIZE, LAYOUT, overwrite, written_store
-from tests.support.stores.stores import bodies_of, intact_bodies, killed_copy, make_batch, open_store
+from storage.recovery.snapshot import read_snapshot
+from tests.chaos.store.test_store_damage import (
+    BODIES,
+    COUNT,
+    LAST_SIZE,
+    LAYOUT,
+    last_log_file,
+    overwrite,
+    written_store,
+)
+from tests.support.stores.stores import bodies_of, closed_copy, intact_bodies, killed_copy, make_batch, open_store
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
@@ -222,6 +233,36 @@ def test_a_record_of_another_place_is_mended_with_the_bytes_of_another_replica(t
         store = open_store(again)
         assert (store.holes, bodies_of(store)) == ((), BODIES)
         store.close()
+
+
+@ENDS
+def test_a_bit_before_the_end_of_the_last_snapshot_is_found_although_newer_files_follow(tmp_path, stopped):
+    """The snapshot is older than the newest file, as after a clean stop on a full disk, or after a crash behind a flush
+    of retention. Its checksum covers the log from its tail on, and names the damage before any reader."""
+    seed = random.SystemRandom().getrandbits(32)
+    print("seed", seed)
+    original = open_store(tmp_path / "original", clock_ms=count(1_700_000_000_000, 100).__next__)
+    places = [original.append([make_batch([body])])[0].physical_offset for body in BODIES[:240]]
+    original._checkpoints.flush_queues()
+    snapshot = (tmp_path / "original/dedup").read_bytes()
+    for body in BODIES[240:]:
+        original.append([make_batch([body])])
+    original._checkpoints.flush_queues()
+    root = closed_copy(original, tmp_path / "original", tmp_path / "store", clean=stopped)
+    (root / "dedup").write_bytes(snapshot)
+    tail = read_snapshot(root / "dedup", DamageNotes()).tail
+    assert 0 < tail < int(last_log_file(root).name)
+    damaged = random.Random(seed).choice([index for index, place in enumerate(places) if place >= tail])
+    path, begin = root / f"commitlog/{tail:020}", places[damaged] - tail
+    good = path.read_bytes()
+    flip(path, begin + BODY_OFFSET + 3)
+    store = open_store(root)
+    [hole] = store.holes
+    assert (hole.offset, hole.size) == (places[damaged], LAST_SIZE)
+    assert intact_bodies(store) == [*BODIES[:damaged], None, *BODIES[damaged + 1 :]]
+    store.mend(hole.offset, good[begin : begin + hole.size])
+    assert (store.holes, bodies_of(store)) == ((), BODIES)
+    store.close()
 
 
 def keyed_store(tmp_path: Path, *, stopped: bool) -> Path:
