@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import unicodedata
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +15,9 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 from raymq.client.admin.dead_letters import DeadLetter, Replayed
 from raymq.common.message import MessageExt
 from raymq.tools import cli
-from raymq.tools.cli import dead_letters, messages
 from raymq.tools.cli.terminal.output import error_text, json_text, out, printable, table
 from tests.support.cases import examples
+from tests.support.clients.fakes import connect_commands
 
 MARKUP = st.sampled_from(
     ["[bold]", "[/bold]", "[/]", "[link=http://evil]", "[red", "]", "\\[", ":smile:", "[@click=x()]", "[[", "\x1b[31m"]
@@ -146,12 +145,7 @@ COMMANDS = [
 def test_a_command_prints_hostile_messages_as_they_are(
     monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], text: str
 ) -> None:
-    @contextmanager
-    def client(address: str | None) -> Any:
-        yield SimpleNamespace(admin=Admin(text))
-
-    for module in (messages, dead_letters):
-        monkeypatch.setattr(module, "client_of", client)
+    connect_commands(monkeypatch, SimpleNamespace(admin=Admin(text)))
     monkeypatch.setattr(out, "width", 20_000)
     result = CliRunner().invoke(cli.cli, list(command))
     assert not result.exception or isinstance(result.exception, SystemExit), repr(result.exception)

@@ -1,41 +1,35 @@
 """The command `raymq`: servers, topics, groups, and messages from a shell.
 
-Tables are for people; every command takes `--json` for machines. Exit codes: 0 done, 1 refused or failed (one line on
-standard error says why and what to do), 2 wrong usage, 130 interrupted. One module per noun; all of them print through
-`raymq.tools.cli.terminal.output`.
+Commands print tables for people, and JSON with `--json`. Each noun has a module with its commands. A function becomes a
+command by the decorator `raymq.tools.cli.terminal.command.command`.
 
-`raymq job`: the finished jobs of raydp_jobs.jobs, under one noun.
-
-Each job is a file with its own command, so that ``python -m raydp_jobs.jobs.archive`` has the same options and help. A
-file is imported when its command is asked for: Spark is not for everybody who says `raymq`.
+`raymq job` has the finished jobs of raydp_jobs.jobs. Each job is a file with its own command, so that
+``python -m raydp_jobs.jobs.archive`` has the same options and help. A file is imported when its command is used, so
+that other commands do not load Spark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module
-from typing import Final, NoReturn
+from typing import Final
 
 import click
 
-from raymq.tools.cli.browsing import browse, delayed, trace, track, transactions
-from raymq.tools.cli.cluster.brokers import broker, check, store
-from raymq.tools.cli.cluster.doctor import doctor
-from raymq.tools.cli.cluster.manifests import k8s, metrics
-from raymq.tools.cli.cluster.servers import balance, demo, down, drain, status, up
-from raymq.tools.cli.cluster.top import console, top
-from raymq.tools.cli.dead_letters import dlq, replay
-from raymq.tools.cli.entry import run_command
-from raymq.tools.cli.groups import group
-from raymq.tools.cli.known_names import completion
-from raymq.tools.cli.members import group_connections, group_consume_directly, group_running_info, producers
-from raymq.tools.cli.messages import consume, query, recall, receive, send
-from raymq.tools.cli.terminal.output import Group
-from raymq.tools.cli.topics import topic
-from raymq.tools.cli.upkeep.acl import acl
-from raymq.tools.cli.upkeep.config import config, kv
-from raymq.tools.cli.upkeep.metadata import export, import_
-from raymq.tools.cli.upkeep.users import user
+from raymq.tools.cli import (  # noqa: F401  (each module adds its commands to `cli` when it is imported)
+    browsing,
+    dead_letters,
+    groups,
+    known_names,
+    members,
+    messages,
+    topics,
+)
+from raymq.tools.cli.cluster import brokers, doctor, manifests, servers, top  # noqa: F401
+from raymq.tools.cli.entry import cli, main
+from raymq.tools.cli.upkeep import acl, config, metadata, users  # noqa: F401
+
+__all__ = ["JobCommands", "cli", "main"]
 
 _MODULES: Final = {
     "archive": "raydp_jobs.jobs.archive",
@@ -72,78 +66,10 @@ class JobCommands(MutableMapping[str, click.Command]):
         return len(self._loaded)
 
 
-@click.group(cls=Group, commands=JobCommands())
+@cli.group(commands=JobCommands())
 def job() -> None:
     """Run a finished job on a topic: figures, archive, replay, dead letters, counts.
 
     \b
     raymq job topic-stats orders --picture orders.png
     """
-
-
-def main() -> NoReturn:
-    """The console script."""
-    run_command(cli)
-
-
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="raymq", prog_name="raymq")
-@click.option(
-    "--namespace",
-    envvar="RAYMQ_NAMESPACE",
-    metavar="NAME",
-    help="Topics and groups of this namespace only, by their names there: raymq --namespace team-a topic list",
-)
-def cli(namespace: str | None) -> None:
-    """A durable message queue inside a Ray cluster.
-
-    \b
-    raymq up                                  start it on this machine (or in the Ray cluster that runs)
-    raymq topic create orders --queues 8
-    echo '{"id": 17}' | raymq send orders --tags paid --key o-17
-    raymq consume billing orders --max 10
-    """
-
-
-for command in (
-    up,
-    down,
-    status,
-    drain,
-    balance,
-    demo,
-    doctor,
-    top,
-    metrics,
-    k8s,
-    topic,
-    group,
-    producers,
-    send,
-    consume,
-    receive,
-    query,
-    recall,
-    replay,
-    dlq,
-    job,
-    store,
-    transactions,
-    browse,
-    track,
-    trace,
-    delayed,
-    console,
-    config,
-    broker,
-    check,
-    kv,
-    export,
-    import_,
-    user,
-    acl,
-    completion,
-):
-    cli.add_command(command)
-for command in (group_connections, group_running_info, group_consume_directly):
-    group.add_command(command)

@@ -6,103 +6,78 @@ of a topic again, to a topic or to one group.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.numbers import POSITIVE
 from raymq.common.places import parse_position
+from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import completes
-from raymq.tools.cli.terminal.number_type import NumberType, RateType
-from raymq.tools.cli.terminal.output import (
-    Command,
-    Group,
-    address_option,
-    client_of,
-    json_option,
-    message_dict,
-    out,
-    print_value,
-    quiet_option,
-    say,
-    shown_body,
-    table,
-)
+from raymq.tools.cli.options import TIME, group_argument, max_option, topic_argument
+from raymq.tools.cli.terminal.command import CommandResult, command
+from raymq.tools.cli.terminal.number_type import RateType
+from raymq.tools.cli.terminal.output import Table, message_dict, out, shown_body
 from raymq.tools.cli.terminal.progress import counting
 
+if TYPE_CHECKING:
+    from raymq.client.admin.admin import Admin
 
-@click.group(cls=Group)
+
+@cli.group()
 def dlq() -> None:
     """List and replay a group's dead letters: messages that failed in all their attempts."""
 
 
-@dlq.command("list")
-@click.argument("group_name", metavar="GROUP", shell_complete=completes("groups"))
-@click.option("--max", "limit", type=NumberType(POSITIVE), default=100, show_default=True, help="How many.")
-@click.option("--all", "everything", is_flag=True, help="Also those that were replayed already.")
-@address_option
-@json_option
-def dlq_list(group_name: str, limit: int, everything: bool, address: str | None, as_json: bool) -> None:
+@command(dlq, "list")
+@group_argument
+@max_option("The most dead letters.", POSITIVE, 100)
+@click.option("--all", "everything", is_flag=True, help="Also list dead letters that were replayed.")
+def dlq_list(admin: Admin, group_name: str, limit: int, everything: bool) -> CommandResult:
     """Show dead letters, the oldest first. Example: raymq dlq list billing"""
-    with client_of(address) as client:
-        letters = client.admin.dead_letters(group_name).letters(max_messages=limit, replayed=everything)
-    rows = [_row(letter) for letter in letters]
+    letters = admin.dead_letters(group_name).letters(max_messages=limit, replayed=everything)
+    found = [_row(letter) for letter in letters]
     names = ["topic", "message_id", "stored", "attempts", "replayed", "tags", "keys", "body"]
-    shown = [{**row, "keys": " ".join(row["keys"]), "body": shown_body(row)} for row in rows]
-    text = [[row[name] for name in names] for row in shown]
-    print_value(as_json, {"dead_letters": rows}, lambda: table(names, text))
+    shown = [{**row, "keys": " ".join(row["keys"]), "body": shown_body(row)} for row in found]
+    return CommandResult({"dead_letters": found}, Table(names, [[row[name] for name in names] for row in shown]))
 
 
-@dlq.command("replay")
-@click.argument("group_name", metavar="GROUP", shell_complete=completes("groups"))
+@command(dlq, "replay", quiet=True)
+@group_argument
 @click.option(
     "--rate",
     type=RateType(),
     metavar="N",
-    help="At most so many per second, for example 50 or 50/s. Default: no limit.",
+    help="The most replays per second, for example 50 or 50/s. Default: no limit.",
 )
-@click.option("--max", "limit", type=NumberType(POSITIVE), help="At most so many. Default: all there are now.")
-@click.option("--letter", "chosen", metavar="BROKER:QUEUE:OFFSET", multiple=True, help="Only this one; repeatable.")
-@address_option
-@json_option
-@quiet_option
+@max_option("The most dead letters. Default: all that exist now.")
+@click.option(
+    "--letter", "chosen", metavar="BROKER:QUEUE:OFFSET", multiple=True, help="Only this dead letter; repeatable."
+)
 def dlq_replay(
-    group_name: str, rate: float | None, limit: int | None, chosen: tuple[str, ...], address: str | None, as_json: bool
-) -> None:
-    """Bring dead letters back to the group, as if it had never tried them; a line for each.
+    admin: Admin, group_name: str, rate: float | None, limit: int | None, chosen: tuple[str, ...], as_json: bool
+) -> CommandResult:
+    """Send dead letters to the group again, as if the group had never tried them; print a line for each.
 
-    Exit code 1 when one cannot be brought back; the next replay begins with it.
+    Exit code 1 if a dead letter cannot be sent; the next replay begins with this dead letter.
 
     Example: raymq dlq replay billing --rate 50/s
     """
-
-    with client_of(address) as client:
-        places = [_place(text) for text in chosen] or None
-        results = client.admin.dead_letters(group_name).replay(rate=rate, max_messages=limit, letters=places)
-        counts = _report(results, as_json)
-    print_value(as_json, counts, lambda: say(f"{counts['replayed']} replayed, {counts['failed']} failed"))
-    if counts["failed"]:
-        raise click.exceptions.Exit(1)
-
-
-def _report(results: Iterable[Any], as_json: bool) -> dict[str, int]:
-    """Print each result as it comes; returns how many were replayed and how many failed."""
+    places = [_place(text) for text in chosen] or None
     counts = {"replayed": 0, "failed": 0}
     with counting("replaying", talks=out.is_terminal) as counter:
-        for result in results:
+        for result in admin.dead_letters(group_name).replay(rate=rate, max_messages=limit, letters=places):
             state = "failed" if result.error else "replayed"
             counts[state] += 1
             row = {**_row(result.letter), "state": state, "error": result.error}
             parts = [state, row["topic"], row["message_id"], *([result.error] if result.error else [])]
-            text = "  ".join(parts)
-            print_value(as_json, row, partial(say, text))
+            CommandResult(row, "  ".join(parts)).print(as_json=as_json)
             counter.advance()
-    return counts
+    text = f"{counts['replayed']} replayed, {counts['failed']} failed"
+    return CommandResult(counts, text, failed=counts["failed"] > 0)
 
 
 def _row(letter: Any) -> dict[str, Any]:
@@ -122,60 +97,51 @@ def _place(text: str) -> Any:
     return LetterPlace(queue.broker_name, queue.queue_id, offset)
 
 
-@click.command(cls=Command)
-@click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
-@click.option("--to-topic", metavar="TOPIC", shell_complete=completes("topics"), help="Where to: another topic.")
+@command(cli, quiet=True)
+@topic_argument
+@click.option("--to-topic", metavar="TOPIC", shell_complete=completes("topics"), help="Send the copies to this topic.")
 @click.option(
     "--to-group",
     metavar="GROUP",
     shell_complete=completes("groups"),
-    help="Or the one group that gets the messages again.",
+    help="Send the copies to this group only.",
 )
-@click.option("--key", help="The messages with this key.")
-@click.option("--id", "ids", multiple=True, help="The message with this id; may be given several times.")
-@click.option("--from", "begin", metavar="TIME", help="Messages stored from then on: ISO 8601, or -2h ago.")
-@click.option("--to", "end", metavar="TIME", help="Messages stored before then.")
-@click.option("--name", default="", help="Another name makes another replay of the same messages.")
-@click.option("--rate", type=RateType(), help="At most so many per second.")
-@click.option(
-    "--max", "limit", type=NumberType(POSITIVE), default=100_000, show_default=True, help="At most so many now."
-)
-@click.option("--dry-run", is_flag=True, help="Only count.")
-@address_option
-@json_option
-@quiet_option
+@click.option("--key", help="Messages with this key.")
+@click.option("--id", "ids", multiple=True, help="The message with this id; repeatable.")
+@click.option("--from", "begin_ms", type=TIME, help="Messages stored at this time or later: ISO 8601, or -2h ago.")
+@click.option("--to", "end_ms", type=TIME, help="Messages stored before this time.")
+@click.option("--name", default="", help="Name of the replay: another name sends the same messages again.")
+@click.option("--rate", type=RateType(), help="The most messages per second.")
+@max_option("The most messages of this run.", POSITIVE, 100_000)
+@click.option("--dry-run", is_flag=True, help="Only count the messages.")
 def replay(
+    admin: Admin,
     topic_name: str,
     to_topic: str | None,
     to_group: str | None,
     key: str | None,
     ids: Sequence[str],
-    begin: str | None,
-    end: str | None,
+    begin_ms: int | None,
+    end_ms: int | None,
     name: str,
     rate: float | None,
     limit: int,
     dry_run: bool,
-    address: str | None,
-    as_json: bool,
-) -> None:
+) -> CommandResult:
     """Send copies of messages of TOPIC again, to another topic or to one group only.
 
-    Run again with the same choice, it goes on and sends nothing twice. `raymq job replay` sends Parquet files, such as
-    an archive, to a topic; `raymq dlq replay` brings back what a group could not consume.
+    A second run with the same options continues, and sends no message twice. `raymq job replay` sends Parquet files,
+    such as an archive, to a topic. `raymq dlq replay` sends a group the messages that it could not consume.
 
     Example: raymq replay orders --from -2h --to -1h --to-group billing
     """
-    from raymq.common.delay import parse_time
-
-    now_ms = time.time_ns() // 1_000_000
-    with client_of(address) as client, counting("replaying", talks=False) as counter:
-        done = client.admin.replay(
+    with counting("replaying", talks=False) as counter:
+        done = admin.replay(
             topic_name,
             key=key,
             ids=ids,
-            begin_ms=None if begin is None else parse_time(begin, now_ms),
-            end_ms=None if end is None else parse_time(end, now_ms),
+            begin_ms=begin_ms,
+            end_ms=end_ms,
             to_topic=to_topic,
             to_group=to_group,
             name=name,
@@ -187,4 +153,4 @@ def replay(
     more = "" if done.complete else "; there are more: run it again"
     unreadable = f", {done.unreadable} cannot be read" if done.unreadable else ""
     text = f"{done.chosen} chosen, {done.sent} sent to {done.target}, {done.sent_before} sent before{unreadable}{more}"
-    print_value(as_json, {**asdict(done), "dry_run": dry_run}, lambda: say(text))
+    return CommandResult({**asdict(done), "dry_run": dry_run}, text)

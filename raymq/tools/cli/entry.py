@@ -1,6 +1,6 @@
-"""The way from a command to the exit code of its process, for `raymq` and for every job with a `main` of its own.
+"""The command `raymq`, to which each module adds its commands, and the exit codes of `raymq` and of every job.
 
-Exit codes: 0 done, 1 refused or failed (one line on standard error says why and what to do), 2 wrong usage, 130
+Exit codes: 0 done, 1 refused or failed (one line on standard error gives the reason and the remedy), 2 wrong usage, 130
 interrupted.
 """
 
@@ -12,7 +12,31 @@ from typing import NoReturn
 import click
 
 from raymq.common.errors import RaymqError
-from raymq.tools.cli.terminal.output import out, say_error
+from raymq.tools.cli.terminal.output import Group, out, say_error
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="raymq", prog_name="raymq")
+@click.option(
+    "--namespace",
+    envvar="RAYMQ_NAMESPACE",
+    metavar="NAME",
+    help="Use topics and groups of this namespace only, by their names in it: raymq --namespace team-a topic list",
+)
+def cli(namespace: str | None) -> None:
+    """A durable message queue inside a Ray cluster.
+
+    \b
+    raymq up                                  start it on this machine (or in the Ray cluster that runs)
+    raymq topic create orders --queues 8
+    echo '{"id": 17}' | raymq send orders --tags paid --key o-17
+    raymq consume billing orders --max 10
+    """
+
+
+def main() -> NoReturn:
+    """Run `raymq`, as the installed console script does."""
+    run_command(cli)
 
 
 def run_command(command: click.Command) -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,252 +12,210 @@ from raymq.common.delay import parse_time
 from raymq.common.numbers import number_of_text
 from raymq.common.places import parse_queue
 from raymq.common.protocol.group import RETRY_MAX_TIMES, RETRY_QUEUE_NUMS
-from raymq.tools.cli.known_names import completes, gone, saw, saw_all
+from raymq.tools.cli.entry import cli
+from raymq.tools.cli.known_names import completes, forget_name, remember_all_names, remember_name
+from raymq.tools.cli.options import group_argument, queue_option, topic_argument
+from raymq.tools.cli.terminal.command import CommandResult, command, fields_result, rows_result, stats_result
 from raymq.tools.cli.terminal.number_type import NumberType
-from raymq.tools.cli.terminal.output import (
-    Group,
-    address_option,
-    client_of,
-    duration,
-    json_option,
-    print_fields,
-    print_rows,
-    print_stats,
-    print_value,
-    say,
-    table,
-)
+from raymq.tools.cli.terminal.output import Table, duration
+
+if TYPE_CHECKING:
+    from raymq.client.admin.admin import Admin
+    from raymq.client.admin.groups import NewOffsets
+
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only show the offsets before and after.")
 
 
-@click.group(cls=Group)
+@cli.group()
 def group() -> None:
     """List, describe, change and delete consumer groups, and move their offsets."""
 
 
-@group.command("list")
-@address_option
-@json_option
-def group_list(address: str | None, as_json: bool) -> None:
+@command(group, "list")
+def group_list(admin: Admin) -> CommandResult:
     """List consumer groups. Example: raymq group list"""
-    with client_of(address) as client:
-        groups = client.admin.list_groups()
-    saw_all("groups", groups)
-    print_value(as_json, {"groups": groups}, lambda: table(["group"], [[name] for name in groups]))
+    groups = admin.list_groups()
+    remember_all_names("groups", groups)
+    return CommandResult({"groups": groups}, Table(["group"], [[name] for name in groups]))
 
 
-@group.command("describe")
-@click.argument("name", shell_complete=completes("groups"))
-@address_option
-@json_option
-def group_describe(name: str, address: str | None, as_json: bool) -> None:
-    """Show a group's offset and lag in each queue, its retries that wait, and its dead letters.
+@command(group, "describe")
+@group_argument
+def group_describe(admin: Admin, group_name: str) -> CommandResult:
+    """Show a group's offset and lag in each queue, its waiting retries, and its dead letters.
 
-    `behind` is how long ago the first message was stored that is not consumed yet; `in_flight` counts the messages that
-    simple consumers have received and not acknowledged.
+    `behind` is the age of the oldest message that the group has not consumed. `in_flight` is the number of messages
+    that simple consumers have received and not acknowledged.
 
     Example: raymq group describe billing
     """
-    with client_of(address) as client:
-        summary = client.admin.group_summary(name)
-    saw("groups", name)
+    summary = admin.group_summary(group_name)
+    remember_name("groups", group_name)
     rows = [
         [p.queue.topic, p.queue.broker_name, p.queue.queue_id, p.committed, p.max_offset, p.lag, p.in_flight, p.lag_ms]
         for p in summary.queues
     ]
     names = ["topic", "broker", "queue", "committed", "max_offset", "lag", "in_flight", "lag_ms"]
-    value = {
-        "queues": [dict(zip(names, row, strict=True)) for row in rows],
-        "lag": summary.lag,
-        "lag_ms": summary.lag_ms,
-        "retry_lag": summary.retry_lag,
-        "dead_letters": summary.dead_letters,
-    }
-
-    def show() -> None:
-        text = [[*row[:-1], duration(row[-1])] for row in rows]
-        in_flight = sum(p.in_flight for p in summary.queues)
-        footer = ["total", "", "", "", "", summary.lag, in_flight, duration(summary.lag_ms)]
-        table([*names[:-1], "behind"], text, footer if rows else None)
-        say(f"{summary.retry_lag} wait to be tried again, {summary.dead_letters} dead letters")
-
-    print_value(as_json, value, show)
+    in_flight = sum(p.in_flight for p in summary.queues)
+    text = [[*row[:-1], duration(p.lag_ms)] for row, p in zip(rows, summary.queues, strict=True)]
+    footer = ["total", "", "", "", "", summary.lag, in_flight, duration(summary.lag_ms)]
+    return CommandResult(
+        {
+            "queues": [dict(zip(names, row, strict=True)) for row in rows],
+            "lag": summary.lag,
+            "lag_ms": summary.lag_ms,
+            "retry_lag": summary.retry_lag,
+            "dead_letters": summary.dead_letters,
+        },
+        Table([*names[:-1], "behind"], text, footer if rows else None),
+        f"{summary.retry_lag} wait to be tried again, {summary.dead_letters} dead letters",
+    )
 
 
-@group.command("reset-offset")
-@click.argument("name", metavar="GROUP", shell_complete=completes("groups"))
-@click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
+@command(group, "reset-offset")
+@group_argument
+@topic_argument
 @click.option("--to", "target", required=True, help="earliest, latest, an offset, or a time: ISO 8601, or -2h, -30m.")
-@click.option("--queue", "queue_text", metavar="BROKER:QUEUE", help="Only this queue, for example broker-a:3.")
-@click.option("--dry-run", is_flag=True, help="Only show the offsets before and after.")
-@address_option
-@json_option
+@queue_option
+@dry_run_option
 def group_reset_offset(
-    name: str, topic_name: str, target: str, queue_text: str | None, dry_run: bool, address: str | None, as_json: bool
-) -> None:
-    """Have a group go on from another offset in a topic, also while its consumers run.
+    admin: Admin, group_name: str, topic_name: str, target: str, queue_text: str | None, dry_run: bool
+) -> CommandResult:
+    """Move a group's offsets in a topic, also while the group's consumers run.
 
     Example: raymq group reset-offset billing orders --to -2h
     """
     arguments = _reset_arguments(target)
     queue = None if queue_text is None else parse_queue(topic_name, queue_text)
-    with client_of(address) as client:
-        offsets = client.admin.reset_offsets(name, topic_name, queue=queue, dry_run=dry_run, **arguments)
-    rows = [
-        [queue.broker_name, queue.queue_id, offsets.old[queue], offset] for queue, offset in sorted(offsets.items())
-    ]
-    print_rows(as_json, "queues", ["broker", "queue", "old", "offset"], rows)
+    return _moved(admin.reset_offsets(group_name, topic_name, queue=queue, dry_run=dry_run, **arguments))
 
 
-@group.command("clone-offsets")
+@command(group, "clone-offsets")
 @click.argument("source", metavar="FROM", shell_complete=completes("groups"))
 @click.argument("target", metavar="TO", shell_complete=completes("groups"))
-@click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
-@click.option("--dry-run", is_flag=True, help="Only show the offsets before and after.")
-@address_option
-@json_option
-def group_clone_offsets(
-    source: str, target: str, topic_name: str, dry_run: bool, address: str | None, as_json: bool
-) -> None:
-    """Have the group TO go on in a topic from the offsets of the group FROM, also while its consumers run.
+@topic_argument
+@dry_run_option
+def group_clone_offsets(admin: Admin, source: str, target: str, topic_name: str, dry_run: bool) -> CommandResult:
+    """Set the offsets of group TO in a topic to those of group FROM, also while TO's consumers run.
 
     Example: raymq group clone-offsets billing billing-2 orders --dry-run
     """
-    with client_of(address) as client:
-        offsets = client.admin.clone_offsets(source, target, topic_name, dry_run=dry_run)
+    return _moved(admin.clone_offsets(source, target, topic_name, dry_run=dry_run))
+
+
+def _moved(offsets: NewOffsets) -> CommandResult:
     rows = [[one.broker_name, one.queue_id, offsets.old[one], offset] for one, offset in sorted(offsets.items())]
-    print_rows(as_json, "queues", ["broker", "queue", "old", "offset"], rows)
+    return rows_result("queues", ["broker", "queue", "old", "offset"], rows)
 
 
-@group.command("delete-offsets")
-@click.argument("name", metavar="GROUP", shell_complete=completes("groups"))
-@click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
-@click.option("--dry-run", is_flag=True, help="Only show the offsets that would be dropped.")
-@address_option
-@json_option
-def group_delete_offsets(name: str, topic_name: str, dry_run: bool, address: str | None, as_json: bool) -> None:
-    """Drop what a group has committed in a topic that it consumes no more, so that it has no lag there.
+@command(group, "delete-offsets")
+@group_argument
+@topic_argument
+@click.option("--dry-run", is_flag=True, help="Only show the offsets that would be deleted.")
+def group_delete_offsets(admin: Admin, group_name: str, topic_name: str, dry_run: bool) -> CommandResult:
+    """Delete a group's offsets in a topic that the group no longer consumes, so that the group has no lag there.
 
-    It is refused while a consumer of the group subscribes to the topic. Brokers do it by themselves once the messages
-    behind the offsets are deleted.
+    Brokers refuse the deletion while a consumer of the group subscribes to the topic. They delete offsets by themselves
+    after they have deleted the messages up to these offsets.
 
     Example: raymq group delete-offsets billing orders --dry-run
     """
-    with client_of(address) as client:
-        offsets = client.admin.delete_offsets(name, topic_name, dry_run=dry_run)
+    offsets = admin.delete_offsets(group_name, topic_name, dry_run=dry_run)
     rows = [[one.broker_name, one.queue_id, offset] for one, offset in sorted(offsets.items())]
-    print_rows(as_json, "queues", ["broker", "queue", "dropped"], rows)
+    return rows_result("queues", ["broker", "queue", "dropped"], rows)
 
 
-@group.command("forbid")
-@click.argument("name", metavar="GROUP", shell_complete=completes("groups"))
+@command(group, "forbid")
+@group_argument
 @click.argument("topic_name", metavar="[TOPIC]", required=False, shell_complete=completes("topics"))
-@address_option
-@json_option
-def group_forbid(name: str, topic_name: str | None, address: str | None, as_json: bool) -> None:
-    """Forbid a group to read a topic, until `raymq group allow`; without a topic, show what is forbidden.
+def group_forbid(admin: Admin, group_name: str, topic_name: str | None) -> CommandResult:
+    """Forbid a group to read a topic, until `raymq group allow`. Without a topic, list the forbidden topics.
 
-    Its consumers commit what they have consumed of the topic and stop soon after.
+    The group's consumers commit the messages that they have consumed, and stop soon after.
 
     Example: raymq group forbid billing orders
     """
-    with client_of(address) as client:
-        if topic_name is not None:
-            client.admin.forbid(name, topic_name)
-        _print_forbidden(as_json, name, client.admin.forbidden_topics(name))
+    if topic_name is not None:
+        admin.forbid(group_name, topic_name)
+    return _forbidden(admin, group_name)
 
 
-@group.command("allow")
-@click.argument("name", metavar="GROUP", shell_complete=completes("groups"))
-@click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
-@address_option
-@json_option
-def group_allow(name: str, topic_name: str, address: str | None, as_json: bool) -> None:
-    """Allow a group to read a topic again; its consumers go on where they stopped.
+@command(group, "allow")
+@group_argument
+@topic_argument
+def group_allow(admin: Admin, group_name: str, topic_name: str) -> CommandResult:
+    """Allow a group to read a topic again. The group's consumers continue at their committed offsets.
 
     Example: raymq group allow billing orders
     """
-    with client_of(address) as client:
-        client.admin.allow(name, topic_name)
-        _print_forbidden(as_json, name, client.admin.forbidden_topics(name))
+    admin.allow(group_name, topic_name)
+    return _forbidden(admin, group_name)
 
 
-def _print_forbidden(as_json: bool, name: str, topics: list[str]) -> None:
-    said = f"group {name} may not read {', '.join(topics)}" if topics else f"group {name} may read every topic"
-    print_value(as_json, {"group": name, "forbidden": topics}, lambda: say(said))
+def _forbidden(admin: Admin, group_name: str) -> CommandResult:
+    topics = admin.forbidden_topics(group_name)
+    text = f"may not read {', '.join(topics)}" if topics else "may read every topic"
+    return CommandResult({"group": group_name, "forbidden": topics}, f"group {group_name} {text}")
 
 
-@group.command("update")
-@click.argument("name", metavar="GROUP", shell_complete=completes("groups"))
+@command(group, "update")
+@group_argument
 @click.option(
-    "--retry-max-times", type=NumberType(RETRY_MAX_TIMES), help="Deliveries after the first, before a dead letter."
+    "--retry-max-times", type=NumberType(RETRY_MAX_TIMES), help="Retries of a message before it is a dead letter."
 )
 @click.option(
     "--retry-queues",
     "retry_queue_nums",
     type=NumberType(RETRY_QUEUE_NUMS),
-    help="Queues of its retry topic per broker.",
+    help="Queues of the retry topic, for each broker.",
 )
-@click.option("--consume/--no-consume", "consume_enable", default=None, help="Whether it may consume at all.")
+@click.option("--consume/--no-consume", "consume_enable", default=None, help="Allow or forbid all consumption.")
 @click.option(
     "--broadcast/--no-broadcast",
     "consume_broadcast_enable",
     default=None,
-    help="Whether it may consume in BROADCASTING.",
+    help="Allow or forbid consumers in BROADCASTING.",
 )
-@address_option
-@json_option
-def group_update(name: str, address: str | None, as_json: bool, **changes: Any) -> None:
-    """Change a group's configuration; without a change, show it.
+def group_update(admin: Admin, group_name: str, **changes: Any) -> CommandResult:
+    """Change a group's configuration; without a change, show the configuration.
 
     Example: raymq group update billing --retry-max-times 5
     """
     wanted = {key: value for key, value in changes.items() if value is not None}
-    with client_of(address) as client:
-        config = client.admin.update_group(name, **wanted) if wanted else client.admin.group_config(name)
-    print_fields(as_json, asdict(config))
+    config = admin.update_group(group_name, **wanted) if wanted else admin.group_config(group_name)
+    return fields_result(asdict(config))
 
 
-@group.command("members")
-@click.argument("name", metavar="GROUP", shell_complete=completes("groups"))
-@address_option
-@json_option
-def group_members(name: str, address: str | None, as_json: bool) -> None:
-    """Show a group's consumers and where they run. Example: raymq group members billing"""
-    with client_of(address) as client:
-        connections = client.admin.consumer_connections(name)
+@command(group, "members")
+@group_argument
+def group_members(admin: Admin, group_name: str) -> CommandResult:
+    """Show a group's consumers and the hosts where they run. Example: raymq group members billing"""
     rows = [
         [c.client_id, c.host, c.pid, c.consumer.consume_type, c.consumer.message_model.value, round(c.silent_s, 1)]
-        for c in connections
+        for c in admin.consumer_connections(group_name)
     ]
-    print_rows(as_json, "members", ["client", "host", "pid", "type", "model", "silent_s"], rows)
+    return rows_result("members", ["client", "host", "pid", "type", "model", "silent_s"], rows)
 
 
-@group.command("stats")
-@click.argument("name", metavar="GROUP", shell_complete=completes("groups"))
-@address_option
-@json_option
-def group_stats(name: str, address: str | None, as_json: bool) -> None:
-    """Show how much a group consumes and gives back, by topic. Example: raymq group stats billing"""
-    with client_of(address) as client:
-        stats = client.admin.group_stats(name)
-    counters = [
+@command(group, "stats")
+@group_argument
+def group_stats(admin: Admin, group_name: str) -> CommandResult:
+    """Show how many messages a group consumes and sends back, by topic. Example: raymq group stats billing"""
+    return stats_result(
         counter
-        for topic, one in stats.items()
+        for topic, one in admin.group_stats(group_name).items()
         for counter in ((f"{topic} consumed", one.messages), (f"{topic} sent back", one.sent_back))
-    ]
-    print_stats(as_json, counters)
+    )
 
 
-@group.command("delete")
-@click.argument("name", shell_complete=completes("groups"))
-@click.confirmation_option(prompt="Forget the group and its offsets?")
-@address_option
-def group_delete(name: str, address: str | None) -> None:
-    """Forget a group and its offsets. Example: raymq group delete billing --yes"""
-    with client_of(address) as client:
-        client.admin.delete_group(name)
-    gone("groups", name)
-    say(f"group {name} is deleted")
+@command(group, "delete")
+@group_argument
+@click.confirmation_option(prompt="Delete the group and its offsets?")
+def group_delete(admin: Admin, group_name: str) -> CommandResult:
+    """Delete a group and its offsets. Example: raymq group delete billing --yes"""
+    admin.delete_group(group_name)
+    forget_name("groups", group_name)
+    return CommandResult({"deleted": group_name}, f"group {group_name} is deleted")
 
 
 def _reset_arguments(text: str) -> dict[str, Any]:

@@ -1,10 +1,9 @@
-"""`raymq completion`, and the names of topics, consumer groups and brokers that commands have seen, for completion
-with TAB.
+"""`raymq completion`, and the names of topics, consumer groups and brokers for completion with TAB.
 
-To ask the cluster takes a second, so TAB asks `~/.cache/raymq/names.json` instead. A command that saw names writes
-them there: a list of all replaces what was known, a single name is added. What was listed more than a day ago is
-forgotten. The file is replaced as a whole, and only its user may read it. Nothing depends on it: without it, nothing
-is completed.
+A query to the cluster takes a second, so completion reads `~/.cache/raymq/names.json` instead. Commands write the names
+that they see to this file. A list of all names replaces the older names, and a single name is added. Names that were
+listed more than a day ago are not used. The file is replaced as a whole, and only its user may read it. Commands do not
+need the file: without the file, TAB completes no names.
 """
 
 from __future__ import annotations
@@ -20,32 +19,34 @@ from typing import Any, Final, Literal
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from raymq.tools.cli.terminal.output import Command, out, say
+from raymq.tools.cli.entry import cli
+from raymq.tools.cli.terminal.command import command
+from raymq.tools.cli.terminal.output import out, say
 
 Kind = Literal["topics", "groups", "brokers"]
 
 NAMES_MAX: Final = 5000
-"""The most names of a kind that are kept."""
+"""The most names of a kind that the file keeps."""
 NAMES_KEPT_S: Final = 86_400.0
 
 
 def names_file() -> Path:
-    """The path of the file; XDG_CACHE_HOME may say that caches are elsewhere."""
+    """The path of the file, below XDG_CACHE_HOME or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "raymq/names.json"
 
 
 def known_names(kind: Kind) -> list[str]:
-    """The names of a kind that were seen in the last day, sorted."""
+    """The names of a kind that commands saw in the last day, sorted."""
     return _names(_read(), kind)
 
 
-def saw_all(kind: Kind, names: Iterable[str]) -> None:
-    """Keep these names: they are all that there are."""
+def remember_all_names(kind: Kind, names: Iterable[str]) -> None:
+    """Replace all names of a kind by `names`."""
     _write_names({**_read(), kind: {"seen_s": time.time(), "names": sorted(names)[:NAMES_MAX]}})
 
 
-def saw(kind: Kind, name: str) -> None:
-    """Keep one more name. The others do not get younger by it."""
+def remember_name(kind: Kind, name: str) -> None:
+    """Add one name of a kind. The time when the kind was listed stays."""
     content = _read()
     names = _names(content, kind)
     if name in names:
@@ -54,8 +55,8 @@ def saw(kind: Kind, name: str) -> None:
     _write_names({**content, kind: {"seen_s": seen_s, "names": sorted([name, *names[: NAMES_MAX - 1]])}})
 
 
-def gone(kind: Kind, name: str) -> None:
-    """Forget a name: it was deleted."""
+def forget_name(kind: Kind, name: str) -> None:
+    """Remove a name whose object was deleted."""
     content = _read()
     names = _names(content, kind)
     if name in names:
@@ -64,7 +65,7 @@ def gone(kind: Kind, name: str) -> None:
 
 
 def completes(kind: Kind) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """The completion of an argument that is a name of this kind."""
+    """Return the completion function of an argument that is a name of this kind."""
 
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(name) for name in known_names(kind) if name.startswith(incomplete)]
@@ -79,7 +80,7 @@ def _names(content: dict[str, Any], kind: Kind) -> list[str]:
     seen_s = known.get("seen_s")
     if not isinstance(seen_s, (int, float)) or not 0 <= time.time() - seen_s < NAMES_KEPT_S:
         return []
-    # Shells read a line for each name.
+    # A shell reads one name per line, so a name with a line break is left out.
     return [name for name in known["names"][:NAMES_MAX] if isinstance(name, str) and name.isprintable()]
 
 
@@ -87,7 +88,7 @@ def _read() -> dict[str, Any]:
     try:
         content = json.loads(names_file().read_bytes())
     except (OSError, ValueError):
-        return {}  # there is none yet, or something else was written over it
+        return {}  # the file does not exist yet, or is not JSON
     return content if isinstance(content, dict) else {}
 
 
@@ -104,7 +105,7 @@ def _write_names(content: dict[str, Any]) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError:
-        return  # a home that is full or read-only is no reason for the command to fail
+        return  # the command succeeds even if the home directory is full or read-only
 
 
 _VARIABLE: Final = "_RAYMQ_COMPLETE"
@@ -113,9 +114,9 @@ _FISH: Final = "~/.config/fish/completions/raymq.fish"
 _STARTUP: Final = {"bash": "~/.bashrc", "zsh": "~/.zshrc"}
 
 
-@click.command(cls=Command)
+@command(cli, json=False)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@click.option("--install", is_flag=True, help="Put it where the shell finds it when it starts; again changes nothing.")
+@click.option("--install", is_flag=True, help="Install the script for new shells. A second run changes nothing.")
 @click.pass_context
 def completion(ctx: click.Context, shell: str, install: bool) -> None:
     """Print a script that completes raymq's commands, options, topics, groups and brokers with TAB.
@@ -125,7 +126,8 @@ def completion(ctx: click.Context, shell: str, install: bool) -> None:
     eval "$(raymq completion bash)"            for this shell only
     raymq completion fish --install
 
-    Names are those that commands such as `raymq topic list` showed in the last day, from ~/.cache/raymq/names.json.
+    The script completes the names that commands such as `raymq topic list` printed in the last day. They are in
+    ~/.cache/raymq/names.json.
     """
     kind = get_completion_class(shell)
     if kind is None:
@@ -138,7 +140,7 @@ def completion(ctx: click.Context, shell: str, install: bool) -> None:
 
 
 def _install(shell: str, script: str) -> str:
-    """Write the script to a file, and have the shell read it when it starts; returns the words that say so."""
+    """Write the script to a file that new shells read. Returns a line that names the file."""
     if shell == "fish":
         path = Path(_FISH).expanduser()
         _write(path, script)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from raymq.common.errors import TopicNotExistError
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, MessageExt, MessageQueue, SendStatus
@@ -157,3 +160,10 @@ class FakeActor:
     def call(self, method, *args, timeout_s):
         self.calls.append(method)
         return self.methods[method](*args)
+
+
+def connect_commands(monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
+    """Give this client to every command of `raymq` that connects to a cluster."""
+    from raymq.tools.cli.terminal import command  # most users of this module test no command
+
+    monkeypatch.setattr(command, "client_of", lambda address: nullcontext(client))

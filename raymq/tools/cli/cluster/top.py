@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from rich.console import Group, RenderableType
@@ -38,36 +38,34 @@ from raymq.tools.cli.cluster.top_figures import (
     sorted_groups,
     sorted_topics,
 )
+from raymq.tools.cli.entry import cli
+from raymq.tools.cli.options import config_option
+from raymq.tools.cli.terminal.command import CommandResult, command
 from raymq.tools.cli.terminal.number_type import NumberType
-from raymq.tools.cli.terminal.output import (
-    Command,
-    address_option,
-    client_of,
-    duration,
-    json_option,
-    out,
-    print_value,
-    printable,
-    say,
-)
+from raymq.tools.cli.terminal.output import duration, out, printable
 from raymq.tools.cli.terminal.progress import steps
+
+if TYPE_CHECKING:
+    from raymq.client.admin.admin import Admin
 
 FRAME_ROWS: Final = 10
 """The lines of a screen that are no rows: heads, frames, the line of keys."""
 _HELP: Final = "sort by  n name  i in  o out  l lag  b behind    q quit"
 
 
-@click.command(cls=Command)
+@command(cli)
 @click.option(
     "--sort", type=click.Choice(list(SORT_KEYS.values())), default="lag", show_default=True, help="The largest first."
 )
 @click.option(
-    "--interval", type=NumberType(NumberRange(0.5, 60.0)), default=2.0, show_default=True, help="Seconds between looks."
+    "--interval",
+    type=NumberType(NumberRange(0.5, 60.0)),
+    default=2.0,
+    show_default=True,
+    help="Seconds between readings.",
 )
-@click.option("--once", is_flag=True, help="Print one table, of rates over one interval, and end.")
-@address_option
-@json_option
-def top(sort: SortKey, interval: float, once: bool, address: str | None, as_json: bool) -> None:
+@click.option("--once", is_flag=True, help="Print one table with the rates over one interval, and end.")
+def top(admin: Admin, sort: SortKey, interval: float, once: bool, as_json: bool) -> CommandResult | None:
     """Watch topics and groups: messages in and out per second, lag in messages and in time.
 
     Keys: n, i, o, l, b sort by name, in, out, lag, behind; q quits. --json needs --once.
@@ -78,31 +76,24 @@ def top(sort: SortKey, interval: float, once: bool, address: str | None, as_json
         raise click.UsageError("--json prints one table: add --once")
     if not once and not (out.is_terminal and sys.stdin.isatty()):
         raise click.UsageError("raymq top needs a terminal: add --once to print one table")
-    with client_of(address) as client:
+    readings = admin.readings  # connects here: the namespace of the connection is known to this thread only
 
-        def read() -> Reading:
-            return Reading(time.monotonic(), client.admin.readings())
+    def read() -> Reading:
+        return Reading(time.monotonic(), readings())
 
-        if once:
-            figures = _one(read, interval)
-            print_value(as_json, _as_json(figures, sort), lambda: out.print(screen(figures, sort, None)))
-        else:
-            watch(read, sort, interval)
-
-
-def _one(read: Callable[[], Reading], interval_s: float) -> TopFigures:
+    if not once:
+        watch(read, sort, interval)
+        return None
     before = read()
-    time.sleep(interval_s)
-    return figures_between(before, read())
-
-
-def _as_json(figures: TopFigures, sort: SortKey) -> dict[str, object]:
-    return {
+    time.sleep(interval)
+    figures = figures_between(before, read())
+    value = {
         "topics": [asdict(row) for row in sorted_topics(figures.topics, sort)],
         "groups": [asdict(row) for row in sorted_groups(figures.groups, sort)],
         "silent": list(figures.silent),
         "left_out": figures.left_out,
     }
+    return CommandResult(value, screen(figures, sort, None))
 
 
 class Sampler:
@@ -216,14 +207,12 @@ def _group_table(rows: list[GroupRates]) -> Table:
     return view
 
 
-@click.command(cls=Command)
-@click.option("--config", type=click.Path(path_type=Path), help="Settings; default: raymq.yaml here, if there is one.")
-@click.option("--open", "show", is_flag=True, help="Also open it in this machine's browser.")
-@click.option("--stop", is_flag=True, help="End the console instead.")
-@address_option
-@json_option
-def console(config: Path | None, show: bool, stop: bool, address: str | None, as_json: bool) -> None:
-    """Start the web console on the head node and print its address. Running it again changes nothing.
+@command(cli)
+@config_option
+@click.option("--open", "show", is_flag=True, help="Also open the console in this machine's browser.")
+@click.option("--stop", is_flag=True, help="Stop the console instead.")
+def console(address: str | None, config: Path | None, show: bool, stop: bool, as_json: bool) -> CommandResult | None:
+    """Start the web console on the head node and print its address. A second run changes nothing.
 
     Log in with the cluster's token, `ray get-auth-token`. Example: raymq console --open
     """
@@ -231,20 +220,16 @@ def console(config: Path | None, show: bool, stop: bool, address: str | None, as
 
     if stop:
         ended = stop_console(address)
-        print_value(as_json, {"stopped": ended}, lambda: say("the console has ended" if ended else "no console runs"))
-        return
+        return CommandResult({"stopped": ended}, "the console has ended" if ended else "no console runs")
     with steps() as progress:
         found = start_console(config, address, progress)
-    print_value(as_json, found, lambda: _print_address(found))
+    port = found["port"]
+    tunnels = [
+        f"from elsewhere: ssh -L {port}:127.0.0.1:{port} HEAD_NODE, then http://127.0.0.1:{port}/",
+        f"            or: ray dashboard cluster.yaml --port {port} --remote-port {port}",
+        f"            or: kubectl port-forward HEAD_POD {port}:{port}",
+    ]
+    CommandResult(found, found["url"], *(tunnels if found["loopback"] else [])).print(as_json=as_json)
     if show:
         webbrowser.open(found["url"])
-
-
-def _print_address(found: dict[str, Any]) -> None:
-    say(found["url"])
-    if not found["loopback"]:
-        return
-    port = found["port"]
-    say(f"from elsewhere: ssh -L {port}:127.0.0.1:{port} HEAD_NODE, then http://127.0.0.1:{port}/")
-    say(f"            or: ray dashboard cluster.yaml --port {port} --remote-port {port}")
-    say(f"            or: kubectl port-forward HEAD_POD {port}:{port}")
+    return None

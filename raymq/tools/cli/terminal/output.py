@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import TextIOWrapper
 from typing import Any, Final
 
 import click
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
+from rich.table import Table as RichTable
 from rich.text import Text
 
 _ESCAPED_CATEGORIES: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
@@ -140,32 +141,29 @@ def print_value(as_json: bool, value: Any, otherwise: Callable[[], None]) -> Non
         otherwise()
 
 
-def print_rows(
-    as_json: bool,
-    key: str,
-    names: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    total: int | None = None,
-    more: Mapping[str, Any] | None = None,
-) -> None:
-    """Print rows as a table, or as JSON below `key`. `total`: the column whose sum stands below the table. `more`
-    stands beside the rows in the JSON."""
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The names of the columns, the rows, and an optional last row with sums."""
 
-    def show() -> None:
-        footer = None if total is None or not rows else ["total", *[""] * (len(names) - 2), sum(r[total] for r in rows)]
-        table(names, rows, footer)
-
-    print_value(as_json, {key: [dict(zip(names, row, strict=True)) for row in rows], **(more or {})}, show)
+    names: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    footer: Sequence[Any] | None = None
 
 
-def print_fields(as_json: bool, fields: Mapping[str, Any]) -> None:
-    """Print the fields of one thing, each in a row, or as JSON."""
-    print_value(as_json, fields, lambda: table(["field", "value"], [[key, value] for key, value in fields.items()]))
+def show(*shown: str | Table | RenderableType) -> None:
+    """Print texts, each in lines of its own, tables, and drawings of rich."""
+    for part in shown:
+        if isinstance(part, str):
+            say(part)
+        elif isinstance(part, Table):
+            table(part.names, part.rows, part.footer)
+        else:
+            out.print(part)
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[Any]], footer: Sequence[Any] | None = None) -> None:
     """Print a table; columns of numbers are aligned to the right."""
-    view = Table(show_footer=footer is not None)
+    view = RichTable(show_footer=footer is not None)
     for index, name in enumerate(names):
         numeric = bool(rows) and all(isinstance(row[index], int) or row[index] is None for row in rows)
         view.add_column(
@@ -213,12 +211,6 @@ def message_line(message: Any, as_json: bool) -> str:
 def shown_body(fields: dict[str, Any]) -> str:
     """The body of a message's fields (`message_dict`), or why it cannot be read."""
     return f"! {fields['error']}" if "error" in fields else str(fields["body"])
-
-
-def print_stats(as_json: bool, counters: Iterable[tuple[str, Any]]) -> None:
-    """Print counters (raymq.common.protocol.stats), each with its name, in a row; the rate is the last minute's."""
-    rows = [[name, one.total, one.minute, one.hour, one.day, round(one.minute_tps, 1)] for name, one in counters]
-    print_rows(as_json, "stats", ["of", "total", "minute", "hour", "day", "per_second"], rows)
 
 
 def duration(milliseconds: int) -> str:

@@ -1,40 +1,36 @@
-"""`raymq acl`: the policies of users (`list`, `create`, `update`, `delete`), and files of them, made of RocketMQ's and
-asked what they allow, for which no cluster is asked (`import`, `check`)."""
+"""`raymq acl`: the policies of users.
+
+`list`, `create`, `update` and `delete` call the cluster. `import` makes a file of users from RocketMQ's files, and
+`check` evaluates such a file; both need no cluster.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from raymq.tools.cli.terminal.output import (
-    Group,
-    address_option,
-    client_of,
-    json_option,
-    print_rows,
-    print_value,
-    say,
-    table,
-)
+from raymq.tools.cli.entry import cli
+from raymq.tools.cli.terminal.command import CommandResult, command, rows_result
+from raymq.tools.cli.terminal.output import Table
 from raymq.tools.cli.upkeep.users import policy_rows
 
 if TYPE_CHECKING:
-    from raymq.remoting.access.changes import UserDescription
+    from raymq.client.admin.admin import Admin
     from raymq.remoting.access.policies import Need
 
 _file_type = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.group(cls=Group)
+@cli.group()
 def acl() -> None:
-    """Change the policies of users; make a file of them from RocketMQ's, and ask such a file what it allows."""
+    """Change the policies of users, convert RocketMQ's ACL files, and check what a file of users allows."""
 
 
-_ENTRY_OPTIONS = (
+_POLICY_OPTIONS = (
     click.argument("user", metavar="USER"),
     click.option(
         "--resource", required=True, help="Topic:NAME, Group:NAME or Cluster:NAME; * is all, also at the end of a NAME."
@@ -42,98 +38,76 @@ _ENTRY_OPTIONS = (
     click.option(
         "--action", "actions", multiple=True, required=True, help="Pub, Sub, Create, Update, Delete, Get, List or All."
     ),
-    click.option("--deny", is_flag=True, help="Deny it. Default: allow it."),
+    click.option("--deny", is_flag=True, help="Deny the actions. Default: allow them."),
     click.option("--source", "sources", multiple=True, help="Only from this address or network."),
-    address_option,
-    json_option,
 )
-"""The arguments of the commands that make a policy, in the order of the help."""
+"""The arguments of the commands that write a policy, in the order of the help."""
 
 
-def _of_an_entry(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the arguments of a policy."""
-    for option in reversed(_ENTRY_OPTIONS):
-        command = option(command)
-    return command
+def _policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the arguments of a policy to a command."""
+    for option in reversed(_POLICY_OPTIONS):
+        function = option(function)
+    return function
 
 
-@acl.command("list")
+@command(acl, "list")
 @click.argument("user", metavar="[USER]", required=False)
-@address_option
-@json_option
-def acl_list(user: str | None, address: str | None, as_json: bool) -> None:
+def acl_list(admin: Admin, user: str | None) -> CommandResult:
     """List the policies of all users, or of one. Example: raymq acl list orders-team"""
-    with client_of(address) as client:
-        users = client.admin.users() if user is None else [client.admin.user(user)]
+    users = admin.users() if user is None else [admin.user(user)]
     rows = [[one.name, *row] for one in users for row in policy_rows(one.policies)]
-    print_rows(as_json, "policies", ["user", "resource", "actions", "decision", "sources"], rows)
+    return rows_result("policies", ["user", "resource", "actions", "decision", "sources"], rows)
 
 
-@acl.command("create")
-@_of_an_entry
+@command(acl, "create")
+@_policy_options
 def acl_create(
-    user: str,
-    resource: str,
-    actions: Sequence[str],
-    deny: bool,
-    sources: Sequence[str],
-    address: str | None,
-    as_json: bool,
-) -> None:
-    """Allow a user something, or deny it; every server goes by it within seconds.
+    admin: Admin, user: str, resource: str, actions: Sequence[str], deny: bool, sources: Sequence[str]
+) -> CommandResult:
+    """Allow or deny a user some actions on a resource. Every server applies the policy within seconds.
 
     Example: raymq acl create orders-team --resource "Topic:orders*" --action Pub --action Sub
     """
-    with client_of(address) as client:
-        client.admin.create_policy(user, resource, actions, "Deny" if deny else "Allow", sources=sources)
-        _show_policies(as_json, client.admin.user(user))
+    admin.create_policy(user, resource, actions, "Deny" if deny else "Allow", sources=sources)
+    return _policies(admin, user)
 
 
-@acl.command("update")
-@_of_an_entry
+@command(acl, "update")
+@_policy_options
 def acl_update(
-    user: str,
-    resource: str,
-    actions: Sequence[str],
-    deny: bool,
-    sources: Sequence[str],
-    address: str | None,
-    as_json: bool,
-) -> None:
-    """Put another policy in the place of the user's for a resource.
+    admin: Admin, user: str, resource: str, actions: Sequence[str], deny: bool, sources: Sequence[str]
+) -> CommandResult:
+    """Replace a user's policy for a resource.
 
     Example: raymq acl update orders-team --resource "Topic:orders*" --action Sub
     """
-    with client_of(address) as client:
-        client.admin.update_policy(user, resource, actions, "Deny" if deny else "Allow", sources=sources)
-        _show_policies(as_json, client.admin.user(user))
+    admin.update_policy(user, resource, actions, "Deny" if deny else "Allow", sources=sources)
+    return _policies(admin, user)
 
 
-@acl.command("delete")
+@command(acl, "delete")
 @click.argument("user", metavar="USER")
-@click.option("--resource", help="Only the policy for this resource. Default: all of the user's.")
-@address_option
-@json_option
-def acl_delete(user: str, resource: str | None, address: str | None, as_json: bool) -> None:
-    """Delete a policy of a user, or all of them. Example: raymq acl delete orders-team --resource "Topic:orders*" """
-    with client_of(address) as client:
-        client.admin.delete_policy(user, resource)
-        _show_policies(as_json, client.admin.user(user))
+@click.option("--resource", help="Only the policy for this resource. Default: all of the user's policies.")
+def acl_delete(admin: Admin, user: str, resource: str | None) -> CommandResult:
+    """Delete one or all policies of a user. Example: raymq acl delete orders-team --resource "Topic:orders*" """
+    admin.delete_policy(user, resource)
+    return _policies(admin, user)
 
 
-def _show_policies(as_json: bool, user: UserDescription) -> None:
-    print_rows(as_json, "policies", ["resource", "actions", "decision", "sources"], policy_rows(user.policies))
+def _policies(admin: Admin, user: str) -> CommandResult:
+    rows = policy_rows(admin.user(user).policies)
+    return rows_result("policies", ["resource", "actions", "decision", "sources"], rows)
 
 
-@acl.command("import")
+@command(acl, "import")
 @click.argument("files", nargs=-1, required=True, type=_file_type)
-@click.option("--to", "target", required=True, type=_file_type, help="The file to make, which must not be there yet.")
-@json_option
-def acl_import(files: tuple[Path, ...], target: Path, as_json: bool) -> None:
-    """Make a file for access.users_file (mode 0600) from RocketMQ's files of ACL 1.0, and say what it leaves out.
+@click.option("--to", "target", required=True, type=_file_type, help="The new file, which must not exist yet.")
+def acl_import(files: tuple[Path, ...], target: Path) -> CommandResult:
+    """Write a file for access.users_file (mode 0600) from RocketMQ's files of ACL 1.0, and list what it leaves out.
 
-    Of accounts with the same access key the first counts. The running raymq does not change: it reads the file when it
-    is started.
+    If several accounts have the same access key, the first account counts. A running raymq does not change: raymq reads
+    the file when it starts.
 
     Example: raymq acl import plain_acl.yml --to users.yaml
     """
@@ -144,7 +118,7 @@ def acl_import(files: tuple[Path, ...], target: Path, as_json: bool) -> None:
     accounts = read_acl1((str(file), _read(file)) for file in files)
     _write_new(target, accounts.users_file())
     try:
-        state = read_users_file(target, NO_USERS)  # what `raymq up` would refuse is told now, and not kept
+        state = read_users_file(target, NO_USERS)  # a file that `raymq up` would refuse is an error now, and is deleted
     except BaseException:
         target.unlink()
         raise
@@ -152,28 +126,22 @@ def acl_import(files: tuple[Path, ...], target: Path, as_json: bool) -> None:
         {"user": user.name, "type": user.type.value, "entries": len(state.entries(user.name))}
         for user in state.users.values()
     ]
-
-    def show() -> None:
-        table(["user", "type", "entries"], [list(user.values()) for user in users])
-        for one in accounts.left_out:
-            say(f"left out: {one}")
-        say(f"wrote {target}; name it in raymq.yaml as access.users_file")
-
-    print_value(as_json, {"file": str(target), "users": users, "left_out": list(accounts.left_out)}, show)
+    return CommandResult(
+        {"file": str(target), "users": users, "left_out": list(accounts.left_out)},
+        Table(["user", "type", "entries"], [list(user.values()) for user in users]),
+        *(f"left out: {one}" for one in accounts.left_out),
+        f"wrote {target}; name it in raymq.yaml as access.users_file",
+    )
 
 
-@acl.command("check")
+@command(acl, "check")
 @click.argument("file", type=_file_type)
-@click.option("--user", required=True, help="The user who would do it.")
+@click.option("--user", required=True, help="The user of the request.")
 @click.option("--action", required=True, help="Pub, Sub, Create, Update, Delete, Get or List.")
 @click.option("--resource", required=True, help="Topic:NAME, Group:NAME or Cluster:NAME.")
-@click.option("--source", default="", help="The address it would come from. Default: unknown, as of an actor's call.")
-@json_option
-@click.pass_context
-def acl_check(
-    ctx: click.Context, file: Path, user: str, action: str, resource: str, source: str, as_json: bool
-) -> None:
-    """Say if a file of users and policies lets a user do something, and if not, why. Exit code 1: it does not.
+@click.option("--source", default="", help="The request's source address. Default: unknown, as in an actor's call.")
+def acl_check(file: Path, user: str, action: str, resource: str, source: str) -> CommandResult:
+    """Check whether a file of users and policies allows a request. Exit code 1 if not; the output gives the reason.
 
     Example: raymq acl check users.yaml --user orders-team --action Pub --resource Topic:orders
     """
@@ -189,17 +157,15 @@ def acl_check(
         decide(state, state.user(user), source, [need])
     except AccessDeniedError as error:
         reason = error.reason
-    value = {"user": user, "need": str(need), "allowed": not reason, "reason": reason}
-    print_value(
-        as_json,
-        value,
-        lambda: say(f"{user}: {need} is refused: {reason}" if reason else f"{user}: {need} is allowed"),
+    return CommandResult(
+        {"user": user, "need": str(need), "allowed": not reason, "reason": reason},
+        f"{user}: {need} is refused: {reason}" if reason else f"{user}: {need} is allowed",
+        failed=bool(reason),
     )
-    ctx.exit(1 if reason else 0)
 
 
 def _need(action: str, resource: str) -> Need:
-    """The need that the options say. UsageError for a resource that stands for several."""
+    """The need that the options name. Raises UsageError if the resource stands for several."""
     from raymq.remoting.access.policies import Need, Pattern, Resource, ResourceType, make_entry, topic_resource
 
     actions = make_entry(resource, [action]).actions
@@ -211,7 +177,7 @@ def _need(action: str, resource: str) -> Need:
 
 
 def _read(file: Path) -> str:
-    """The text of a file of ACL 1.0. ConfigError: it cannot be read, is no text, or is too large to be one."""
+    """Read a file of ACL 1.0. Raises ConfigError if the file is unreadable, is not text, or is too large."""
     from raymq.common.errors import ConfigError
     from raymq.remoting.access.users_file import USERS_FILE_MAX_BYTES
 
@@ -228,7 +194,7 @@ def _read(file: Path) -> str:
 
 
 def _write_new(target: Path, text: str) -> None:
-    """Write a file that only this user may read. ConfigError: it is there already, or cannot be made."""
+    """Write a file that only this user may read. Raises ConfigError if the file exists or cannot be written."""
     from raymq.common.errors import ConfigError
 
     try:

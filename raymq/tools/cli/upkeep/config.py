@@ -1,4 +1,4 @@
-"""`raymq config` and `raymq kv`: settings that are seen and changed while raymq runs.
+"""`raymq config` and `raymq kv`: settings that can be shown and changed while raymq runs.
 
 `raymq config` has the settings of broker groups, `raymq kv` the NameServers' KV configuration: values by namespace and
 key that programs share.
@@ -7,52 +7,41 @@ key that programs share.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import completes
-from raymq.tools.cli.terminal.output import (
-    Group,
-    address_option,
-    client_of,
-    json_option,
-    print_rows,
-    print_value,
-    say,
-    say_error,
-)
+from raymq.tools.cli.terminal.command import CommandResult, command, rows_result
+
+if TYPE_CHECKING:
+    from raymq.client.admin.admin import Admin
 
 broker_option = click.option(
-    "--broker", shell_complete=completes("brokers"), help="Only of this broker group. Default: of all."
+    "--broker", shell_complete=completes("brokers"), help="Only this broker group. Default: all broker groups."
 )
 
 
-@click.group(cls=Group)
+@cli.group()
 def config() -> None:
-    """Show settings, and change those that may change while raymq runs."""
+    """Show settings, and change live settings while raymq runs."""
 
 
-@config.command("show")
+@command(config, "show")
 @click.option(
-    "--effective", is_flag=True, help="All settings as they count. Default: those that differ from raymq.yaml."
+    "--effective", is_flag=True, help="All settings with their present values. Default: those unlike raymq.yaml."
 )
 @broker_option
-@address_option
-@json_option
-def config_show(effective: bool, broker: str | None, address: str | None, as_json: bool) -> None:
-    """Show the settings that were changed since raymq.yaml was read, or all. Example: raymq config show --effective
+def config_show(admin: Admin, effective: bool, broker: str | None) -> CommandResult:
+    """Show the settings that differ from raymq.yaml, or all. Example: raymq config show --effective
 
     The last column says when a setting can change: live, or at a start of raymq.
     """
-    with client_of(address) as client:
-        configs = client.admin.config(broker)
+    configs = admin.config(broker)
     rows = [
         [
-            group,
-            name,
-            _text(one.effective.get(name)),
-            _text(one.started.get(name)),
+            *(group, name, _text(one.effective.get(name)), _text(one.started.get(name))),
             "live" if name in one.live else "start",
         ]
         for group, one in configs.items()
@@ -60,84 +49,74 @@ def config_show(effective: bool, broker: str | None, address: str | None, as_jso
         if effective or one.effective.get(name) != one.started.get(name)
     ]
     refused = {group: dict(one.refused) for group, one in configs.items() if one.refused}
-    print_rows(
-        as_json, "settings", ["broker", "setting", "value", "raymq.yaml", "changes"], rows, more={"refused": refused}
-    )
-    for group, reasons in refused.items():
-        for name, reason in reasons.items():
-            say_error(f"{group}: {name} was changed, which does not count any more: {reason}")
+    errors = [
+        f"{group}: {name} was changed, which does not count any more: {reason}"
+        for group, reasons in refused.items()
+        for name, reason in reasons.items()
+    ]
+    names = ["broker", "setting", "value", "raymq.yaml", "changes"]
+    return rows_result("settings", names, rows, more={"refused": refused}, errors=errors)
 
 
-@config.command("get")
+@command(config, "get")
 @click.argument("name")
 @broker_option
-@address_option
-@json_option
-def config_get(name: str, broker: str | None, address: str | None, as_json: bool) -> None:
-    """Print a setting as it counts; NAME as in raymq.yaml, or RocketMQ's. Example: raymq config get fileReservedTime"""
+def config_get(admin: Admin, name: str, broker: str | None) -> CommandResult:
+    """Print a setting's present value. NAME is the name in raymq.yaml, or RocketMQ's name.
+
+    Example: raymq config get fileReservedTime
+    """
     from raymq.common.config.live import full_name
 
     full = full_name(name)
-    with client_of(address) as client:
-        configs = client.admin.config(broker)
-    values = {group: one.effective[full] for group, one in configs.items() if full in one.effective}
+    values = {group: one.effective[full] for group, one in admin.config(broker).items() if full in one.effective}
     if not values:
         raise click.UsageError(f"{full} is not a setting of broker groups; see raymq.yaml")
-
-    def show() -> None:
-        for group, value in values.items():
-            say(f"{group} {_text(value)}")
-
-    print_value(as_json, {"setting": full, "values": values}, show)
+    return CommandResult(
+        {"setting": full, "values": values}, *(f"{group} {_text(value)}" for group, value in values.items())
+    )
 
 
-@config.command("set")
+@command(config, "set")
 @click.argument("name")
 @click.argument("value")
 @broker_option
-@address_option
-@json_option
-def config_set(name: str, value: str, broker: str | None, address: str | None, as_json: bool) -> None:
-    """Change a setting while raymq runs; it outlives restarts. It is checked as raymq.yaml is.
+def config_set(admin: Admin, name: str, value: str, broker: str | None) -> CommandResult:
+    """Change a live setting, also for later starts. The brokers check the value as they check raymq.yaml.
 
     Example: raymq config set store.file_reserved_time_hours 48
     """
     from raymq.common.config.live import live_name, parse_value
 
     full = live_name(name)
-    with client_of(address) as client:
-        configs = client.admin.set_config(full, parse_value(full, value), broker)
-    _print_changed(as_json, full, configs)
+    return _changed(full, admin.set_config(full, parse_value(full, value), broker))
 
 
-@config.command("unset")
+@command(config, "unset")
 @click.argument("name")
 @broker_option
-@address_option
-@json_option
-def config_unset(name: str, broker: str | None, address: str | None, as_json: bool) -> None:
-    """Have a setting be as raymq.yaml says again. Example: raymq config unset store.file_reserved_time_hours"""
+def config_unset(admin: Admin, name: str, broker: str | None) -> CommandResult:
+    """Reset a setting to its value in raymq.yaml. Example: raymq config unset store.file_reserved_time_hours"""
     from raymq.common.config.live import live_name
 
     full = live_name(name)
-    with client_of(address) as client:
-        configs = client.admin.unset_config(full, broker)
-    _print_changed(as_json, full, configs)
+    return _changed(full, admin.unset_config(full, broker))
 
 
-def _print_changed(as_json: bool, full: str, configs: Mapping[str, Any]) -> None:
-    value = {
-        "setting": full,
-        "values": {group: one.effective[full] for group, one in configs.items()},
-        "behind": {group: list(one.behind) for group, one in configs.items() if one.behind},
-    }
-
-    def show() -> None:
-        for group, one in configs.items():
-            late = f"; {', '.join(one.behind)} is told on its return" if one.behind else ""
-            say(f"{group} has {full} {_text(one.effective[full])} now{late}")
-
-    print_value(as_json, value, show)
+def _changed(full: str, configs: Mapping[str, Any]) -> CommandResult:
+    late = {group: list(one.behind) for group, one in configs.items() if one.behind}
+    return CommandResult(
+        {
+            "setting": full,
+            "values": {group: one.effective[full] for group, one in configs.items()},
+            "behind": late,
+        },
+        *(
+            f"{group} has {full} {_text(one.effective[full])} now"
+            + (f"; {', '.join(late[group])} is told on its return" if group in late else "")
+            for group, one in configs.items()
+        ),
+    )
 
 
 def _text(value: Any) -> str:
@@ -147,67 +126,52 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-@click.group(cls=Group)
+@cli.group()
 def kv() -> None:
     """Get, set, delete and list values of the NameServers' KV configuration."""
 
 
-@kv.command("get")
+@command(kv, "get")
 @click.argument("namespace")
 @click.argument("key")
-@address_option
-@json_option
-def kv_get(namespace: str, key: str, address: str | None, as_json: bool) -> None:
-    """Print a value. Exit code 1 when there is none. Example: raymq kv get billing currency"""
-    with client_of(address) as client:
-        value = client.admin.get_kv(namespace, key)
-    if value is None:
-        print_value(as_json, _entry(namespace, key, None), lambda: say(f"{namespace} has no key {key}"))
-        raise click.exceptions.Exit(1)
-    print_value(as_json, _entry(namespace, key, value), lambda: say(value))
+def kv_get(admin: Admin, namespace: str, key: str) -> CommandResult:
+    """Print a value. Exit code 1 if the key does not exist. Example: raymq kv get billing currency"""
+    value = admin.get_kv(namespace, key)
+    text = f"{namespace} has no key {key}" if value is None else value
+    return _entry(namespace, key, value, text, failed=value is None)
 
 
-@kv.command("put")
+@command(kv, "put")
 @click.argument("namespace")
 @click.argument("key")
 @click.argument("value")
-@address_option
-@json_option
-def kv_put(namespace: str, key: str, value: str, address: str | None, as_json: bool) -> None:
+def kv_put(admin: Admin, namespace: str, key: str, value: str) -> CommandResult:
     """Set a value at every NameServer. Example: raymq kv put billing currency EUR"""
-    with client_of(address) as client:
-        client.admin.put_kv(namespace, key, value)
-    print_value(as_json, _entry(namespace, key, value), lambda: say(f"{key} of {namespace} is {value} now"))
+    admin.put_kv(namespace, key, value)
+    return _entry(namespace, key, value, f"{key} of {namespace} is {value} now")
 
 
-@kv.command("delete")
+@command(kv, "delete")
 @click.argument("namespace")
 @click.argument("key")
-@address_option
-@json_option
-def kv_delete(namespace: str, key: str, address: str | None, as_json: bool) -> None:
-    """Delete a value at every NameServer; one that is not there is gone already.
+def kv_delete(admin: Admin, namespace: str, key: str) -> CommandResult:
+    """Delete a value at every NameServer. The deletion of a missing key succeeds.
 
     Example: raymq kv delete billing currency
     """
-    with client_of(address) as client:
-        client.admin.delete_kv(namespace, key)
-    print_value(as_json, _entry(namespace, key, None), lambda: say(f"{namespace} has no key {key} now"))
+    admin.delete_kv(namespace, key)
+    return _entry(namespace, key, None, f"{namespace} has no key {key} now")
 
 
-@kv.command("list")
+@command(kv, "list")
 @click.argument("namespace")
-@address_option
-@json_option
-def kv_list(namespace: str, address: str | None, as_json: bool) -> None:
+def kv_list(admin: Admin, namespace: str) -> CommandResult:
     """List the keys and values of a namespace; ORDER_TOPIC_CONFIG has the order topics.
 
     Example: raymq kv list ORDER_TOPIC_CONFIG
     """
-    with client_of(address) as client:
-        values = client.admin.list_kv(namespace)
-    print_rows(as_json, "values", ["key", "value"], [list(row) for row in sorted(values.items())])
+    return rows_result("values", ["key", "value"], sorted(admin.list_kv(namespace).items()))
 
 
-def _entry(namespace: str, key: str, value: str | None) -> dict[str, str | None]:
-    return {"namespace": namespace, "key": key, "value": value}
+def _entry(namespace: str, key: str, value: str | None, text: str, *, failed: bool = False) -> CommandResult:
+    return CommandResult({"namespace": namespace, "key": key, "value": value}, text, failed=failed)

@@ -7,41 +7,31 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from raymq.tools.cli.terminal.output import (
-    Command,
-    address_option,
-    client_of,
-    json_option,
-    out,
-    print_value,
-    quiet_option,
-    say,
-    say_error,
-    table,
-)
+from raymq.tools.cli.entry import cli
+from raymq.tools.cli.terminal.command import CommandResult, command
+from raymq.tools.cli.terminal.output import Table, out, say
 from raymq.tools.cli.terminal.progress import counting
 
 if TYPE_CHECKING:
+    from raymq.client.admin.admin import Admin
     from raymq.client.admin.upkeep.metadata import Part
 
 _PARTS = ("topics", "groups", "offsets")
 
 
-@click.command("export", cls=Command)
+@command(cli, quiet=True, json=False)
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--topics", default="*", show_default=True, help="Only topics of these names, with * and ?.")
-@click.option("--groups", default="*", show_default=True, help="Only groups of these names, with * and ?.")
-@quiet_option
-@address_option
-def export(file: Path | None, topics: str, groups: str, address: str | None) -> None:
-    """Write the topics, the groups and the offsets of groups to FILE, or as JSON on standard output.
+@click.option("--topics", default="*", show_default=True, help="Only topics with these names; * and ? are wildcards.")
+@click.option("--groups", default="*", show_default=True, help="Only groups with these names; * and ? are wildcards.")
+def export(admin: Admin, file: Path | None, topics: str, groups: str) -> None:
+    """Write topics, groups and the groups' offsets to FILE, or as JSON to standard output.
 
-    Messages are not in it. The server's own topics are left out, and so are those of retries and dead letters.
+    The export has no messages, and neither the servers' own topics nor the topics of retries and dead letters.
 
     Example: raymq export cluster.json --topics "orders*"
     """
-    with client_of(address) as client, counting("exporting") as counter:
-        metadata = client.admin.export_metadata(topics=topics, groups=groups, progress=counter.advance)
+    with counting("exporting") as counter:
+        metadata = admin.export_metadata(topics=topics, groups=groups, progress=counter.advance)
     if file is None:
         out.file.write(metadata.to_json())
         return
@@ -52,20 +42,15 @@ def export(file: Path | None, topics: str, groups: str, address: str | None) -> 
     say(f"wrote {len(metadata.topics)} topics and {len(metadata.groups)} groups to {file}")
 
 
-@click.command("import", cls=Command)
+@command(cli, "import")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@click.option("--only", "parts", multiple=True, type=click.Choice(_PARTS), help="Only this part; may be repeated.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
-@address_option
-@json_option
-@click.pass_context
-def import_(
-    ctx: click.Context, file: Path, parts: tuple[str, ...], dry_run: bool, address: str | None, as_json: bool
-) -> None:
-    """Make the topics, groups and offsets of FILE, which `raymq export` wrote, be here as it says.
+@click.option("--only", "parts", multiple=True, type=click.Choice(_PARTS), help="Only this part; repeatable.")
+@click.option("--dry-run", is_flag=True, help="Only show the changes.")
+def import_(admin: Admin, file: Path, parts: tuple[str, ...], dry_run: bool) -> CommandResult:
+    """Apply the topics, groups and offsets of FILE, which `raymq export` wrote, to this cluster.
 
-    What the file does not name is left alone. A topic never gets fewer queues, and offsets are set only where a queue
-    holds them. Exit code 1: something could not be done; the rest is.
+    Topics and groups that FILE does not name stay as they are. A topic never gets fewer queues. An offset is set only
+    if its queue has a message at this offset. Exit code 1 if a step fails; the other steps are done.
 
     Example: raymq import cluster.json --only topics --only groups --dry-run
     """
@@ -77,17 +62,16 @@ def import_(
         raise click.ClickException(f"cannot read {file}: {error}") from error
     metadata = Metadata.from_json(text)
     wanted = cast("tuple[Part, ...]", parts or _PARTS)
-    with client_of(address) as client, counting("importing") as counter:
-        steps = client.admin.import_metadata(metadata, parts=wanted, dry_run=dry_run, progress=counter.advance)
+    with counting("importing") as counter:
+        steps = admin.import_metadata(metadata, parts=wanted, dry_run=dry_run, progress=counter.advance)
     failed = [step for step in steps if step.failed]
     rows = [{"kind": one.kind, "name": one.name, "action": one.action, "failed": one.failed} for one in steps]
-
-    def show() -> None:
-        table(["", "name", "action"], [[one.kind, one.name, one.action] for one in steps if one.action != "same"])
-        same = sum(step.action == "same" for step in steps)
-        say(f"{same} were as the file says" + ("; nothing was changed, this was a dry run" if dry_run else ""))
-
-    print_value(as_json, {"steps": rows, "dry_run": dry_run}, show)
-    if failed:
-        say_error(f"{len(failed)} of {len(steps)} could not be done, the first: {failed[0].name}: {failed[0].action}")
-        ctx.exit(1)
+    same = sum(step.action == "same" for step in steps)
+    first = f"the first: {failed[0].name}: {failed[0].action}" if failed else ""
+    return CommandResult(
+        {"steps": rows, "dry_run": dry_run},
+        Table(["", "name", "action"], [[one.kind, one.name, one.action] for one in steps if one.action != "same"]),
+        f"{same} were as the file says" + ("; nothing was changed, this was a dry run" if dry_run else ""),
+        errors=[f"{len(failed)} of {len(steps)} could not be done, {first}"] if failed else [],
+        failed=bool(failed),
+    )

@@ -1,4 +1,4 @@
-"""`raymq user`: the users of a raymq with access on, seen and changed while it runs. `raymq acl` has their policies."""
+"""`raymq user`: show and change the users of a running cluster with access on. `raymq acl` has their policies."""
 
 from __future__ import annotations
 
@@ -9,142 +9,115 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import click
 
 from raymq.remoting.access.users import BOUNDS, QUOTA, Bounds
+from raymq.tools.cli.entry import cli
+from raymq.tools.cli.terminal.command import CommandResult, command, rows_result
 from raymq.tools.cli.terminal.number_type import NumberType
-from raymq.tools.cli.terminal.output import (
-    Group,
-    address_option,
-    client_of,
-    json_option,
-    print_rows,
-    print_value,
-    say,
-    table,
-)
+from raymq.tools.cli.terminal.output import Table
 
 if TYPE_CHECKING:
+    from raymq.client.admin.admin import Admin
     from raymq.remoting.access.changes import UserDescription
     from raymq.remoting.access.policies import Entry
 
+_user_argument = click.argument("name", metavar="USER")
 _secret_option = click.option(
     "--secret-file",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="A file, mode 0600, with the secret. Default: it is asked for.",
+    help="A file with the secret, mode 0600. Default: the command prompts for the secret.",
 )
 _BOUND_HELPS: Final = (
-    "Bound of what it sends to each store; 0 is none.",
-    "Likewise, in messages.",
-    "Bound of what it consumes from each store.",
-    "Likewise, in messages.",
+    "The most bytes per second that the user sends to each store; 0 is no limit.",
+    "The most messages per second that the user sends to each store; 0 is no limit.",
+    "The most bytes per second that the user consumes from each store; 0 is no limit.",
+    "The most messages per second that the user consumes from each store; 0 is no limit.",
 )
 _BOUND_COLUMNS: Final = ("bytes/s", "messages/s", "consumed bytes/s", "consumed messages/s")
 
 
-def _bound_options(command: Callable[..., None]) -> Callable[..., None]:
+def _bound_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options for a user's quotas (raymq.remoting.access.users.Bounds), as keyword arguments of these names."""
     for bound, text in zip(reversed(BOUNDS), reversed(_BOUND_HELPS), strict=True):
-        command = click.option(f"--{bound.replace('_', '-')}", type=NumberType(QUOTA), help=text)(command)
-    return command
+        function = click.option(f"--{bound.replace('_', '-')}", type=NumberType(QUOTA), help=text)(function)
+    return function
 
 
 def _given(bounds: Mapping[str, int | None]) -> Bounds:
     return cast("Bounds", {name: bound for name, bound in bounds.items() if bound is not None})
 
 
-@click.group(cls=Group)
+@cli.group()
 def user() -> None:
-    """Create, change, delete and list users, where access is on (docs/access.md). Only super users may."""
+    """Create, change, delete and list users, with access on (docs/access.md). Only super users may."""
 
 
-@user.command("list")
-@address_option
-@json_option
-def user_list(address: str | None, as_json: bool) -> None:
+@command(user, "list")
+def user_list(admin: Admin) -> CommandResult:
     """List all users. Example: raymq user list"""
-    with client_of(address) as client:
-        users = client.admin.users()
     columns = ["user", "type", "status", *_BOUND_COLUMNS, "policies"]
-    print_rows(as_json, "users", columns, [[*_values(one), len(one.policies)] for one in users])
+    return rows_result("users", columns, ([*_values(one), len(one.policies)] for one in admin.users()))
 
 
-@user.command("show")
-@click.argument("name", metavar="USER")
-@address_option
-@json_option
-def user_show(name: str, address: str | None, as_json: bool) -> None:
-    """Show a user with its policies; its secret is not kept anywhere. Example: raymq user show orders-team"""
-    with client_of(address) as client:
-        _show(as_json, client.admin.user(name))
+@command(user, "show")
+@_user_argument
+def user_show(admin: Admin, name: str) -> CommandResult:
+    """Show a user with its policies. No server has the user's secret. Example: raymq user show orders-team"""
+    return _shown(admin.user(name))
 
 
-@user.command("create")
-@click.argument("name", metavar="USER")
+@command(user, "create")
+@_user_argument
 @_secret_option
-@click.option("--super", "is_super", is_flag=True, help="It may do everything.")
+@click.option("--super", "is_super", is_flag=True, help="Allow the user all requests.")
 @_bound_options
-@address_option
-@json_option
 def user_create(
-    name: str,
-    secret_file: Path | None,
-    is_super: bool,
-    address: str | None,
-    as_json: bool,
-    **bounds: int | None,
-) -> None:
-    """Create a user, who may do nothing before `raymq acl create` allows it.
+    admin: Admin, name: str, secret_file: Path | None, is_super: bool, **bounds: int | None
+) -> CommandResult:
+    """Create a user. The user may do nothing until `raymq acl create` allows it.
 
-    The secret is asked for, or read from a file; it is not sent, only a key that is made of it.
+    The command prompts for the secret, or reads it from a file. It sends only a key that is derived from the secret.
 
     Example: raymq user create orders-team --secret-file secret.txt
     """
     secret = _secret(secret_file)
-    with client_of(address) as client:
-        client.admin.create_user(name, secret, is_super=is_super, **_given(bounds))
-        _show(as_json, client.admin.user(name))
+    admin.create_user(name, secret, is_super=is_super, **_given(bounds))
+    return _shown(admin.user(name))
 
 
-@user.command("update")
-@click.argument("name", metavar="USER")
+@command(user, "update")
+@_user_argument
 @_secret_option
-@click.option("--ask-secret", is_flag=True, help="Ask for another secret.")
-@click.option("--super/--normal", "is_super", default=None, help="It may do everything, or what policies allow.")
-@click.option("--enable/--disable", "enabled", default=None, help="With --disable all its requests are refused.")
+@click.option("--ask-secret", is_flag=True, help="Prompt for a new secret.")
+@click.option("--super/--normal", "is_super", default=None, help="Allow all requests, or only what policies allow.")
+@click.option("--enable/--disable", "enabled", default=None, help="With --disable the servers refuse all its requests.")
 @_bound_options
-@address_option
-@json_option
 def user_update(
+    admin: Admin,
     name: str,
     secret_file: Path | None,
     ask_secret: bool,
     is_super: bool | None,
     enabled: bool | None,
-    address: str | None,
-    as_json: bool,
     **bounds: int | None,
-) -> None:
-    """Change a user; what is not named stays as it is. Example: raymq user update orders-team --disable"""
+) -> CommandResult:
+    """Change a user. Options that are not given change nothing. Example: raymq user update orders-team --disable"""
     secret = _secret(secret_file) if secret_file is not None or ask_secret else None
-    with client_of(address) as client:
-        client.admin.update_user(name, secret=secret, is_super=is_super, enabled=enabled, **_given(bounds))
-        _show(as_json, client.admin.user(name))
+    admin.update_user(name, secret=secret, is_super=is_super, enabled=enabled, **_given(bounds))
+    return _shown(admin.user(name))
 
 
-@user.command("delete")
-@click.argument("name", metavar="USER")
-@address_option
-@json_option
-def user_delete(name: str, address: str | None, as_json: bool) -> None:
-    """Delete a user with its policies. Its open connections are refused within seconds.
+@command(user, "delete")
+@_user_argument
+def user_delete(admin: Admin, name: str) -> CommandResult:
+    """Delete a user with its policies. Servers refuse its open connections within seconds.
 
     Example: raymq user delete orders-team
     """
-    with client_of(address) as client:
-        client.admin.delete_user(name)
-    print_value(as_json, {"deleted": name}, lambda: say(f"deleted {name}"))
+    admin.delete_user(name)
+    return CommandResult({"deleted": name}, f"deleted {name}")
 
 
 def _secret(file: Path | None) -> str:
-    """The secret in a file, or the one that somebody types."""
+    """Read the secret from a file, or prompt for the secret."""
     from raymq.remoting.access.credentials import read_secret
 
     if file is not None:
@@ -157,17 +130,15 @@ def _values(one: UserDescription) -> list[Any]:
     return [one.name, one.type, one.status, *(getattr(one, bound) or "" for bound in BOUNDS)]
 
 
-def _show(as_json: bool, one: UserDescription) -> None:
+def _shown(one: UserDescription) -> CommandResult:
     from raymq.client.admin.upkeep.users import shown_user
 
-    shown = shown_user(one)
-
-    def show() -> None:
-        table(["user", "type", "status", *_BOUND_COLUMNS], [_values(one)])
-        say("")
-        table(["resource", "actions", "decision", "sources"], policy_rows(one.policies))
-
-    print_value(as_json, shown, show)
+    return CommandResult(
+        shown_user(one),
+        Table(["user", "type", "status", *_BOUND_COLUMNS], [_values(one)]),
+        "",
+        Table(["resource", "actions", "decision", "sources"], policy_rows(one.policies)),
+    )
 
 
 def policy_rows(policies: Iterable[Entry]) -> list[list[Any]]:  # Any: cells

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -18,8 +17,8 @@ from raymq.common.protocol.route import BrokerData, QueueData, TopicRoute
 from raymq.common.protocol.store import Boundary
 from raymq.records.format.encode import encode_batch
 from raymq.tools import cli
-from raymq.tools.cli import messages
 from storage.message_store import MessageStore
+from tests.support.clients.fakes import connect_commands
 from tests.support.stores.stores import small_settings
 
 
@@ -122,11 +121,7 @@ def test_a_queue_with_an_absurd_id_is_refused(admin, queue_id):
 
 @pytest.fixture
 def run(admin, monkeypatch):
-    @contextmanager
-    def client(address):
-        yield SimpleNamespace(admin=admin)
-
-    monkeypatch.setattr(messages, "client_of", client)
+    connect_commands(monkeypatch, SimpleNamespace(admin=admin))
     return lambda *arguments: CliRunner().invoke(cli.cli, ["query", "orders", *arguments])
 
 

@@ -112,9 +112,9 @@ def test_an_installation_for_fish_is_a_file_that_fish_reads_by_itself(tmp_path: 
 
 def test_names_that_commands_saw_are_candidates_where_such_a_name_is_wanted(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    known_names.saw_all("topics", ["orders", "orders-eu", "invoices"])
-    known_names.saw_all("groups", ["billing"])
-    known_names.saw_all("brokers", ["broker-a"])
+    known_names.remember_all_names("topics", ["orders", "orders-eu", "invoices"])
+    known_names.remember_all_names("groups", ["billing"])
+    known_names.remember_all_names("brokers", ["broker-a"])
 
     def candidates(words: str) -> list[str]:
         variables = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
@@ -137,20 +137,20 @@ def names(tmp_path: Path, monkeypatch) -> Path:
 
 def test_names_are_listed_added_and_forgotten(names: Path) -> None:
     assert known_names.known_names("topics") == []
-    known_names.saw("topics", "b")
-    known_names.saw("topics", "a")
-    known_names.saw("groups", "g")
+    known_names.remember_name("topics", "b")
+    known_names.remember_name("topics", "a")
+    known_names.remember_name("groups", "g")
     assert known_names.known_names("topics") == ["a", "b"]
-    known_names.gone("topics", "b")
-    known_names.gone("topics", "never")
+    known_names.forget_name("topics", "b")
+    known_names.forget_name("topics", "never")
     assert known_names.known_names("topics") == ["a"]
-    known_names.saw_all("topics", ["c"])
+    known_names.remember_all_names("topics", ["c"])
     assert (known_names.known_names("topics"), known_names.known_names("groups")) == (["c"], ["g"])
 
 
 def test_the_file_of_names_is_its_users_only_and_bounded(names: Path) -> None:
-    known_names.saw_all("topics", [f"t{index:05d}" for index in range(known_names.NAMES_MAX + 7)])
-    known_names.saw("topics", "one more")
+    known_names.remember_all_names("topics", [f"t{index:05d}" for index in range(known_names.NAMES_MAX + 7)])
+    known_names.remember_name("topics", "one more")
     assert len(known_names.known_names("topics")) == known_names.NAMES_MAX
     assert names.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in names.parent.iterdir()] == ["names.json"]
@@ -159,9 +159,9 @@ def test_the_file_of_names_is_its_users_only_and_bounded(names: Path) -> None:
 def test_names_are_forgotten_after_a_day_which_one_more_does_not_put_off(names: Path, monkeypatch) -> None:
     now_s = time.time()
     monkeypatch.setattr(known_names.time, "time", lambda: now_s)
-    known_names.saw_all("topics", ["old"])
+    known_names.remember_all_names("topics", ["old"])
     now_s += known_names.NAMES_KEPT_S - 1
-    known_names.saw("topics", "new")
+    known_names.remember_name("topics", "new")
     assert known_names.known_names("topics") == ["new", "old"]
     now_s += 1
     assert known_names.known_names("topics") == []
@@ -172,18 +172,18 @@ def test_a_file_that_is_none_completes_nothing_and_is_replaced(names: Path, cont
     names.parent.mkdir()
     names.write_text(content)
     assert known_names.known_names("topics") == []
-    known_names.saw("topics", "a")
+    known_names.remember_name("topics", "a")
     assert known_names.known_names("topics") == ["a"]
 
 
 def test_a_name_that_is_no_line_of_text_is_no_candidate(names: Path) -> None:
-    known_names.saw_all("topics", ["a", "b\nplain,rm"])
+    known_names.remember_all_names("topics", ["a", "b\nplain,rm"])
     assert known_names.known_names("topics") == ["a"]
 
 
 def test_a_cache_that_cannot_be_written_does_not_fail_the_command(names: Path) -> None:
     names.parent.parent.joinpath("raymq").write_text("a file where the directory should be")
-    known_names.saw("topics", "a")
+    known_names.remember_name("topics", "a")
     assert known_names.known_names("topics") == []
 
 

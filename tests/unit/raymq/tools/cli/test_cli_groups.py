@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +15,8 @@ from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageExt, MessageQueue
 from raymq.common.protocol.group import GroupConfig, GroupQueueProgress, GroupSummary
 from raymq.tools import cli
-from raymq.tools.cli import dead_letters, groups, topics
 from raymq.tools.cli.terminal.output import duration
+from tests.support.clients.fakes import connect_commands
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 
@@ -84,12 +83,7 @@ def admin() -> Admin:
 
 @pytest.fixture
 def run(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> Any:
-    @contextmanager
-    def client(address: str | None) -> Any:
-        yield SimpleNamespace(admin=admin)
-
-    for module in (groups, topics, dead_letters):
-        monkeypatch.setattr(module, "client_of", client)
+    connect_commands(monkeypatch, SimpleNamespace(admin=admin))
 
     def invoke(*arguments: str, code: int = 0) -> Result:
         result = CliRunner().invoke(cli.cli, list(arguments))

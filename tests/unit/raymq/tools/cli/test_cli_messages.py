@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -12,6 +11,7 @@ from click.testing import CliRunner
 from raymq.common.message import MessageQueue
 from raymq.tools import cli
 from raymq.tools.cli import messages
+from tests.support.clients.fakes import connect_commands
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 
@@ -42,12 +42,7 @@ def test_a_queue_that_comes_during_a_poll_has_not_been_quiet_for_that_long(
     monkeypatch: pytest.MonkeyPatch, lines: list[str], polls: int
 ) -> None:
     consumer = Consumer(lines)
-
-    @contextmanager
-    def client(address: str | None) -> Any:
-        yield SimpleNamespace(pull_consumer=lambda group, **options: nullcontext(consumer))
-
-    monkeypatch.setattr(messages, "client_of", client)
+    connect_commands(monkeypatch, SimpleNamespace(pull_consumer=lambda group, **options: nullcontext(consumer)))
     monkeypatch.setattr(messages, "message_line", lambda message, as_json: message)
     done = CliRunner().invoke(cli.cli, ["consume", "g", "orders", "--timeout", "1"])
     assert done.exit_code == 0, done.output

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from io import StringIO
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,8 +16,8 @@ from rich.progress import Progress
 
 from raymq.common.message import Message, MessageQueue, SendResult, SendStatus
 from raymq.tools import cli
-from raymq.tools.cli import messages
 from raymq.tools.cli.terminal import progress
+from tests.support.clients.fakes import connect_commands
 
 LINES = 4_000
 FEW_LINES = 500
@@ -50,12 +49,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> StringIO:
 
 def send(monkeypatch: pytest.MonkeyPatch, *arguments: str, count: int = LINES) -> tuple[Producer, str]:
     producer = Producer()
-
-    @contextmanager
-    def client(address: str | None) -> Any:
-        yield SimpleNamespace(producer=lambda group: nullcontext(producer))
-
-    monkeypatch.setattr(messages, "client_of", client)
+    connect_commands(monkeypatch, SimpleNamespace(producer=lambda group: nullcontext(producer)))
     lines = "".join(f"{number}\n" for number in range(count))
     result = CliRunner().invoke(cli.cli, ["send", "orders", *arguments], input=lines)
     assert result.exit_code == 0, result.output

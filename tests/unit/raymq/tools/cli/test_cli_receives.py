@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from raymq.tools import cli
-from raymq.tools.cli import messages
+from tests.support.clients.fakes import connect_commands
 
 
 class Consumer:
@@ -46,12 +46,7 @@ def message(offset: int) -> object:
 @pytest.fixture
 def consumer(monkeypatch: pytest.MonkeyPatch) -> Consumer:
     made = Consumer()
-
-    @contextmanager
-    def client(address: str | None) -> Any:
-        yield SimpleNamespace(simple_consumer=lambda group, **options: nullcontext(made))
-
-    monkeypatch.setattr(messages, "client_of", client)
+    connect_commands(monkeypatch, SimpleNamespace(simple_consumer=lambda group, **options: nullcontext(made)))
     return made
 
 

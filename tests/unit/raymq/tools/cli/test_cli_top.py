@@ -24,8 +24,8 @@ from click.testing import CliRunner
 import raymq
 from raymq.common.protocol.stats import BrokerReadings, GroupReading, TopicReading
 from raymq.tools import cli
-from raymq.tools.cli.cluster import top
 from raymq.tools.cli.cluster.top_figures import GroupRates, Reading, figures_between, sorted_groups, sorted_topics
+from raymq.tools.cli.terminal import command
 
 REPOSITORY = Path(raymq.__file__).parents[1]
 """Not found by this file's own path: `Terminal` runs a copy of this file in a temporary folder."""
@@ -89,7 +89,7 @@ def client(address: str | None) -> Iterator[Any]:
 
 
 def test_once_as_json_has_every_row(monkeypatch):
-    monkeypatch.setattr(top, "client_of", client)
+    monkeypatch.setattr(command, "client_of", client)
     result = CliRunner().invoke(cli.cli, ["top", "--once", "--json", "--interval", "0.5"])
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
@@ -102,7 +102,7 @@ def test_once_as_json_has_every_row(monkeypatch):
 
 @pytest.mark.parametrize("arguments", [["top"], ["top", "--json"]])
 def test_without_a_terminal_only_one_table_can_be_printed(monkeypatch, arguments):
-    monkeypatch.setattr(top, "client_of", client)
+    monkeypatch.setattr(command, "client_of", client)
     result = CliRunner().invoke(cli.cli, arguments)
     assert result.exit_code == 2
     assert "--once" in result.stderr
@@ -112,10 +112,10 @@ PROGRAM = """
 import sys
 sys.path.insert(0, {root!r})
 from raymq.tools.cli import cli
-from raymq.tools.cli.cluster import top
+from raymq.tools.cli.terminal import command
 from raymq.tools.cli.entry import run_command
 from {module} import client
-top.client_of = client
+command.client_of = client
 sys.argv = ["raymq", "top", "--interval", "0.5"]
 run_command(cli)
 """

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from raymq.common.protocol.transactions import TransactionFigures, WaitingTransactions
 from raymq.tools import cli
-from raymq.tools.cli import browsing
+from tests.support.clients.fakes import connect_commands
 
 
 @pytest.fixture(autouse=True)
 def _client(monkeypatch: pytest.MonkeyPatch) -> None:
     born_ms = time.time_ns() // 1_000_000 - 90_500
     figures = {"broker-a": TransactionFigures([WaitingTransactions("orders", "shop", 3, born_ms)], 10, 2, 1, 7)}
-
-    @contextmanager
-    def client(address: str | None) -> Any:
-        yield SimpleNamespace(admin=SimpleNamespace(transactions=lambda: figures))
-
-    monkeypatch.setattr(browsing, "client_of", client)
+    connect_commands(monkeypatch, SimpleNamespace(admin=SimpleNamespace(transactions=lambda: figures)))
 
 
 def test_the_list_says_how_many_wait_and_how_old_the_oldest_is() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +12,7 @@ from click.testing import CliRunner, Result
 from raymq.common.config.live import LiveOptions
 from raymq.common.protocol.settings import BrokerConfig
 from raymq.tools import cli
-from raymq.tools.cli.cluster import brokers
-from raymq.tools.cli.upkeep import config
+from tests.support.clients.fakes import connect_commands
 
 
 class Values:
@@ -36,14 +34,9 @@ class Values:
         self.table.get(namespace, {}).pop(key, None)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, module: Any, admin: Any, *words: str) -> Result:
+def run(monkeypatch: pytest.MonkeyPatch, admin: Any, *words: str) -> Result:
     """One command, whose client has this admin."""
-
-    @contextmanager
-    def client(address: str | None) -> Any:
-        yield SimpleNamespace(admin=admin)
-
-    monkeypatch.setattr(module, "client_of", client)
+    connect_commands(monkeypatch, SimpleNamespace(admin=admin))
     return CliRunner().invoke(cli.cli, list(words))
 
 
@@ -51,7 +44,7 @@ def test_values_are_put_got_listed_and_deleted(monkeypatch):
     values = Values()
 
     def at(*words: str) -> Result:
-        return run(monkeypatch, config, values, "kv", *words)
+        return run(monkeypatch, values, "kv", *words)
 
     assert at("get", "billing", "currency").output == "EUR\n"
     assert json.loads(at("put", "billing", "currency", "USD", "--json").output)["value"] == "USD"
@@ -92,7 +85,7 @@ def test_settings_are_shown_got_set_and_unset(monkeypatch):
     settings = Settings()
 
     def at(*words: str) -> Result:
-        return run(monkeypatch, config, settings, "config", *words)
+        return run(monkeypatch, settings, "config", *words)
 
     assert json.loads(at("show", "--json").output)["settings"] == []
     told = at("set", "deleteWhen", "05", "--broker", "broker-a").output
@@ -115,5 +108,5 @@ def test_settings_are_shown_got_set_and_unset(monkeypatch):
 
 def test_a_broker_group_is_made_writable_or_not(monkeypatch):
     settings = Settings()
-    assert "takes no messages" in run(monkeypatch, brokers, settings, "broker", "writable", "off", "broker-b").output
+    assert "takes no messages" in run(monkeypatch, settings, "broker", "writable", "off", "broker-b").output
     assert settings.writable == {"broker-b": False}

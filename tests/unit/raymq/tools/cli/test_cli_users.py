@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ from click.testing import CliRunner, Result
 from raymq.remoting.access.changes import UserDescription
 from raymq.remoting.access.policies import make_entry
 from raymq.tools import cli
-from raymq.tools.cli.upkeep import acl, users
+from tests.support.clients.fakes import connect_commands
 
 TEAM = UserDescription(
     "team", "Normal", "enable", 500, 0, (make_entry("Topic:orders*", ["Pub", "Sub"]),), consume_messages_per_second=30
@@ -41,12 +40,7 @@ def admin() -> Admin:
 
 @pytest.fixture
 def run(monkeypatch, admin) -> Any:
-    @contextmanager
-    def client(address: str | None) -> Any:
-        yield SimpleNamespace(admin=admin)
-
-    for module in (acl, users):
-        monkeypatch.setattr(module, "client_of", client)
+    connect_commands(monkeypatch, SimpleNamespace(admin=admin))
 
     def run(*words: str, typed: str = "") -> Result:
         return CliRunner().invoke(cli.cli, list(words), input=typed)

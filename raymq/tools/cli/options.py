@@ -1,0 +1,92 @@
+"""Arguments and options that several commands have, and the types of their values."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from raymq.common.delay import parse_time
+from raymq.common.numbers import POSITIVE, NumberRange
+from raymq.tools.cli.known_names import completes
+from raymq.tools.cli.terminal.number_type import NumberType
+
+if TYPE_CHECKING:
+    from raymq.common.message import ConsumeFromWhere
+
+topic_argument = click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
+group_argument = click.argument("group_name", metavar="GROUP", shell_complete=completes("groups"))
+broker_argument = click.argument("broker_name", metavar="BROKER", shell_complete=completes("brokers"))
+queue_option = click.option(
+    "--queue", "queue_text", metavar="BROKER:QUEUE", help="Only this queue, for example broker-a:3."
+)
+config_option = click.option(
+    "--config", type=click.Path(path_type=Path), help="Settings; default: raymq.yaml in this directory, if it exists."
+)
+
+
+class TimeType(click.ParamType[int]):
+    """A time, as ISO 8601 or as a distance such as -2h or +30m from now, in ms since 1970.
+
+    Another text raises InvalidArgumentError: exit code 1.
+    """
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the time in ms since 1970. Raises InvalidArgumentError."""
+        return value if isinstance(value, int) else parse_time(value, time.time_ns() // 1_000_000)
+
+
+TIME: Final = TimeType()
+
+
+def max_option(text: str, bounds: NumberRange = POSITIVE, default: int | None = None) -> Callable[[Any], Any]:
+    """The option `--max`, which the command gets as `limit`."""
+    return click.option("--max", "limit", type=NumberType(bounds), default=default, show_default=True, help=text)
+
+
+def subscription_options(verb: str) -> Callable[[Any], Any]:
+    """The options --tags and --sql, which choose the messages to `verb`: `tags` and `condition`."""
+
+    def decorate(function: Any) -> Any:
+        sql = click.option(
+            "--sql", "condition", help="""Condition on properties, for example "price > 5 AND region = 'eu'"."""
+        )
+        tags = click.option(
+            "--tags", default="*", show_default=True, help=f'Tags to {verb}, for example "paid || refunded".'
+        )
+        return tags(sql(function))
+
+    return decorate
+
+
+def subscription(tags: str, condition: str | None) -> Any:
+    """The filter expression of `subscription_options`. UsageError if both options are used."""
+    from raymq.records.filters.sql import sql
+
+    if condition is None:
+        return tags
+    if tags != "*":
+        raise click.UsageError("--tags and --sql exclude each other: write TAGS = 'paid' in the condition")
+    return sql(condition)
+
+
+start_option = click.option(
+    "--from",
+    "start",
+    type=click.Choice(["first", "last"]),
+    default="last",
+    show_default=True,
+    help="Where a new group starts.",
+)
+
+
+def consume_from(start: str) -> ConsumeFromWhere:
+    """The start of a new group, of `start_option`."""
+    from raymq.common.message import ConsumeFromWhere
+
+    return ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET if start == "first" else ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET

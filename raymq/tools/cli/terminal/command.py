@@ -1,0 +1,154 @@
+"""`command` makes a function a command of `raymq`: its options, its client, and its output as a table or as JSON.
+
+A new command needs one function, in the module of its noun:
+
+    @command(topic, "stats")
+    @topic_argument
+    def topic_stats(admin: Admin, topic_name: str) -> CommandResult:
+        \"\"\"Show how many messages are sent to a topic. Example: raymq topic stats orders\"\"\"
+        return stats_result([("messages", admin.topic_stats(topic_name).messages)])
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache, wraps
+from typing import Any
+
+import click
+from rich.console import RenderableType
+
+from raymq.tools.cli.terminal.output import (
+    Command,
+    Table,
+    address_option,
+    client_of,
+    json_option,
+    print_value,
+    quiet_option,
+    say_error,
+    show,
+)
+from raymq.tools.cli.terminal.progress import steps
+
+
+class CommandResult:
+    """The output of a command: `value` as JSON, or `shown`, which is texts, tables and drawings, for people.
+
+    `errors` are printed on standard error after the output. A command that has `failed` ends with exit code 1.
+    """
+
+    def __init__(
+        self, value: Any, *shown: str | Table | RenderableType, errors: Sequence[str] = (), failed: bool = False
+    ) -> None:
+        self.value, self.shown = value, shown
+        self.errors, self.failed = errors, failed
+
+    def print(self, *, as_json: bool) -> None:
+        """Print the value or the texts, then the errors. Raises click's Exit if the command has failed."""
+        print_value(as_json, self.value, lambda: show(*self.shown))
+        for error in self.errors:
+            say_error(error)
+        if self.failed:
+            raise click.exceptions.Exit(1)
+
+
+def rows_result(
+    key: str,
+    names: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    total: int | None = None,
+    more: Mapping[str, Any] | None = None,
+    errors: Sequence[str] = (),
+    failed: bool = False,
+) -> CommandResult:
+    """Return rows as one table, or as JSON objects below `key`.
+
+    `total` is the index of the column whose sum is printed below the table. The JSON also has the fields of `more`.
+    """
+    listed = list(rows)
+    footer = None
+    if total is not None and listed:
+        footer = ["total", *[""] * (len(names) - 2), sum(row[total] for row in listed)]
+    value = {key: [dict(zip(names, row, strict=True)) for row in listed], **(more or {})}
+    return CommandResult(value, Table(names, listed, footer), errors=errors, failed=failed)
+
+
+def fields_result(fields: Mapping[str, Any], *, failed: bool = False) -> CommandResult:
+    """Return the fields of one thing: a table with a row for each field, or a JSON object."""
+    return CommandResult(fields, Table(["field", "value"], [list(field) for field in fields.items()]), failed=failed)
+
+
+def stats_result(counters: Iterable[tuple[str, Any]]) -> CommandResult:
+    """Return named counters (raymq.common.protocol.stats), a row each. `per_second` is the rate of the last minute."""
+    rows = [[name, one.total, one.minute, one.hour, one.day, round(one.minute_tps, 1)] for name, one in counters]
+    return rows_result("stats", ["of", "total", "minute", "hour", "day", "per_second"], rows)
+
+
+def command(
+    group: click.Group, name: str | None = None, *, quiet: bool = False, json: bool = True
+) -> Callable[[Callable[..., CommandResult | None]], click.Command]:
+    """Make a function a command of `group`, and print the CommandResult that the function returns.
+
+    The function gets its own options and arguments, and whatever else it has parameters for:
+
+    - `admin`, `client`: the connection to the cluster, closed when the function has returned. The command connects when
+      the function uses the connection first, so the function can refuse options without a cluster;
+    - `address`: the value of --address, for functions that connect themselves;
+    - `progress`: a function to call with the name of each step, which the terminal then shows;
+    - `as_json`: true with --json, for functions that print while they run.
+
+    The command has --address if the function has one of the first three parameters, --json unless `json` is false, and
+    --quiet if it has `progress` or if `quiet` is true.
+    """
+
+    def decorate(function: Callable[..., CommandResult | None]) -> click.Command:
+        wanted = set(inspect.signature(function).parameters)
+
+        @wraps(function)
+        def run(address: str | None = None, as_json: bool = False, **given: Any) -> None:
+            given |= {key: value for key, value in (("address", address), ("as_json", as_json)) if key in wanted}
+            with ExitStack() as opened:
+                connect = cache(lambda: opened.enter_context(client_of(address)))
+                if "client" in wanted:
+                    given["client"] = _Lazy(connect)
+                if "admin" in wanted:
+                    given["admin"] = _Lazy(lambda: connect().admin)
+                if "progress" in wanted:
+                    given["progress"] = opened.enter_context(steps())
+                result = function(**given)
+            if result is not None:
+                result.print(as_json=as_json)
+
+        common = [quiet_option] if quiet or "progress" in wanted else []
+        common += [json_option] if json else []
+        common += [address_option] if wanted & {"admin", "client", "address"} else []
+        made = click.command(name, cls=Command)(run)
+        made.params += _options(common)
+        group.add_command(made)
+        return made
+
+    return decorate
+
+
+def _options(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parameter]:
+    """The options that these decorators add, in the order of the help."""
+
+    def nothing() -> None: ...
+
+    for decorate in decorators:
+        decorate(nothing)
+    return click.command()(nothing).params
+
+
+class _Lazy:
+    """Stands for an object that is made at its first use."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._make(), name)
