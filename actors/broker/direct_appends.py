@@ -17,7 +17,7 @@ from typing import Final
 
 from actors.broker.state_log import SentRecords
 from actors.broker.state_records import ATTEMPT_TIMEOUT_S, StateRecords, StoredRecords, stored_records
-from raymq.client.producer.retry_policy import may_be_stored
+from raymq.client.producer.senders.retry_policy import may_be_stored
 from raymq.common.errors import RaymqError
 from raymq.records.format.encode import EncodedBatch
 from raymq.remoting.lane.appends import ClientHandles, decode_results, encode_append

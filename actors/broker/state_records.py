@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from raymq.client.producer.retry_policy import another_broker_helps, given_up, may_be_stored
+from raymq.client.producer.senders.retry_policy import another_broker_helps, given_up, may_be_stored
 from raymq.common.errors import RaymqError, RequestTimeoutError, StoreNotWritableError
 from raymq.common.message import Message, SendStatus
 from raymq.common.names import STATE_TOPIC

@@ -20,8 +20,9 @@ from raymq.client.cluster.embedded import EmbeddedCluster
 from raymq.client.cluster.launcher import ProgressCallback
 from raymq.client.consumer.assignment.offset_committer import CommitThreads
 from raymq.client.consumer.rebalance_client import RebalanceClient
+from raymq.client.producer.observers import SendSpans, SendTrace
 from raymq.client.producer.producer import Producer
-from raymq.client.producer.sender import in_sender
+from raymq.client.producer.senders.sender import in_sender
 from raymq.client.producer.settings import ProducerOptions, ProducerSettings
 from raymq.common import identity
 from raymq.common.closing import Closing, direct, in_forked_child
@@ -49,7 +50,6 @@ from raymq.telemetry.trace.dispatcher import (
     TraceDispatcher,
     TraceStatistics,
 )
-from raymq.telemetry.trace.sends import SendTrace
 from raymq.telemetry.trace.spans import spans_if_set
 
 if TYPE_CHECKING:
@@ -312,8 +312,10 @@ class Client(Closing):
             born_host=self._born_host,
             settings=ProducerSettings(**settings),
             requests=self._requests_of_all,
-            trace=None if self._trace is None else SendTrace(self.names.wrap(group), self._trace),
-            spans=self._spans,
+            observers=[
+                *(() if self._trace is None else [SendTrace(self.names.wrap(group), self._trace)]),
+                *(() if self._spans is None else [SendSpans(group, self._spans)]),
+            ],
             names=self.names,
             on_close=self._forget,
         )
@@ -381,9 +383,9 @@ class Client(Closing):
         `settings` are those of ProducerSettings. Waits up to `send_timeout_s` for brokers that are away, and raises
         ServiceNotAvailableError then; ClientStateError when a greater epoch has written; TopicNotExistError.
         """
-        from raymq.client.producer.encoder import ProducerIdentity
         from raymq.client.producer.repeatable.stored import StoredSequences
         from raymq.client.producer.repeatable.writer import RepeatableWriter, check_identity
+        from raymq.client.producer.senders.encoder import ProducerIdentity
 
         self._check_open()
         check_identity(producer_id, epoch)

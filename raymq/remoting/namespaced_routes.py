@@ -1,7 +1,7 @@
 """NamespacedRoutes are the routes of a client's topics within its namespace, by the names that its users know.
 
 A producer works with those names throughout; they become the stored ones where it encodes records
-(raymq.client.producer.encoder). What is asked of the NameServers is the stored name.
+(raymq.client.producer.senders.encoder). What is asked of the NameServers is the stored name.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from zlib import crc32
 
 from raymq.client.admin.messages import MessageAdmin
 from raymq.client.consumer.pull_once import stored_times
-from raymq.client.producer.encoder import ProducerIdentity
 from raymq.client.producer.repeatable.stored import StoredSequences
+from raymq.client.producer.senders.encoder import ProducerIdentity
 from raymq.common.errors import GroupNotExistError, InvalidArgumentError, OffsetOutOfRangeError, TopicNotExistError
 from raymq.common.message import (
     PROPERTY_ORIGIN_MESSAGE_ID,

@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, Unpack
 
 from raymq.client.producer.buffer_pool import BufferWaiter
 from raymq.client.producer.completion import SendFuture
-from raymq.client.producer.encoder import check_batch
 from raymq.client.producer.producer import REQUEST_TIMEOUT_S, Producer
 from raymq.client.producer.queue_selector import ANYWHERE, Destination, DestinationOptions
-from raymq.client.producer.send_batch import SendRequest
-from raymq.client.producer.send_state import closed_error
+from raymq.client.producer.senders.encoder import check_batch
+from raymq.client.producer.senders.send_batch import SendRequest
+from raymq.client.producer.senders.send_state import closed_error
 from raymq.common.closing import OfProcess
 from raymq.common.errors import RequestTimeoutError
 from raymq.common.message import Message, MessageExt, SendResult
@@ -62,7 +62,7 @@ class AsyncProducer(OfProcess):
     """
 
     def __init__(self, producer: Producer) -> None:
-        self._producer = producer
+        self._producer, self._pipeline = producer, producer.pipeline
         self._routes: dict[tuple[str, bool], tuple[TopicRoute, float]] = {}
         self._fetching: dict[_RouteRequest, asyncio.Task[TopicRoute]] = {}
         self._calls = ThreadPoolExecutor(BLOCKING_CALLS_MAX, f"calls-{producer.group}")
@@ -77,7 +77,7 @@ class AsyncProducer(OfProcess):
         self, message: Message, *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
     ) -> SendResult:
         """Send one message and await that it is stored (`Producer.send`)."""
-        future = self._producer.join(message, where) if timeout_s is None else None
+        future = self._pipeline.open_batches.join(message, where) if timeout_s is None else None
         if future is None:
             [future] = await self._hand_over([message], where, timeout_s)
         return await future
@@ -86,13 +86,13 @@ class AsyncProducer(OfProcess):
         self, messages: Iterable[Message], *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
     ) -> list[SendResult]:
         """Send messages of one topic, one after another into one queue (`Producer.send_batch`)."""
-        batch = check_batch(messages, as_objects=self._producer.has_hooks)
+        batch = check_batch(messages, as_objects=self._pipeline.needs_objects)
         futures = await self._hand_over(batch, where, timeout_s, together=len(batch) > 1)
         return [await future for future in futures]
 
     async def send_oneway(self, message: Message, **where: Unpack[DestinationOptions]) -> None:
         """Hand over one message without learning its result (`Producer.send_oneway`)."""
-        if self._producer.join(message, where) is None:
+        if self._pipeline.open_batches.join(message, where) is None:
             await self._hand_over([message], where, None)
 
     async def request(
@@ -130,7 +130,7 @@ class AsyncProducer(OfProcess):
         timeout_s = self._producer.flush_timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                await _in_loop(aside(self._producer.flushed))
+                await _in_loop(aside(self._pipeline.flushed))
         except TimeoutError:
             raise RequestTimeoutError("flushing the producer", timeout_s) from None
 
@@ -163,15 +163,16 @@ class AsyncProducer(OfProcess):
     async def _hand_over(
         self, messages: Sequence[Message], where: DestinationOptions, timeout_s: float | None, *, together: bool = False
     ) -> list[SendFuture]:
-        producer = self._producer
-        timeout_s = producer.settings.send_timeout_s if timeout_s is None else timeout_s
-        topic = producer.check(messages)
+        pipeline = self._pipeline
+        timeout_s = pipeline.settings.send_timeout_s if timeout_s is None else timeout_s
+        topic = pipeline.check(messages)
         destination = Destination(**where) if where else ANYWHERE
-        request = producer.send_request(messages, destination, timeout_s, together=together)
+        request = pipeline.begin(messages, destination, timeout_s, together=together)
         try:
             route = await self._route(topic, destination.fixed, timeout_s)
-            if len(messages) == 1 and timeout_s == producer.settings.send_timeout_s:
-                joined = producer.join(messages[0], where)  # others came first, and have opened a batch meanwhile
+            if len(messages) == 1 and timeout_s == pipeline.settings.send_timeout_s:
+                # While this send awaited the route, another send may have opened a batch.
+                joined = pipeline.open_batches.join(messages[0], where)
                 if joined is not None:
                     return [joined]
             futures = aside(self._hand_over_now, route, request)
@@ -185,23 +186,23 @@ class AsyncProducer(OfProcess):
 
     def _hand_over_now(self, route: TopicRoute, request: SendRequest) -> list[SendFuture] | None:
         """Hand messages over if the buffer has space for them now; None if it has not."""
-        generation = self._producer.buffer.try_allocate(request.cost_bytes, len(request.messages))
+        generation = self._pipeline.buffer.try_allocate(request.cost_bytes, len(request.messages))
         if generation is None:
             return None
         request.generation = generation
-        return self._producer.hand_over(route, request).futures(len(request.messages))
+        return self._pipeline.put(route, request).futures(len(request.messages))
 
     def _hand_over_granted(self, route: TopicRoute, request: SendRequest, waiter: BufferWaiter) -> list[SendFuture]:
         """Hand over messages whose space was granted; hand over none if their send has given up."""
-        generation = self._producer.buffer.take(waiter)
+        generation = self._pipeline.buffer.take(waiter)
         if generation is None:
             return []
         request.generation = generation
-        return self._producer.hand_over(route, request).futures(len(request.messages))
+        return self._pipeline.put(route, request).futures(len(request.messages))
 
     async def _hand_over_later(self, route: TopicRoute, request: SendRequest) -> list[SendFuture]:
         """Await space in the buffer (`BufferPool.allocate`), and hand messages over."""
-        buffer, patience_s = self._producer.buffer, self._producer.allocate_timeout_s(request.timeout_s)
+        buffer, patience_s = self._pipeline.buffer, self._pipeline.allocate_timeout_s(request.timeout_s)
         if patience_s <= 0:
             raise buffer.full_error(patience_s)
         waiter = BufferWaiter(request.cost_bytes, len(request.messages))
@@ -234,7 +235,7 @@ class AsyncProducer(OfProcess):
         """Fetch a route in a thread, and use it for ROUTE_VALID_S."""
         topic, keyed, timeout_s = request
         try:
-            route = await self._call(self._producer.route, topic, timeout_s, keyed=keyed)
+            route = await self._call(self._pipeline.route, topic, timeout_s, keyed=keyed)
             self._routes[topic, keyed] = (route, time.monotonic() + ROUTE_VALID_S)
             return route
         finally:

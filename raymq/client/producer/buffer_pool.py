@@ -1,16 +1,16 @@
-"""The bound on a producer's memory: bytes and messages, counted from when a send allocates them until they have an end.
+"""BufferPool: bounds a producer's memory, in bytes and in messages, from the begin of each send to its end.
 
-When the pool is full, senders wait for space, first come, first served: a thread blocks in `allocate`, a coroutine
-awaits the future of its `BufferWaiter`. A send that is larger than the whole pool gets its space when nothing else is
+If the pool is full, sends wait for space, first come, first served: a thread blocks in `allocate`, a coroutine awaits
+the future of its `BufferWaiter`. A send that is larger than the whole pool gets its space when nothing else is
 allocated.
 
-Space belongs to *holders*: a batch that is gathering or on its way, or a send that was granted space for which it
-waited. `flushed` waits for the holders of now, whatever is allocated meanwhile: later ones are counted in a new
-*generation*. A holder may be given more space as long as its generation is the present one.
+Space belongs to *holders*: a batch that gathers or is in flight, or a send that waited and was granted space. `flushed`
+waits for all present holders. Holders that are made later belong to a new *generation*, so no flush waits for them. A
+holder may get more space as long as its generation is the present one.
 
-The pool has its producer's lock, so that a message and its space are taken in one go. Methods whose names end in
-`_locked` are called with the lock held; those that return futures leave it to the caller to end them (`end_all`)
-without the lock.
+The pool shares its producer's lock, so one critical section takes a message and its space. Methods whose names end in
+`_locked` are called while that lock is held. Some of them return futures, which the caller must end without the lock
+(`end_all`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from raymq.common.errors import InvalidArgumentError, SystemBusyError
 
 @dataclass(slots=True, eq=False)
 class BufferWaiter:
-    """A send that waits for space. Once `granted` has ended, it holds the space, in `generation`.
+    """A send that waits for space. Once `granted` has ended, the waiter holds the space, in `generation`.
 
-    `removed` is true once it waits no more and holds nothing: it gave up, or its space has another holder.
+    `removed` is true once the waiter neither waits nor holds space: it gave up, or its space has another holder.
     """
 
     cost_bytes: int
@@ -40,7 +40,7 @@ class BufferWaiter:
 
 
 class Space(Protocol):
-    """One message's space, while `allocated`."""
+    """A lone message with space of its own, while `allocated` is true."""
 
     cost_bytes: int
     generation: int
@@ -48,10 +48,10 @@ class Space(Protocol):
 
 
 class BufferPool:
-    """Allocates the space of messages that have no end yet. Thread-safe.
+    """Allocates the space of messages that have not ended. Thread-safe.
 
     `max_bytes`, `max_messages`: the most that may be allocated at a time; InvalidArgumentError unless positive.
-    `lock`: the producer's; by default one of its own.
+    `lock`: the producer's lock; by default the pool makes its own.
     """
 
     def __init__(self, max_bytes: int, max_messages: int, lock: threading.Lock | None = None) -> None:
@@ -64,14 +64,14 @@ class BufferPool:
         self.generation = 0
         """The present generation."""
         self._holders: defaultdict[int, int] = defaultdict(int)
-        """Holders by generation. While no flush is under way, there is one generation."""
+        """The number of holders by generation. While no flush waits, there is only one generation."""
         self._flushes: list[tuple[int, Future[None]]] = []
-        """The flushes under way, oldest first: the last generation each waits for, and the future that it ends."""
+        """Flushes that wait, oldest first: the last generation that each waits for, and its future."""
 
     def try_allocate(self, cost_bytes: int, count: int) -> int | None:
-        """Allocate space for a holder of `count` messages that cost `cost_bytes` together, without waiting.
+        """Allocate space for a new holder of `count` messages that cost `cost_bytes` together, without waiting.
 
-        Returns its generation; None if they do not fit now, or if others wait for space already.
+        Returns the holder's generation; None if the messages do not fit now, or if other sends wait for space.
         """
         with self._lock:
             if not self.extend_locked(cost_bytes, count):
@@ -79,9 +79,8 @@ class BufferPool:
             return self.hold_locked()
 
     def allocate(self, cost_bytes: int, count: int, timeout_s: float) -> int:
-        """Allocate space for a holder of `count` messages, waiting up to `timeout_s`. Returns its generation.
-
-        SystemBusyError when there was no space in time; nothing is allocated then.
+        """Allocate space for a new holder of `count` messages, and wait for it up to `timeout_s`. Returns the holder's
+        generation. Raises SystemBusyError if no space became free in time; nothing is allocated then.
         """
         generation = self.try_allocate(cost_bytes, count)
         if generation is not None:
@@ -99,13 +98,14 @@ class BufferPool:
         return waiter.generation
 
     def add_waiter(self, cost_bytes: int, count: int) -> BufferWaiter:
-        """Wait for space after those that wait already. Whoever does not wait to the end calls `remove_waiter`."""
+        """Make a waiter, and enqueue it after all other waiters. A caller that stops waiting must call
+        `remove_waiter`."""
         waiter = BufferWaiter(cost_bytes, count)
         self.enqueue(waiter)
         return waiter
 
     def enqueue(self, waiter: BufferWaiter) -> None:
-        """Do as `add_waiter` does, for a waiter that the caller has made. Nothing happens if it was removed before."""
+        """Enqueue a waiter after all other waiters. Nothing happens if the waiter was removed before."""
         ended: list[Future[None]] = []
         with self._lock:
             if not waiter.removed:
@@ -114,8 +114,7 @@ class BufferPool:
         end_all(ended)
 
     def remove_waiter(self, waiter: BufferWaiter) -> None:
-        """Stop waiting, and deallocate the space if it was granted in between. Idempotent. A waiter that is enqueued
-        afterwards does not wait."""
+        """Remove a waiter, and free its space if it was granted. Idempotent. A removed waiter cannot be enqueued."""
         ended: list[Future[None]] = []
         with self._lock:
             if waiter in self._waiters:
@@ -127,7 +126,7 @@ class BufferPool:
         end_all(ended)
 
     def take(self, waiter: BufferWaiter) -> int | None:
-        """Take over the space of a waiter; returns its generation. None if the waiter was removed, or has no space."""
+        """Take over the space of a waiter. Returns its generation; None if the waiter was removed, or has no space."""
         with self._lock:
             if waiter.removed or waiter.generation < 0:
                 return None
@@ -135,13 +134,13 @@ class BufferPool:
             return waiter.generation
 
     def deallocate(self, cost_bytes: int, count: int, generation: int) -> None:
-        """Free the space of a holder: all that was allocated to it."""
+        """Free the whole space of a holder."""
         with self._lock:
             ended = self.deallocate_locked(cost_bytes, count, generation)
         end_all(ended)
 
     def flushed(self) -> Future[None]:
-        """A future that ends when all holders of now are gone."""
+        """Return a future that ends when all present holders have freed their space."""
         flush: Future[None] = Future()
         with self._lock:
             self._flushes.append((self.generation, flush))
@@ -151,7 +150,7 @@ class BufferPool:
         return flush
 
     def full_error(self, timeout_s: float) -> SystemBusyError:
-        """The error for a send that got no space within `timeout_s`; 0 for one that does not wait."""
+        """Return the error for a send that got no space within `timeout_s`; 0 for a send that does not wait."""
         how_long = f"stayed full for {timeout_s:g} s" if timeout_s > 0 else "is full"
         return SystemBusyError(
             f"the producer's buffer of {self._max_bytes} bytes and {self._max_messages} messages {how_long}, nothing "
@@ -160,7 +159,7 @@ class BufferPool:
         )
 
     def extend_locked(self, cost_bytes: int, count: int) -> bool:
-        """Allocate more space to a holder of the present generation. False if there is none now."""
+        """Allocate more space to a holder of the present generation. Returns False if the pool is full."""
         if self._waiters:
             return False
         total_bytes, total = self._bytes + cost_bytes, self._count + count
@@ -170,12 +169,13 @@ class BufferPool:
         return True
 
     def hold_locked(self) -> int:
-        """Count a new holder, of space that was just allocated; returns its generation."""
+        """Count a new holder, whose space was just allocated. Returns the holder's generation."""
         self._holders[self.generation] += 1
         return self.generation
 
     def allocate_locked(self, cost_bytes: int) -> bool:
-        """Allocate space to a new holder of one message, in the present generation. False if there is none now."""
+        """Allocate space to a new holder of one message, in the present generation. Returns False if the pool is
+        full."""
         if self._waiters or (self._count and not self._fits(cost_bytes, 1)):
             return False
         self._bytes += cost_bytes
@@ -184,32 +184,33 @@ class BufferPool:
         return True
 
     def share_locked(self, generation: int) -> None:
-        """A holder of `generation` is divided into two, which share its space."""
+        """Count one more holder of `generation`: a holder was divided into two, which share its space."""
         self._holders[generation] += 1
 
     def merge_locked(self, generation: int) -> list[Future[None]]:
-        """A holder of `generation` ends; its space goes on as that of another one."""
+        """Count one holder of `generation` less: another holder has taken over its space. Returns futures to end."""
         self._holders[generation] -= 1
         return self._settle_locked() if self._flushes else []
 
     def deallocate_locked(self, cost_bytes: int, count: int, generation: int) -> list[Future[None]]:
-        """Free the space of a holder. Returns the futures of waiters and flushes that are to end."""
+        """Free the space of a holder. Returns the futures of waiters and flushes that the caller must end."""
         self._holders[generation] -= 1
         self._bytes -= cost_bytes
         self._count -= count
         return self._settle_locked() if self._waiters or self._flushes else []
 
     def deallocate_lone_locked(self, lone: Space) -> bool:
-        """Free the space of a message that its caller sends, once. True if `settle` is to be called then."""
+        """Free the space of a lone message. A second call changes nothing. Returns True if the caller must call
+        `settle`."""
         if lone.allocated:
             self._holders[lone.generation] -= 1
             self._bytes -= lone.cost_bytes
             self._count -= 1
-            lone.allocated = False  # no signal handler comes between these four
+            lone.allocated = False  # no signal handler runs between these four statements
         return bool(self._waiters or self._flushes)
 
     def settle(self) -> None:
-        """Give free space to whoever waits, and end flushes that are complete."""
+        """Grant free space to waiters, and end complete flushes."""
         with self._lock:
             ended = self._settle_locked()
         end_all(ended)
@@ -220,8 +221,8 @@ class BufferPool:
         return self._bytes + cost_bytes <= self._max_bytes and self._count + count <= self._max_messages
 
     def _settle_locked(self) -> list[Future[None]]:
-        """Allocate space to the oldest waiters, as far as it goes. Returns the futures that are to end: theirs, and
-        those of the flushes that are complete."""
+        """Grant free space to the oldest waiters. Returns the futures that the caller must end: of these waiters, and
+        of complete flushes."""
         ended: list[Future[None]] = []
         while self._waiters and self._fits(self._waiters[0].cost_bytes, self._waiters[0].count):
             waiter = self._waiters.popleft()
@@ -238,7 +239,7 @@ class BufferPool:
 
 
 def end_all(futures: Iterable[Future[None]]) -> None:
-    """End the futures of waiters and flushes; called without the pool's lock."""
+    """End futures of waiters and flushes. Called without the pool's lock."""
     for future in futures:
         if future.set_running_or_notify_cancel():  # a coroutine that no longer waits has cancelled it
             future.set_result(None)

@@ -1,23 +1,25 @@
-"""Hooks around each send (spec/messaging.md §3.5): to watch it, or to forbid it.
+"""Hooks that a user's program gives to a producer: functions that watch each send, or forbid it.
 
-A `SendMessageHook` is called before a message is handed over and after its end, with one context for both, in whose
-`value` it may keep something of its own. What it raises is logged and changes nothing. A `CheckForbiddenHook` runs
-before those; what it raises reaches the caller of the send, and nothing is sent.
+A `SendMessageHook` is called before a message is handed over and after its send has ended. Both calls get the same
+context, in whose `value` the hook may keep a value of its own. An exception of such a hook is logged and changes
+nothing. A `CheckForbiddenHook` runs before all `before_send` hooks. The caller of the send gets its exception, and
+nothing is sent.
 
-`before_send` and the check run in the thread that sends. `after_send` runs before the send returns or its future ends:
-in a sender thread of the producer, or in the sending thread if the message could not be handed over. None of them may
-block.
+`before_send` and CheckForbiddenHooks run in the thread that sends. `after_send` runs before the send returns or its
+future ends: in a sender thread of the producer, or in the sending thread if the message could not be handed over. No
+hook may block.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Protocol
 
-from raymq.client.producer.completion import Acknowledged, BeforeEnd, Outcome
+from raymq.client.producer.observers import SendObserver, SendWatch
+from raymq.client.producer.results import Acknowledged, Outcome
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import Message, MessageQueue, SendResult
 from raymq.common.shipping import deferred_kind
@@ -27,8 +29,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SendContext:
-    """One message on its way. `queue` is the one chosen at first, `result.queue` where it was stored; after the end
-    either `result` or `error` is there. `value` is the hook's own."""
+    """One message and its send, as hooks see it.
+
+    `queue` is the queue that was selected first; `result.queue` is the queue that stores the message. After the send,
+    either `result` or `error` is set. `value` belongs to the hook.
+    """
 
     group: str
     message: Message
@@ -39,7 +44,7 @@ class SendContext:
 
 
 class SendMessageHook(Protocol):
-    """Watches sends: `before_send` is called before a message is handed over, `after_send` after its end."""
+    """Watches sends. `before_send` is called before a message is handed over, `after_send` after its send has ended."""
 
     def before_send(self, context: SendContext) -> None: ...
 
@@ -47,16 +52,18 @@ class SendMessageHook(Protocol):
 
 
 CheckForbiddenHook = Callable[[SendContext], None]
-"""Raises for a message that must not be sent."""
+"""Raises an exception for a message that must not be sent."""
 
 
-class SendHooks:
-    """The hooks of one producer; false if it has none."""
+class SendHooks(SendObserver):
+    """The hooks of one producer, as one observer of its sends."""
+
+    watches = needs_objects = True
 
     def __init__(
         self, group: str, watching: Sequence[SendMessageHook], forbidding: Sequence[CheckForbiddenHook]
     ) -> None:
-        """InvalidArgumentError for a hook that is a coroutine or generator function: a call would run none of it."""
+        """Raises InvalidArgumentError for a coroutine or generator function, because a call would run none of it."""
         self._group = group
         self._watching, self._forbidding = tuple(watching), tuple(forbidding)
         called = [*self._forbidding, *(one for hook in self._watching for one in (hook.before_send, hook.after_send))]
@@ -64,50 +71,45 @@ class SendHooks:
             if kind := deferred_kind(function):
                 raise InvalidArgumentError(f"send hook {function!r} is {kind}: make it a plain function")
 
-    def __bool__(self) -> bool:
-        return bool(self._watching or self._forbidding)
-
-    def check(self, message: Message, queue: MessageQueue) -> None:
-        """Call the CheckForbiddenHooks; raises what the first of them raises."""
-        for forbid in self._forbidding:
-            forbid(SendContext(self._group, message, queue))
-
-    def watch(self, messages: Sequence[Message], queue: MessageQueue) -> Watched | None:
-        """Call the hooks' `before_send` for each message. Returns what is to be told their ends; None if no hook
-        watches."""
-        if not self._watching:
-            return None
-        contexts = [
-            [(hook, SendContext(self._group, message, queue)) for hook in self._watching] for message in messages
-        ]
-        for of_message in contexts:
-            for hook, context in of_message:
-                _call(hook.before_send, context)
-        return Watched(contexts)
+    def begin(self, messages: Sequence[Message]) -> tuple[Sequence[Message], SendWatch | None]:
+        """Return the messages as they are. The hooks see them when their queue is known."""
+        return messages, _HookWatch(self._group, self._watching, self._forbidding)
 
 
-class Watched:
-    """Messages that hooks watch; called when some of them end (Completion.before_end), it tells the hooks."""
+class _HookWatch(SendWatch):
+    """The hooks' contexts of the messages of one send."""
 
     def __init__(
-        self, contexts: Sequence[Sequence[tuple[SendMessageHook, SendContext]]], then: BeforeEnd | None = None
+        self, group: str, watching: Sequence[SendMessageHook], forbidding: Sequence[CheckForbiddenHook]
     ) -> None:
-        self._contexts = contexts
-        self._then = then
+        self._group, self._watching, self._forbidding = group, watching, forbidding
+        self._contexts: list[list[tuple[SendMessageHook, SendContext]]] = []
+        """For each message, each hook with its context; empty until `selected` has called the hooks."""
 
-    def part(self, indices: Iterable[int], then: BeforeEnd | None) -> Watched:
-        """The messages at these indices, whose ends are told to the hooks, and to `then`."""
-        return Watched([self._contexts[index] for index in indices], then)
-
-    def __call__(self, first: int, end: int, outcome: Outcome) -> None:
-        results = outcome.results() if isinstance(outcome, Acknowledged) else repeat(None)
-        for of_message, result in zip(self._contexts[first:end], results, strict=False):
+    def selected(self, messages: Sequence[Message], queue: MessageQueue) -> None:
+        """Call the CheckForbiddenHooks, whose exceptions refuse the send; then call each `before_send`."""
+        for message in messages:
+            for forbid in self._forbidding:
+                forbid(SendContext(self._group, message, queue))
+        if not self._watching:
+            return
+        self._contexts = [
+            [(hook, SendContext(self._group, message, queue)) for hook in self._watching] for message in messages
+        ]
+        for of_message in self._contexts:
             for hook, context in of_message:
+                _call(hook.before_send, context)
+
+    def ended(self, indices: Sequence[int], outcome: Outcome) -> None:
+        """Call `after_send` for the messages with these indices whose `before_send` was called."""
+        if not self._contexts:
+            return
+        results = outcome.results() if isinstance(outcome, Acknowledged) else repeat(None)
+        for index, result in zip(indices, results, strict=False):
+            for hook, context in self._contexts[index]:
                 context.result = result
                 context.error = outcome if isinstance(outcome, BaseException) else None
                 _call(hook.after_send, context)
-        if self._then is not None:
-            self._then(first, end, outcome)
 
 
 def _call(hook: Callable[[SendContext], None], context: SendContext) -> None:

@@ -1,10 +1,10 @@
-"""Queue selection: chooses the queue that a message is sent to (spec/messaging.md §3.4, §3.9). No clock: time comes in.
+"""Queue selection: chooses the queue of a message. The time is an argument.
 
-By itself, a producer lets a topic's queues take turns (`QueueTurns`). A sender that wants an order, or a certain queue,
-gives a `Destination`: a key that is hashed, a function, or the queue itself. Such a message stays with its queue,
-whatever happens to the broker: while that one is away, the message waits for it, up to the send timeout. Keys and
-functions choose among all queues that the topic has, not among those that can be reached, so a fault gives no key
-another queue. Order is per queue, and a key has another queue when the topic gets more queues.
+Without a destination, a topic's queues take turns (`QueueTurns`). A program that needs an order, or a certain queue,
+gives a `Destination`: a sharding key that is hashed, a selector function, or the queue itself. Such a message goes to
+that queue only. While the queue's broker is away, the message waits, up to the send timeout. Keys and selectors choose
+among all queues of the topic, reachable or not, so no fault moves a key to another queue. Order holds within a queue.
+If the topic gets more queues, keys move.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
-from raymq.client.producer.latency_fault import BrokerFaults
+from raymq.client.producer.senders.latency_fault import BrokerFaults
 from raymq.common.errors import InvalidArgumentError, NoPermissionError, ServiceNotAvailableError
 from raymq.common.message import Message, MessageQueue, checked_queue
 from raymq.common.numbers import whole_number
@@ -23,23 +23,27 @@ from raymq.common.protocol.route import PERM_WRITE, TopicRoute
 from raymq.records.format.hashing import java_hash
 
 TURN_MAX_MESSAGES: Final = 256
-"""Messages that a producer sends to a queue before the next queue has its turn."""
+"""The number of messages after which the next queue has its turn."""
 TURN_MAX_S: Final = 0.002
-"""Time after which the next queue has its turn, however few messages were sent."""
+"""The time in seconds after which the next queue has its turn, even if few messages were sent."""
+KEY_QUEUES_VALID_S: Final = 0.1
+"""Time for which a producer uses the queues of a topic's sharding keys, or a named queue, without asking its routes."""
 
 QueueSelector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
-"""Chooses one of the topic's queues, in their order, for a message; the last argument is the caller's.
+"""Chooses one of a topic's queues for a message. The arguments are the queues in their order, the message, and the
+`argument` of the send.
 
-All queues are there, also those of brokers that are away, or a selector that counts them would change a key's queue.
+The queues include those of brokers that are away. Otherwise a selector that counts queues would move keys.
 """
 
 
 class DestinationOptions(TypedDict, total=False):
-    """The keyword arguments of a send that choose its queue: one of `sharding_key`, `queue`, `selector` at most.
+    """The keyword arguments of a send that choose its queue: at most one of `sharding_key`, `queue`, `selector`.
 
-    `sharding_key`: messages of one key go to one queue, in the order sent; a text counts by Java's hash, a number as
-    Java's Integer and Long do. `queue`: this queue. `selector`: what `selector(queues, message, argument)` returns.
-    Each counts all queues of the topic, and waits up to the send timeout for a broker that is away.
+    `sharding_key`: messages with the same key go to the same queue, in the order of the sends. A text is hashed as a
+    Java String, a number as a Java Integer or Long. `queue`: this queue. `selector`: the queue that
+    `selector(queues, message, argument)` returns. Each choice is among all queues of the topic. The send waits up to
+    the send timeout for a broker that is away.
     """
 
     sharding_key: str | int | None
@@ -50,7 +54,7 @@ class DestinationOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The DestinationOptions of a send, as a value. InvalidArgumentError when they name two queues."""
+    """The DestinationOptions of a send, as a value. Raises InvalidArgumentError if they choose a queue twice."""
 
     sharding_key: str | int | None = None
     queue: MessageQueue | None = None
@@ -71,15 +75,15 @@ class Destination:
 
     @property
     def fixed(self) -> bool:
-        """True if this names a queue, so that a message must not go to another one."""
+        """True if the destination chooses a queue, so that the message must not go to another queue."""
         return self.sharding_key is not None or self.queue is not None or self.selector is not None
 
     def select(self, route: TopicRoute, message: Message) -> MessageQueue:
-        """The queue of a message, for a destination that is `fixed`. The queue's broker may be away.
+        """Return the queue of a message, for a `fixed` destination. The queue's broker may be away.
 
-        NoPermissionError if the topic or the queue must not be written, InvalidArgumentError for a queue that is not
-        the topic's and for a selector that chooses none of the topic's queues, ServiceNotAvailableError while the
-        topic's queues are not all known.
+        Raises NoPermissionError if the topic or the queue must not be written; InvalidArgumentError if the queue, or
+        the selector's choice, is no queue of the topic; ServiceNotAvailableError while some of the topic's queues are
+        unknown.
         """
         if self.queue is not None:
             return named_queue(route, self.queue)
@@ -94,22 +98,22 @@ class Destination:
 
 
 ANYWHERE: Final = Destination()
-"""The destination of a message that asks for no queue."""
+"""The destination of a message that may go to each queue of its topic."""
 
 
 def select_queue_by_hash(queues: Sequence[MessageQueue], message: Message, argument: str | int) -> MessageQueue:
-    """A selector: the argument's hash without its sign, modulo the number of queues. The hash is Java's of a String,
-    Integer or Long."""
+    """A selector: the absolute value of the argument's hash, modulo the number of queues. The hash is Java's, of a
+    String, Integer or Long."""
     return queues[abs(_java_hash_code(argument)) % len(queues)]
 
 
 def select_queue_by_random(queues: Sequence[MessageQueue], message: Message, argument: object) -> MessageQueue:
-    """A selector: any queue, also one whose broker is away. Without a selector, those are left out."""
+    """A selector: a random queue, even if its broker is away. Without a selector, such queues are skipped."""
     return secrets.choice(queues)
 
 
 def checked_key(key: object) -> str | int:
-    """The sharding key, if it is a text or a number of 64 bits. InvalidArgumentError."""
+    """Return the sharding key. Raises InvalidArgumentError unless it is a text or an integer of 64 bits."""
     return key if isinstance(key, str) else whole_number("sharding_key", key, -(2**63), 2**63 - 1)
 
 
@@ -125,7 +129,8 @@ def _java_hash_code(value: str | int) -> int:
 
 
 def named_queue(route: TopicRoute, queue: MessageQueue) -> MessageQueue:
-    """`queue`, which the topic has; its broker may be away. Errors as `Destination.select`."""
+    """Return `queue` after checking that it belongs to the topic of `route`. Its broker may be away. Raises the errors
+    of `Destination.select`."""
     if queue.topic != route.topic:
         raise InvalidArgumentError(f"a message for topic {route.topic!r} cannot be sent to {queue}, of another topic")
     if queue in route.publish_queues:
@@ -140,9 +145,18 @@ def named_queue(route: TopicRoute, queue: MessageQueue) -> MessageQueue:
     raise InvalidArgumentError(f"{queue} does not exist: there are {held[0].write_queue_nums} to write to there")
 
 
+def own_queue(message: Message, where: DestinationOptions) -> MessageQueue | None:
+    """Return the queue that a destination names, if it is a queue of the message's topic. None for all other
+    destinations, which Destination checks."""
+    queue = where.get("queue")
+    if len(where) != 1 or queue.__class__ is not MessageQueue or queue.queue_id.__class__ is not int:
+        return None
+    return queue if queue.topic == message.topic else None
+
+
 @dataclass(slots=True)
 class _Turn:
-    """The turn of one `queue` of a topic's `queues`: begun at `since_s`, with `used` messages so far."""
+    """The turn of `queue`, one of a topic's `queues`. It began at `since_s`, and `used` messages were sent so far."""
 
     queues: tuple[MessageQueue, ...]
     queue: MessageQueue
@@ -153,9 +167,9 @@ class _Turn:
 class QueueTurns:
     """Lets each topic's queues take turns, from a random start. Thread-safe.
 
-    A turn lasts TURN_MAX_MESSAGES messages, or TURN_MAX_S: many messages in one queue cost the store less than the same
-    messages scattered. Queues of brokers that are not available are left out, while there are others; then those that
-    are not even reachable; then none.
+    A turn lasts TURN_MAX_MESSAGES messages or TURN_MAX_S, because many messages in one queue cost the store less than
+    messages scattered over queues. Queues of unavailable brokers are skipped. If no broker is available, queues of
+    unreachable brokers are skipped; if no broker is reachable, no queue is skipped.
     """
 
     def __init__(self, faults: BrokerFaults) -> None:
@@ -166,7 +180,7 @@ class QueueTurns:
         self._current: dict[str, _Turn] = {}
 
     def next(self, route: TopicRoute, count: int, now_s: float) -> MessageQueue:
-        """The queue for `count` messages. Errors as `TopicRoute.require_writable`."""
+        """Return the queue for the next `count` messages. Raises the errors of `TopicRoute.require_writable`."""
         queues = route.require_writable().publish_queues
         with self._lock:
             turn = self._current.get(route.topic)
@@ -183,14 +197,14 @@ class QueueTurns:
             return turn.queue
 
     def used(self, topic: str, count: int) -> None:
-        """Note that `count` messages more went to the queue whose turn it is."""
+        """Count `count` more messages for the queue that has its turn."""
         with self._lock:
             turn = self._current.get(topic)
             if turn is not None:
                 turn.used += count
 
     def next_at_another_broker(self, route: TopicRoute, broker_name: str, now_s: float) -> MessageQueue | None:
-        """A queue of another broker than the one that just failed; None while there is none that is reachable."""
+        """Return a queue of another broker than `broker_name`, which failed; None if no other broker is reachable."""
         others = [queue for queue in route.publish_queues if queue.broker_name != broker_name]
         for good in (self._faults.available, self._faults.reachable):
             chosen = [queue for queue in others if good(queue.broker_name, now_s)]
@@ -199,7 +213,8 @@ class QueueTurns:
         return None
 
     def _next_queue(self, topic: str, queues: tuple[MessageQueue, ...], now_s: float) -> MessageQueue:
-        """The next queue of an available broker, else of a reachable one, else the next one. Called with the lock."""
+        """Return the next queue of an available broker, else of a reachable broker, else the next queue. Called with
+        the lock."""
         first = self._next.get(topic, -1)
         if first < 0:
             first = secrets.randbelow(len(queues))

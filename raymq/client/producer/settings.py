@@ -66,7 +66,7 @@ class ProducerSettings:
     limit.
 
     `default_topic_queue_nums`: how many queues per broker group to ask for when a topic is created on first use.
-    `send_latency_enable`: leave brokers out of the turn that answer slowly (raymq.client.producer.latency_fault).
+    `send_latency_enable`: skip brokers that answer slowly (raymq.client.producer.senders.latency_fault).
     `retry_when_not_store_ok`: when messages are stored, but not known to be on disk (a status other than SEND_OK), ask
     again until they are, or time is up. RocketMQ then sends to another broker, which stores them twice.
     `hooks`, `check_forbidden`: see raymq.client.producer.hooks.

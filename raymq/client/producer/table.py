@@ -12,17 +12,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from raymq.client.producer.buffer_pool import BufferPool
 from raymq.client.producer.checks.topic_types import check_rows
-from raymq.client.producer.completion import Acknowledged, BeforeEnd, Outcome
+from raymq.client.producer.pipeline import SendPipeline
 from raymq.client.producer.queue_selector import ANYWHERE, TURN_MAX_MESSAGES, Destination
-from raymq.client.producer.send_batch import SendRequest
-from raymq.client.producer.settings import ProducerSettings
+from raymq.client.producer.results import Acknowledged, Outcome
 from raymq.client.producer.table_rows import Mask, TableRows
 from raymq.common.errors import SendUnknownError
 from raymq.common.message import Message, MessageQueue, SendStatus
@@ -57,69 +55,47 @@ class TableResult:
     statuses: Mapping[SendStatus, int]
 
 
-class SendSteps(Protocol):
-    """The steps of a send, as a Producer offers them to its ways of sending."""
-
-    @property
-    def settings(self) -> ProducerSettings: ...
-
-    @property
-    def buffer(self) -> BufferPool: ...
-
-    def check(self, messages: Sequence[Message]) -> str: ...
-
-    def route(self, topic: str, timeout_s: float, *, keyed: bool) -> TopicRoute: ...
-
-    def send_request(
-        self,
-        messages: Sequence[Message],
-        destination: Destination,
-        timeout_s: float,
-        *,
-        together: bool = False,
-        before_end: BeforeEnd | None = None,
-    ) -> SendRequest: ...
-
-    def hand_over(self, route: TopicRoute, request: SendRequest) -> object: ...
-
-
-def send_table(producer: SendSteps, topic: str, table: pa.Table | pa.RecordBatch) -> TableResult:
+def send_table(pipeline: SendPipeline, topic: str, table: pa.Table | pa.RecordBatch) -> TableResult:
     """Send each row of `table` as a message, and wait until all are stored (`Producer.send_table`)."""
     rows = TableRows(topic, table)
     if rows.count:
-        producer.check([Message(topic, b"x")])
+        pipeline.check([Message(topic, b"x")])
     for first in range(0, rows.count, CHECK_ROWS):
-        rows.check(first, CHECK_ROWS, producer.settings.max_message_size_bytes)
+        rows.check(first, CHECK_ROWS, pipeline.settings.max_message_size_bytes)
     if rows.count:
-        check_rows(producer.route(topic, producer.settings.send_timeout_s, keyed=rows.keyed), table)
+        check_rows(pipeline.route(topic, pipeline.settings.send_timeout_s, keyed=rows.keyed), table)
     progress = _TableProgress(rows.count)
     try:
         for first in range(0, rows.count, TABLE_SLICE_ROWS):
             if progress.failure is not None:
                 break
-            route = producer.route(topic, producer.settings.send_timeout_s, keyed=rows.keyed)
+            route = pipeline.route(topic, pipeline.settings.send_timeout_s, keyed=rows.keyed)
             turn = max(TURN_MAX_MESSAGES, rows.count // max(len(route.publish_queues), 1))
             for messages, destination in _split_by_queue(route, *rows.read(first, TABLE_SLICE_ROWS), turn):
-                _hand_over(producer, route, messages, destination, progress)
+                _hand_over(pipeline, route, messages, destination, progress)
     except Exception as error:  # also a hook's; `result` raises it when the rows under way have their end
         progress.stop(error)
     return progress.result()
 
 
 def _hand_over(
-    producer: SendSteps, route: TopicRoute, messages: MessageColumns, destination: Destination, progress: _TableProgress
+    pipeline: SendPipeline,
+    route: TopicRoute,
+    messages: MessageColumns,
+    destination: Destination,
+    progress: _TableProgress,
 ) -> None:
-    timeout_s = producer.settings.send_timeout_s
-    request = producer.send_request(messages, destination, timeout_s, before_end=progress.ended)
+    timeout_s = pipeline.settings.send_timeout_s
+    request = pipeline.begin(messages, destination, timeout_s, before_end=progress.ended)
     # A table is sent as fast as space becomes free, so it waits for that even where `when_full` is "raise".
     try:
-        request.generation = producer.buffer.allocate(request.cost_bytes, len(messages), timeout_s)
+        request.generation = pipeline.buffer.allocate(request.cost_bytes, len(messages), timeout_s)
     except BaseException as error:
         request.fail(error)
         raise
     progress.handed_over(len(messages))
     try:
-        producer.hand_over(route, request)
+        pipeline.put(route, request)
     except BaseException as error:
         request.fail(error)
         progress.not_taken(len(messages))

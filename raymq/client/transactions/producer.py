@@ -224,8 +224,8 @@ class TransactionProducer(Closing):
         topic = self._names.wrap(transaction.message.topic)
         result = self._end_at(half.queue.broker_name, topic, order)
         result = structs.replace(result, topic=self._names.unwrap(result.topic))
-        if self._producer.trace is not None:
-            self._producer.trace.ended(topic, transaction.message, half.message_id, half.offset_message_id, state.name)
+        for observer in self._producer.observers:
+            observer.transaction_ended(topic, transaction.message, half.message_id, half.offset_message_id, state.name)
         return result
 
     def close(self) -> None:
@@ -256,9 +256,9 @@ class TransactionProducer(Closing):
     def _end_checked(self, broker_name: str, message: MessageExt, order: EndTransactionRequest) -> None:
         """End a transaction that a broker has asked about."""
         self._end_at(broker_name, message.topic, order)
-        if self._producer.trace is not None:
-            state = LocalTransactionState(order.commit_or_rollback).name
-            self._producer.trace.ended(
+        state = LocalTransactionState(order.commit_or_rollback).name
+        for observer in self._producer.observers:
+            observer.transaction_ended(
                 message.topic, message, order.transaction_id, message.offset_message_id, state, from_check=True
             )
 

@@ -1,7 +1,9 @@
 """Writes inner batches: many messages of one queue as one record, for topics whose queue type is "batch".
 
-A producer encodes them (raymq.client.producer.encoder), as RocketMQ 5 does for a topic of `queue.type=BatchCQ`; what
-such a record holds is in raymq.records.format.inner_batch. Two fields hold the queue offset of the first message: the
+A producer encodes inner batches (raymq.client.producer.senders.encoder), as RocketMQ 5 does for a topic of
+`queue.type=BatchCQ`. raymq.records.format.inner_batch describes such a record.
+
+Two fields hold the queue offset of the first message: the
 header's, and the text of property INNER_BASE. The producer knows neither. It ends the properties in an INNER_BASE of
 nineteen zeros, and the store writes the number there, with leading zeros, which RocketMQ reads as any number: so the
 record's size does not depend on it.

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,9 +46,6 @@ _SYSTEM: Final = {"messaging.system": "rocketmq"}
 _settles: Final = logging.getLogger("raymq.trace")
 """Its level says if commits have spans: there may be as many of them as polls, and they say little."""
 
-Ended = Callable[[int, int, Any], None]
-"""Called when messages end: the first index, the index behind the last, the outcome (an error, or it has `results`)."""
-
 
 def spans_if_set() -> Spans | None:
     """The spans of this process; None if it has set no tracer provider."""
@@ -70,12 +67,9 @@ class Spans:
 
     # Sends
 
-    def send_begins(
-        self, group: str, messages: Sequence[Message], before_end: Ended | None
-    ) -> tuple[Sequence[Message], Ended, SendSpan | None]:
-        """Begin the span of messages of one topic. Returns them with its context, what is to be called when they end,
-        which calls `before_end`, too, and the span. Where it is not recorded there is none, and the messages are as
-        before."""
+    def send_begins(self, group: str, messages: Sequence[Message]) -> tuple[Sequence[Message], SendSpan | None]:
+        """Start the span of a send of messages of one topic. Returns the messages with the span's context, and the
+        span. If the span is not recorded, the messages are unchanged and the span is None."""
         from opentelemetry import propagate, trace
 
         topic, count = messages[0].topic, len(messages)
@@ -83,15 +77,14 @@ class Spans:
         attributes = {**_attributes("send", "send", topic), "messaging.rocketmq.client_group": group}
         span = self._tracer.start_span(f"send {topic}", kind=kind, attributes=attributes)
         if not span.is_recording():
-            return messages, before_end or _nothing, None
+            return messages, None
         if count == 1:
             span.set_attributes(_of_message(messages[0]))
         else:
             span.set_attribute("messaging.batch.message_count", count)
         carrier: dict[str, str] = {}
         propagate.inject(carrier, trace.set_span_in_context(span))
-        sending = SendSpan(span, count, before_end)
-        return _with_context(messages, carrier), sending, sending
+        return _with_context(messages, carrier), SendSpan(span, count)
 
     # Deliveries
 
@@ -173,32 +166,31 @@ class Processing(Struct, eq=False):
 
 
 class SendSpan:
-    """The end of the span of messages that are sent: called with parts of them that have ended."""
+    """The span of one send of `count` messages. It ends when all of them have ended. Thread-safe."""
 
-    def __init__(self, span: Span, count: int, then: Ended | None) -> None:
-        self._span, self._left, self._then = span, count, then
+    def __init__(self, span: Span, count: int) -> None:
+        self._span, self._left = span, count
         self._lock = threading.Lock()
-        """Parts of the messages may end in several threads."""
+        """Guards the span: parts of the messages may end in several threads."""
 
     def fail(self, error: BaseException) -> None:
-        """End it for messages that could not be handed over; nothing if it has ended."""
+        """End the span with an error, because the messages could not be handed over. Nothing if the span has ended."""
         with self._lock:
             if self._left > 0:
                 self._left = 0
                 self._failed(error)
                 self._span.end()
 
+    def ended(self, count: int, outcome: Any) -> None:
+        """Note that `count` messages have ended. `outcome` is an error, or its method `results` makes SendResults."""
+        with self._lock:
+            if self._left > 0:
+                self._left -= count
+                self._note(count, outcome)
+
     def _failed(self, error: BaseException) -> None:
         self._span.set_attribute("error.type", type(error).__name__)
         _fail(self._span, str(error))
-
-    def __call__(self, first: int, end: int, outcome: Any) -> None:
-        with self._lock:
-            if self._left > 0:
-                self._left -= end - first
-                self._note(end - first, outcome)
-        if self._then is not None:
-            self._then(first, end, outcome)
 
     def _note(self, count: int, outcome: Any) -> None:
         if isinstance(outcome, BaseException):
@@ -214,11 +206,6 @@ class SendSpan:
             )
         if self._left <= 0:
             self._span.end()
-
-
-def _nothing(first: int, end: int, outcome: Any) -> None:
-    """The end of messages of a span that is not recorded: where there is one, a producer takes none of its short cuts,
-    which ask for no span."""
 
 
 def _fail(span: Span, description: str) -> None:

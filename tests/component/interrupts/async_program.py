@@ -288,7 +288,7 @@ class Program:
             sent = message()
             acknowledged[self.finish(producer.send(sent)).queue_offset] = sent.body
             self.finish(producer.flush())
-            buffer = producer._producer.buffer
+            buffer = producer._pipeline.buffer
             # A helper may hand over the message of the interrupted call now.
             eventually(lambda: (buffer._bytes, buffer._count) == (0, 0), "no space stays taken", WAIT_S)
             eventually(lambda: not any(buffer._holders.values()), "no holder stays", WAIT_S)
@@ -363,7 +363,7 @@ class Program:
 
         def works() -> None:
             self.finish(made[0].close())
-            assert made[0]._producer.buffer._count == 0
+            assert made[0]._pipeline.buffer._count == 0
 
         self.try_all("AsyncProducer", "close", lambda: made[0].close(), works, before)  # noqa: PLW0108  # another one
 

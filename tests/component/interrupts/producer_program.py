@@ -109,10 +109,10 @@ class Program:
     def check_quiet(self, producer: Producer) -> None:
         """Nothing stays taken: neither space, nor a queue's turn, nor a lane."""
         producer.flush()
-        buffer = producer.buffer
+        buffer = producer.pipeline.buffer
         assert (buffer._bytes, buffer._count) == (0, 0), f"{buffer._bytes} bytes of {buffer._count} stay taken"
         assert not any(buffer._holders.values()), "holders stay"
-        assert all(sender.state.empty for sender in producer._senders.values()), "a queue stays under way"
+        assert all(sender.state.empty for sender in producer.pipeline._senders.values()), "a queue stays under way"
         assert not self.client._lanes._in_use, "a lane stays taken"
 
     def check_stored(self) -> None:

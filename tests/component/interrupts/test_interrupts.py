@@ -26,16 +26,12 @@ ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 600
 
 DIRECT = {
-    "Producer": set(
-        "send send_async send_oneway send_batch join check route allocate_timeout_s send_request hand_over flushed "
-        "request_statistics".split()
-    ),
+    "Producer": {"send", "send_async", "send_oneway", "send_batch", "request_statistics"},
     "Client": {"async_pull_consumer", "async_simple_consumer"},
     "PullConsumer": {"poll", "poll_table", "assignment", "acknowledge", "position", "paused"},
     "AsyncPullConsumer": {"assignment", "acknowledge", "position", "paused"},
 }
-"""The methods that run in the thread that calls them, by class. Those of a Producer that are steps of a send are tried
-with it."""
+"""The methods that run in the thread that calls them, by class."""
 NOTHING_ASIDE = {"AsyncProducer", "AsyncPullConsumer", "AsyncSimpleConsumer", "NamespacedCalls"}
 """The kinds that aside_program does not try: all of their calls are coroutines, or calls of another kind."""
 WAITS = 2

@@ -99,7 +99,7 @@ def test_while_one_store_is_away_new_messages_go_to_the_other(mq: raymq.Client, 
         pid = mq.storages.get(STORES[0]).describe().pid
         with standing_still(pid):
             pinned = [producer.send_async(raymq.Message(topic, b"pinned"), queue=MessageQueue(topic, "broker-a", 0))]
-            faults = producer._context.faults
+            faults = producer.pipeline._context.faults
             eventually(lambda: not faults.reachable("broker-a", time.monotonic()), "the store is found to be away", 30)
             results = [producer.send(raymq.Message(topic, b"%d" % n), timeout_s=20.0) for n in range(50)]
         assert {result.queue.broker_name for result in results} == {"broker-b"}

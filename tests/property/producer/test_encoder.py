@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pytest
 
 from raymq.client.producer.completion import Completion
-from raymq.client.producer.encoder import BatchEncoder, check_batch
-from raymq.client.producer.send_batch import QueueSends, SendBatch
+from raymq.client.producer.senders.encoder import BatchEncoder, check_batch
+from raymq.client.producer.senders.send_batch import QueueSends, SendBatch
 from raymq.common.errors import MessageIllegalError
 from raymq.common.message import Message, MessageQueue
 from raymq.records.format.compression import Compression, CompressionType

@@ -33,7 +33,7 @@ from raymq.common.message import Message, MessageQueue, SendResult
 from raymq.common.protocol.route import BrokerData, QueueData, TopicRoute
 from raymq.records.format.decode import decode_records
 from tests.support.clients.fakes import WAIT_S, FakeStore
-from tests.support.clients.producers import producers_of_fakes
+from tests.support.clients.producers import handed_over, producers_of_fakes
 
 SEEDS = 1000 if os.environ.get("RAYMQ_SOAK") else 150
 BROKERS = ("a", "b", "c")
@@ -104,8 +104,8 @@ class Run:
     def send(self, bodies: list[bytes], key: str | None) -> None:
         timeout_s = 0.001 if self.chance.random() < 0.05 else WAIT_S
         try:
-            futures = self.producer._enqueue(
-                [Message("orders", body) for body in bodies], {"sharding_key": key}, timeout_s
+            futures = handed_over(
+                self.producer, [Message("orders", body) for body in bodies], {"sharding_key": key}, timeout_s
             )
         except SystemBusyError as error:  # no room in so short a time
             futures = [Future() for _ in bodies]

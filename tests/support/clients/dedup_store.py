@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from raymq.client.producer.encoder import ProducerIdentity
 from raymq.client.producer.producer import Producer
 from raymq.client.producer.repeatable.stored import StoredSequences
 from raymq.client.producer.repeatable.writer import RepeatableWriter
+from raymq.client.producer.senders.encoder import ProducerIdentity
 from raymq.client.producer.settings import ProducerSettings
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, Message, MessageQueue, SendStatus
 from raymq.common.protocol.route import TopicRoute

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from raymq.client.producer.completion import SendFuture
+from raymq.client.producer.observers import SendObserver
 from raymq.client.producer.producer import Producer
+from raymq.client.producer.queue_selector import DestinationOptions
 from raymq.client.producer.settings import ProducerSettings
+from raymq.common.message import Message
 from raymq.common.protocol.route import TopicRoute
-from raymq.telemetry.trace.spans import Spans
 from tests.support.clients.fakes import WAIT_S, FakeRoutes, FakeStore, topic_route
 
 
@@ -59,6 +62,14 @@ class Clock:
 MakeProducer = Callable[..., Producer]
 
 
+def handed_over(
+    producer: Producer, messages: Sequence[Message], where: DestinationOptions, timeout_s: float
+) -> list[SendFuture]:
+    """Hand over messages along the whole path, without a short cut, and with a timeout of their own."""
+    placed = producer.pipeline.hand_over(messages, where, timeout_s, together=len(messages) > 1)
+    return placed.futures(len(messages))
+
+
 @contextmanager
 def producers_of_fakes(clock: Callable[[], float] = time.monotonic) -> Iterator[MakeProducer]:
     """Makes producers of one store per broker group; they are closed at the end, also while messages wait."""
@@ -68,7 +79,7 @@ def producers_of_fakes(clock: Callable[[], float] = time.monotonic) -> Iterator[
         *stores: FakeStore,
         route: TopicRoute | None = None,
         on_close: Callable[[Producer], None] = lambda producer: None,
-        spans: Spans | None = None,
+        observers: Sequence[SendObserver] = (),
         **settings,
     ) -> Producer:
         by_name = {store.name: store for store in stores}
@@ -80,7 +91,7 @@ def producers_of_fakes(clock: Callable[[], float] = time.monotonic) -> Iterator[
             born_host=("127.0.0.1", 0),
             settings=ProducerSettings(**settings),
             on_close=on_close,
-            spans=spans,
+            observers=observers,
             clock=clock,
             pauses=NoPause,
         )

@@ -100,7 +100,7 @@ def test_the_text_is_that_of_the_moment(logger, client):
     assert client.made.messages[0].body == b"['a']"
 
 
-@pytest.mark.parametrize("name", ["raymq", "raymq.client.producer.sender", "ray", "ray.data"])
+@pytest.mark.parametrize("name", ["raymq", "raymq.client.producer.senders.sender", "ray", "ray.data"])
 def test_what_raymq_and_ray_log_is_not_sent(client, name):
     own = logging.getLogger(name)
     handler = add(own, client)

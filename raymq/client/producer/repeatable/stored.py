@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
-from raymq.client.producer.encoder import ProducerIdentity
+from raymq.client.producer.senders.encoder import ProducerIdentity
 from raymq.common.message import MessageQueue
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
 from raymq.remoting.master_locator import RouteSource

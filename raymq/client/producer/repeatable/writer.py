@@ -28,11 +28,11 @@ from typing import Final
 import pyarrow as pa
 
 from raymq.client.producer.checks.topic_types import check_rows as check_rows_type
-from raymq.client.producer.completion import Acknowledged, Outcome
 from raymq.client.producer.producer import Producer
 from raymq.client.producer.queue_selector import Destination, named_queue
 from raymq.client.producer.repeatable.placement import Part, RowPlacement, check_deliver_times
 from raymq.client.producer.repeatable.stored import SEQUENCES_CALL_TIMEOUT_S, StoredSequences
+from raymq.client.producer.results import Acknowledged, Outcome
 from raymq.client.producer.table import CHECK_ROWS, TABLE_SLICE_ROWS, AcknowledgedRows, QueueRange
 from raymq.client.producer.table_rows import TableRows
 from raymq.common.closing import Closing
@@ -187,13 +187,13 @@ class RepeatableWriter(Closing):
     def _hand_over(self, route: TopicRoute, part: Part) -> None:
         while self._under_way.failure is not None:
             self._go_on()
-        producer, count = self._producer, len(part.messages)
-        wait = Destination(queue=part.queue)
-        request = producer.send_request(part.messages, wait, self._timeout_s, before_end=self._under_way.add(part))
+        pipeline, count = self._producer.pipeline, len(part.messages)
+        where = Destination(queue=part.queue)
+        request = pipeline.begin(part.messages, where, self._timeout_s, before_end=self._under_way.add(part))
         request.first_sequence, request.stored = part.first_sequence, part.stored
         try:
-            request.generation = producer.buffer.allocate(request.cost_bytes, count, self._timeout_s)
-            producer.hand_over(route, request)
+            request.generation = pipeline.buffer.allocate(request.cost_bytes, count, self._timeout_s)
+            pipeline.put(route, request)
         except BaseException as error:
             self._under_way.not_taken(part, error)
             raise

@@ -12,7 +12,8 @@ import weakref
 import numpy as np
 import pytest
 
-from raymq.client.producer.completion import Acknowledged, Completion, SendFuture, SendResults, offset_message_ids
+from raymq.client.producer.completion import Completion, SendFuture
+from raymq.client.producer.results import Acknowledged, SendResults, offset_message_ids
 from raymq.common.errors import SendUnknownError, ServiceNotAvailableError
 from raymq.common.message import MessageQueue, SendStatus
 from raymq.records.format.message_id import IdRange, offset_message_id

@@ -7,6 +7,7 @@ import pytest
 from raymq.common.errors import ClientStateError, NoPermissionError, SendUnknownError, ServiceNotAvailableError
 from raymq.common.message import Message, MessageQueue
 from tests.support.clients.fakes import WAIT_S, FakeStore
+from tests.support.clients.producers import Gate
 
 QUEUE = MessageQueue("orders", "a", 0)
 GONE = ServiceNotAvailableError("the actor is restarting")
@@ -57,7 +58,7 @@ def test_a_hook_hears_that_a_message_was_not_taken(make):
     hook = Hook()
     producer = make(FakeStore(), hooks=[hook])
     producer.send(Message("orders", b"1"))
-    producer._senders["a"].close(give_up=False)
+    producer.pipeline._senders["a"].close(give_up=False)
     with pytest.raises(ClientStateError) as raised:
         producer.send(Message("orders", b"2"))
     assert hook.after[1] == (1, b"2", None, raised.value)
@@ -87,3 +88,29 @@ def test_the_error_of_a_check_reaches_the_sender_and_nothing_of_the_batch_is_sen
     assert producer.send_async(Message("orders", b"good")).result(WAIT_S)
     assert store.everything() == [b"good"]
     assert seen[:2] == [(b"good", QUEUE), (b"bad", QUEUE)]
+
+
+def test_a_check_sees_each_message_also_while_a_batch_gathers(make):
+    """A producer whose only hooks are checks takes no short cut past them."""
+
+    def forbid(context) -> None:
+        if context.message.body == b"bad":
+            raise NoPermissionError("not on Sundays")
+
+    store = FakeStore(script=[gate := Gate()])
+    producer = make(store, check_forbidden=[forbid])
+    futures = [producer.send_async(Message("orders", b"1"))]
+    try:
+        assert gate.entered.wait(WAIT_S)
+        futures.append(producer.send_async(Message("orders", b"2")))  # it waits for the sender
+        for send in (producer.send_async, producer.send_oneway, producer.send):
+            with pytest.raises(NoPermissionError, match="Sundays"):
+                send(Message("orders", b"bad"))
+    finally:
+        gate.opened.set()
+    for future in futures:
+        future.result(WAIT_S)
+    assert producer.send(Message("orders", b"3")).queue_offset == 2
+    with pytest.raises(NoPermissionError, match="Sundays"):
+        producer.send(Message("orders", b"bad"))
+    assert store.everything() == [b"1", b"2", b"3"]

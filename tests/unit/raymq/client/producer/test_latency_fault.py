@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.client.producer.latency_fault import FAILING_S, ISOLATED_LATENCY_MS, BrokerFaults, not_available_ms
+from raymq.client.producer.senders.latency_fault import FAILING_S, ISOLATED_LATENCY_MS, BrokerFaults, not_available_ms
 
 
 @pytest.mark.parametrize(

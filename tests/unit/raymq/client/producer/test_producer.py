@@ -11,10 +11,10 @@ from concurrent.futures import Future, wait
 
 import pytest
 
-from raymq.client.producer import send_batch
 from raymq.client.producer.completion import Completion
 from raymq.client.producer.producer import Producer
-from raymq.client.producer.sender import Sender
+from raymq.client.producer.senders import send_batch
+from raymq.client.producer.senders.sender import Sender
 from raymq.common.errors import (
     ClientStateError,
     IllegalNameError,
@@ -32,7 +32,7 @@ from raymq.records.format.decode import decode_records
 from raymq.records.format.hashing import java_hash
 from raymq.records.format.message_id import parse_offset_message_id
 from tests.support.clients.fakes import WAIT_S, FakeRoutes, FakeStore, topic_route
-from tests.support.clients.producers import Gate
+from tests.support.clients.producers import Gate, handed_over
 from tests.support.history.waiting import eventually
 
 QUEUE = MessageQueue("orders", "a", 0)
@@ -151,7 +151,7 @@ def test_a_message_in_the_same_request_with_more_time_is_tried_on(make, clock):
     producer = make(store)
     first = producer.send_async(Message("orders", b"first"))
     assert gate.entered.wait(WAIT_S)
-    [short] = producer._enqueue(messages(b"short"), {}, 1.0)
+    [short] = handed_over(producer, messages(b"short"), {}, 1.0)
     patient = producer.send_async(Message("orders", b"patient"))
     expired = Gate(AWAY)
     store.script = [expired, *store.script]
@@ -172,7 +172,7 @@ def test_a_message_whose_time_passed_before_it_was_ever_sent_was_not_stored(make
     producer = make(store)
     first = producer.send_async(Message("orders", b"first"))
     assert gate.entered.wait(WAIT_S)
-    [late] = producer._enqueue(messages(b"late"), {}, 0.0)
+    [late] = handed_over(producer, messages(b"late"), {}, 0.0)
     gate.opened.set()
     assert isinstance(late.exception(WAIT_S), ServiceNotAvailableError)
     assert "nothing of this one was stored" in str(late.exception())
@@ -306,7 +306,7 @@ def test_a_lone_message_is_not_sent_by_the_senders_thread_and_neither_is_a_batch
 @pytest.mark.parametrize("kind", [Message, SystemMessage])
 def test_a_lone_message_with_properties_or_a_queue_is_no_batch(make, monkeypatch, where, kind):
     producer, queues = at_once(make, store := FakeStore()), set()
-    monkeypatch.setattr(producer, "_clock", lambda: 0.0)  # its turn does not end
+    monkeypatch.setattr(producer.pipeline.lone_turns, "_clock", lambda: 0.0)  # its turn does not end
     queues.add(producer.send(kind("orders", b"which queue?", properties={"a": "b"}), **where).queue)
     monkeypatch.setattr(Sender, "send_at_once", lambda *arguments: pytest.fail("it went the general way"))
     for number in range(3):
@@ -318,11 +318,11 @@ def test_a_lone_message_with_properties_or_a_queue_is_no_batch(make, monkeypatch
 
 def test_a_lone_message_of_a_user_is_checked_after_one_of_raymq_s_own(make):
     producer = at_once(make, FakeStore())
-    producer._lone_turns.clear()
+    producer.pipeline.lone_turns._turns.clear()
     producer.send(SystemMessage("orders", b"own"), queue=QUEUE)
-    assert producer._lone_turns[QUEUE].checked is False
+    assert producer.pipeline.lone_turns._turns[QUEUE].checked is False
     producer.send(Message("orders", b"user's"), queue=QUEUE)
-    assert producer._lone_turns[QUEUE].checked is True
+    assert producer.pipeline.lone_turns._turns[QUEUE].checked is True
 
 
 def test_a_batch_of_one_is_a_lone_message_also_behind_others(make):
@@ -366,8 +366,8 @@ def test_a_lone_message_without_an_answer_is_carried_on_by_the_sender_the_very_s
 def test_a_lone_message_that_is_refused_goes_to_another_broker(make):
     a, b = FakeStore("storage-a-0"), FakeStore("storage-b-0")
     producer = at_once(make, a, b, route=topic_route(a=1, b=1))
-    producer._turns._next["orders"] = 0
-    producer._turns._current.clear()
+    producer.pipeline._turns._next["orders"] = 0
+    producer.pipeline._turns._current.clear()
     a.script = [SystemBusyError("busy")]
     assert producer.send(Message("orders", b"x")).queue.broker_name == "b"
     assert (a.everything(), b.everything()) == ([b"first"], [b"first", b"x"])
@@ -410,11 +410,11 @@ def test_a_store_that_is_busy_says_when_to_come_back(make, clock):
     busy.retry_after_s = 7.0
     store.script = [busy]
     future = producer.send_async(Message("orders", b"x"))
-    sender = producer._senders["a"]
+    sender = producer.pipeline._senders["a"]
     eventually(lambda: sender._resume_s == clock.now_s + 7.0, "the sender pauses")
     assert not future.done()
     clock.now_s += 7.0
-    with producer._lock:
+    with producer.pipeline._lock:
         sender._wake.notify_all()
     assert future.result(WAIT_S).queue_offset == 0
 
@@ -514,15 +514,15 @@ def test_a_topic_without_a_writable_queue_is_reported_and_costs_no_space(make):
 def test_the_sender_thread_survives_a_bug_and_the_messages_concerned_fail(make, monkeypatch, error):
     producer = make(store := FakeStore())
     assert producer.send(Message("orders", b"0")).queue_offset == 0
-    encode = producer._context.encoder.encode
+    encode = producer.pipeline._context.encoder.encode
 
     def broken(queue, entries):
         raise error
 
-    monkeypatch.setattr(producer._context.encoder, "encode", broken)
+    monkeypatch.setattr(producer.pipeline._context.encoder, "encode", broken)
     with pytest.raises(type(error)):
         producer.send(Message("orders", b"1"))
-    monkeypatch.setattr(producer._context.encoder, "encode", encode)
+    monkeypatch.setattr(producer.pipeline._context.encoder, "encode", encode)
     assert producer.send(Message("orders", b"2")).queue_offset == 1
     assert store.everything() == [b"0", b"2"]
     producer.flush(WAIT_S)
@@ -575,7 +575,7 @@ def test_close_flushes_and_ends_the_threads(make):
     assert all(future.done() for future in futures)
     assert store.everything() == [b"x", b"y"]
     assert closed == [producer]
-    assert not producer._senders["a"].alive
+    assert not producer.pipeline._senders["a"].alive
     producer.close()
     assert closed == [producer]
     with pytest.raises(ClientStateError, match="closed"):
@@ -585,13 +585,13 @@ def test_close_flushes_and_ends_the_threads(make):
 def test_a_message_that_comes_while_the_producer_is_closed_is_refused_and_not_forgotten(make, monkeypatch):
     producer = make(FakeStore())
     producer.send(Message("orders", b"x"))
-    select = producer._turns.next
+    select = producer.pipeline._turns.next
 
     def close_meanwhile(*arguments):
-        producer._senders["a"].close(give_up=False)
+        producer.pipeline._senders["a"].close(give_up=False)
         return select(*arguments)
 
-    monkeypatch.setattr(producer._turns, "next", close_meanwhile)
+    monkeypatch.setattr(producer.pipeline._turns, "next", close_meanwhile)
     with pytest.raises(ClientStateError, match="closed"):
         producer.send_async(Message("orders", b"y"))
     producer.flush(WAIT_S)
@@ -684,7 +684,7 @@ def test_a_callback_of_a_send_may_close_the_producer_which_loses_nothing(make, c
     assert raised == []
     producer.close()
     assert [future.result(WAIT_S).queue_offset for future in futures] == [1, 2, 3]
-    assert not any(sender.alive for sender in producer._senders.values())
+    assert not any(sender.alive for sender in producer.pipeline._senders.values())
     assert store.everything() == [b"first", b"0", b"1", b"2"]
     with pytest.raises(ClientStateError, match="closed"):
         producer.send(Message("orders", b"late"))

@@ -1,7 +1,7 @@
 """A producer whose brokers fail: it repeats to the same queue, goes to another broker, or raises a clear error.
 
-The rule (raymq.client.producer.retry_policy): messages that may be stored go to their own queue only; the rest may go
-to another, unless it asked for an order.
+The rule (raymq.client.producer.senders.retry_policy): messages that may be stored go to their own queue only. Other
+messages may go to another broker, unless they asked for an order.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from raymq.client.producer.latency_fault import FAILING_S
 from raymq.client.producer.producer import Producer
+from raymq.client.producer.senders.latency_fault import FAILING_S
 from raymq.client.producer.settings import ProducerSettings
 from raymq.common.errors import (
     ClientStateError,
@@ -34,7 +34,7 @@ from raymq.records.format.compression import Compression
 from raymq.records.format.decode import decode_records
 from raymq.records.format.dispatch import dispatch_view
 from tests.support.clients.fakes import WAIT_S, FakeStore, topic_route
-from tests.support.clients.producers import Gate
+from tests.support.clients.producers import Gate, handed_over
 
 A, B = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0)
 GONE = ServiceNotAvailableError("the actor is restarting")
@@ -50,7 +50,7 @@ def two(make, **settings) -> tuple[Producer, FakeStore, FakeStore]:
     """A producer whose turn it is to send to broker a."""
     a, b = FakeStore("storage-a-0"), FakeStore("storage-b-0")
     producer = make(a, b, route=topic_route(a=1, b=1), **settings)
-    producer._turns._next["orders"] = 0
+    producer.pipeline._turns._next["orders"] = 0
     return producer, a, b
 
 
@@ -110,7 +110,7 @@ def test_a_message_goes_to_another_broker_when_there_was_no_connection_to_its_ow
 def test_a_delayed_message_waits_at_the_other_broker_then(make):
     producer, a, b = two(make)
     a.script = [BUSY]
-    producer._turns.next_at_another_broker = lambda *arguments: MessageQueue("orders", "b", 7)
+    producer.pipeline._turns.next_at_another_broker = lambda *arguments: MessageQueue("orders", "b", 7)
     result = producer.send(message(delay_level=3))
     assert (result.queue.broker_name, result.queue.queue_id) == ("b", 2)
     assert (a.everything(), b.everything()) == ([], [b"x"])
@@ -153,7 +153,7 @@ def test_messages_behind_a_batch_without_an_answer_go_to_other_brokers(make):
     pinned = producer.send_async(message(b"pinned"), queue=A)
     assert first.entered.wait(WAIT_S)
     free = producer.send_async(message(b"free"))
-    producer._turns._next["orders"] = 0
+    producer.pipeline._turns._next["orders"] = 0
     ordered = producer.send_async(message(b"ordered"), sharding_key=0)
     first.opened.set()
     assert free.result(WAIT_S).queue == B
@@ -167,10 +167,10 @@ def test_new_messages_avoid_a_broker_that_failed_until_a_while_later(make, clock
     a.script = [BUSY]
     producer.send(message())
     for _ in range(5):
-        producer._turns._current.clear()
+        producer.pipeline._turns._current.clear()
         assert producer.send(message()).queue == B
     clock.now_s += FAILING_S
-    producer._turns._next["orders"] = 0
+    producer.pipeline._turns._next["orders"] = 0
     assert producer.send(message()).queue == A
 
 
@@ -182,10 +182,10 @@ def test_a_slow_broker_is_avoided_with_latency_fault_tolerance(make, clock):
 
     a.script = [slow]
     assert producer.send(message()).queue == A
-    producer._turns._next["orders"] = 0
+    producer.pipeline._turns._next["orders"] = 0
     assert producer.send(message()).queue == B
     clock.now_s += 2.0
-    producer._turns._next["orders"] = 0
+    producer.pipeline._turns._next["orders"] = 0
     assert producer.send(message()).queue == A
 
 
@@ -241,7 +241,7 @@ def test_a_message_behind_a_failing_batch_ends_in_its_own_time(make, clock):
     producer = make(store)
     first = producer.send_async(message(b"first"))
     assert stuck.entered.wait(WAIT_S)
-    [short] = producer._enqueue([message(b"short")], {}, 1.0)
+    [short] = handed_over(producer, [message(b"short")], {}, 1.0)
     clock.now_s += 2.0
     stuck.opened.set()
     assert isinstance(short.exception(WAIT_S), ServiceNotAvailableError)
@@ -318,7 +318,7 @@ def test_after_a_failover_the_same_batch_with_the_same_sequence_goes_to_the_new_
     sent = [producer.send(message(body)) for body in (b"2", b"3")]
     assert [result.queue_offset for result in sent] == [1, 2]
     assert new.bodies(A) == [b"1", b"2", b"3"]
-    assert len(producer._senders) == 1
+    assert len(producer.pipeline._senders) == 1
     sequences = [batch.producer.first_sequence for store in (old, new) for [batch] in store.attempts]
     assert sequences == sorted(sequences)
 
@@ -326,7 +326,7 @@ def test_after_a_failover_the_same_batch_with_the_same_sequence_goes_to_the_new_
 def test_a_route_that_cannot_be_asked_for_leaves_the_master_as_it_was(make):
     store = FakeStore(script=[GONE])
     producer = make(store)
-    route = producer.route("orders", 1.0, keyed=False)
+    route = producer.pipeline.route("orders", 1.0, keyed=False)
     asked = []
 
     def get(topic):
@@ -378,15 +378,15 @@ def test_close_gives_up_messages_that_cannot_be_sent_and_every_future_ends(make)
     lost = Gate(("lost", GONE))
     store = FakeStore(script=[lost] + [GONE] * 1_000_000)
     producer = make(store, send_timeout_s=0.05)
-    [pinned] = producer._enqueue([message(b"1")], {}, 1000.0)
+    [pinned] = handed_over(producer, [message(b"1")], {}, 1000.0)
     assert lost.entered.wait(WAIT_S)
     lost.opened.set()
-    [waiting] = producer._enqueue([message(b"2")], {}, 1000.0)
+    [waiting] = handed_over(producer, [message(b"2")], {}, 1000.0)
     with pytest.raises(RequestTimeoutError, match="flushing"):
         producer.close()
     assert isinstance(pinned.exception(WAIT_S), SendUnknownError)
     assert isinstance(waiting.exception(WAIT_S), (ServiceNotAvailableError, SendUnknownError))
-    assert not producer._senders["a"].alive
+    assert not producer.pipeline._senders["a"].alive
 
 
 def test_sends_from_other_threads_while_the_producer_is_closed_are_acknowledged_or_refused(make):

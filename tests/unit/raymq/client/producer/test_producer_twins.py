@@ -242,14 +242,14 @@ def test_a_send_cancelled_on_its_way_is_carried_on_and_flush_awaits_it(make):
 def test_a_route_is_fetched_in_a_thread_once_at_a_time_and_again_later(make, monkeypatch):
     producer = make(FakeStore())
     asked: list[str] = []
-    route = producer.route("orders", 1.0, keyed=False)
+    route = producer.pipeline.route("orders", 1.0, keyed=False)
 
     def slow_route(topic, timeout_s, *, keyed):
         asked.append(threading.current_thread().name)
         time.sleep(0.02)
         return route
 
-    monkeypatch.setattr(producer, "route", slow_route)
+    monkeypatch.setattr(producer.pipeline, "route", slow_route)
 
     async def run() -> None:
         twin = AsyncProducer(producer)
@@ -273,7 +273,7 @@ def test_a_route_that_is_not_known_is_the_error_of_all_who_wait_for_it(make, mon
 
     async def run() -> list:
         twin = AsyncProducer(producer)
-        monkeypatch.setattr(producer, "route", no_route)
+        monkeypatch.setattr(producer.pipeline, "route", no_route)
         failed = await asyncio.gather(*[twin.send(message()) for _ in range(3)], return_exceptions=True)
         monkeypatch.undo()
         await twin.send(message())

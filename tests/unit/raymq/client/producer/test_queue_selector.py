@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from raymq.client.producer.latency_fault import BrokerFaults
 from raymq.client.producer.queue_selector import (
     TURN_MAX_MESSAGES,
     TURN_MAX_S,
@@ -15,6 +14,7 @@ from raymq.client.producer.queue_selector import (
     select_queue_by_hash,
     select_queue_by_random,
 )
+from raymq.client.producer.senders.latency_fault import BrokerFaults
 from raymq.common.errors import InvalidArgumentError, NoPermissionError, ServiceNotAvailableError
 from raymq.common.message import Message, MessageQueue
 from raymq.common.protocol.route import BrokerData, QueueData, TopicRoute

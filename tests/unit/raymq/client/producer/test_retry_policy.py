@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.client.producer.retry_policy import another_broker_helps, given_up, may_be_stored
+from raymq.client.producer.senders.retry_policy import another_broker_helps, given_up, may_be_stored
 from raymq.common.errors import (
     AccessDeniedError,
     AuthenticationError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.client.producer import sender
+from raymq.client.producer import observers
 from raymq.common.errors import MessageIllegalError, RequestTimeoutError
 from raymq.common.message import Message
 from raymq.telemetry.metrics.client_figures import SEND_COST
@@ -18,7 +18,7 @@ OK, FAILED = ("orders", "success"), ("orders", "failure")
 @pytest.fixture
 def counted(monkeypatch):
     counted = Counted()
-    monkeypatch.setattr(sender, "CLIENT_FIGURES", counted)
+    monkeypatch.setattr(observers, "CLIENT_FIGURES", counted)
     return counted
 
 
@@ -63,7 +63,7 @@ def test_the_time_of_a_send_begins_when_it_is_handed_over(make, monkeypatch):
         def sent(self, topic: str, cost_ms: float, count: int, *, ok: bool) -> None:
             took_ms.append(cost_ms)
 
-    monkeypatch.setattr(sender, "CLIENT_FIGURES", Noting())
+    monkeypatch.setattr(observers, "CLIENT_FIGURES", Noting())
     producer = make(FakeStore())
     for _ in range(5):
         producer.send_async(Message("orders", b"x")).result(WAIT_S)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from raymq.client.producer.completion import Completion
-from raymq.client.producer.send_batch import Flight, SendBatch, Stage
-from raymq.client.producer.send_state import TRANSITIONS, Event, SendAttempt, SendDecision, SendState
+from raymq.client.producer.senders.send_batch import Flight, SendBatch, Stage
+from raymq.client.producer.senders.send_state import TRANSITIONS, Event, SendAttempt, SendDecision, SendState
 from raymq.common.errors import (
     ClientStateError,
     MessageIllegalError,

@@ -171,7 +171,7 @@ def test_rows_and_messages_that_gather_go_together_as_they_are(make):
     assert gate.entered.wait(WAIT_S)
     with ThreadPoolExecutor() as pool:
         sent = pool.submit(producer.send_table, "orders", rich_table(range(20)))
-        assert eventually(lambda: producer.buffer._count >= 21, "the rows wait")
+        assert eventually(lambda: producer.pipeline.buffer._count >= 21, "the rows wait")
         later = producer.send_async(Message("orders", b"later", "tag", ("key",)))
         gate.opened.set()
         assert sent.result(WAIT_S).count == 20
@@ -189,7 +189,7 @@ def test_several_parts_of_a_table_are_encoded_as_one_batch(make, monkeypatch):
     producer = make(store := FakeStore(script=[gate := Gate()]))
     with ThreadPoolExecutor() as pool:
         sent = pool.submit(producer.send_table, "orders", rich_table(range(100)))
-        assert eventually(lambda: producer.buffer._count == 100, "the rows wait")
+        assert eventually(lambda: producer.pipeline.buffer._count == 100, "the rows wait")
         gate.opened.set()
         assert sent.result(WAIT_S).count == 100
     assert max(len(batch) for batches in store.attempts for batch in batches) > 7

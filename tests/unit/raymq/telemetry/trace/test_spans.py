@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
 from raymq.client.consumer.push.consume_pool import ConsumePool, ConsumeRequest
+from raymq.client.producer.observers import SendSpans
 from raymq.common.errors import MessageIllegalError, TopicNotExistError
 from raymq.common.message import Message, MessageExt
 from raymq.records.kernels.byte_column import ByteColumn
@@ -65,7 +66,7 @@ def properties_of(store: FakeStore) -> list[dict[str, str]]:
 @pytest.mark.parametrize("way", ["send", "send_async", "send_oneway"])
 def test_a_send_is_a_span_whose_context_goes_along(make: Any, seen: Seen, way: str) -> None:
     store = FakeStore()
-    producer = make(store, spans=seen.spans)
+    producer = make(store, observers=[SendSpans("group", seen.spans)])
     for _ in range(3):  # the first opens the way for quicker ones, which must not be taken
         done = getattr(producer, way)(Message("orders", b"body", "A", ("k",), {"mine": "1"}))
         if way == "send_async":
@@ -91,7 +92,8 @@ def test_a_send_is_a_span_whose_context_goes_along(make: Any, seen: Seen, way: s
 @pytest.mark.parametrize("count", [3, 500])
 def test_a_batch_is_one_span(make: Any, seen: Seen, count: int) -> None:
     store = FakeStore()
-    make(store, spans=seen.spans).send_batch([Message("orders", b"%d" % i, keys=[f"k{i}"]) for i in range(count)])
+    producer = make(store, observers=[SendSpans("group", seen.spans)])
+    producer.send_batch([Message("orders", b"%d" % i, keys=[f"k{i}"]) for i in range(count)])
     span = seen.only()
     assert (span.kind, dict(span.attributes or {})["messaging.batch.message_count"]) == (SpanKind.CLIENT, count)
     sent = store.messages()
@@ -101,13 +103,13 @@ def test_a_batch_is_one_span(make: Any, seen: Seen, count: int) -> None:
 
 def test_columns_without_properties_get_the_context_too(seen: Seen) -> None:
     columns = MessageColumns("orders", ByteColumn.of([b"a", b"b"]))
-    messages, _, span = seen.spans.send_begins("g", columns, None)
+    messages, span = seen.spans.send_begins("g", columns)
     assert span is not None
     assert all("traceparent" in message.properties for message in messages)
 
 
 def test_a_send_that_fails_is_a_span_with_an_error(make: Any, seen: Seen) -> None:
-    producer = make(FakeStore(script=[MessageIllegalError("no")]), spans=seen.spans)
+    producer = make(FakeStore(script=[MessageIllegalError("no")]), observers=[SendSpans("group", seen.spans)])
     with pytest.raises(MessageIllegalError):
         producer.send(Message("orders", b"x"))
     span = seen.only()
@@ -116,7 +118,7 @@ def test_a_send_that_fails_is_a_span_with_an_error(make: Any, seen: Seen) -> Non
 
 
 def test_a_send_that_cannot_be_handed_over_leaves_no_span_open(make: Any, seen: Seen) -> None:
-    producer = make(FakeStore(), spans=seen.spans)
+    producer = make(FakeStore(), observers=[SendSpans("group", seen.spans)])
     with pytest.raises(TopicNotExistError):
         producer.send(Message("nowhere", b"x"), timeout_s=0.1)
     assert seen.only().status.status_code is StatusCode.ERROR
@@ -124,13 +126,15 @@ def test_a_send_that_cannot_be_handed_over_leaves_no_span_open(make: Any, seen: 
 
 def test_a_message_with_a_context_of_its_own_keeps_it(make: Any, seen: Seen) -> None:
     store = FakeStore()
-    make(store, spans=seen.spans).send(Message("orders", b"x", properties={"traceparent": PARENT}))
+    make(store, observers=[SendSpans("group", seen.spans)]).send(
+        Message("orders", b"x", properties={"traceparent": PARENT})
+    )
     assert properties_of(store) == [{"traceparent": PARENT}]
 
 
 def test_a_span_that_is_not_sampled_puts_nothing_on_messages(make: Any) -> None:
     seen, store = Seen(sampler=ALWAYS_OFF), FakeStore()
-    producer = make(store, spans=seen.spans)
+    producer = make(store, observers=[SendSpans("group", seen.spans)])
     for _ in range(3):
         producer.send(Message("orders", b"x"))
     assert properties_of(store) == [{}] * 3

@@ -1,4 +1,7 @@
-"""Encodes a producer's messages as batches: ids, sequences, and the queues in which delayed messages wait."""
+"""BatchEncoder: encodes a producer's messages as batches of records, with unique ids and sequences.
+
+This module also decides which queue stores a delayed message, and what a message costs in the buffer pool.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from msgspec.structs import force_setattr
 
-from raymq.client.producer.send_batch import BATCH_MAX_MESSAGES, REQUEST_MAX_BYTES, QueueSends, SendBatch
+from raymq.client.producer.senders.send_batch import BATCH_MAX_MESSAGES, REQUEST_MAX_BYTES, QueueSends, SendBatch
 from raymq.common.delay import DELAY_LEVELS_MAX, TIMER_TOPIC, names_real_topic, timer_queue
 from raymq.common.errors import MessageIllegalError
 from raymq.common.message import (
@@ -52,23 +55,23 @@ from raymq.records.kernels.encode import encode_columns
 from raymq.records.kernels.message_columns import MessageColumns
 
 OVERHEAD_BYTES: Final = 256
-"""Memory of a message beside its body: record header, ids, Python objects. For the buffer pool's bound."""
+"""The memory in bytes that the buffer pool counts for a message beside its body: record header, ids, objects."""
 _FEW: Final = 40
-"""Up to so many messages, packing each record's header costs less than making columns."""
+"""Up to this number of messages, encoding record by record costs less than making columns."""
 _WAIT: Final = f"{PROPERTY_WAIT}\x01false\x02".encode()
 _UNIQUE: Final = f"{PROPERTY_UNIQ_KEY}\x01".encode()
 LIGHT_QUEUE_OVERHEAD: Final = 26
-"""The bytes of a light queue in a record beside its name: prefix, separators, and the offset there."""
+"""The bytes of a light queue in a record beside its name: prefix, separators, and the light queue's offset."""
 _TEXT_MAX_BYTES: Final = MAX_PROPERTIES_BYTES - 1024
-"""The longest properties of a message that surely fit in a record, with its ids."""
+"""The longest properties, in bytes, that fit in a record together with raymq's own properties."""
 _NO_HOST: Final = bytes(8)
-"""The store host of a record that is not stored yet."""
+"""The store host in a record that is not stored yet."""
 _NO_CODES: Final = np.zeros(_FEW, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class _QueueLayout:
-    """The fields that all records of a producer in one queue have in common."""
+    """The fields that all records of a producer in one queue share."""
 
     topic: str
     magic: int
@@ -81,17 +84,17 @@ class _QueueLayout:
 
 
 class ProducerIdentity(NamedTuple):
-    """A producer id, and the epoch that fences earlier instances of the producer."""
+    """A producer id, and the epoch that fences earlier instances of this producer."""
 
     producer_id: str
     epoch: int
 
 
 class BatchEncoder:
-    """Encodes a producer's messages. The sequences of each queue grow, and none is used twice.
+    """Encodes a producer's messages. The sequences of each queue grow, and no sequence is used twice.
 
-    `born_host` is an IP address and a port. Thread-safe, but that a queue's messages are encoded by one thread at a
-    time: whoever has the queue's flight under way. `identity`: by default a producer id that nobody else has.
+    Thread-safe for different queues. Only one thread at a time may encode messages of a queue: the thread that sends
+    the queue's flight.
     """
 
     def __init__(
@@ -101,7 +104,8 @@ class BatchEncoder:
         identity: ProducerIdentity | None = None,
         names: Namespace = NO_NAMESPACE,
     ) -> None:
-        """`names`: the namespace in which messages are stored."""
+        """`born_host`: IP address and port. `identity`: by default a unique producer id. `names`: the namespace of the
+        stored topics."""
         self._names = names
         self._born_host = born_host
         self._compression = compression
@@ -110,7 +114,8 @@ class BatchEncoder:
         self._compresses_from = compression.threshold_bytes if compression.type is not CompressionType.NONE else 1 << 62
 
     def encode(self, sends: QueueSends, batches: Sequence[SendBatch]) -> EncodedBatch:
-        """The messages of `batches` as one batch of the queue. MessageIllegalError; no sequence is used then."""
+        """Encode the messages of `batches` as one batch of the queue. Raises MessageIllegalError; then no sequence is
+        used."""
         messages = _all_messages(batches)
         if batches[0].numbered:
             sends.next_sequence = batches[0].first_sequence
@@ -130,11 +135,11 @@ class BatchEncoder:
         return encoded
 
     def stored_topic(self, topic: str) -> str:
-        """The name under which a topic is stored."""
+        """Return the name under which a topic is stored."""
         return self._names.wrap(topic)
 
     def check_sizes(self, messages: Sequence[Message], max_body_bytes: int) -> None:
-        """`check_size` of each message."""
+        """Call `check_size` for each message."""
         if isinstance(messages, MessageColumns):
             long = messages.bodies.take(np.flatnonzero(messages.bodies.sizes > max_body_bytes))
             for body in long.tolist():
@@ -144,7 +149,7 @@ class BatchEncoder:
             self.check_size(message, max_body_bytes)
 
     def check_light_queues(self, messages: Iterable[Message]) -> None:
-        """MessageIllegalError if a message is for light queues: the store puts none there."""
+        """Raise MessageIllegalError if a message names light queues, for a store that has none."""
         for message in messages:
             if message.light_queues:
                 raise MessageIllegalError(
@@ -153,7 +158,7 @@ class BatchEncoder:
                 )
 
     def check_size(self, message: Message, max_body_bytes: int) -> None:
-        """MessageIllegalError when the body, as it would be stored, is longer than a store takes."""
+        """Raise MessageIllegalError if the body, as it would be stored, is longer than `max_body_bytes`."""
         self._check_body(message.body, max_body_bytes)
 
     def _check_body(self, body: bytes, max_body_bytes: int) -> None:
@@ -166,7 +171,7 @@ class BatchEncoder:
                 )
 
     def _message_ids(self, batches: Sequence[SendBatch], count: int) -> Sequence[str]:
-        """New ids for messages that have none yet."""
+        """Return an id for each message: the message's own id, if it was encoded before, or a new one."""
         if len(batches) == 1 and batches[0].message_ids:
             return batches[0].message_ids
         ids = self._ids.next_range(count)
@@ -193,7 +198,7 @@ class BatchEncoder:
         )
 
     def _encode_inner(self, sends: QueueSends, messages: Sequence[Message], ids: Sequence[str]) -> EncodedBatch:
-        """The batch as one record."""
+        """Encode the batch as one record."""
         return encode_inner_batch(
             self._stored(messages),
             sends.queue.queue_id,
@@ -205,7 +210,7 @@ class BatchEncoder:
         )
 
     def _encode_columns(self, sends: QueueSends, messages: MessageColumns, ids: Sequence[str]) -> EncodedBatch:
-        """The batch, of messages that are columns already."""
+        """Encode a batch of messages that are columns already."""
         return encode_columns(
             self._names.wrap(sends.queue.topic),
             sends.queue.queue_id,
@@ -222,7 +227,7 @@ class BatchEncoder:
     def _encode_many(
         self, sends: QueueSends, messages: Sequence[Message], ids: Sequence[str], waits: bool, plain: bool
     ) -> EncodedBatch:
-        """The batch, by columns."""
+        """Encode a batch of many messages by columns."""
         rich = not plain and bool(with_more(messages))
         queue = sends.queue
         return encode_columns(
@@ -241,7 +246,7 @@ class BatchEncoder:
         )
 
     def _encode_few(self, sends: QueueSends, messages: Sequence[Message], ids: IdRange, waits: bool) -> EncodedBatch:
-        """The batch, record by record."""
+        """Encode a batch of few messages record by record."""
         shared: _QueueLayout = sends.layout or self._layout(sends)
         queue_id, sequence = sends.queue.queue_id, sends.next_sequence
         born_ms, stem, counter = time.time_ns() // 1_000_000, ids.stem.encode(), ids.first
@@ -261,8 +266,8 @@ class BatchEncoder:
         return EncodedBatch(shared.topic, queue_id, records, np.array(sizes, np.int32), codes, producer, ids, waits)
 
     def encode_one(self, sends: QueueSends, message: Message) -> LoneRecord:
-        """One message that is not delayed as `encode` makes it, in fewer steps: its batch is not made.
-        MessageIllegalError; no sequence is used then."""
+        """Encode one message, which is not delayed, as `encode` does, in fewer steps and without a batch. Raises
+        MessageIllegalError; then no sequence is used."""
         shared: _QueueLayout = sends.layout or self._layout(sends)
         (stem, number), sequence, queue = self._ids.next_parts(), sends.next_sequence, sends.queue
         waits, born_ms = message.wait_store_msg_ok, time.time_ns() // 1_000_000
@@ -284,7 +289,8 @@ class BatchEncoder:
         sequence: int,
         born_ms: int,
     ) -> tuple[tuple[bytes, bytes, bytes, bytes, bytes], int]:
-        """The parts of a message's record, and their size. Its unique id is `stem` and the hex digits of `number`."""
+        """Return the parts of a message's record, and their size. The message's unique id is `stem` and the hex digits
+        of `number`."""
         body, sys_flag, own = message.body, shared.sys_flag, b""
         if len(body) >= self._compresses_from:
             body, bits = self._compression.compress_body(body)
@@ -309,7 +315,7 @@ class BatchEncoder:
         return own_properties(self._stored((message,))[0] if message.light_queues else message)
 
     def _stored(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages with the names of topic and light queues under which they are stored."""
+        """Return the messages with the names under which their topics and light queues are stored."""
         if not self._names:
             return messages
         stored = []
@@ -337,7 +343,7 @@ class BatchEncoder:
 
 
 def with_more(messages: Iterable[Message]) -> list[Message]:
-    """The messages that have more than a topic, a body and the default of `wait_store_msg_ok`."""
+    """Return the messages that have more than a topic and a body, whatever their `wait_store_msg_ok`."""
     return [
         message
         for message in messages
@@ -352,7 +358,7 @@ def with_more(messages: Iterable[Message]) -> list[Message]:
 
 
 def _all_messages(batches: Sequence[SendBatch]) -> Sequence[Message]:
-    """The messages of batches one behind the other; as columns if all of them are."""
+    """Return the messages of all batches in their order; as columns if all batches are columns."""
     if len(batches) == 1:
         return batches[0].messages
     columns = [batch.messages for batch in batches if isinstance(batch.messages, MessageColumns)]
@@ -362,13 +368,13 @@ def _all_messages(batches: Sequence[SendBatch]) -> Sequence[Message]:
 
 
 def is_delayed(message: Message) -> bool:
-    """True if the message asks to be delivered later."""
+    """Return True if the message asks for a later delivery."""
     return message.delay_level > 0 or message.deliver_at_ms is not None
 
 
 def stored_queue(message: Message, queue: MessageQueue) -> MessageQueue:
-    """The queue that stores a message sent now to `queue`: that one, or the one in which a delayed message waits, or a
-    half message."""
+    """Return the queue that stores a message sent now to `queue`: `queue` itself, or the queue in which a delayed
+    message or a half message waits."""
     if PROPERTY_TRANSACTION_PREPARED in message.properties:
         return MessageQueue(HALF_TOPIC, queue.broker_name, 0)
     if message.delay_level:
@@ -382,8 +388,8 @@ def stored_queue(message: Message, queue: MessageQueue) -> MessageQueue:
 
 
 def by_stored_queue(messages: Sequence[Message], queue: MessageQueue) -> dict[MessageQueue, list[int]]:
-    """The indices of messages for `queue` by the queue that stores them now: delayed ones wait in queues of system
-    topics."""
+    """Return the indices of messages for `queue` by the queue that stores them now. Delayed messages wait in queues of
+    system topics."""
     by_queue: dict[MessageQueue, list[int]] = {}
     for index, message in enumerate(messages):
         by_queue.setdefault(stored_queue(message, queue), []).append(index)
@@ -391,7 +397,7 @@ def by_stored_queue(messages: Sequence[Message], queue: MessageQueue) -> dict[Me
 
 
 def check_record_size(message: Message) -> None:
-    """MessageIllegalError when the message does not fit a record, with the longest sequence it may be sent with."""
+    """Raise MessageIllegalError if the message, with the longest possible sequence, does not fit in a record."""
     encode_batch(
         [message],
         0,
@@ -404,7 +410,7 @@ def check_record_size(message: Message) -> None:
 
 
 def may_exceed_a_record(message: Message) -> bool:
-    """True if the properties might be too long for a record, by a bound that is quick to compute."""
+    """Return True if the properties might be too long for a record. The bound is quick to compute, and not exact."""
     if not (message.properties or message.keys or message.tags or message.light_queues):
         return False
     characters = len(message.tags or "") + sum(len(key) + 1 for key in message.keys)
@@ -414,8 +420,8 @@ def may_exceed_a_record(message: Message) -> bool:
 
 
 def check_batch(messages: Iterable[Message], *, as_objects: bool = False) -> Sequence[Message]:
-    """The messages of one batch, as a list or, unless they are wanted `as_objects`, as columns where that is possible;
-    MessageIllegalError unless all can be sent together."""
+    """Check the messages of one batch. Returns them as columns if that is possible and `as_objects` is false; else as a
+    list. Raises MessageIllegalError unless all of them can be sent together."""
     batch = message_list(messages)
     if not batch:
         raise MessageIllegalError("send_batch was given no messages")
@@ -433,8 +439,8 @@ def check_batch(messages: Iterable[Message], *, as_objects: bool = False) -> Seq
 
 
 def _columns(batch: list[Message]) -> MessageColumns | None:
-    """The messages of one topic as columns, if they are many, fit in one request, and nothing about them is special: no
-    further step looks at each of them then. None for others."""
+    """Return the messages as columns if they are many, of one topic, fit in one request, and have no special wishes;
+    else None. No later step looks at each message of columns."""
     if not _FEW < len(batch) <= BATCH_MAX_MESSAGES or set(map(type, batch)) != {Message}:
         return None
     topic = batch[0].topic
@@ -447,13 +453,13 @@ def _columns(batch: list[Message]) -> MessageColumns | None:
         texts = ByteColumn.of([own_properties(message).encode() for message in batch])
         codes = np.array([tags_code(message.tags) for message in batch], np.int64)
         if texts.sizes.max() > _TEXT_MAX_BYTES:
-            return None  # perhaps one is too long
+            return None  # a message may be too long
     cost = sum(map(len, bodies)) + OVERHEAD_BYTES * len(bodies) + (0 if texts is None else len(texts.data))
     return MessageColumns(topic, ByteColumn.of(bodies), texts, codes) if cost <= REQUEST_MAX_BYTES else None
 
 
 def _is_usual(message: Message) -> bool:
-    """True if the message has at most tags, keys and properties beside its topic and its body."""
+    """Return True if the message has nothing but topic, body, tags, keys and properties."""
     return not (
         message.flag
         or message.delay_level
@@ -464,7 +470,7 @@ def _is_usual(message: Message) -> bool:
 
 
 def cost_bytes(message: Message) -> int:
-    """A message's cost in the buffer pool."""
+    """Return a message's cost in the buffer pool, in bytes."""
     cost = len(message.body) + OVERHEAD_BYTES
     if message.light_queues:
         cost += sum(map(len, message.light_queues)) + LIGHT_QUEUE_OVERHEAD * len(message.light_queues)

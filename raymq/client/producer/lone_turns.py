@@ -1,0 +1,140 @@
+"""LoneTurns: the short cut of a message that `send` sends alone, in its caller's thread, to an idle broker.
+
+The first message of a turn goes the whole path of the pipeline. While the turn lasts, a few milliseconds and a few
+hundred messages, later messages of the topic go to the same queue without a route, a request or a batch. A message that
+cannot use the turn goes the whole path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+
+from raymq.client.producer.completion import Completion
+from raymq.client.producer.queue_selector import (
+    KEY_QUEUES_VALID_S,
+    TURN_MAX_MESSAGES,
+    TURN_MAX_S,
+    DestinationOptions,
+    QueueTurns,
+    own_queue,
+)
+from raymq.client.producer.senders.encoder import OVERHEAD_BYTES, cost_bytes
+from raymq.client.producer.senders.send_batch import LoneSend, QueueSends, SendBatch
+from raymq.client.producer.senders.sender import Sender, SenderContext
+from raymq.common.errors import RaymqError
+from raymq.common.message import PROPERTY_TRANSACTION_PREPARED, Message, MessageQueue, SendResult, SystemMessage
+from raymq.common.parallel import aside
+from raymq.common.protocol.route import TopicRoute
+
+
+class LoneTurn(Struct, eq=False):
+    """The queue to which lone messages go until `until_s`, or until `left` messages were sent there.
+
+    `checked`: the topic was checked as a topic that users may send to.
+    """
+
+    sender: Sender
+    sends: QueueSends
+    until_s: float
+    left: int
+    checked: bool
+
+
+class LoneTurns:
+    """The lone turns of one producer. Thread-safe.
+
+    `senders`: the producer's senders by broker name. `route` returns a topic's route or raises, and does not wait.
+    """
+
+    def __init__(
+        self,
+        context: SenderContext,
+        turns: QueueTurns,
+        senders: Mapping[str, Sender],
+        route: Callable[[str], TopicRoute],
+    ) -> None:
+        self._context, self._clock = context, context.clock
+        self._queue_turns, self._senders, self._route = turns, senders, route
+        self._turns: dict[str | MessageQueue, LoneTurn] = {}
+        """By topic for messages without a destination; by queue for messages that name it."""
+        self._closed = False
+
+    def send(self, message: Message, where: DestinationOptions, timeout_s: float) -> SendResult | Completion | None:
+        """Send a message in this thread, if it has a turn and nothing is under way to the broker.
+
+        Returns its result; or a Completion, if the sender's thread continues the send; or None if the message must go
+        the whole path: nothing is changed then.
+        """
+        kind = message.__class__
+        if (
+            (kind is not Message and (kind is not SystemMessage or PROPERTY_TRANSACTION_PREPARED in message.properties))
+            or message.delay_level
+            or message.deliver_at_ms is not None
+        ):
+            return None
+        size = len(message.body)
+        context = self._context
+        if size > context.max_message_size_bytes:
+            return None
+        now_s = self._clock()
+        place = (own_queue(message, where) or "") if where else message.topic
+        turn = self._turns.get(place)
+        if turn is None or (now_s > turn.until_s and (turn := self._next(turn, now_s)) is None):
+            return None
+        if kind is Message and not turn.checked:
+            return None
+        sender, buffer = turn.sender, context.buffer
+        cost = cost_bytes(message) if message.properties or message.light_queues else size + OVERHEAD_BYTES
+        lone = LoneSend(message, turn.sends, now_s, timeout_s, cost, buffer.generation, movable=not where)
+        try:
+            with context.lock:
+                if not turn.left or self._closed or (target := sender.begin_lone_locked(lone)) is None:
+                    return None
+                lone.generation = buffer.generation
+                lone.allocated = buffer.allocate_locked(cost)
+                if not lone.allocated:
+                    sender.state.release_alone(lone)
+                    return None
+                turn.left -= 1
+            return sender.send_lone(lone, target)
+        except BaseException as error:
+            aside(sender.interrupted, lone, error)
+            raise
+
+    def begin_locked(self, batch: SendBatch, sender: Sender) -> None:
+        """Begin a turn: the next lone messages follow the only message of `batch`. Called with the producer's lock."""
+        if batch.sends.queue != batch.queue:  # a delayed message
+            return
+        checked = batch.messages[0].__class__ is Message  # a SystemMessage may go to topics that users may not send to
+        valid_s = TURN_MAX_S if batch.movable else KEY_QUEUES_VALID_S
+        turn = LoneTurn(sender, batch.sends, self._clock() + valid_s, TURN_MAX_MESSAGES - 1, checked)
+        self._turns[batch.topic if batch.movable else batch.queue] = turn
+
+    def close_locked(self) -> None:
+        """Refuse further messages. Called with the producer's lock."""
+        self._closed = True
+        self._turns.clear()
+
+    def _next(self, before: LoneTurn, now_s: float) -> LoneTurn | None:
+        """Begin the turn of the topic's next queue, after the turn `before` has expired. None if the whole path must
+        decide, as it must for each message that names its queue."""
+        topic = before.sends.queue.topic
+        if self._turns.get(topic) is not before:
+            return None
+        try:
+            route = self._route(topic)
+            queue = self._queue_turns.next(route, 1, now_s)
+        except RaymqError:
+            return None  # the whole path waits, or raises
+        if not route.attributes.takes_normal:
+            return None  # the whole path checks the message
+        sender = self._senders.get(queue.broker_name)
+        with self._context.lock:
+            if sender is None or self._closed:
+                return None
+            sends = sender.state.sends(queue)
+            turn = LoneTurn(sender, sends, now_s + TURN_MAX_S, TURN_MAX_MESSAGES, before.checked)
+            self._turns[topic] = turn
+        return turn

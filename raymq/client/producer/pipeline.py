@@ -1,0 +1,452 @@
+"""SendPipeline: the path of each message from a call of a producer to the sender of its queue.
+
+    check ──► begin ──► route ──► allocate ──► put ──► wait
+                                                │
+                                                └── types ──► select ──► observers ──► cut ──► join, at once, or queue
+
+    check     The message is a Message of a user's topic, its body is short enough, and the producer is open.
+              It needs no route. A check of the message alone belongs here: `SendPipeline.check`.
+    begin     The messages of one call become one SendRequest with a deadline and a cost in bytes.
+              Observers may change the messages: a span adds its context (raymq.client.producer.observers).
+    route     The topic's queues and brokers, from a cache. This step waits while no NameServer answers, and creates the
+              topic if the cluster does that.
+    allocate  Space in the producer's buffer (raymq.client.producer.buffer_pool). This step waits while it is full.
+    put       The last steps, which wait for nothing. An error frees the space again, and nothing is sent:
+      types     The topic accepts the message's type: raymq.client.producer.checks. A check that depends on the topic
+                belongs there: `check_types`.
+      select    The queue: the caller's, or the queue whose turn it is (raymq.client.producer.queue_selector).
+      observers The user's hooks see the message and its queue. A CheckForbiddenHook may refuse it.
+      cut       The messages become parts that fit in one request. Delayed messages become parts of their own, for the
+                queues in which they wait.
+      join      A single message joins the batch that waits in its queue, if it may.
+      at once   The caller sends the batch in its own thread, if nothing is under way to the broker.
+      queue     Otherwise the batch waits for the sender's thread (raymq.client.producer.senders.sender), which encodes
+                it, sends it, and retries it.
+    wait      The caller waits for the Completion of its batch (raymq.client.producer.completion), or gets a future.
+
+Two short cuts skip most steps, for messages without special wishes. Neither is open to a producer with an observer that
+watches each send.
+
+    open batch   A message of `send_async` joins the batch that gathers for its topic or queue. The batch's first
+                 message went the whole path. raymq.client.producer.open_batches
+    lone turn    A message of `send` goes to the queue that the last one used, in its caller's thread, for a few
+                 milliseconds. raymq.client.producer.lone_turns
+
+To add a check, write it in `check`, or in `check_types` if it depends on the topic. `LoneTurns.send` and
+`OpenBatches.join` skip both, so they must refuse each message that the check might refuse: see what they do with the
+size of a body, and what `_put_locked` does with `attributes.takes_normal` and `attributes.is_compacted`.
+
+One lock guards the open batches, the buffer pool and the states of the senders. No code that blocks, and no code of the
+user, runs while it is held.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+
+from msgspec import Struct
+
+from raymq.client.producer.buffer_pool import BufferPool, end_all
+from raymq.client.producer.checks.topic_types import check_types
+from raymq.client.producer.completion import Completion, SendFuture
+from raymq.client.producer.lone_turns import LoneTurns
+from raymq.client.producer.observers import SendObserver, SendWatch, before_end
+from raymq.client.producer.open_batches import OpenBatches
+from raymq.client.producer.queue_selector import (
+    ANYWHERE,
+    Destination,
+    DestinationOptions,
+    QueueTurns,
+    named_queue,
+)
+from raymq.client.producer.results import BeforeEnd
+from raymq.client.producer.senders import send_batch as limits
+from raymq.client.producer.senders.encoder import (
+    OVERHEAD_BYTES,
+    BatchEncoder,
+    ProducerIdentity,
+    by_stored_queue,
+    cost_bytes,
+    with_more,
+)
+from raymq.client.producer.senders.latency_fault import BrokerFaults
+from raymq.client.producer.senders.send_batch import SendBatch, SendRequest
+from raymq.client.producer.senders.send_state import closed_error
+from raymq.client.producer.senders.sender import Pauses, Sender, SenderContext, Target, in_sender
+from raymq.client.producer.settings import ProducerSettings
+from raymq.common.errors import MessageIllegalError, RaymqError
+from raymq.common.message import Message, MessageQueue, SystemMessage
+from raymq.common.names import check_user_topic
+from raymq.common.namespaces import Namespace
+from raymq.common.protocol.attributes import TopicAttributes
+from raymq.common.protocol.route import TopicRoute
+from raymq.common.retry import Backoff, persist_until
+from raymq.records.kernels.message_columns import MessageColumns
+from raymq.remoting.master_locator import RouteSource
+from raymq.remoting.storage_client import StorageClient
+
+BatchPart = tuple[MessageQueue, Sequence[int], list[Message] | MessageColumns, int]
+"""A part of a send that fits in one request: the queue that stores it, the indices of its messages in the send, the
+messages, and their cost in bytes."""
+
+
+class PlacedSend(Struct, eq=False):
+    """The place of each message of one call.
+
+    `batches`: each batch with the indices, in the call, of its messages, and the index in the batch of the first of
+    them. `at_once`: the sender and the target to which the caller must send the only batch itself.
+    """
+
+    batches: list[tuple[SendBatch, Sequence[int], int]]
+    at_once: tuple[Sender, Target] | None = None
+
+    def futures(self, count: int) -> list[SendFuture]:
+        """Return the futures of the `count` messages of the call, in the call's order."""
+        if len(self.batches) == 1:
+            [(batch, _, first)] = self.batches
+            return [SendFuture(batch.completion, index) for index in range(first, first + count)]
+        places = [
+            (index, SendFuture(batch.completion, first + at))
+            for batch, indices, first in self.batches
+            for at, index in enumerate(indices)
+        ]
+        return [future for _, future in sorted(places, key=lambda place: place[0])]
+
+
+class SendPipeline:
+    """The steps of a send, for Producer, AsyncProducer, `send_table` and RepeatableWriter. Thread-safe."""
+
+    def __init__(
+        self,
+        *,
+        routes: RouteSource,
+        storage: Callable[[str], StorageClient],
+        born_host: tuple[str, int],
+        settings: ProducerSettings,
+        identity: ProducerIdentity | None,
+        names: Namespace,
+        observers: Sequence[SendObserver],
+        clock: Callable[[], float] = time.monotonic,
+        pauses: Callable[[], Pauses] = Backoff,
+    ) -> None:
+        """`routes` knows topics by their names in the namespace `names`. The other arguments are those of Producer."""
+        self.settings = settings
+        self._routes, self._clock = routes, clock
+        self._watching = [observer for observer in observers if observer.watches]
+        self.needs_objects = any(observer.needs_objects for observer in observers)
+        """True if `check_batch` must not make columns of the messages."""
+        self._lock = lock = threading.Lock()
+        self.buffer = BufferPool(settings.max_buffered_bytes, settings.max_buffered_messages, lock)
+        self.open_batches = OpenBatches(lock, self.buffer, clock, settings.send_timeout_s)
+        faults = BrokerFaults(latency_enabled=settings.send_latency_enable)
+        self._turns = QueueTurns(faults)
+        self._context = SenderContext(
+            lock=lock,
+            clock=clock,
+            pauses=pauses,
+            routes=routes,
+            storage=storage,
+            encoder=BatchEncoder(born_host, settings.compression, identity, names),
+            buffer=self.buffer,
+            open_batches=self.open_batches,
+            faults=faults,
+            move=self._move,
+            attempt_timeout_s=settings.attempt_timeout_s,
+            retry_when_not_store_ok=settings.retry_when_not_store_ok,
+            max_message_size_bytes=settings.max_message_size_bytes,
+            observers=tuple(observers),
+        )
+        self._senders: dict[str, Sender] = {}
+        """By broker name."""
+        self.lone_turns = LoneTurns(
+            self._context, self._turns, self._senders, lambda topic: self._usable_route(topic, keyed=False)
+        )
+        self._closed = False
+
+    # The whole path
+
+    def hand_over(
+        self,
+        messages: Sequence[Message],
+        where: DestinationOptions,
+        timeout_s: float,
+        *,
+        together: bool = False,
+        at_once: bool = False,
+    ) -> PlacedSend:
+        """Take messages of one topic along the whole path. Waits up to `timeout_s` for the route, and again for space.
+
+        `together`: all messages must go to one queue. `at_once`: send in this thread if nothing is under way to the
+        broker; on return, that send has ended, or the sender's thread continues it.
+        """
+        topic = self.check(messages)
+        destination = Destination(**where) if where else ANYWHERE
+        request = self.begin(messages, destination, timeout_s, together=together)
+        try:
+            route = self.route(topic, timeout_s, keyed=destination.fixed)
+            patience_s = self.allocate_timeout_s(timeout_s)
+            request.generation = self.buffer.allocate(request.cost_bytes, len(messages), patience_s)
+            placed = self.put(route, request, at_once=at_once)
+        except BaseException as error:
+            request.fail(error)
+            raise
+        if placed.at_once is not None:
+            sender, target = placed.at_once
+            sender.send_at_once(placed.batches[0][0], target)
+        return placed
+
+    # Its steps
+
+    def check(self, messages: Sequence[Message]) -> str:
+        """Check messages of one topic, without the topic's route. Returns the topic.
+
+        Raises MessageIllegalError for a message, IllegalNameError for the topic, ClientStateError if the producer is
+        closed. Nothing was sent then.
+        """
+        longest = self.settings.max_message_size_bytes
+        is_checked = isinstance(messages, MessageColumns) and int(messages.bodies.sizes.max()) <= longest
+        for message in () if is_checked else messages:
+            if message.__class__ is not Message and not isinstance(message, Message):
+                raise MessageIllegalError(f"expected a raymq.Message, got {type(message).__name__}")
+            if len(message.body) > longest:
+                raise MessageIllegalError(
+                    f"a body of {len(message.body)} bytes exceeds this producer's max_message_size_bytes of {longest}: "
+                    "send a reference to the data, split it, or raise max_message_size_bytes here and in the store"
+                )
+        self.require_open()
+        if isinstance(messages, MessageColumns):
+            return check_user_topic(messages.topic)
+        return messages[0].topic if isinstance(messages[0], SystemMessage) else check_user_topic(messages[0].topic)
+
+    def begin(
+        self,
+        messages: Sequence[Message],
+        destination: Destination,
+        timeout_s: float,
+        *,
+        together: bool = False,
+        before_end: BeforeEnd | None = None,
+    ) -> SendRequest:
+        """Make a request of messages that `check` has accepted. No buffer space is allocated yet: `generation` is -1.
+
+        `before_end` is called for parts of the messages just before these parts end.
+        """
+        watches: list[SendWatch] = []
+        for observer in self._watching:
+            messages, watch = observer.begin(messages)
+            if watch is not None:
+                watches.append(watch)
+        if isinstance(messages, MessageColumns):
+            plain = messages.properties is None
+            cost = int(messages.sizes.sum()) + OVERHEAD_BYTES * len(messages)
+        else:
+            rich = with_more(messages)
+            cost = sum([len(message.body) for message in messages]) + OVERHEAD_BYTES * len(messages)
+            for message in rich:
+                cost += cost_bytes(message) - len(message.body) - OVERHEAD_BYTES
+            plain = not rich
+        deadline_s = self._clock() + timeout_s
+        return SendRequest(
+            messages, destination, timeout_s, deadline_s, together, plain, cost, -1, before_end, watches=watches
+        )
+
+    def route(self, topic: str, timeout_s: float, *, keyed: bool) -> TopicRoute:
+        """Return the route of a topic to send to. If the topic does not exist, it is created if the cluster does that.
+
+        `keyed`: the messages name a queue, so the route must have all queues of the topic. Without it, one queue that
+        can be written is enough. Waits up to `timeout_s` for such a route; in a callback of a send, it does not wait.
+        Raises TopicNotExistError, NoPermissionError, or ServiceNotAvailableError after `timeout_s`.
+        """
+        try:
+            return self._usable_route(topic, keyed)
+        except RaymqError as error:
+            if not error.retryable or in_sender():
+                raise
+        return persist_until(time.monotonic() + timeout_s, lambda left_s: self._usable_route(topic, keyed))
+
+    def allocate_timeout_s(self, timeout_s: float) -> float:
+        """Return the time in seconds for which a send with `timeout_s` may wait for space in the buffer."""
+        return 0.0 if self.settings.when_full == "raise" or in_sender() else timeout_s
+
+    def put(self, route: TopicRoute, request: SendRequest, *, at_once: bool = False) -> PlacedSend:
+        """Give messages, whose buffer space is allocated, to the sender of their queue. Waits for nothing.
+
+        With `at_once`, the result's `at_once` may name a sender: the caller must call its `send_at_once` then. After an
+        error nothing is sent, and the buffer space is free again.
+        """
+        try:
+            if route.attributes.restricts:
+                check_types(route, request.messages, request.destination, request.stored)
+            queue = self._select(route, request)
+            for watch in request.watches:
+                watch.selected(request.messages, queue)
+            sender = self._sender(queue.broker_name)
+            parts = _parts(request, queue)
+            with self._lock:
+                if self._closed or sender.closed:
+                    raise closed_error()
+                placed, futures = self._put_locked(request, parts, queue, sender, route.attributes, at_once=at_once)
+        except BaseException as error:
+            self.buffer.deallocate(request.cost_bytes, len(request.messages), request.generation)
+            for watch in request.watches:
+                watch.ended(range(len(request.messages)), error)
+            raise
+        end_all(futures)
+        return placed
+
+    def _usable_route(self, topic: str, keyed: bool) -> TopicRoute:
+        route = self._routes.get_or_create(topic, self.settings.default_topic_queue_nums)
+        if keyed:
+            route.require_all_queues()
+        else:
+            route.require_writable()
+        return route
+
+    def _select(self, route: TopicRoute, request: SendRequest) -> MessageQueue:
+        if request.destination.queue is not None:
+            return named_queue(route, request.destination.queue)
+        if request.destination.fixed:
+            if request.destination.sharding_key is not None:
+                self.open_batches.note_key_queues(route.topic, route.require_all_queues())
+            return request.destination.select(route, request.messages[0])
+        gathered = self.open_batches.gathered(route.topic)
+        if gathered > 1:
+            self._turns.used(route.topic, gathered - 1)  # `_turns.next` counted the first message of the batch
+        return self._turns.next(route, len(request.messages), self._clock())
+
+    def _put_locked(
+        self,
+        request: SendRequest,
+        parts: list[BatchPart],
+        queue: MessageQueue,
+        sender: Sender,
+        attributes: TopicAttributes,
+        *,
+        at_once: bool,
+    ) -> tuple[PlacedSend, list[Future[None]]]:
+        """Let the parts of a request join the batch that waits in their queue, or make batches of them.
+
+        Returns the places of the messages, and the futures of flushes that the caller must end without the lock.
+        """
+        special = request.together or request.before_end is not None or bool(self._watching)
+        joins = not special and len(request.messages) == 1
+        if joins:
+            waiting = sender.state.sends(parts[0][0]).waiting
+            if waiting and (index := self.open_batches.add_locked(waiting[-1], request, queue)) is not None:
+                return PlacedSend([(waiting[-1], (0,), index)]), self.buffer.merge_locked(request.generation)
+        placed = PlacedSend([])
+        for number, (stored, indices, members, cost) in enumerate(parts):
+            batch = SendBatch(
+                queue.topic, queue, sender.state.sends(stored), members,
+                Completion(before_end(request.watches, indices, request.before_end)), request.movable, _waits(members),
+                request.timeout_s, request.deadline_s, cost, request.generation,
+                plain=request.plain, first_sequence=request.first_sequence,
+                inner=attributes.has_inner_batches and stored.topic == queue.topic,
+            )  # fmt: skip
+            if number:
+                self.buffer.share_locked(request.generation)
+            placed.batches.append((batch, indices, 0))
+            if at_once and len(parts) == 1 and sender.begin_at_once_locked(batch):
+                placed.at_once = sender, sender.require_target()
+                if joins and attributes.takes_normal and (request.movable or request.destination.queue is not None):
+                    self.lone_turns.begin_locked(batch, sender)
+                break
+            if joins:
+                self.open_batches.open_locked(batch, stored, any_may_join=not attributes.is_compacted)
+            sender.put_locked(batch)
+        return placed, []
+
+    # The senders
+
+    def _sender(self, broker_name: str) -> Sender:
+        sender = self._senders.get(broker_name)
+        if sender is None:
+            with self._lock:
+                if self._closed:
+                    raise closed_error()
+                sender = self._senders.get(broker_name)
+                if sender is None:
+                    sender = self._senders[broker_name] = Sender(broker_name, self._context)
+        return sender
+
+    def _move(self, batch: SendBatch, broker_name: str) -> bool:
+        """Give a batch to another broker than `broker_name`, which fails. False if the batch stays unchanged."""
+        try:
+            queue = self._turns.next_at_another_broker(self._routes.get(batch.topic), broker_name, self._clock())
+            if queue is None:
+                return False
+            sender = self._sender(queue.broker_name)
+        except RaymqError:
+            return False  # the topic's route is not known now, or this producer is being closed
+        before, stored = batch.sends.queue, queue
+        if before.topic != batch.topic:  # a delayed message: it waits in the same queue of the other broker
+            stored = MessageQueue(before.topic, queue.broker_name, before.queue_id)
+        with self._lock:
+            if self._closed or sender.closed:
+                return False
+            batch.queue, batch.sends = queue, sender.state.sends(stored)
+            sender.put_locked(batch)
+        return True
+
+    # The end
+
+    def require_open(self) -> None:
+        """Raise ClientStateError if the producer is closed."""
+        if self._closed:
+            raise closed_error()
+
+    def flushed(self) -> Future[None]:
+        """Return a future that ends when each message handed over so far has ended."""
+        flush = self.buffer.flushed()
+        with self._lock:
+            self.open_batches.clear_locked()  # the flush does not wait for messages of later batches
+        return flush
+
+    def stop(self) -> list[Sender] | None:
+        """Refuse further messages. Returns the senders, for the caller to close; None if an earlier call did that."""
+        with self._lock:
+            stops, self._closed = not self._closed, True
+            self.open_batches.clear_locked()
+            self.lone_turns.close_locked()
+            return list(self._senders.values()) if stops else None
+
+
+def _parts(request: SendRequest, queue: MessageQueue) -> list[BatchPart]:
+    """Cut the messages of a request into parts that fit in one request to a store."""
+    if isinstance(request.messages, MessageColumns):  # they fit, and none is delayed
+        return [(request.stored or queue, range(len(request.messages)), request.messages, request.cost_bytes)]
+    messages = list(request.messages)
+    if (
+        request.plain
+        and len(messages) <= limits.BATCH_MAX_MESSAGES
+        and (request.cost_bytes <= limits.REQUEST_MAX_BYTES or len(messages) == 1)
+    ):
+        return [(queue, range(len(messages)), messages, request.cost_bytes)]
+    by_queue = {queue: range(len(messages))} if request.plain else by_stored_queue(messages, queue)
+    parts: list[BatchPart] = []
+    for stored, indices in by_queue.items():
+        for part in _cut(messages, indices):
+            members = [messages[index] for index in part]
+            parts.append((stored, part, members, sum(map(cost_bytes, members))))
+    return parts
+
+
+def _cut(messages: Sequence[Message], indices: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Cut the indices into parts whose messages fit in one request to a store."""
+    first = count = cost = 0
+    for at, index in enumerate(indices):
+        more = cost_bytes(messages[index])
+        if count and (cost + more > limits.REQUEST_MAX_BYTES or count == limits.BATCH_MAX_MESSAGES):
+            yield indices[first:at]
+            first, count, cost = at, 0, 0
+        count += 1
+        cost += more
+    yield indices[first:]
+
+
+def _waits(messages: list[Message] | MessageColumns) -> bool:
+    """Return the `wait_store_msg_ok` that all these messages have."""
+    return isinstance(messages, MessageColumns) or messages[0].wait_store_msg_ok
