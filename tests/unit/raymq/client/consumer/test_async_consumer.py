@@ -1,4 +1,4 @@
-"""The consumers for asyncio have the methods of their blocking twins, with signatures and docstrings, and await them."""
+"""The consumers for asyncio have the methods of their blocking twins, with the same signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def test_twins_have_the_same_methods_and_arguments(blocking: type, awaiting: typ
 
 @pytest.mark.parametrize(("kind", "name"), [(AsyncPullConsumer, "commit"), (AsyncSimpleConsumer, "ack")])
 def test_an_awaited_method_has_the_docstring_of_its_twin(kind: type, name: str) -> None:
-    blocking = dict((awaiting, twin) for twin, awaiting in TWINS)[kind]
+    blocking = {awaiting: twin for twin, awaiting in TWINS}[kind]
     assert inspect.getdoc(getattr(kind, name)) == inspect.getdoc(getattr(blocking, name))
