@@ -22,7 +22,7 @@ from raymq.common.protocol.route import MASTER_ID
 from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.records.format.encode import ProducerSequence, encode_batch
 from raymq.remoting.storage_client import StorageClient
-from raymq.tools.console.backend.cluster import AuditEntry, AuditPage
+from raymq.tools.console.cluster import AuditEntry, AuditPage
 
 AUDIT_TOPIC: Final = f"{SYSTEM_PREFIX}audit"
 AUDIT_CALL_TIMEOUT_S: Final = 4.0

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from raymq.common.errors import ServiceNotAvailableError
-from raymq.tools.console.backend.cluster import ClusterFigures
-from raymq.tools.console.backend.groups import GroupRow
-from raymq.tools.console.backend.topics import TopicRow
+from raymq.common.errors import RaymqError, ServiceNotAvailableError
+from raymq.common.protocol.stats import GroupTotals
+from raymq.tools.console.web.history import ClusterFigures
 from tests.support.browser.asgi_server import served
 from tests.support.browser.chromium import DESKTOP, PHONE, watched_page
-from tests.support.console.fake_cluster import NOW_MS, FakeCluster
+from tests.support.console.fake_cluster import NOW_MS, FakeCluster, topic_reading
 from tests.support.console.logged_in import ADMIN_TOKEN, console_app
 
 PAGES = {
@@ -48,13 +47,11 @@ def served_console() -> Iterator[Served]:
         ClusterFigures(
             NOW_MS + n * 10_000, n * 8_000, n * 7_900, n * 4_000_000, 2, 3, {"orders": n * n}, {"billing": n}
         )
-        for n in range(60)
+        for n in range(61)
     ]
-    backend.figure_list = [
-        ClusterFigures(NOW_MS + 600_000, 480_000, 474_000, 240_000_000, 2, 3, {"orders": 3600}, {"billing": 60})
-    ]
+    backend.errors["figures"] = RaymqError("the charts have samples of their own")
     app = console_app(backend, refresh_s=0.8)
-    for figures in rising:  # before the server's first own sample, which is later than all of them
+    for figures in rising:
         app._app.state.console.history.add(figures)
     with served(app) as origin:
         yield Served(backend, app, origin)
@@ -129,7 +126,7 @@ def test_a_topic_is_created_and_deleted(browser: Browser, served_console: Served
         page.get_by_label("Type the topic's name").fill("a%b|c")
         page.get_by_role("button", name="Delete topic and messages").click()
         page.get_by_role("status").filter(has_text="Topic a%b|c is deleted.").wait_for()
-        assert "a%b|c" not in served_console.backend.topic_rows
+        assert "a%b|c" not in served_console.backend.topics
 
 
 def test_offsets_are_reset_after_a_preview(browser: Browser, served_console: Served):
@@ -172,8 +169,8 @@ def test_a_page_goes_to_the_login_when_its_session_has_ended(browser: Browser, s
 
 def test_large_lists_are_shown_filtered_and_refreshed(browser: Browser):
     backend = FakeCluster()
-    backend.topic_rows = {f"t{n}": TopicRow(f"t{n}", 8, "RW", n, 1.0, 2) for n in range(1_000)}
-    backend.group_rows = {f"g{n}": GroupRow(f"g{n}", "PUSH", "CLUSTERING", 2, n, n, 0, 0) for n in range(2_000)}
+    backend.topics = {f"t{n}": topic_reading(8, n, 1.0) for n in range(1_000)}
+    backend.groups = {f"g{n}": GroupTotals(lag=n, lag_ms=n) for n in range(2_000)}
     with served(console_app(backend, refresh_s=0.5)) as origin, watched_page(browser, origin) as page:
         log_in(page)
         page.goto("/topics")
@@ -183,6 +180,6 @@ def test_large_lists_are_shown_filtered_and_refreshed(browser: Browser):
         shown = page.locator("#groups-table tbody tr:not([hidden]) th")  # roles of 2,000 rows take a browser seconds
         page.get_by_label("Filter groups").fill("g1999")
         expect(shown).to_have_text(["g1999"])
-        backend.group_rows["g1999"] = GroupRow("g1999", "PUSH", "CLUSTERING", 2, 77_777, 1, 0, 0)
+        backend.groups["g1999"] = GroupTotals(lag=77_777, lag_ms=1)
         expect(page.locator("#group-g1999")).to_contain_text("77\u202f777")
         expect(shown).to_have_text(["g1999"])

@@ -2,147 +2,166 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from raymq.client.admin.admin import Admin
 from raymq.client.producer.producer import Producer
-from raymq.common.message import MessageQueue
-from raymq.tools.console.backend.cluster import AuditEntry, AuditPage, ClusterFigures, ClusterView, Listing
-from raymq.tools.console.backend.groups import GroupRow, GroupView, OffsetMove
-from raymq.tools.console.backend.topics import TopicRow, TopicView
 
 
-class ClusterCalls(Protocol):
-    """The cluster: who leads, what is stored, what is wrong."""
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One replica of a broker group. `role` is "master", "slave" or "" while unknown; `lag_bytes` and `lag_s` tell how
+    far it is behind its master, None where that is not known. `error` is empty if its actor answers."""
+
+    actor: str
+    node: str
+    role: str
+    in_sync: bool
+    lag_bytes: int | None = None
+    lag_s: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerGroupView:
+    """A broker group. `master` is the storage actor that leads, None if nobody does; `epoch` of its lead. `reason`
+    says in words what is wrong, and is empty if nothing is. `writable`: its topics may be written to."""
+
+    name: str
+    ready: bool
+    master: str | None
+    epoch: int | None
+    replicas: tuple[ReplicaView, ...]
+    topics: int = 0
+    groups: int = 0
+    writable: bool = True
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreView:
+    """One store. Bytes: `log_bytes` it holds, `unflushed_bytes` not on disk yet, `index_behind_bytes` not indexed yet.
+    `disk_used` is from 0 to 1, None where unknown. `problem`: why it takes no appends, or its actor's error; else
+    empty. `recovered` says how it was opened."""
+
+    actor: str
+    broker_name: str
+    node: str
+    root: str
+    queues: int = 0
+    log_bytes: int = 0
+    unflushed_bytes: int = 0
+    index_behind_bytes: int = 0
+    disk_used: float | None = None
+    disk_free_bytes: int | None = None
+    recovered: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerView:
+    """Another server: a NameServer, the Controller, a Rebalance or a Pull actor. `state` in words; `error` is empty if
+    it answers."""
+
+    actor: str
+    kind: str
+    state: str
+    node: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """The cluster. `problems`: what `raymq status` calls broken, a sentence each; empty if all is well. `nodes`: that
+    can be drained, with True for those that are. `report`: the same as `raymq status --json`."""
+
+    name: str
+    brokers: tuple[BrokerGroupView, ...]
+    stores: tuple[StoreView, ...]
+    servers: tuple[ServerView, ...]
+    problems: tuple[str, ...] = ()
+    nodes: Mapping[str, bool] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PushInstanceView:
+    """A push-consumer instance, by its Pull actor. `node`: the address of the instance's node. `queues`: the number of
+    queues that the instance holds. `stuck_threads`: calls of the listener that have run for more than its timeout."""
+
+    instance: str
+    node: str
+    queues: int
+    buffered: int
+    consumed: int
+    failures: int
+    last_error: str = ""
+    stuck_threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PushInstances:
+    """The push-consumer instances of one group. `owners`: the instance that holds a queue, by the queue's name.
+    `missing`: the Pull actors that did not answer, a sentence each."""
+
+    instances: tuple[PushInstanceView, ...] = ()
+    owners: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """A change that somebody made or tried: the time `at_ms` (ms since 1970), the user with role and address, the
+    change, and its outcome: "done", or the error in words. `arguments` never hold bodies or tokens."""
+
+    at_ms: int
+    who: str
+    role: str
+    address: str
+    action: str
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    outcome: str = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPage:
+    """Entries of the audit log, newest first. `cursor` continues with older entries; None if there are none."""
+
+    entries: tuple[AuditEntry, ...]
+    cursor: str | None = None
+
+
+class ClusterControl(Protocol):
+    """The questions and orders of the console that Admin does not have. Calls block, and several threads make them at
+    once. They raise RaymqError, whose text the page shows."""
 
     def cluster(self) -> ClusterView:
-        """The servers and stores; those that do not answer appear with their error."""
+        """Return the servers and stores. A server that does not answer has its error in its row."""
         ...
 
-    def figures(self) -> ClusterFigures:
-        """The counters of the whole cluster, now. Asked for every 10 s."""
+    def push_instances(self, group: str) -> PushInstances:
+        """Return the push-consumer instances of a group."""
         ...
 
     def drain(self, node: str, *, drained: bool) -> None:
-        """Move all replicas off a node and keep them off, or, with `drained` False, let replicas be there again. On
-        return it is ordered, not finished: `cluster` tells how far it is."""
+        """Order that all replicas leave a node and stay away, or with `drained` False that the node may have replicas
+        again. The call does not wait for the moves; `cluster` shows them."""
         ...
 
     def balance(self) -> None:
-        """Spread the leads of the broker groups over the nodes. On return it is ordered, not finished."""
+        """Order that the masters of the broker groups are spread over the nodes. The call does not wait for that."""
         ...
-
-    def clean_store(self, broker_name: str) -> None:
-        """Have a broker group's store delete expired messages now."""
-        ...
-
-    def set_write_permission(self, broker_name: str, *, writable: bool) -> int:
-        """Take writes off a broker group, or give them back; returns how many topics that concerns."""
-        ...
-
-
-class TopicCalls(Protocol):
-    """Topics."""
-
-    def topics(self) -> Listing[TopicRow]:
-        """All topics but internal ones, sorted, in few calls."""
-        ...
-
-    def topic(self, topic: str) -> TopicView:
-        """One topic. TopicNotExistError."""
-        ...
-
-    def create_topic(
-        self,
-        topic: str,
-        queues: int,
-        *,
-        message_type: str | None = None,
-        reserve_time_s: float | None = None,
-        cleanup_policy: str | None = None,
-    ) -> None:
-        """As Admin.create_topic."""
-        ...
-
-    def update_topic(
-        self,
-        topic: str,
-        *,
-        queues: int | None = None,
-        perm: int | None = None,
-        message_type: str | None = None,
-        reserve_time_s: float | None = None,
-    ) -> None:
-        """As Admin.update_topic; None leaves as it is."""
-        ...
-
-    def set_order_config(self, topic: str, config: str | None) -> None:
-        """As Admin.set_order_config."""
-        ...
-
-    def delete_topic(self, topic: str) -> None:
-        """As Admin.delete_topic."""
-        ...
-
-
-class GroupCalls(Protocol):
-    """Consumer groups."""
-
-    def groups(self) -> Listing[GroupRow]:
-        """All groups, sorted, in few calls."""
-        ...
-
-    def group(self, group: str) -> GroupView:
-        """One group. GroupNotExistError."""
-        ...
-
-    def reset_offsets(
-        self,
-        group: str,
-        topic: str,
-        to: str | None = None,
-        *,
-        timestamp_ms: int | None = None,
-        offset: int | None = None,
-        queue: MessageQueue | None = None,
-        dry_run: bool = False,
-    ) -> Sequence[OffsetMove]:
-        """As Admin.reset_offsets, with the offsets before and after; `dry_run` changes nothing. `to` is "earliest" or
-        "latest"."""
-        ...
-
-    def clone_offsets(self, source: str, target: str, topic: str, *, dry_run: bool = False) -> Sequence[OffsetMove]:
-        """As Admin.clone_offsets: `target` goes on from the offsets of `source`; `dry_run` changes nothing."""
-        ...
-
-    def update_group(
-        self, group: str, *, consume_enable: bool | None = None, retry_max_times: int | None = None
-    ) -> None:
-        """As Admin.update_group; None leaves as it is."""
-        ...
-
-    def delete_group(self, group: str, *, dead_letters: bool = False) -> None:
-        """As Admin.delete_group."""
-        ...
-
-
-class AuditCalls(Protocol):
-    """The log of changes."""
 
     def record_audit(self, entry: AuditEntry) -> None:
-        """Keep an entry for good."""
+        """Store an entry in the audit log, as durably as a message."""
         ...
 
     def audit(self, *, limit: int = 100, cursor: str | None = None) -> AuditPage:
-        """Entries, newest first."""
+        """Return at most `limit` entries of the audit log, newest first. `cursor`: of the page before."""
         ...
-
-
-class ClusterControl(ClusterCalls, TopicCalls, GroupCalls, AuditCalls, Protocol):
-    """The questions and orders of the console that Admin does not have. Calls block, and several threads make them at
-    once. They raise RaymqError, whose text the page shows."""
 
 
 @dataclass(frozen=True, slots=True)

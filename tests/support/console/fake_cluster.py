@@ -10,14 +10,16 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack, cast
+from typing import Any, Literal, Unpack, cast
 
-from raymq.client.admin.admin import Admin
+from raymq.client.admin.admin import READINGS_TIMEOUT_S, Admin
 from raymq.client.admin.browse import Page
 from raymq.client.admin.dead_letters import DeadLetter, DeadLetters, LetterPlace, Replayed
 from raymq.client.admin.delayed import END_OF_TIME_MS, Delayed, DelayedMessage
+from raymq.client.admin.groups import NewOffsets
 from raymq.client.admin.messages import Arrived
 from raymq.client.admin.replay import REPLAY_MAX_MESSAGES, Replay
+from raymq.client.admin.topics import QueueDescription
 from raymq.client.admin.track import MessageTrack, TrackState
 from raymq.client.consumer.pull_once import has_text
 from raymq.client.producer.producer import Producer
@@ -26,6 +28,7 @@ from raymq.common.errors import GroupNotExistError, OffsetOutOfRangeError, Topic
 from raymq.common.message import (
     Message,
     MessageExt,
+    MessageModel,
     MessageQueue,
     PullResult,
     PullStatus,
@@ -33,25 +36,24 @@ from raymq.common.message import (
     SendStatus,
 )
 from raymq.common.names import check_user_topic
-from raymq.common.protocol.clients import ProducerConnection
-from raymq.common.protocol.group import GroupConfig
+from raymq.common.protocol.attributes import CleanupPolicy, QueueType, TopicAttributes, TopicMessageType
+from raymq.common.protocol.clients import ConsumerConnection, ConsumerData, ConsumeType, ProducerConnection
+from raymq.common.protocol.group import GroupChanges, GroupConfig, GroupQueueProgress, GroupSummary
 from raymq.common.protocol.recall import RecallHandle
-from raymq.common.protocol.route import BrokerData, QueueData, TopicRoute
-from raymq.tools.console.backend.cluster import (
+from raymq.common.protocol.route import PERM_READ, PERM_WRITE, BrokerData, QueueData, TopicRoute
+from raymq.common.protocol.stats import BrokerReadings, GroupReading, GroupTotals, TopicReading
+from raymq.tools.console.cluster import (
     AuditEntry,
     AuditPage,
     BrokerGroupView,
-    ClusterFigures,
     ClusterView,
-    Listing,
-    NoAnswer,
+    ConsoleCluster,
+    PushInstances,
+    PushInstanceView,
     ReplicaView,
     ServerView,
     StoreView,
 )
-from raymq.tools.console.backend.groups import GroupInstance, GroupQueue, GroupRow, GroupView, MemberRow, OffsetMove
-from raymq.tools.console.backend.topics import RouteRow, TopicGroup, TopicQueue, TopicRow, TopicView
-from raymq.tools.console.cluster import ConsoleCluster
 
 NOW_MS = 1_795_400_000_000
 """The time at which everything in a FakeCluster happened."""
@@ -99,6 +101,19 @@ def fake_message(
     return MessageExt(**{name: values[name] for name in names if name in values})
 
 
+def topic_reading(queues: int, held: int, rate: float, perm: int = PERM_READ | PERM_WRITE) -> TopicReading:
+    """A topic with this number of messages, all of them put into it since the start, 512 bytes each."""
+    return TopicReading(held, 512 * held, queues, perm, held, rate, 512 * rate)
+
+
+def members_of(
+    group: str, consume_type: ConsumeType, count: int, model: MessageModel = MessageModel.CLUSTERING
+) -> list[ConsumerConnection]:
+    """The consumers of a group, which subscribe to the topic `orders`."""
+    data = ConsumerData(group, consume_type, {"orders": "*"}, model)
+    return [ConsumerConnection(f"10.0.0.1@{n}", "10.0.0.1", 4_000 + n, data, 2.5) for n in range(count)]
+
+
 class FakeCluster:
     """The cluster: two broker groups, a few topics and groups."""
 
@@ -108,28 +123,35 @@ class FakeCluster:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.asked: list[str] = []
         self.audit_entries: list[AuditEntry] = []
-        self.missing: tuple[NoAnswer, ...] = ()
+        self.silent: set[str] = set()
+        """Brokers that give no readings."""
         self.problems: tuple[str, ...] = ()
         self.writable = dict.fromkeys(BROKERS, True)
         self.drained = dict.fromkeys(NODES, False)
-        self.figure_list: list[ClusterFigures] = []
-        self.topic_rows = {
-            row.topic: row
-            for row in (
-                TopicRow("orders", 8, "RW", 1_204_554, 812.4, 2, {"message.type": "NORMAL"}),
-                TopicRow("payments", 4, "RW", 88_120, 12.0, 1, {"message.type": "FIFO"}),
-                TopicRow("audit-log", 4, "R", 0, 0.0, 0, {}),
-            )
+        self.topics = {
+            "orders": topic_reading(8, 1_204_554, 812.4),
+            "payments": topic_reading(4, 88_120, 12.0),
+            "audit-log": topic_reading(4, 0, 0.0, PERM_READ),
         }
-        self.group_rows = {
-            row.group: row
-            for row in (
-                GroupRow("billing", "PUSH", "CLUSTERING", 3, 1_520, 95_000, 4, 2),
-                GroupRow("reports", "PULL", "CLUSTERING", 1, 0, 0, 0, 0),
-                GroupRow("search", "", "", 0, 18, 3_000, 0, 0, consume_enable=False),
-            )
+        self.attributes = {
+            "orders": TopicAttributes(TopicMessageType.NORMAL),
+            "payments": TopicAttributes(TopicMessageType.FIFO),
         }
-        self.configs = {name: GroupConfig(name) for name in self.group_rows}
+        self.groups = {
+            "billing": GroupTotals(lag=1_520, lag_ms=95_000, retries=4, dead_letters=2),
+            "reports": GroupTotals(),
+            "search": GroupTotals(lag=18, lag_ms=3_000, consume_enable=False),
+        }
+        self.readers: dict[str, tuple[str, ...]] = {"orders": ("billing", "reports"), "payments": ("search",)}
+        """The groups that consume each topic."""
+        self.members = {
+            "billing": members_of("billing", "PUSH", 3),
+            "reports": members_of("reports", "PULL", 1),
+        }
+        self.last_error = "ValueError: no such order"
+        self.configs = {
+            name: GroupConfig(name, consume_enable=totals.consume_enable) for name, totals in self.groups.items()
+        }
         self.messages = {
             "orders": [
                 fake_message(queue_offset=n // 2, queue_id=n % 2, body=b'{"order": %d}' % n, keys=(f"k{n}",))
@@ -157,15 +179,15 @@ class FakeCluster:
         self._begin(call)
         self.calls.append((call, arguments))
 
-    def _row(self, topic: str) -> TopicRow:
-        if topic not in self.topic_rows:
+    def _row(self, topic: str) -> TopicReading:
+        if topic not in self.topics:
             raise TopicNotExistError(topic)
-        return self.topic_rows[topic]
+        return self.topics[topic]
 
-    def _group(self, group: str) -> GroupRow:
-        if group not in self.group_rows:
+    def _group(self, group: str) -> GroupTotals:
+        if group not in self.groups:
             raise GroupNotExistError(group)
-        return self.group_rows[group]
+        return self.groups[group]
 
     def _queues(self, topic: str) -> list[MessageQueue]:
         count = self._row(topic).queues
@@ -185,8 +207,8 @@ class FakeCluster:
                     ReplicaView(f"storage-{name}-{n}", node, "slave" if n else "master", True, 0, 0.0)
                     for n, node in enumerate(NODES)
                 ),
-                len(self.topic_rows),
-                len(self.group_rows),
+                len(self.topics),
+                len(self.groups),
                 self.writable[name],
             )
             for name in BROKERS
@@ -207,11 +229,21 @@ class FakeCluster:
         )
         return ClusterView("raymq", brokers, stores, servers, self.problems, dict(self.drained), {"broker_groups": "2"})
 
-    def figures(self) -> ClusterFigures:
-        self._begin("figures")
-        if self.figure_list:
-            return self.figure_list.pop(0)
-        return ClusterFigures(NOW_MS, 1_000, 900, 100_000, 2, 3)
+    def push_instances(self, group: str) -> PushInstances:
+        self._begin("push_instances")
+        members = self.members.get(group, ())
+        return PushInstances(
+            tuple(
+                PushInstanceView(f"{group}@{one.pid}", NODES[0], 3, 120, 55_000, 7, self.last_error)
+                for one in members
+                if one.consumer.consume_type == "PUSH"
+            ),
+            {
+                str(queue): members[n % len(members)].client_id
+                for n, queue in enumerate(self._queues("orders"))
+                if members
+            },
+        )
 
     def drain(self, node: str, *, drained: bool) -> None:
         self._change("drain", node=node, drained=drained)
@@ -223,50 +255,76 @@ class FakeCluster:
     def clean_store(self, broker_name: str) -> None:
         self._change("clean_store", broker_name=broker_name)
 
-    def set_write_permission(self, broker_name: str, *, writable: bool) -> int:
-        self._change("set_write_permission", broker_name=broker_name, writable=writable)
-        self.writable[broker_name] = writable
-        return len(self.topic_rows)
+    def wipe_write_perm(self, broker_name: str) -> int:
+        self._change("wipe_write_perm", broker_name=broker_name)
+        self.writable[broker_name] = False
+        return len(self.topics)
+
+    def add_write_perm(self, broker_name: str) -> int:
+        self._change("add_write_perm", broker_name=broker_name)
+        self.writable[broker_name] = True
+        return len(self.topics)
+
+    def readings(
+        self, timeout_s: float = READINGS_TIMEOUT_S, *, with_pairs: bool = True
+    ) -> dict[str, BrokerReadings | None]:
+        """The first broker has all figures. `errors["figures"]` concern the samples for the charts only."""
+        self._begin("readings" if with_pairs else "figures")
+        pairs = {
+            (group, topic): GroupReading(0, self.groups[group].lag, self.groups[group].lag_ms)
+            for topic in self.topics
+            for group in self.readers.get(topic, ())
+            if group in self.groups
+        }
+        return {
+            BROKERS[0]: BrokerReadings(dict(self.topics), pairs if with_pairs else {}, 0, dict(self.groups)),
+            BROKERS[1]: BrokerReadings({}, {}),
+            **dict.fromkeys(self.silent),
+        }
 
     # Topics
 
-    def topics(self) -> Listing[TopicRow]:
-        self._begin("topics")
-        return Listing(tuple(self.topic_rows[name] for name in sorted(self.topic_rows)), self.missing)
+    def topic_attributes(self, topics: Iterable[str]) -> dict[str, TopicAttributes]:
+        self._begin("topic_attributes")
+        return {topic: self.attributes[topic] for topic in topics if topic in self.attributes}
 
-    def topic(self, topic: str) -> TopicView:
-        self._begin("topic")
-        row = self._row(topic)
-        queues = self._queues(topic)
-        per_queue = (row.messages or 0) // len(queues)
-        return TopicView(
+    def topic_route(self, topic: str) -> TopicRoute:
+        self._begin("topic_route")
+        counts = Counter(queue.broker_name for queue in self._queues(topic))
+        return TopicRoute(
             topic,
-            row.perm,
-            tuple(TopicQueue(queue, 100, 100 + per_queue, NOW_MS - 3_600_000) for queue in queues),
-            tuple(TopicGroup(group.group, group.members or 0, group.lag or 0, group.lag_ms or 0)
-                  for group in self.group_rows.values()),
-            tuple(RouteRow(name, row.queues // 2, row.queues // 2, row.perm, f"storage-{name}-0", NODES[0])
-                  for name in BROKERS),
-            row.attributes,
-            rate=row.rate,
-            bytes_rate=(row.rate or 0) * 512,
-        )  # fmt: skip
+            {name: BrokerData("raymq", name, {0: f"storage-{name}-0"}) for name in counts},
+            tuple(QueueData(name, count, count, self._row(topic).perm) for name, count in counts.items()),
+            attributes=self.attributes.get(topic, TopicAttributes()),
+        )
+
+    def describe_topic(self, topic: str) -> list[QueueDescription]:
+        self._begin("describe_topic")
+        queues = self._queues(topic)
+        each = self._row(topic).held // len(queues)
+        return [QueueDescription(queue, 100, 100 + each) for queue in queues]
+
+    def kept_since(self, topic: str) -> dict[MessageQueue, int | None]:
+        self._begin("kept_since")
+        return dict.fromkeys(self._queues(topic), NOW_MS - 3_600_000)
 
     def create_topic(
         self,
         topic: str,
-        queues: int,
+        queues: int = 4,
         *,
-        message_type: str | None = None,
+        message_type: TopicMessageType | str | None = None,
         reserve_time_s: float | None = None,
-        cleanup_policy: str | None = None,
+        queue_type: QueueType | str | None = None,
+        cleanup_policy: CleanupPolicy | str | None = None,
+        brokers: Sequence[str] | None = None,
     ) -> None:
         check_user_topic(topic)
-        if topic in self.topic_rows:
+        if topic in self.topics:
             raise TopicExistsError(topic, "it has other queues")
         self._change("create_topic", topic=topic, queues=queues, message_type=message_type,
                      reserve_time_s=reserve_time_s, cleanup_policy=cleanup_policy)  # fmt: skip
-        self.topic_rows[topic] = TopicRow(topic, queues, messages=0, rate=0.0, groups=0)
+        self.topics[topic] = topic_reading(queues, 0, 0.0)
 
     def update_topic(
         self,
@@ -274,17 +332,14 @@ class FakeCluster:
         *,
         queues: int | None = None,
         perm: int | None = None,
-        message_type: str | None = None,
+        message_type: TopicMessageType | str | None = None,
         reserve_time_s: float | None = None,
     ) -> None:
         row = self._row(topic)
         self._change("update_topic", topic=topic, queues=queues, perm=perm, message_type=message_type,
                      reserve_time_s=reserve_time_s)  # fmt: skip
-        if queues is not None:
-            row = replace(row, queues=queues)
-        if perm is not None:
-            row = replace(row, perm={2: "W", 4: "R", 6: "RW"}[perm])
-        self.topic_rows[topic] = row
+        changes = {"queues": queues, "perm": perm}
+        self.topics[topic] = replace(row, **{name: one for name, one in changes.items() if one is not None})
 
     def set_order_config(self, topic: str, config: str | None) -> None:
         self._row(topic)
@@ -293,47 +348,40 @@ class FakeCluster:
     def delete_topic(self, topic: str) -> None:
         self._row(topic)
         self._change("delete_topic", topic=topic)
-        del self.topic_rows[topic]
+        del self.topics[topic]
 
     # Groups
 
-    def groups(self) -> Listing[GroupRow]:
-        self._begin("groups")
-        return Listing(tuple(self.group_rows[name] for name in sorted(self.group_rows)), self.missing)
+    def consumer_connections(self, group: str | None = None) -> list[ConsumerConnection]:
+        self._begin("consumer_connections")
+        return [one for name, members in self.members.items() if group in (None, name) for one in members]
 
-    def group(self, group: str) -> GroupView:
-        self._begin("group")
-        row = self._group(group)
-        members = tuple(
-            MemberRow(f"10.0.0.1@{n}", "10.0.0.1", 4_000 + n, row.consume_type, row.message_model, ("orders: *",), 2.5)
-            for n in range(row.members or 0)
-        )
+    def group_config(self, group: str) -> GroupConfig:
+        self._begin("group_config")
+        self._group(group)
+        return self.configs[group]
+
+    def group_summary(self, group: str) -> GroupSummary:
+        self._begin("group_summary")
+        totals = self._group(group)
+        lag, age_ms = totals.lag // 8, 95_000 if totals.lag // 8 else 0
         queues = tuple(
-            GroupQueue(queue, members[n % len(members)].client_id if members else "", 100 + n, 100 + n + lag, lag,
-                       95_000 if lag else 0)
-            for n, (queue, lag) in enumerate((queue, (row.lag or 0) // 8) for queue in self._queues("orders"))
-        )  # fmt: skip
-        instances = tuple(
-            GroupInstance(f"{group}@{member.pid}", NODES[0], 3, 120, 55_000, 7, "ValueError: no such order", 0)
-            for member in members
-            if row.consume_type == "PUSH"
+            GroupQueueProgress(group, queue, 100 + n, 0, 100 + n + lag, age_ms)
+            for n, queue in enumerate(self._queues("orders"))
         )
-        return GroupView(
-            self.configs[group], members, queues, instances, row.lag or 0, row.lag_ms or 0, row.retries or 0,
-            row.dead_letters or 0,
-        )  # fmt: skip
+        return GroupSummary(group, queues, totals.lag, totals.lag_ms or 0, totals.retries, totals.dead_letters)
 
     def reset_offsets(
         self,
         group: str,
         topic: str,
-        to: str | None = None,
+        to: Literal["earliest", "latest"] | None = None,
         *,
         timestamp_ms: int | None = None,
         offset: int | None = None,
         queue: MessageQueue | None = None,
         dry_run: bool = False,
-    ) -> Sequence[OffsetMove]:
+    ) -> NewOffsets:
         self._group(group)
         queues = self._queues(topic) if queue is None else [queue]
         if dry_run:
@@ -342,39 +390,30 @@ class FakeCluster:
             self._change("reset_offsets", group=group, topic=topic, to=to, timestamp_ms=timestamp_ms, offset=offset,
                          queue=queue)  # fmt: skip
         new = offset if offset is not None else 100 if to == "earliest" else 250
-        return [OffsetMove(one, 120 if one.queue_id else None, new) for one in queues]
+        return NewOffsets(dict.fromkeys(queues, new), {one: 120 if one.queue_id else None for one in queues})
 
-    def clone_offsets(self, source: str, target: str, topic: str, *, dry_run: bool = False) -> Sequence[OffsetMove]:
+    def clone_offsets(self, source: str, target: str, topic: str, *, dry_run: bool = False) -> NewOffsets:
         self._group(source)
         if dry_run:
             self._begin("clone_offsets")
         else:
             self._change("clone_offsets", source=source, target=target, topic=topic)
-        return [OffsetMove(queue, 120, 180) for queue in self._queues(topic)]
+        queues = self._queues(topic)
+        return NewOffsets(dict.fromkeys(queues, 180), dict.fromkeys(queues, 120))
 
-    def update_group(
-        self, group: str, *, consume_enable: bool | None = None, retry_max_times: int | None = None
-    ) -> None:
-        row = self._group(group)
-        self._change("update_group", group=group, consume_enable=consume_enable, retry_max_times=retry_max_times)
-        if consume_enable is not None:
-            self.group_rows[group] = replace(row, consume_enable=consume_enable)
-            self.configs[group] = replace(self.configs[group], consume_enable=consume_enable)
-        if retry_max_times is not None:
-            self.configs[group] = replace(self.configs[group], retry_max_times=retry_max_times)
+    def update_group(self, group: str, **changes: Unpack[GroupChanges]) -> GroupConfig:
+        totals = self._group(group)
+        self._change("update_group", group=group, **changes)
+        config = self.configs[group] = replace(self.configs[group], **changes)
+        self.groups[group] = replace(totals, consume_enable=config.consume_enable)
+        return config
 
     def delete_group(self, group: str, *, dead_letters: bool = False) -> None:
         self._group(group)
         self._change("delete_group", group=group, dead_letters=dead_letters)
-        del self.group_rows[group]
+        del self.groups[group]
 
     # Messages
-
-    def topic_route(self, topic: str) -> TopicRoute:
-        self._begin("topic_route")
-        queues = Counter(queue.broker_name for queue in self._queues(topic))
-        brokers = {name: BrokerData("raymq", name, {0: f"storage-{name}-0"}) for name in queues}
-        return TopicRoute(topic, brokers, tuple(QueueData(name, count, count, 6) for name, count in queues.items()))
 
     def browse(
         self,

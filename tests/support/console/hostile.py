@@ -10,8 +10,8 @@ from raymq.client.admin.track import MessageTrack, TrackState
 from raymq.common.message import MessageExt
 from raymq.common.protocol.clients import ProducerConnection
 from raymq.common.protocol.group import GroupConfig
-from raymq.tools.console.backend.cluster import AuditEntry
-from tests.support.console.fake_cluster import FakeCluster, fake_message
+from raymq.tools.console.cluster import AuditEntry
+from tests.support.console.fake_cluster import FakeCluster, fake_message, members_of
 
 XSS = (
     "<script>alert(1)</script>",
@@ -55,9 +55,11 @@ class HostileCluster(FakeCluster):
 
     def __init__(self) -> None:
         super().__init__()
-        row, group = self.topic_rows["orders"], self.group_rows["billing"]
-        self.topic_rows = {"orders": row, NAME: replace(row, topic=NAME, attributes={ALL_XSS: ALL_XSS})}
-        self.group_rows = {NAME: replace(group, group=NAME)}
+        self.topics = {"orders": self.topics["orders"], NAME: self.topics["orders"]}
+        self.groups = {NAME: self.groups["billing"]}
+        self.members = {NAME: [replace(one, client_id=ALL_XSS, host=ALL_XSS) for one in members_of(NAME, "PUSH", 3)]}
+        self.readers = {NAME: (NAME,)}
+        self.last_error = ALL_XSS
         self.configs = {NAME: GroupConfig(NAME)}
         self.messages = {NAME: [hostile_message(offset) for offset in range(3)]}
         self.letters = {NAME: [DeadLetter(hostile_message(), ALL_XSS, False)]}

@@ -10,33 +10,61 @@ from dataclasses import replace
 from raymq.client.admin.dead_letters import DeadLetter
 from raymq.client.admin.delayed import END_OF_TIME_MS, Delayed, DelayedMessage
 from raymq.client.admin.track import MessageTrack, TrackState
-from raymq.common.message import MessageExt
+from raymq.common.message import MessageExt, MessageModel
+from raymq.common.protocol.attributes import CleanupPolicy, TopicAttributes, TopicMessageType
 from raymq.common.protocol.clients import ProducerConnection
 from raymq.common.protocol.group import GroupConfig
-from raymq.tools.console.backend.cluster import AuditEntry, ClusterFigures
-from raymq.tools.console.backend.groups import GroupRow
-from raymq.tools.console.backend.topics import TopicRow
-from tests.support.console.fake_cluster import BROKERS, FakeCluster, fake_message
+from raymq.common.protocol.route import PERM_READ
+from raymq.common.protocol.stats import GroupTotals
+from raymq.tools.console.cluster import AuditEntry
+from raymq.tools.console.web.history import ClusterFigures
+from tests.support.console.fake_cluster import BROKERS, FakeCluster, fake_message, members_of, topic_reading
 
-TOPICS = (
-    TopicRow("orders", 8, "RW", 14_204_554, 812.4, 4, {"message.type": "NORMAL"}),
-    TopicRow("payments", 8, "RW", 9_388_120, 407.5, 3, {"message.type": "TRANSACTION"}),
-    TopicRow("shipments", 4, "RW", 3_120_774, 96.2, 2, {"message.type": "FIFO"}),
-    TopicRow("page-views", 16, "RW", 402_118_003, 5_204.0, 2, {"message.type": "NORMAL"}),
-    TopicRow("stock-levels", 4, "RW", 48_220, 31.0, 1, {"cleanup.policy": "COMPACTION"}),
-    TopicRow("invoices", 4, "RW", 1_870_334, 12.7, 1, {"message.type": "NORMAL"}),
-    TopicRow("reminders", 4, "RW", 220_457, 3.1, 1, {"message.type": "DELAY"}),
-    TopicRow("orders-2025", 8, "R", 88_410_229, 0.0, 0, {}),
-)
-GROUPS = (
-    GroupRow("billing", "PUSH", "CLUSTERING", 6, 1_520, 95_000, 4, 17),
-    GroupRow("warehouse", "PUSH", "CLUSTERING", 4, 212, 1_400, 0, 0),
-    GroupRow("search-index", "PULL", "CLUSTERING", 2, 48_113, 41_000, 0, 0),
-    GroupRow("fraud-check", "PUSH", "CLUSTERING", 8, 36, 220, 1, 3),
-    GroupRow("mailer", "POP", "CLUSTERING", 12, 9, 80, 0, 0),
-    GroupRow("cache-warmer", "PUSH", "BROADCASTING", 5, 0, 0, 0, 0),
-    GroupRow("nightly-report", "", "", 0, 2_204_118, 50_400_000, 0, 0),
-)
+TOPICS = {
+    "orders": topic_reading(8, 14_204_554, 812.4),
+    "payments": topic_reading(8, 9_388_120, 407.5),
+    "shipments": topic_reading(4, 3_120_774, 96.2),
+    "page-views": topic_reading(16, 402_118_003, 5_204.0),
+    "stock-levels": topic_reading(4, 48_220, 31.0),
+    "invoices": topic_reading(4, 1_870_334, 12.7),
+    "reminders": topic_reading(4, 220_457, 3.1),
+    "orders-2025": topic_reading(8, 88_410_229, 0.0, PERM_READ),
+}
+ATTRIBUTES = {
+    "orders": TopicAttributes(TopicMessageType.NORMAL),
+    "payments": TopicAttributes(TopicMessageType.TRANSACTION),
+    "shipments": TopicAttributes(TopicMessageType.FIFO),
+    "page-views": TopicAttributes(TopicMessageType.NORMAL),
+    "stock-levels": TopicAttributes(cleanup_policy=CleanupPolicy.COMPACTION),
+    "invoices": TopicAttributes(TopicMessageType.NORMAL),
+    "reminders": TopicAttributes(TopicMessageType.DELAY),
+}
+READERS = {
+    "orders": ("billing", "fraud-check", "search-index", "warehouse"),
+    "payments": ("billing", "fraud-check", "nightly-report"),
+    "shipments": ("mailer", "warehouse"),
+    "page-views": ("nightly-report", "search-index"),
+    "stock-levels": ("cache-warmer",),
+    "invoices": ("mailer",),
+    "reminders": ("mailer",),
+}
+GROUPS = {
+    "billing": GroupTotals(lag=1_520, lag_ms=95_000, retries=4, dead_letters=17),
+    "warehouse": GroupTotals(lag=212, lag_ms=1_400),
+    "search-index": GroupTotals(lag=48_113, lag_ms=41_000),
+    "fraud-check": GroupTotals(lag=36, lag_ms=220, retries=1, dead_letters=3),
+    "mailer": GroupTotals(lag=9, lag_ms=80),
+    "cache-warmer": GroupTotals(),
+    "nightly-report": GroupTotals(lag=2_204_118, lag_ms=50_400_000),
+}
+MEMBERS = {
+    "billing": members_of("billing", "PUSH", 6),
+    "warehouse": members_of("warehouse", "PUSH", 4),
+    "search-index": members_of("search-index", "PULL", 2),
+    "fraud-check": members_of("fraud-check", "PUSH", 8),
+    "mailer": members_of("mailer", "POP", 12),
+    "cache-warmer": members_of("cache-warmer", "PUSH", 5, MessageModel.BROADCASTING),
+}
 CITIES = ("Zürich", "Lisboa", "København", "Łódź", "Napoli")
 ITEMS = ("desk lamp", "bicycle bell", "tea pot", "wool socks", "notebook", "rain coat")
 TAGS = ("paid", "paid", "created", "paid", "refunded", "paid", "shipped")
@@ -67,9 +95,9 @@ def order(number: int, now_ms: int) -> MessageExt:
 def shop() -> FakeCluster:
     """The cluster, as of now."""
     backend, now_ms = ShopCluster(), time.time_ns() // 1_000_000
-    backend.topic_rows = {row.topic: row for row in TOPICS}
-    backend.group_rows = {row.group: row for row in GROUPS}
-    backend.configs = {row.group: GroupConfig(row.group) for row in GROUPS}
+    backend.topics, backend.attributes, backend.readers = dict(TOPICS), dict(ATTRIBUTES), dict(READERS)
+    backend.groups, backend.members = dict(GROUPS), dict(MEMBERS)
+    backend.configs = {group: GroupConfig(group) for group in GROUPS}
     backend.messages = {"orders": [order(number, now_ms) for number in range(200)]}
     backend.letters = {
         "billing": [
@@ -135,13 +163,11 @@ def samples(now_ms: int) -> list[ClusterFigures]:
 def _of_names(into: int, step: int) -> tuple[dict[str, int], dict[str, int]]:
     """The messages put into each topic, in all and at this step, and the lag of each group."""
     topics = {
-        row.topic: round(
-            into * (row.rate or 0) / 6_567 + 900 * (row.rate or 0) * math.sin(step / (17 + 9 * number)) / 60
-        )
-        for number, row in enumerate(TOPICS)
+        topic: round(into * one.rate / 6_567 + 900 * one.rate * math.sin(step / (17 + 9 * number)) / 60)
+        for number, (topic, one) in enumerate(TOPICS.items())
     }
     swell = 1 + 4 * max(math.sin((step - 240) / 16), 0) if 240 <= step < 290 else 1
-    return topics, {row.group: round((row.lag or 0) * (swell + 0.2 * math.sin(step / 9))) for row in GROUPS}
+    return topics, {group: round(one.lag * (swell + 0.2 * math.sin(step / 9))) for group, one in GROUPS.items()}
 
 
 class ShopCluster(FakeCluster):

@@ -11,7 +11,7 @@ import pytest
 from placement.console.audit_log import AUDIT_TOPIC, AuditLog
 from raymq.common.errors import ServiceNotAvailableError
 from raymq.records.format.check import record_starts
-from raymq.tools.console.backend.cluster import AuditEntry
+from raymq.tools.console.cluster import AuditEntry
 
 
 class Store:

@@ -1,4 +1,4 @@
-"""LiveControl over a stand-in for the administration: few calls, and rows of the brokers that answer."""
+"""LiveControl asks the servers for what the page of the cluster shows, and shows what is known without some of them."""
 
 from __future__ import annotations
 
@@ -9,72 +9,18 @@ import pytest
 
 from placement.console import live_control as module
 from placement.console.live_control import LiveControl
-from raymq.client.admin.topics import QueueDescription
 from raymq.common.errors import ServiceNotAvailableError
-from raymq.common.message import MessageQueue
-from raymq.common.protocol.attributes import TopicAttributes
 from raymq.common.protocol.route import BrokerData, QueueData, TopicRoute
-from raymq.common.protocol.stats import BrokerReadings, GroupReading, GroupTotals, TopicReading
-from raymq.tools.console.backend.cluster import NoAnswer
-from raymq.tools.console.backend.groups import GroupRow
-from raymq.tools.console.backend.topics import TopicGroup, TopicQueue, TopicRow
 
-QUEUE = MessageQueue("orders", "broker-a", 0)
 ROUTE = TopicRoute(
     "orders", {"broker-a": BrokerData("c", "broker-a", {0: "storage-broker-a-0"})}, (QueueData("broker-a", 1, 1, 6),)
 )
 
 
-def readings(held: int, lag: int, behind_ms: int | None) -> BrokerReadings:
-    return BrokerReadings(
-        {"orders": TopicReading(100, 9000, 4, 6, held, 2.5, 225.0), "idle": TopicReading(queues=1, perm=4)},
-        {("billing", "orders"): GroupReading(60, lag, behind_ms)},
-        0,
-        {"billing": GroupTotals(60, lag, behind_ms, 2, 1), "new": GroupTotals(consume_enable=lag == 0)},
-    )
-
-
 class Admin:
-    """The administration of two brokers; `calls` are the names of its calls."""
+    """The administration of a cluster with one topic."""
 
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.answers: dict[str, BrokerReadings | None] = {
-            "broker-a": readings(30, 7, 4_000), "broker-b": readings(12, 3, None),
-        }  # fmt: skip
-        self.error: Exception | None = None
-
-    def readings(self, timeout_s: float, *, with_pairs: bool) -> dict[str, BrokerReadings | None]:
-        self.calls.append("readings")
-        return self.answers
-
-    def topic_attributes(self, topics: set[str]) -> dict[str, TopicAttributes]:
-        self.calls.append("topic_attributes")
-        return {"orders": TopicAttributes.parse({"message.type": "FIFO"})}
-
-    def consumer_connections(self) -> list[Any]:
-        self.calls.append("consumer_connections")
-        consumer = SimpleNamespace(
-            group="billing", consume_type="PUSH", message_model=SimpleNamespace(value="CLUSTERING")
-        )
-        return [SimpleNamespace(consumer=consumer)] * 2
-
-    def delayed(self, begin_ms: int, end_ms: int, *, limit: int) -> Any:
-        return SimpleNamespace(levels={"level 3": 4, "deliver_at": 5})
-
-    def topic_route(self, topic: str) -> TopicRoute:
-        self.calls.append("topic_route")
-        return ROUTE
-
-    def describe_topic(self, topic: str) -> list[QueueDescription]:
-        self.calls.append("describe_topic")
-        if self.error is not None:
-            raise self.error
-        return [QueueDescription(QUEUE, 10, 52)]
-
-    def kept_since(self, topic: str) -> dict[MessageQueue, int | None]:
-        self.calls.append("kept_since")
-        return {QUEUE: 1_700}
+    error: Exception | None = None
 
     def topic_routes(self, topics: list[str]) -> dict[str, TopicRoute]:
         if self.error is not None:
@@ -82,75 +28,12 @@ class Admin:
         return {"orders": ROUTE}
 
 
-@pytest.fixture
-def admin() -> Admin:
-    return Admin()
-
-
-@pytest.fixture
-def backend(admin: Admin) -> LiveControl:
+def test_the_cluster_shows_writes_and_settings_also_without_a_nameserver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admin = Admin()
     client: Any = SimpleNamespace(admin=admin)
-    return LiveControl(client, "raymq")
-
-
-def test_the_list_of_topics_is_one_call_to_each_broker(admin: Admin, backend: LiveControl) -> None:
-    listing = backend.topics()
-    assert listing.rows == (
-        TopicRow("idle", 2, "R", 0, 0.0, 0),
-        TopicRow("orders", 8, "RW", 42, 5.0, 1, {"message.type": "FIFO"}),
-    )
-    assert listing.missing == ()
-    assert admin.calls == ["readings", "topic_attributes"]
-
-
-def test_groups_have_the_sums_of_all_brokers_and_their_members(backend: LiveControl) -> None:
-    assert backend.groups().rows == (
-        GroupRow("billing", "PUSH", "CLUSTERING", 2, 10, 4_000, 4, 2),
-        GroupRow("new", "", "", 0, 0, 0, 0, 0, consume_enable=False),
-    )
-
-
-def test_a_broker_that_does_not_answer_is_named_and_its_rows_are_missing(admin: Admin, backend: LiveControl) -> None:
-    admin.answers["broker-b"] = None
-    listing = backend.topics()
-    assert [(row.topic, row.messages) for row in listing.rows] == [("idle", 0), ("orders", 30)]
-    assert listing.missing == (NoAnswer("broker-b", module.NO_ANSWER),)
-    assert backend.topic("orders").missing == (f"broker-b: {module.NO_ANSWER}",)
-    with pytest.raises(ServiceNotAvailableError, match="broker-b"):
-        backend.figures()  # a sum without it would look like a restart
-
-
-def test_figures_are_sums_with_each_topic_and_group(backend: LiveControl) -> None:
-    found = backend.figures()
-    assert (found.messages_in, found.messages_out, found.bytes_in) == (200, 120, 18_000)
-    assert (found.dead_letters, found.delayed) == (2, 9)
-    assert (found.topic_messages, found.group_lags) == ({"idle": 0, "orders": 200}, {"billing": 10, "new": 0})
-
-
-def test_the_page_of_a_topic_takes_the_same_calls_whatever_the_number_of_groups(
-    admin: Admin, backend: LiveControl
-) -> None:
-    view = backend.topic("orders")
-    assert view.groups == (TopicGroup("billing", 2, 10, 4_000),)
-    assert view.queues == (TopicQueue(QUEUE, 10, 52, 1_700),)
-    assert (view.perm, view.rate, view.bytes_rate, view.missing) == ("RW", 5.0, 450.0, ())
-    assert [(row.broker_name, row.master) for row in view.route] == [("broker-a", "storage-broker-a-0")]
-    assert sorted(admin.calls) == sorted(
-        ["topic_route", "readings", "kept_since", "describe_topic", "consumer_connections"]
-    )
-
-
-def test_a_store_that_is_away_makes_its_queues_rows_with_the_reason(admin: Admin, backend: LiveControl) -> None:
-    admin.error = ServiceNotAvailableError("the store is away")
-    view = backend.topic("orders")
-    assert [(one.queue, one.error) for one in view.queues] == [(QUEUE, "the store is away")]
-    assert view.missing == ("the store is away",)
-    assert [one.group for one in view.groups] == ["billing"]
-
-
-def test_the_cluster_tells_writes_and_settings_also_without_a_nameserver(
-    admin: Admin, backend: LiveControl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    control = LiveControl(client, "raymq")
     broker = {"actor": "broker-a", "broker": "broker-a", "error": "", "ready": True, "topics": ["orders"],
               "groups": [], "storage": "storage-broker-a-0"}  # fmt: skip
     report: dict[str, Any] = {
@@ -166,9 +49,9 @@ def test_the_cluster_tells_writes_and_settings_also_without_a_nameserver(
     monkeypatch.setattr(module.operations, "placed_replicas", lambda: ((), frozenset()))
     monkeypatch.setattr(module.ray, "nodes", lambda: [{"NodeManagerAddress": "h", "NodeID": "n", "Alive": True}])
     monkeypatch.setattr(module, "ActorRef", lambda name: SimpleNamespace(call=describe))
-    view = backend.cluster()
+    view = control.cluster()
     assert [one.writable for one in view.brokers] == [True]
     assert view.settings["store.max_message_size_bytes"] == "5"
     admin.error = ServiceNotAvailableError("no NameServer answers")
-    assert [one.writable for one in backend.cluster().brokers] == [True]
+    assert [one.writable for one in control.cluster().brokers] == [True]
     assert asked == ["describe"]

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from raymq.common.errors import RaymqError
-from raymq.tools.console.backend.cluster import AuditPage
+from raymq.tools.console.cluster import AuditPage
 from raymq.tools.console.messages.body import visible
 from raymq.tools.console.messages.export import rows_as_file
 from raymq.tools.console.messages.fields import visible_map

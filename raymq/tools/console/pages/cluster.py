@@ -12,11 +12,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
-from raymq.tools.console.backend.groups import GroupRow
 from raymq.tools.console.messages.export import exact
 from raymq.tools.console.web.answers import page, refused
 from raymq.tools.console.web.changes import change, form_of
 from raymq.tools.console.web.console import console_of
+from raymq.tools.console.web.lists import GroupRow
 
 LAGGING_GROUPS_SHOWN: Final = 5
 
@@ -42,7 +42,7 @@ async def overview(request: Request) -> Response:
 def most_behind(groups: tuple[GroupRow, ...]) -> list[GroupRow]:
     """The groups that are behind most, by time, then by messages."""
     behind = [group for group in groups if group.lag]
-    return sorted(behind, key=lambda one: (-(one.lag_ms or 0), -(one.lag or 0), one.group))[:LAGGING_GROUPS_SHOWN]
+    return sorted(behind, key=lambda one: (-(one.lag_ms or 0), -one.lag, one.group))[:LAGGING_GROUPS_SHOWN]
 
 
 async def rates(request: Request) -> Response:
@@ -120,7 +120,7 @@ async def clean(request: Request) -> Response:
         request,
         "store clean",
         {"broker": broker_name},
-        lambda cluster: cluster.control.clean_store(broker_name),
+        lambda cluster: cluster.admin.clean_store(broker_name),
         then=CLUSTER_ADDRESS,
         done=f"{broker_name} deletes expired messages now.",
     )
@@ -140,7 +140,7 @@ async def set_write_permission(request: Request) -> Response:
         request,
         "write permission",
         {"broker": broker_name, "writable": writable},
-        lambda cluster: cluster.control.set_write_permission(broker_name, writable=writable),
+        lambda cluster: (cluster.admin.add_write_perm if writable else cluster.admin.wipe_write_perm)(broker_name),
         then=CLUSTER_ADDRESS,
         done=f"{broker_name} {'takes writes again' if writable else 'takes no more writes'}; clients see it soon.",
     )

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -13,14 +14,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
-from raymq.common.protocol.clients import ProducerConnection
-from raymq.common.protocol.group import RETRY_MAX_TIMES
-from raymq.tools.console.backend.groups import GroupView
+from raymq.common.protocol.clients import ConsumerConnection, ProducerConnection
+from raymq.common.protocol.group import RETRY_MAX_TIMES, GroupChanges, GroupConfig, GroupSummary
+from raymq.tools.console.cluster import ConsoleCluster, PushInstances
 from raymq.tools.console.messages.export import exact, rows_as_file
 from raymq.tools.console.web.answers import page, refused
 from raymq.tools.console.web.changes import change, form_of
 from raymq.tools.console.web.console import console_of
-from raymq.tools.console.web.snapshots import LIST_TIMEOUT_S, CachedAnswer
 from raymq.tools.console.web.texts import segment
 
 GROUP_COLUMNS: Final = (
@@ -37,6 +37,23 @@ GROUP_COLUMNS: Final = (
 """The columns of the list as a file."""
 
 
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """All about one group."""
+
+    config: GroupConfig
+    summary: GroupSummary
+    members: Sequence[ConsumerConnection]
+    push: PushInstances
+
+
+def group_view(cluster: ConsoleCluster, group: str) -> GroupView:
+    """Ask for all about one group. GroupNotExistError."""
+    admin = cluster.admin
+    config, summary = admin.group_config(group), admin.group_summary(group)
+    return GroupView(config, summary, admin.consumer_connections(group), cluster.control.push_instances(group))
+
+
 async def group_list(request: Request) -> Response:
     """All groups."""
     return page(request, "groups.html", {"groups": await console_of(request).groups()})
@@ -44,9 +61,11 @@ async def group_list(request: Request) -> Response:
 
 async def group_page(request: Request) -> Response:
     """One group, with the topics that its offsets can be moved in."""
-    view = await group_view(request)
-    topics = sorted({one.queue.topic for one in view.queues})
-    return page(request, "group.html", {"group": view.group, "view": view, "topics": topics})
+    view = await _view(request)
+    topics = sorted({one.queue.topic for one in view.summary.queues})
+    members = [(one, _subscriptions(one)) for one in view.members]
+    values = {"group": view.config.group, "view": view, "members": members, "topics": topics}
+    return page(request, "group.html", values)
 
 
 async def groups_json(request: Request) -> Response:
@@ -67,7 +86,7 @@ async def export(request: Request) -> Response:
 
 async def group_json(request: Request) -> Response:
     """The same as `raymq group describe G --json`."""
-    view = await group_view(request)
+    view = await _view(request)
     queues = [
         {
             "topic": one.queue.topic,
@@ -79,9 +98,9 @@ async def group_json(request: Request) -> Response:
             "in_flight": one.in_flight,
             "lag_ms": one.lag_ms,
         }
-        for one in view.queues
+        for one in view.summary.queues
     ]
-    sums = {"lag": view.lag, "lag_ms": view.lag_ms, "retry_lag": view.retries, "dead_letters": view.dead_letters}
+    sums = {name: getattr(view.summary, name) for name in ("lag", "lag_ms", "retry_lag", "dead_letters")}
     return JSONResponse(exact({"queues": queues, **sums}))
 
 
@@ -95,14 +114,14 @@ async def lag_json(request: Request) -> Response:
 
 async def members_json(request: Request) -> Response:
     """The same as `raymq group members G --json`."""
-    view = await group_view(request)
+    view = await _view(request)
     members = [
         {
             "client": one.client_id,
             "host": one.host,
             "pid": one.pid,
-            "type": one.consume_type,
-            "model": one.message_model,
+            "type": one.consumer.consume_type,
+            "model": one.consumer.message_model.value,
             "silent_s": round(one.silent_s, 1),
         }
         for one in view.members
@@ -117,17 +136,21 @@ async def update(request: Request) -> Response:
         consume = form.text("consume")
         if consume not in ("", "on", "off"):
             raise InvalidArgumentError(f"consume is on or off, not {consume!r}")
-        consume_enable = None if not consume else consume == "on"
         retries = form.number("retry_max_times", "Retries", RETRY_MAX_TIMES)
-        if consume_enable is None and retries is None:
+        changes: GroupChanges = {}
+        if consume:
+            changes["consume_enable"] = consume == "on"
+        if retries is not None:
+            changes["retry_max_times"] = retries
+        if not changes:
             raise InvalidArgumentError("nothing to change: all fields were empty")
     except InvalidArgumentError as error:
         return refused(request, error, group_address(group))
     return await change(
         request,
         "group update",
-        {"group": group, "consume_enable": consume_enable, "retry_max_times": retries},
-        lambda cluster: cluster.control.update_group(group, consume_enable=consume_enable, retry_max_times=retries),
+        {"group": group, **changes},
+        lambda cluster: cluster.admin.update_group(group, **changes),
         then=group_address(group),
         done=f"Group {group} is changed.",
     )
@@ -144,17 +167,20 @@ async def delete(request: Request) -> Response:
         request,
         "group delete",
         {"group": group, "dead_letters": letters},
-        lambda cluster: cluster.control.delete_group(group, dead_letters=letters),
+        lambda cluster: cluster.admin.delete_group(group, dead_letters=letters),
         then="/groups",
         done=f"Group {group} is deleted.",
         after_failure=group_address(group),
     )
 
 
-async def group_view(request: Request) -> GroupView:
-    """The group that the address names. GroupNotExistError."""
+async def _view(request: Request) -> GroupView:
     group = request.path_params["group"]
-    return await console_of(request).ask(lambda cluster: cluster.control.group(group))
+    return await console_of(request).ask(lambda cluster: group_view(cluster, group))
+
+
+def _subscriptions(member: ConsumerConnection) -> str:
+    return ", ".join(f"{topic}: {tags}" for topic, tags in sorted(member.consumer.subscriptions.items()))
 
 
 def group_address(group: str) -> str:
@@ -180,7 +206,7 @@ PRODUCER_COLUMNS: Final = ("group", "client_id", "host", "pid", "silent_s", "top
 
 async def producers_page(request: Request) -> Response:
     """The list, at most a few seconds old."""
-    wanted, snapshot = request.query_params.get("q", "").strip(), await _producers(request)
+    wanted, snapshot = request.query_params.get("q", "").strip(), await console_of(request).producers()
     rows = snapshot.value or ()
     shown = [row for row in rows if any(wanted in text for text in (row.group, row.client_id, row.host))]
     return page(request, "producers.html", {"producers": snapshot, "rows": shown, "wanted": wanted})
@@ -188,14 +214,14 @@ async def producers_page(request: Request) -> Response:
 
 async def export_producers(request: Request) -> Response:
     """The list as a file."""
-    snapshot = await _producers(request)
+    snapshot = await console_of(request).producers()
     rows = [_producer_row(one) for one in snapshot.value or ()]
     return rows_as_file(request, "producers", PRODUCER_COLUMNS, rows)
 
 
 async def producers_json(request: Request) -> Response:
     """The list for scripts."""
-    snapshot = await _producers(request)
+    snapshot = await console_of(request).producers()
     rows = [_producer_row(one) for one in snapshot.value or ()]
     return JSONResponse({"producers": rows, "error": snapshot.error})
 
@@ -204,13 +230,6 @@ def _producer_row(one: ProducerConnection) -> dict[str, Any]:
     """Return a producer as JSON and files have it. Heartbeats do not name topics, so `topics` is empty."""
     names = ("client_id", "host", "pid", "group", "silent_s")
     return {**{name: getattr(one, name) for name in names}, "topics": []}
-
-
-async def _producers(request: Request) -> CachedAnswer[list[ProducerConnection]]:
-    console = console_of(request)
-    return await console.snapshots.get(
-        "producers", lambda: console.ask(lambda cluster: cluster.admin.producer_connections(), LIST_TIMEOUT_S)
-    )
 
 
 PRODUCERS_ROUTES: Final = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from raymq.client.admin.groups import NewOffsets
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.places import parse_queue
-from raymq.tools.console.backend.groups import OffsetMove
 from raymq.tools.console.cluster import ConsoleCluster
 from raymq.tools.console.pages.groups import group_address
 from raymq.tools.console.web.answers import page, refused
@@ -97,7 +96,7 @@ async def _preview(request: Request, kind: str) -> Response:
             "group": group,
             "kind": kind,
             "wanted": wanted,
-            "moves": moves,
+            "moves": [(queue, moves.old[queue], moves[queue]) for queue in sorted(moves)],
             "summary": moved_messages(moves),
         },
     )
@@ -124,15 +123,16 @@ def _wanted(kind: str, group: str, form: Form) -> MoveForm:
     return MoveForm.of_reset(group, form) if kind == "reset" else MoveForm.of_copy(group, form)
 
 
-def _call(cluster: ConsoleCluster, kind: str, wanted: MoveForm, *, dry_run: bool) -> Sequence[OffsetMove]:
-    call = cluster.control.reset_offsets if kind == "reset" else cluster.control.clone_offsets
+def _call(cluster: ConsoleCluster, kind: str, wanted: MoveForm, *, dry_run: bool) -> NewOffsets:
+    call = cluster.admin.reset_offsets if kind == "reset" else cluster.admin.clone_offsets
     return call(**wanted.arguments, dry_run=dry_run)
 
 
-def moved_messages(moves: Sequence[OffsetMove]) -> str:
-    """The messages that come again or are left out, in words."""
-    back = sum(max((move.old or 0) - move.new, 0) for move in moves if move.old is not None)
-    ahead = sum(max(move.new - (move.old or 0), 0) for move in moves if move.old is not None)
+def moved_messages(moves: NewOffsets) -> str:
+    """Return the numbers of messages that are consumed again or left out, in words."""
+    differences = [new - old for queue, new in moves.items() if (old := moves.old[queue]) is not None]
+    back = sum(max(-one, 0) for one in differences)
+    ahead = sum(max(one, 0) for one in differences)
     parts = [f"{plural(back, 'message')} consumed again"] if back else []
     parts += [f"{plural(ahead, 'message')} left out"] if ahead else []
     return ", ".join(parts) or "no message is consumed again or left out"

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from raymq.client.admin.admin import Admin
+from raymq.client.admin.topics import QueueDescription
 from raymq.common.delay import parse_delay_levels
-from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
-from raymq.common.protocol.route import QUEUES
-from raymq.tools.console.backend.topics import TopicView
+from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.route import QUEUES, TopicRoute
+from raymq.common.protocol.stats import BrokerReadings, GroupReading
 from raymq.tools.console.messages.export import exact, rows_as_file
 from raymq.tools.console.web.answers import page, refused
 from raymq.tools.console.web.changes import Form, change, form_of
 from raymq.tools.console.web.console import console_of
+from raymq.tools.console.web.lists import broker_readings, topic_parts
 from raymq.tools.console.web.texts import plural, segment
 
 PERMISSION_BITS: Final = {"R": 4, "W": 2, "RW": 6}
@@ -31,6 +37,80 @@ TOPIC_COLUMNS: Final = ("topic", "queues", "messages", "rate", "groups", "perm",
 """The columns of the list as a file."""
 
 
+@dataclass(frozen=True, slots=True)
+class TopicGroup:
+    """A group that consumes a topic, with its lag in the topic, in messages and in time."""
+
+    group: str
+    members: int
+    lag: int
+    lag_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """All about one topic. `since_ms`: when the first message of a queue was stored, in ms since 1970, by queue.
+    `rate`, `bytes_rate`: put into the topic per second, over the last minute; None if no broker answered.
+
+    `error`: the store's error if the queues' offsets are unknown; the offsets are 0 then. `missing`: questions without
+    an answer, a sentence each.
+    """
+
+    route: TopicRoute
+    queues: Sequence[QueueDescription]
+    since_ms: Mapping[MessageQueue, int | None]
+    groups: Sequence[TopicGroup]
+    rate: float | None
+    bytes_rate: float | None
+    error: str
+    missing: Sequence[str]
+
+
+def topic_view(admin: Admin, topic: str) -> TopicView:
+    """Ask for all about one topic, in few calls to each broker group. TopicNotExistError."""
+    route = admin.topic_route(topic)
+    answers, silent = broker_readings(admin)
+    missing, error = [f"{one.server}: {one.reason}" for one in silent], ""
+    members: Counter[str] = Counter()
+    since_ms: Mapping[MessageQueue, int | None] = {}
+    try:
+        since_ms, queues = admin.kept_since(topic), admin.describe_topic(topic)
+        members.update(one.consumer.group for one in admin.consumer_connections())
+    except RaymqError as problem:
+        error = str(problem)
+        queues = [QueueDescription(queue, 0, 0) for queue in route.subscribe_queues]
+        missing.append(error)
+    parts = topic_parts(answers).get(topic)
+    return TopicView(
+        route,
+        queues,
+        since_ms,
+        _groups_of(topic, answers, members),
+        sum(one.rate for one in parts) if parts else None,
+        sum(one.bytes_rate for one in parts) if parts else None,
+        error,
+        missing,
+    )
+
+
+def _groups_of(topic: str, answers: Iterable[BrokerReadings], members: Mapping[str, int]) -> list[TopicGroup]:
+    """Return the groups that consume a topic. `members`: the number of members of each group."""
+    found: dict[str, list[GroupReading]] = {}
+    for answer in answers:
+        for (group, name), reading in answer.groups.items():
+            if name == topic:
+                found.setdefault(group, []).append(reading)
+    return [
+        TopicGroup(
+            group,
+            members.get(group, 0),
+            sum(one.lag for one in parts),
+            max((one.behind_ms for one in parts if one.behind_ms is not None), default=0),
+        )
+        for group, parts in sorted(found.items())
+    ]
+
+
 async def topic_list(request: Request) -> Response:
     """All topics, and a form for a new one."""
     console = console_of(request)
@@ -41,7 +121,7 @@ async def topic_list(request: Request) -> Response:
 async def topic_page(request: Request) -> Response:
     """One topic."""
     view = await _view(request)
-    return page(request, "topic.html", {"topic": view.topic, "view": view, "types": MESSAGE_TYPES})
+    return page(request, "topic.html", {"topic": view.route.topic, "view": view, "types": MESSAGE_TYPES})
 
 
 async def topics_json(request: Request) -> Response:
@@ -75,7 +155,7 @@ async def topic_json(request: Request) -> Response:
         }
         for one in view.queues
     ]
-    return JSONResponse(exact({"queues": queues, "attributes": dict(view.attributes)}))
+    return JSONResponse(exact({"queues": queues, "attributes": view.route.attributes.mapping()}))
 
 
 async def create(request: Request) -> Response:
@@ -95,7 +175,7 @@ async def create(request: Request) -> Response:
         request,
         "topic create",
         {"topic": topic, "queues": queues, **arguments},
-        lambda cluster: cluster.control.create_topic(topic, queues, **arguments),
+        lambda cluster: cluster.admin.create_topic(topic, queues, **arguments),
         then=_address(topic),
         done=f"Topic {topic} has {plural(queues, 'queue')}.",
         after_failure="/topics",
@@ -124,7 +204,7 @@ async def update(request: Request) -> Response:
         request,
         "topic update",
         {"topic": topic, **changes},
-        lambda cluster: cluster.control.update_topic(topic, **changes),
+        lambda cluster: cluster.admin.update_topic(topic, **changes),
         then=_address(topic),
         done=f"Topic {topic} is changed; clients see it within half a minute.",
     )
@@ -138,7 +218,7 @@ async def set_order(request: Request) -> Response:
         request,
         "topic order",
         {"topic": topic, "config": config or ""},
-        lambda cluster: cluster.control.set_order_config(topic, config),
+        lambda cluster: cluster.admin.set_order_config(topic, config),
         then=_address(topic),
         done=f"Topic {topic} is written to {config} only." if config else f"Topic {topic} is no order topic.",
     )
@@ -154,7 +234,7 @@ async def delete(request: Request) -> Response:
         request,
         "topic delete",
         {"topic": topic},
-        lambda cluster: cluster.control.delete_topic(topic),
+        lambda cluster: cluster.admin.delete_topic(topic),
         then="/topics",
         done=f"Topic {topic} is deleted.",
         after_failure=_address(topic),
@@ -163,7 +243,7 @@ async def delete(request: Request) -> Response:
 
 async def _view(request: Request) -> TopicView:
     topic = request.path_params["topic"]
-    return await console_of(request).ask(lambda cluster: cluster.control.topic(topic))
+    return await console_of(request).ask(lambda cluster: topic_view(cluster.admin, topic))
 
 
 def _address(topic: str) -> str:

@@ -18,8 +18,7 @@ from starlette.responses import JSONResponse, Response
 from raymq.common.errors import InvalidArgumentError, RaymqError
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES
 from raymq.common.numbers import NOT_NEGATIVE, NumberRange, number_of_text
-from raymq.tools.console.backend.cluster import AuditEntry
-from raymq.tools.console.cluster import ConsoleCluster
+from raymq.tools.console.cluster import AuditEntry, ConsoleCluster
 from raymq.tools.console.web.answers import redirect, wants_json
 from raymq.tools.console.web.console import console_of, notify, user_of
 from raymq.tools.console.web.snapshots import LIST_TIMEOUT_S, PAGE_CHANGE_TIMEOUT_S

@@ -12,15 +12,14 @@ from starlette.requests import Request
 
 from raymq.client.admin.messages import Arrived
 from raymq.common.errors import RaymqError
-from raymq.tools.console.backend.cluster import ClusterView, Listing
-from raymq.tools.console.backend.groups import GroupRow
-from raymq.tools.console.backend.topics import TopicRow
-from raymq.tools.console.cluster import ConsoleCluster
+from raymq.common.protocol.clients import ProducerConnection
+from raymq.tools.console.cluster import ClusterView, ConsoleCluster
 from raymq.tools.console.messages.replays import Replays
 from raymq.tools.console.messages.tail import Positions, Tails
 from raymq.tools.console.security.sessions import NOTICES_MAX, ConsoleUser, Notice, Session, Sessions
 from raymq.tools.console.settings import ConsoleSettings
-from raymq.tools.console.web.history import SAMPLE_INTERVAL_S, RateHistory, spark_points
+from raymq.tools.console.web.history import SAMPLE_INTERVAL_S, ClusterFigures, RateHistory, spark_points
+from raymq.tools.console.web.lists import GroupRow, Listing, TopicRow, cluster_figures, list_groups, list_topics
 from raymq.tools.console.web.render import Renderer
 from raymq.tools.console.web.snapshots import (
     LIST_TIMEOUT_S,
@@ -58,28 +57,29 @@ class Console:
         return await self.calls.call(call, timeout_s)
 
     async def cluster(self) -> CachedAnswer[ClusterView]:
-        """The cluster, at most a few seconds old."""
-        return await self.snapshots.get(
-            "cluster", lambda: self.ask(lambda cluster: cluster.control.cluster(), LIST_TIMEOUT_S)
-        )
+        """Return the cluster, at most a few seconds old."""
+        return await self._cached("cluster", lambda cluster: cluster.control.cluster())
 
     async def topics(self) -> CachedAnswer[Listing[TopicRow]]:
-        """The list of topics, at most a few seconds old."""
-        return await self.snapshots.get(
-            "topics", lambda: self.ask(lambda cluster: cluster.control.topics(), LIST_TIMEOUT_S)
-        )
+        """Return the list of topics, at most a few seconds old."""
+        return await self._cached("topics", lambda cluster: list_topics(cluster.admin))
 
     async def groups(self) -> CachedAnswer[Listing[GroupRow]]:
-        """The list of groups, at most a few seconds old."""
-        return await self.snapshots.get(
-            "groups", lambda: self.ask(lambda cluster: cluster.control.groups(), LIST_TIMEOUT_S)
-        )
+        """Return the list of groups, at most a few seconds old."""
+        return await self._cached("groups", lambda cluster: list_groups(cluster.admin))
+
+    async def producers(self) -> CachedAnswer[list[ProducerConnection]]:
+        """Return the clients that produce, at most a few seconds old."""
+        return await self._cached("producers", lambda cluster: cluster.admin.producer_connections())
+
+    async def _cached(self, name: str, call: Callable[[ConsoleCluster], T]) -> CachedAnswer[T]:
+        return await self.snapshots.get(name, lambda: self.ask(call, LIST_TIMEOUT_S))
 
     async def sample_figures(self) -> None:
         """Keep a sample of the cluster's counters every SAMPLE_INTERVAL_S, until cancelled."""
         while True:
             try:
-                self.history.add(await self.ask(lambda cluster: cluster.control.figures(), LIST_TIMEOUT_S))
+                self.history.add(await self.ask(_figures, LIST_TIMEOUT_S))
                 self._sparklines.clear()
             except RaymqError as error:
                 logger.info("no sample of the cluster's figures: %s", error)
@@ -105,6 +105,10 @@ class Console:
         self.close_streams()
         self.replays.close()
         self.calls.close()
+
+
+def _figures(cluster: ConsoleCluster) -> ClusterFigures:
+    return cluster_figures(cluster.admin, time.time_ns() // 1_000_000)
 
 
 def console_of(request: Request) -> Console:

@@ -11,11 +11,9 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
-
-from raymq.tools.console.backend.cluster import ClusterFigures
 
 SPARK_WIDTH: Final = 90
 SPARK_HEIGHT: Final = 20
@@ -53,6 +51,25 @@ SAMPLES_MAX: Final = int(HISTORY_S / SAMPLE_INTERVAL_S) + 1
 HISTORIES_MAX: Final = 500
 """The most topics, and the most groups, that have a history."""
 _NOT_KNOWN: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFigures:
+    """Counters of the whole cluster since its servers started. A counter grows until a server restarts.
+
+    `messages_in`, `bytes_in`: put into topics. `messages_out`: committed by groups. `dead_letters` and `delayed` are
+    numbers of messages now, and no counters. `at_ms`: the time of the sample. `topic_messages`: put into each topic.
+    `group_lags`: messages that each group has not committed now.
+    """
+
+    at_ms: int
+    messages_in: int
+    messages_out: int
+    bytes_in: int
+    dead_letters: int = 0
+    delayed: int = 0
+    topic_messages: Mapping[str, int] = field(default_factory=dict)
+    group_lags: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

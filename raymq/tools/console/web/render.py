@@ -57,6 +57,7 @@ class Renderer:
             "segment": texts.segment,
             "sentence": texts.sentence,
             "last_line": texts.last_line,
+            "permission": texts.permission,
             "visible": visible,
         }
         base = settings.base_path

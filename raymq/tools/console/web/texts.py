@@ -6,11 +6,18 @@ from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote
 
+from raymq.common.protocol.route import PERM_READ, PERM_WRITE
+
 NOTHING: Final = "–"
 """Shown for a value that is not known."""
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEPS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 _THIN_SPACE: Final = "\u202f"
+
+
+def permission(perm: int) -> str:
+    """Return the permission bits of a topic as "RW", "R", "W" or ""."""
+    return ("R" if perm & PERM_READ else "") + ("W" if perm & PERM_WRITE else "")
 
 
 def number(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Calls of the backend are bounded: in time, in number, and in how often the same is asked."""
+"""Calls to the cluster are bounded: in time, in number, and in how often the same is asked."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from raymq.common.errors import RequestTimeoutError, ServiceNotAvailableError
-from raymq.tools.console.backend.cluster import ClusterFigures
-from raymq.tools.console.web.history import HISTORY_S, SAMPLE_INTERVAL_S, RateHistory
+from raymq.tools.console.web.history import HISTORY_S, SAMPLE_INTERVAL_S, ClusterFigures, RateHistory
 from raymq.tools.console.web.snapshots import CALLS_WAITING_MAX, SNAPSHOT_KEPT_S, CallPool, Snapshots
 from tests.support.console.fake_cluster import FakeCluster
 
@@ -18,13 +17,13 @@ from tests.support.console.fake_cluster import FakeCluster
 def test_a_call_that_takes_too_long_is_no_longer_waited_for():
     async def story() -> None:
         gate = threading.Event()
-        calls = CallPool(FakeCluster(), threads=1)
+        calls = CallPool(FakeCluster().console_cluster(), threads=1)
         with pytest.raises(RequestTimeoutError, match=r"the store gave no answer within 0\.01 s"):
-            await calls.call(lambda backend: gate.wait(60), 0.01, about="the store")
+            await calls.call(lambda cluster: gate.wait(60), 0.01, about="the store")
         with pytest.raises(RequestTimeoutError):
-            await calls.call(lambda backend: backend.topics(), 0.01)
+            await calls.call(lambda cluster: cluster.admin.producer_connections(), 0.01)
         gate.set()
-        assert len((await calls.call(lambda backend: backend.topics(), 60.0)).rows) == 3
+        assert len(await calls.call(lambda cluster: cluster.admin.producer_connections(), 60.0)) == 1
         calls.close()
 
     asyncio.run(story())
@@ -33,25 +32,25 @@ def test_a_call_that_takes_too_long_is_no_longer_waited_for():
 def test_a_call_that_nobody_waits_for_any_more_does_not_begin():
     async def story() -> None:
         gate, backend = threading.Event(), FakeCluster()
-        calls = CallPool(backend, threads=1)
-        for call in (lambda one: gate.wait(60), lambda one: one.topics()):
+        calls = CallPool(backend.console_cluster(), threads=1)
+        for call in (lambda cluster: gate.wait(60), lambda cluster: cluster.admin.producer_connections()):
             with pytest.raises(RequestTimeoutError):
                 await calls.call(call, 0.01)
         gate.set()
-        await calls.call(lambda one: one.groups(), 60.0)
-        assert backend.asked == ["groups"]
+        await calls.call(lambda cluster: cluster.control.audit(), 60.0)
+        assert backend.asked == ["audit"]
         calls.close()
 
     asyncio.run(story())
 
 
-def test_the_backends_own_timeout_is_told_as_it_is():
+def test_the_own_timeout_of_a_call_is_shown_as_it_is():
     async def story() -> None:
         backend = FakeCluster()
-        backend.errors["topics"] = RequestTimeoutError("broker-a", 3.0)
-        calls = CallPool(backend)
+        backend.errors["producer_connections"] = RequestTimeoutError("broker-a", 3.0)
+        calls = CallPool(backend.console_cluster())
         with pytest.raises(RequestTimeoutError, match="broker-a gave no answer within 3 s"):
-            await calls.call(lambda one: one.topics(), 60.0)
+            await calls.call(lambda cluster: cluster.admin.producer_connections(), 60.0)
         calls.close()
 
     asyncio.run(story())
@@ -60,16 +59,16 @@ def test_the_backends_own_timeout_is_told_as_it_is():
 def test_too_many_calls_are_refused_at_once():
     async def story() -> None:
         gate = threading.Event()
-        calls = CallPool(FakeCluster(), threads=2)
+        calls = CallPool(FakeCluster().console_cluster(), threads=2)
         waiting = [
-            asyncio.create_task(calls.call(lambda backend: gate.wait(60), 60.0)) for _ in range(2 + CALLS_WAITING_MAX)
+            asyncio.create_task(calls.call(lambda cluster: gate.wait(60), 60.0)) for _ in range(2 + CALLS_WAITING_MAX)
         ]
         await asyncio.sleep(0)
         with pytest.raises(ServiceNotAvailableError, match="too many questions"):
-            await calls.call(lambda backend: backend.topics())
+            await calls.call(lambda cluster: cluster.admin.producer_connections())
         gate.set()
         assert all(await asyncio.gather(*waiting))
-        await calls.call(lambda backend: backend.topics())
+        await calls.call(lambda cluster: cluster.admin.producer_connections())
         calls.close()
 
     asyncio.run(story())

@@ -108,7 +108,7 @@ def test_every_answer_has_the_headers(admin: AsgiClient, stranger: AsgiClient, p
 
 
 def test_an_error_of_the_console_itself_has_the_headers_and_no_secret(admin: AsgiClient, backend: FakeCluster):
-    backend.errors["topics"] = ZeroDivisionError("secret of the server")
+    backend.errors["readings"] = ZeroDivisionError("secret of the server")
     answer = admin.get("/topics")
     assert (answer.status, "secret" in answer.text) == (500, False)
     assert "The console itself failed; its log has more." in answer.text

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.tools.console.backend.cluster import ClusterFigures
 from raymq.tools.console.web import history as module
 from raymq.tools.console.web.history import (
     SAMPLES_MAX,
     SPARK_HEIGHT,
     SPARK_POINTS_MAX,
     SPARK_WIDTH,
+    ClusterFigures,
     NamedHistory,
     RateHistory,
     spark_points,

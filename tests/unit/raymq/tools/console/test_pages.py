@@ -5,18 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import re
-from dataclasses import replace
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from raymq.common.errors import RequestTimeoutError, ServiceNotAvailableError
 from raymq.common.message import MessageQueue
-from raymq.tools.console.backend.cluster import ClusterFigures, NoAnswer
-from raymq.tools.console.backend.groups import GroupInstance, GroupRow
-from raymq.tools.console.backend.topics import TopicRow
+from raymq.common.protocol.stats import GroupTotals
+from raymq.tools.console.web.history import ClusterFigures
+from raymq.tools.console.web.lists import NO_ANSWER
 from tests.support.console.asgi_client import Answer, AsgiClient
-from tests.support.console.fake_cluster import NOW_MS, FakeCluster
+from tests.support.console.fake_cluster import NOW_MS, FakeCluster, members_of, topic_reading
 from tests.support.console.logged_in import console_app, logged_in
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
@@ -66,7 +66,7 @@ def test_a_viewer_sees_no_form_for_changes(admin: AsgiClient, viewer: AsgiClient
     assert not forms.search(viewer.get(path).text)
 
 
-@pytest.mark.parametrize(("path", "call"), [("/", "cluster"), ("/topics", "topics"), ("/cluster", "cluster")])
+@pytest.mark.parametrize(("path", "call"), [("/", "cluster"), ("/topics", "readings"), ("/cluster", "cluster")])
 def test_a_list_without_an_answer_is_a_line_and_not_a_blank_page(
     admin: AsgiClient, backend: FakeCluster, path: str, call: str
 ):
@@ -76,7 +76,7 @@ def test_a_list_without_an_answer_is_a_line_and_not_a_blank_page(
     assert "No answer from the cluster: no broker is registered" in answer.text
 
 
-@pytest.mark.parametrize(("path", "call"), [("/topics/orders", "topic"), ("/groups/billing", "group")])
+@pytest.mark.parametrize(("path", "call"), [("/topics/orders", "topic_route"), ("/groups/billing", "group_summary")])
 def test_a_page_without_an_answer_says_why(admin: AsgiClient, backend: FakeCluster, path: str, call: str):
     backend.errors[call] = RequestTimeoutError("broker-a", 5.0)
     answer = admin.get(path)
@@ -87,10 +87,10 @@ def test_a_page_without_an_answer_says_why(admin: AsgiClient, backend: FakeClust
 
 
 def test_a_broker_that_is_missing_is_named_above_the_rows_of_the_others(admin: AsgiClient, backend: FakeCluster):
-    backend.missing = (NoAnswer("broker-b", "it restarts"),)
+    backend.silent = {"broker-b"}
     for path in ("/topics", "/groups"):
         text = admin.get(path).text
-        assert "<strong>broker-b</strong>: no answer (it restarts)" in text
+        assert f"<strong>broker-b</strong>: no answer ({NO_ANSWER})" in text
     assert "orders" in admin.get("/topics").text
 
 
@@ -101,10 +101,10 @@ def test_what_is_not_there_is_not_found(admin: AsgiClient):
 
 
 def test_hostile_names_and_errors_are_text(admin: AsgiClient, backend: FakeCluster):
-    backend.topic_rows[HOSTILE] = TopicRow(HOSTILE, 1, "RW", 1, 1.0, 1, {"message.type": HOSTILE})
-    backend.group_rows[HOSTILE] = GroupRow(HOSTILE, "PUSH", HOSTILE, 1, 1, 1, 1, 1)
+    backend.topics[HOSTILE] = topic_reading(1, 1, 1.0)
+    backend.groups[HOSTILE], backend.members[HOSTILE] = GroupTotals(lag=1), members_of(HOSTILE, HOSTILE, 1)
     backend.problems = (HOSTILE,)
-    backend.missing = (NoAnswer(HOSTILE, HOSTILE),)
+    backend.silent = {HOSTILE}
     for path in ("/", "/topics", "/groups", "/cluster", f"/topics/{'%3Cscript%3E'}"):
         text = admin.get(path).text
         assert "<script>alert" not in text
@@ -113,9 +113,7 @@ def test_hostile_names_and_errors_are_text(admin: AsgiClient, backend: FakeClust
 
 
 def test_the_error_of_a_listener_is_harmless_and_short(admin: AsgiClient, backend: FakeCluster):
-    long = GroupInstance("billing@1", "n", 1, 1, 1, 1, f"{HOSTILE}\u202e{'x' * 10_000}")
-    view = backend.group("billing")
-    backend.group = lambda group: replace(view, instances=(long,))
+    backend.last_error = f"{HOSTILE}\u202e{'x' * 10_000}"
     text = admin.get("/groups/billing").text
     assert "<script>alert" not in text
     assert "\u202e" not in text
@@ -131,7 +129,7 @@ def test_a_topic_is_created_changed_and_deleted_and_the_audit_has_it_all(admin: 
     after(admin, admin.post("/topics/new/order", {"config": "broker-a:4"}))
     refusal = after(admin, admin.post("/topics/new/delete", {"confirm": "old"}))
     assert notices(refusal) == ["Type the topic&#39;s name, new, to delete it."]
-    assert "new" in backend.topic_rows
+    assert "new" in backend.topics
     gone = after(admin, admin.post("/topics/new/delete", {"confirm": "new"}))
     assert notices(gone) == ["Topic new is deleted."]
     assert [name for name, _ in backend.calls] == ["create_topic", "update_topic", "set_order_config", "delete_topic"]
@@ -254,7 +252,7 @@ def test_a_group_is_switched_off_and_deleted(admin: AsgiClient, backend: FakeClu
     assert "Consume is off" in page.text
     after(admin, admin.post("/groups/billing/update", {}))
     after(admin, admin.post("/groups/billing/delete", {"confirm": "no"}))
-    assert "billing" in backend.group_rows
+    assert "billing" in backend.groups
     after(admin, admin.post("/groups/billing/delete", {"confirm": "billing", "dead_letters": "on"}))
     assert backend.calls == [
         ("update_group", {"group": "billing", "consume_enable": False, "retry_max_times": 3}),
@@ -275,7 +273,7 @@ def test_the_cluster_is_drained_only_when_confirmed(admin: AsgiClient, backend: 
         ("drain", {"node": "10.0.0.11", "drained": True}),
         ("drain", {"node": "10.0.0.11", "drained": False}),
         ("clean_store", {"broker_name": "broker-a"}),
-        ("set_write_permission", {"broker_name": "broker-a", "writable": False}),
+        ("wipe_write_perm", {"broker_name": "broker-a"}),
     ]
 
 
@@ -339,7 +337,7 @@ def app_console(app: Any) -> Any:
 
 
 def test_tables_are_saved_as_files(admin: AsgiClient, backend: FakeCluster):
-    backend.group_rows["=cmd()"] = GroupRow("=cmd()", members=None)
+    backend.groups["=cmd()"] = GroupTotals()
     answer = admin.get("/export/groups?format=csv")
     assert answer.headers["content-disposition"] == 'attachment; filename="groups.csv"'
     rows = list(csv.DictReader(io.StringIO(answer.text)))
@@ -349,9 +347,10 @@ def test_tables_are_saved_as_files(admin: AsgiClient, backend: FakeCluster):
 
 
 def test_a_thousand_topics_and_two_thousand_groups_are_a_page_each(admin: AsgiClient, backend: FakeCluster):
-    backend.topic_rows = {f"t{n}": TopicRow(f"t{n}", 8, "RW", n, 1.0, 2) for n in range(1_000)}
-    backend.group_rows = {f"g{n}": GroupRow(f"g{n}", "PUSH", "CLUSTERING", 2, n, n, 0, 0) for n in range(2_000)}
+    backend.topics = {f"t{n}": topic_reading(8, n, 1.0) for n in range(1_000)}
+    backend.groups = {f"g{n}": GroupTotals(lag=n, lag_ms=n) for n in range(2_000)}
     for path, rows in (("/topics", 1_000), ("/groups", 2_000), ("/", 5)):
         text = admin.get(path).text
         assert text.count('<th scope="row"><a') == rows
-    assert backend.asked.count("topics") == backend.asked.count("groups") == 1
+    counts = Counter(backend.asked)
+    assert (counts["readings"], counts["topic_attributes"], counts["consumer_connections"]) == (2, 1, 1)

@@ -1,1 +1,0 @@
-"""The console's view of a cluster: a protocol, and the plain values that it deals in."""
