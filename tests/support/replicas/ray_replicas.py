@@ -69,6 +69,25 @@ class RayReplicas:
 
         return eventually(lambda: max(end(), 0), "one end of all logs", HEAL_TIMEOUT_S)
 
+    def wait_for_no_holes(self) -> None:
+        """Wait until no replica's log has damaged bytes that recovery found: replicas mend each other's logs."""
+        actors = [ActorRef(str(StorageName(self._broker_name, replica))) for replica in range(self._replicas)]
+
+        found: list[object] = []
+
+        def whole() -> bool:
+            nonlocal found
+            try:
+                found = [hole for actor in actors for hole in actor.call("log_holes", timeout_s=CALL_TIMEOUT_S)]
+            except RaymqError as error:
+                found = [error]
+            return not found
+
+        try:
+            eventually(whole, "logs without holes", HEAL_TIMEOUT_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {found}") from None
+
     def pid(self, replica: int) -> int:
         """The process of a replica's storage actor, once it answers."""
         actor = ActorRef(str(StorageName(self._broker_name, replica)))
