@@ -54,8 +54,11 @@ from typing import ClassVar
 
 
 class RaymqError(Exception):
-    """The root of the tree. `code` is RocketMQ's response code, `retryable` whether trying again can help, and
-    `retry_after_s` when, in s, where the server knows it."""
+    """The base class of all errors of raymq.
+
+    `code`: RocketMQ's response code. `retryable`: True if the same call may succeed later. `retry_after_s`: the seconds
+    to wait before, if the server knows them.
+    """
 
     code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
@@ -80,7 +83,7 @@ class IllegalNameError(InvalidArgumentError):
 
 
 class OffsetOutOfRangeError(InvalidArgumentError):
-    """An offset outside what a queue holds."""
+    """An offset outside the offsets that a queue holds."""
 
     code = 21
 
@@ -110,13 +113,14 @@ class FilterExpressionError(InvalidArgumentError):
 
 
 class MessageIllegalError(RaymqError, ValueError):
-    """A message that cannot be stored as it is; nothing was sent."""
+    """A message that cannot be stored. Nothing was sent."""
 
     code = 13
 
 
 class MessageRefusedError(MessageIllegalError):
-    """A put hook of the store (store.put_hooks) refuses a message; it was not stored. `reason` is the hook's."""
+    """A put hook of the store (store.put_hooks) refused a message, which was not stored. `reason`: the hook's
+    reason."""
 
     def __init__(self, hook: str, topic: str, reason: str) -> None:
         super().__init__(hook, topic, reason)
@@ -142,7 +146,7 @@ class TopicNotExistError(RaymqError):
 
 
 class TopicExistsError(RaymqError):
-    """A topic of this name exists already."""
+    """A topic of this name already exists."""
 
     code = 18
 
@@ -155,7 +159,7 @@ class TopicExistsError(RaymqError):
 
 
 class GroupNotExistError(RaymqError):
-    """The consumer group is not known to the brokers."""
+    """The consumer group does not exist at the brokers."""
 
     code = 26
 
@@ -177,9 +181,9 @@ class NoPermissionError(RaymqError):
 
 
 class AccessDeniedError(NoPermissionError):
-    """Access is on, and the policies of the user do not allow the request. Nothing was changed or read.
+    """Access control is on, and the user's policies do not allow the request. Nothing was changed or read.
 
-    `need` says what would have to be allowed, as ``Pub on Topic:orders``; `reason` why it is not.
+    `need`: the missing permission, such as ``Pub on Topic:orders``. `reason`: why the policies do not allow it.
     """
 
     def __init__(self, user: str, need: str, reason: str) -> None:
@@ -194,18 +198,18 @@ class AccessDeniedError(NoPermissionError):
 
 
 class AuthenticationError(NoPermissionError):
-    """Access is on, and the request has no signature, or not one that a known, enabled user made for it just now.
+    """Access control is on, and the request has no valid signature of an enabled user. Nothing was changed or read.
 
-    Nothing was changed or read. A client is given credentials by ``raymq.connect(credentials=…)``, by RAYMQ_USER with
-    RAYMQ_SECRET or RAYMQ_SECRET_FILE, or by a file.
+    A client gets credentials from ``raymq.connect(credentials=…)``, from RAYMQ_USER with RAYMQ_SECRET or
+    RAYMQ_SECRET_FILE, or from a file.
     """
 
 
 class SignedTooEarlyError(AuthenticationError):
-    """The request was not signed for this process of the server, at about this time. Nothing was carried out.
+    """The request was not signed for this process of the server, or not at about this time. Nothing was executed.
 
-    The server cannot tell if such a request is a repeat. raymq's clients read the process and its time from this error,
-    sign the request for both, and send it once more.
+    The server cannot tell whether such a request is a repeat. raymq's clients read the process and its time from this
+    error, sign the request for both, and send the request once more.
 
     `actor`: the server's name. `life`: the id of its process. `now_ms`: the process's own clock, in ms.
     """
@@ -219,7 +223,7 @@ class SignedTooEarlyError(AuthenticationError):
 
 
 class UserNotExistError(RaymqError):
-    """No user of this name is kept."""
+    """No user of this name exists."""
 
     code = 3001
 
@@ -246,10 +250,10 @@ class PolicyNotExistError(RaymqError):
 
 
 class QuotaExceededError(RaymqError):
-    """The user sends or fetches more than its quota allows. The request did nothing and may come again.
+    """The user sends or fetches more than its quota allows. The request changed nothing and may be repeated.
 
-    `what` is ``bytes`` or ``messages``, or ``consumed bytes`` or ``consumed messages``; `retry_after_ms` the time in ms
-    after which the same request fits.
+    `what`: ``bytes``, ``messages``, ``consumed bytes`` or ``consumed messages``. `retry_after_ms`: the time in ms after
+    which the same request is within the quota.
     """
 
     code = 2
@@ -270,7 +274,7 @@ class QuotaExceededError(RaymqError):
 class SystemBusyError(RaymqError):
     """A bounded buffer or table is full. The call changed nothing; the same call may succeed later.
 
-    `retry_after_s`: the time in s after which it may, where the server knows it; else None.
+    `retry_after_s`: the time in s after which the call may succeed; None if the server does not know it.
     """
 
     code = 2
@@ -285,7 +289,7 @@ class SystemBusyError(RaymqError):
 
 
 class ReceiptExpiredError(RaymqError):
-    """The receipt of a received message counts for nothing any more: it was acknowledged, or handed out again."""
+    """The receipt of a received message is no longer valid: the message was acknowledged, or delivered again."""
 
     code = 208
 
@@ -308,7 +312,7 @@ class ServiceNotAvailableError(RaymqError):
 
 
 class NotMasterError(ServiceNotAvailableError):
-    """The store asked is not the master of its broker group in the caller's epoch; nothing was written."""
+    """The store is not the master of its broker group in the caller's epoch. Nothing was written."""
 
     def __init__(self, broker_name: str, epoch: int) -> None:
         super().__init__(broker_name, epoch)
@@ -319,7 +323,7 @@ class NotMasterError(ServiceNotAvailableError):
 
 
 class InSyncReplicasError(ServiceNotAvailableError):
-    """RocketMQ's IN_SYNC_REPLICAS_NOT_ENOUGH: nothing was written, because too few replicas would have it."""
+    """Too few replicas are in sync, so nothing was written. RocketMQ's IN_SYNC_REPLICAS_NOT_ENOUGH."""
 
     code = 1
 
@@ -335,7 +339,7 @@ class InSyncReplicasError(ServiceNotAvailableError):
 
 
 class RequestTimeoutError(RaymqError, TimeoutError):
-    """No answer within the time the caller allowed. The request may still have been carried out."""
+    """The server did not answer within the caller's time limit. The request may still have been executed."""
 
     code = 10006
     retryable = True
@@ -349,7 +353,7 @@ class RequestTimeoutError(RaymqError, TimeoutError):
 
 
 class RequesterGoneError(RaymqError):
-    """The client that sent a request is not connected any more. The reply is stored; nobody reads it."""
+    """The client that sent a request is no longer connected. The reply is stored, but nobody will read it."""
 
     def __init__(self, client_id: str, correlation_id: str) -> None:
         super().__init__(client_id, correlation_id)
@@ -363,7 +367,8 @@ class RequesterGoneError(RaymqError):
 
 
 class RecallError(RaymqError):
-    """A delayed message cannot be recalled: the handle is none, or names another topic; or it is too late."""
+    """A delayed message cannot be recalled: the handle is invalid or names another topic, or the message is already
+    due."""
 
     code = 604
 
@@ -375,9 +380,10 @@ class CreateReplyMessageError(RaymqError):
 
 
 class SendUnknownError(RaymqError):
-    """A send that was neither acknowledged nor refused. The messages may or may not be stored.
+    """A send was neither acknowledged nor refused. The messages may or may not be stored.
 
-    `timeout_s`: the time in s that the send took. `is_over`: its time was up; else the `last` failure ended it before.
+    `timeout_s`: the duration of the send in s. `is_over`: True if its time limit passed; False if the `last` failure
+    ended it earlier.
     """
 
     code = 10006
@@ -396,7 +402,7 @@ class SendUnknownError(RaymqError):
 
 
 class ClusterNotFoundError(RaymqError):
-    """No raymq runs where the client looked."""
+    """The client found no raymq cluster."""
 
     code = 10004
 
@@ -408,7 +414,8 @@ class ClientStateError(RaymqError):
 
 
 class TransactionError(RaymqError):
-    """A transaction cannot be ended as asked: it is not known, is another group's, or has another outcome already."""
+    """A transaction cannot be ended as requested: it is unknown, belongs to another group, or has another outcome
+    already."""
 
     code = 1
 
@@ -420,9 +427,11 @@ class TransactionTooLateError(TransactionError):
 
 
 class SubscriptionConflictError(ClientStateError):
-    """A member of a consumer group wants other messages of a topic than the members before it; nothing was changed.
+    """A member of a consumer group subscribes to a topic with another expression than the group's earlier members.
+    Nothing was changed.
 
-    `expression` is what it wants, `other_expression` what `other_member` has, as administrators see them.
+    `expression`: the member's expression. `other_expression`: the expression of `other_member`. Both are as
+    administrators see them.
     """
 
     def __init__(self, group: str, topic: str, expression: str, other_member: str, other_expression: str) -> None:
@@ -439,15 +448,15 @@ class SubscriptionConflictError(ClientStateError):
 
 
 class ListenerError(RaymqError):
-    """A listener that cannot be shipped to its actor, or that raised there."""
+    """A listener cannot be sent to its actor, or it raised there."""
 
     code = 10000
 
 
 class PredicateFailedError(RaymqError):
-    """A predicate did not decide about a message: it raised, took too long, or ended its process.
+    """A predicate returned no decision about a message: it raised, timed out, or ended its process.
 
-    Nothing behind that message is returned of its queue until the predicate decides, or the consumer seeks past it.
+    No later message of the queue is returned until the predicate decides, or the consumer seeks past the message.
     """
 
     code = 10000
@@ -470,7 +479,7 @@ class ConfigError(RaymqError, ValueError):
 
 
 class StoreError(RaymqError):
-    """The store on disk."""
+    """The base class of errors of the store on disk."""
 
 
 class StoreLockedError(StoreError):
@@ -487,13 +496,13 @@ class StoreLockedError(StoreError):
 
 
 class StoreNotWritableError(StoreError):
-    """The store takes no appends now, or not any more."""
+    """The store does not accept appends, for some time or for good."""
 
     code = 14
 
 
 class StoreFailedError(StoreNotWritableError):
-    """The disk failed during an append: it is unknown what is stored, and the store takes no more."""
+    """The disk failed during an append. Parts of the append may be stored; the store accepts no further appends."""
 
 
 class StoreCorruptError(StoreError):
@@ -503,9 +512,9 @@ class StoreCorruptError(StoreError):
 class BodyUnreadableError(RaymqError):
     """A message that cannot be read: its bytes are damaged, or its body does not decompress.
 
-    `queue` names the queue ("orders@broker-a:0"). `queue_offset` and `physical_offset` are -1 if unknown. `reason` says
-    what is wrong. `record_damaged` True: the record itself is damaged, so no field but its place is known. False: only
-    the body is unreadable, and all other fields are as stored.
+    `queue` names the queue ("orders@broker-a:0"). `queue_offset` and `physical_offset` are -1 if unknown. `reason`
+    describes the damage. `record_damaged` True: the record itself is damaged, so only the message's queue and offsets
+    are known. False: only the body is unreadable, and all other fields are as stored.
     """
 
     def __init__(
@@ -533,6 +542,6 @@ class BodyUnreadableError(RaymqError):
 
 
 class DataLossError(RaymqError):
-    """Records a reader was promised are no longer there (deleted by retention, or a queue was deleted)."""
+    """Records that a reader was promised no longer exist: retention deleted them, or their queue was deleted."""
 
     code = 21

@@ -1,14 +1,14 @@
-"""Former names of modules: `raymq.errors` is `raymq.common.errors` since raymq/ has wings.
+"""Makes modules importable by their former names: `raymq.errors` is now `raymq.common.errors`.
 
-These hold names from before the move:
+These places may hold former names:
 
-    Ray's GCS         keeps the class and the arguments of a detached actor, and restarts the actor from them
-    Ray Serve         keeps the code of an autoscaling policy
-    a program         may keep pickled messages and errors
+    Ray's GCS         stores the class and arguments of a detached actor, and restarts the actor from them
+    Ray Serve         stores the code of an autoscaling policy
+    a program         may store pickled messages and errors
     bin/raymq         imports `raymq.cli` until raymq is installed again
 
-`import raymq` lets each former name stand for the module itself, not for a copy, so every class exists once.
-raymq's own code uses no former name; tests/unit/test_house.py checks that.
+`import raymq` makes each former name an alias of the module itself, so every class exists once. raymq's own code uses
+no former name; tests/unit/test_house.py checks this rule.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FORMER_NAMES: Final = {
     **{f"raymq.{room}": f"{wing}.{room}" for wing, rooms in _MOVED.items() for room in rooms.split()},
     "raymq.record": "raymq.records.format",
 }
-"""The present name of each room that moved, by its former name."""
+"""The present name of each moved room, by its former name."""
 
 
 def present_name(name: str) -> str | None:
@@ -49,12 +49,12 @@ def present_name(name: str) -> str | None:
 def accept_former_names() -> None:
     """Let imports in this process find modules by their former names. A second call changes nothing."""
     if _finder not in sys.meta_path:
-        # First: another finder would load a module a second time from its file, and so make its classes twice.
+        # Insert first: another finder would load the module's file a second time and create its classes twice.
         sys.meta_path.insert(0, _finder)
 
 
 class _Finder:
-    """Finds and loads modules by their former names, as importlib asks."""
+    """An importlib finder and loader of modules by their former names."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return a spec for a former name; None for any other name, and if the module does not exist."""
@@ -63,14 +63,14 @@ class _Finder:
         if present is None:
             return None
         spec = ModuleSpec(name, cast("Loader", self), origin=present.origin)
-        spec.has_location = present.has_location  # `python -m` takes `__file__` from it
+        spec.has_location = present.has_location  # `python -m` reads the spec's `__file__`
         return spec
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leave it to importlib to make an empty module, which `exec_module` replaces."""
+        """Return None: importlib then creates an empty module, which `exec_module` replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the module with the present name in place of the empty one."""
+        """Replace the empty module in `sys.modules` by the module with the present name."""
         sys.modules[module.__name__] = import_module(_present(module.__name__))
 
     def get_code(self, name: str) -> CodeType | None:

@@ -1,10 +1,9 @@
-"""The user that this process acts as: one at a time, for all of its calls to raymq's actors.
+"""The user as whom this process calls raymq's actors. A process has at most one user at a time.
 
-A call over a lane is made in the name of this user (raymq.remoting.lane), and so is each call of an actor's method
-(raymq.remoting.actor_ref), which is signed. It is the process's and not a client's,
-because threads, lanes and clients of brokers are shared in it. A process that is used anew, as Ray's and Spark's
-workers are, gives the user back at the end of its task (`acting_as`). Where nobody asks for users there is none.
-Nothing survives the process; the key is never printed.
+Lane calls (raymq.remoting.lane) and signed calls of actor methods (raymq.remoting.actor_ref) are made in the name of
+this user. The user belongs to the process, not to a client, because clients share threads, lanes and broker clients. A
+reused process, such as a worker of Ray or Spark, releases the user at the end of its task (`acting_as`). Without access
+control there is no user. Nothing survives the process, and the key is never printed.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from typing import Final
 from raymq.common.errors import ClientStateError
 
 SIGNED: Final = "signed_"
-"""The beginning of the name of an actor method's twin for signed calls."""
+"""Prefix of the name of an actor method's twin for signed calls."""
 USER_NAME_MAX_BYTES: Final = 127
 """The longest name of a user that a lane's handshake carries, as UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A user by name, and the key that signs in its name."""
+    """A user's name, and the key that signs in this name."""
 
     user: str
     key: bytes = field(repr=False)
 
 
 class _Holder:
-    """The identity of this process, and the number of those who hold it."""
+    """The identity of this process, and the number of its holders."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -47,14 +46,15 @@ os.register_at_fork(after_in_child=_holder.__init__)  # type: ignore[misc]  # a 
 
 
 def present() -> Identity | None:
-    """The user that this process acts as; None if it names none."""
+    """Return the user as whom this process acts; None without a user."""
     return _holder.identity
 
 
 def take(identity: Identity) -> None:
-    """Act as a user until `give_back`, which is called once for each `take`.
+    """Act as a user until `give_back`. Each `take` needs one `give_back`.
 
-    ClientStateError, with nothing changed, while this process acts as another user, or as this one with another key.
+    Raises ClientStateError, and changes nothing, if this process acts as another user, or as the same user with another
+    key.
     """
     with _holder.lock:
         known = _holder.identity
@@ -70,11 +70,11 @@ def take(identity: Identity) -> None:
 
 
 def give_back(identity: Identity) -> None:
-    """End one `take` of this user; after the last one the process acts as nobody."""
+    """End one `take` of this user. After the last one the process acts as no user."""
     with _holder.lock:
         known = _holder.identity
         if known is None or not _same(known, identity):
-            return  # a fork of the process, or a test, has another one
+            return  # a forked child, or a test, may have another identity
         _holder.count -= 1
         if _holder.count <= 0:
             _holder.identity, _holder.count = None, 0
@@ -82,7 +82,7 @@ def give_back(identity: Identity) -> None:
 
 @contextmanager
 def acting_as(identity: Identity | None) -> Iterator[None]:
-    """Act as a user for the length of a `with`; as whoever the process acts as anyway if it is None."""
+    """Act as a user within a `with` block. None: keep the process's present user."""
     if identity is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Reads text and numbers as Java does, because bytes on disk follow from it: tag codes, index keys, delay levels."""
+"""Reads text and numbers as Java does. Bytes on disk depend on the result: tag codes, index keys, delay levels."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _NUMBER: Final = re.compile(r"[+-]?\d{1,18}")
 
 
 def decode_utf8(data: bytes) -> str:
-    """The text that `new String(data, UTF_8)` gives: malformed bytes become replacement characters.
+    """Decode bytes as Java's `new String(data, UTF_8)`: malformed bytes become replacement characters.
 
-    As Python's "replace" but for an encoded surrogate (ED A0 80 to ED BF BF, also cut short): one replacement character
-    in Java, one for each byte in Python.
+    The result differs from Python's "replace" for an encoded surrogate (ED A0 80 to ED BF BF, even truncated): Java
+    inserts one replacement character, Python one for each byte.
     """
     try:
         return data.decode()
@@ -23,5 +23,5 @@ def decode_utf8(data: bytes) -> str:
 
 
 def parse_number(text: str | None) -> int | None:
-    """The whole number of at most 18 digits that `Long.parseLong` reads, which may have a sign; None for all else."""
+    """Parse a whole number of at most 18 digits, perhaps with a sign, as `Long.parseLong` does. None for other text."""
     return int(text) if text is not None and _NUMBER.fullmatch(text) else None

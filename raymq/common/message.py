@@ -1,11 +1,10 @@
-"""Messages, before they are sent and after they were read, and the small values around them.
+"""Messages, before they are sent and after they were read, and related values.
 
-`Message` is what users hand to a producer; `MessageExt` is the same message with what the store added. The names are
-RocketMQ's (spec/messaging.md §3). The bytes are in `raymq.records.format.decode`.
+A program passes a `Message` to a producer. `MessageExt` is the same message with the store's fields. The names are
+RocketMQ's (spec/messaging.md §3). `raymq.records.format.decode` decodes the bytes.
 
-Properties: RocketMQ keeps tags, keys, the unique id and its own flags in one map beside the user's properties. Here
-`properties` holds the user's alone, and reserved properties, raymq's and RocketMQ's, are in attributes and
-`system_properties`.
+Properties: RocketMQ stores tags, keys, the unique id and its own flags in the same map as the user's properties. In
+raymq, `properties` holds only the user's properties. Reserved properties are in attributes and in `system_properties`.
 """
 
 from __future__ import annotations
@@ -58,7 +57,8 @@ PROPERTY_PRODUCER_ID: Final = "RMQ_PID"
 PROPERTY_PRODUCER_EPOCH: Final = "RMQ_EPOCH"
 PROPERTY_SEQUENCE: Final = "RMQ_SEQ"
 PROPERTY_DLQ_ORIGIN_ERROR: Final = "DLQ_ORIGIN_ERROR"
-"""Of a dead letter: why it failed last, or why its group could not read the message, in a line; raymq's own."""
+"""Property of a dead letter, raymq's own: why the message failed last, or why its group could not read it, in one
+line."""
 
 RESERVED_PROPERTIES: Final = frozenset(
     """KEYS TAGS WAIT DELAY REAL_TOPIC REAL_QID RETRY_TOPIC UNIQ_KEY TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET
@@ -68,21 +68,21 @@ RESERVED_PROPERTIES: Final = frozenset(
     DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID DLQ_ORIGIN_ERROR TIMER_DELAY_SEC TIMER_DELAY_MS TIMER_DELIVER_MS TIMER_OUT_MS
     TIMER_DEL_UNIQKEY TIMER_ROLL_TIMES __transactionId__ __CRC32# RMQ_PID RMQ_EPOCH RMQ_SEQ""".split()
 )
-"""Property names a user may not set (spec/storage.md §1, spec/messaging.md §3.6, and raymq's own four)."""
+"""Property names that a user may not set (spec/storage.md §1, spec/messaging.md §3.6, and four names of raymq)."""
 
 MAX_MESSAGE_SIZE_BYTES: Final = 4 * 1024 * 1024
-"""The longest body by default: the `max_message_size_bytes` of a producer and of a store."""
+"""The default of the longest body: the `max_message_size_bytes` of a producer and of a store."""
 MESSAGE_SIZE_LIMIT_BYTES: Final = 1 << 30
-"""The most that `max_message_size_bytes` may be, and so the longest body of any message."""
+"""The greatest `max_message_size_bytes`, and so the longest body of any message."""
 MAX_PROPERTIES_BYTES: Final = 32767
 LIGHT_QUEUES_MAX: Final = 500
-"""The most light queues that one message may be in."""
+"""The most light queues of one message."""
 TIMER_DELAY_MAX_MS: Final = 40 * 86_400_000
-"""The bound on how far ahead a message's `deliver_at_ms` may be."""
+"""The longest time from now to a message's `deliver_at_ms`."""
 
 
 class _NoProperties(dict[str, str]):
-    """No properties, for ever: those of all messages that have nothing but a topic and a body."""
+    """An immutable, empty mapping: the properties of all messages that have only a topic and a body."""
 
     __slots__ = ()
 
@@ -96,18 +96,18 @@ class _NoProperties(dict[str, str]):
 
 
 PLAIN_PROPERTIES: Final = _NoProperties()
-"""The `properties` of each Message that has a topic and a body and nothing else, and of no other one: so a look at them
-tells such a message, which most are, from one that takes more work."""
+"""The `properties` of each Message that has only a topic and a body, and of no other message. A comparison by identity
+recognises these messages, which are most messages and need less work."""
 
 _NO_KEYS: Final = ()
 _NO_FLAG: Final = 0
 _LEGAL_TOPICS_MAX: Final = 4096
 _LEGAL_TOPICS: Final[set[str]] = set()
-"""Names that `check_topic` has found legal, at most _LEGAL_TOPICS_MAX of them."""
+"""Topic names that `check_topic` has accepted, at most _LEGAL_TOPICS_MAX of them."""
 
 
 def _check_text(what: str, text: object) -> None:
-    """Refuse what the property string cannot carry: it separates with 0x01 and 0x02 and has no escape."""
+    """Refuse text that the property string cannot hold: it uses 0x01 and 0x02 as separators and has no escape."""
     if not isinstance(text, str):
         raise MessageIllegalError(f"{what} must be a str, not {type(text).__name__}")
     if not text.strip():
@@ -121,7 +121,7 @@ def _check_text(what: str, text: object) -> None:
 
 
 def _checked_number(name: str, value: object, low: int = 0, high: int = NUMBER_MAX) -> int:
-    """The field `name` as a whole number from `low` to `high`. MessageIllegalError."""
+    """Return the field `name` as a whole number from `low` to `high`. Raises MessageIllegalError."""
     try:
         return whole_number(name, value, low, high)
     except InvalidArgumentError as error:
@@ -131,24 +131,24 @@ def _checked_number(name: str, value: object, low: int = 0, high: int = NUMBER_M
 class Message(Struct, frozen=True, gc=False):
     """A message to send.
 
-    `topic`: where to. `body`: 1 byte to 4 MiB, or to 1 GiB where `max_message_size_bytes` of the producer and of the
-    store allow it. `tags`: one tag, for subscriptions such as ``"paid || refunded"``. `keys`: business keys for
+    `topic`: the topic's name. `body`: 1 byte to 4 MiB, or to 1 GiB if `max_message_size_bytes` of the producer and of
+    the store allow it. `tags`: one tag, for subscriptions such as ``"paid || refunded"``. `keys`: business keys for
     lookups, without spaces; a single str is one key. `properties`: the user's own, text to text. `flag`: a 32-bit
-    number that is carried along. Raises MessageIllegalError (and IllegalNameError for the topic) when it is made
-    (spec/messaging.md §3.2).
+    number that consumers get unchanged. Creating a message raises MessageIllegalError, and IllegalNameError for the
+    topic (spec/messaging.md §3.2).
 
-    Consumers get the message later with one of: `delay_level`, RocketMQ's (1 to 18 mean 1 s to 2 h unless the store's
-    message_delay_level says otherwise; 0 is no delay, more than 18 means 18), or `deliver_at_ms`, a time in ms since
-    1970 up to 40 days ahead; a time that is past is now.
+    A message is delayed by one of: `delay_level`, RocketMQ's (1 to 18 mean 1 s to 2 h unless the store's
+    message_delay_level differs; 0 is no delay, more than 18 means 18), or `deliver_at_ms`, a time in ms since 1970, up
+    to 40 days ahead; a time in the past means now.
 
-    `wait_store_msg_ok` False: the send is acknowledged once the store has written the message, which then survives the
-    store's process, and not a power cut or the loss of its node; consumers see it when any other would be seen.
+    `wait_store_msg_ok` False: the send is acknowledged when the store has written the message. The message then
+    survives the death of the store's process, but not a power cut or the loss of its node. Consumers see it at the same
+    time as other messages.
 
-    `light_queues`: names of up to 500 light queues that get the message, too, without a copy of it; a single str is one
-    name. The store needs enable_lmq and enable_multi_dispatch for that; see `raymq.light_queue`.
+    `light_queues`: names of up to 500 light queues that also get the message, without a copy of it; a single str is one
+    name. This needs the store settings enable_lmq and enable_multi_dispatch; see `raymq.light_queue`.
 
-    A message is not changed after it was made, and the garbage collector does not track it: it holds nothing but text,
-    bytes and numbers.
+    A message is immutable. The garbage collector does not track it, because it holds only text, bytes and numbers.
     """
 
     topic: str
@@ -178,7 +178,7 @@ class Message(Struct, frozen=True, gc=False):
             and self.wait_store_msg_ok is True
             and self.light_queues is _NO_KEYS
         ):
-            return  # a message of a topic and a body, which are most
+            return  # most messages have only a topic and a body
         self._check()
         if (
             self.tags is None
@@ -188,7 +188,7 @@ class Message(Struct, frozen=True, gc=False):
         ):
             force_setattr(self, "properties", PLAIN_PROPERTIES)
         else:
-            force_setattr(self, "properties", dict(self.properties))  # the caller's may change after the checks
+            force_setattr(self, "properties", dict(self.properties))  # the caller may change it after the checks
 
     def _check(self) -> None:
         self._check_topic_and_body()
@@ -277,7 +277,7 @@ class Message(Struct, frozen=True, gc=False):
 
 
 class SystemMessage(Message, frozen=True, gc=False):
-    """A message that raymq itself sends: it may have reserved properties, and go to a topic of the server."""
+    """A message that raymq itself sends. It may have reserved properties, and go to a topic of the server."""
 
     def _check_properties(self) -> None:
         for name, value in self.properties.items():
@@ -286,25 +286,26 @@ class SystemMessage(Message, frozen=True, gc=False):
 
 
 class MessageSource(Protocol):
-    """Messages whose fields are decoded when they are asked for. It has a method per field of MessageExt, with the
-    field's name, which takes the message's index; these two are called most."""
+    """A source of messages that decodes a field when it is read. It has one method per field of MessageExt, with the
+    field's name, that takes the message's index. The methods below are called most."""
 
     def body(self, index: int) -> bytes:
-        """The body of message `index`, decompressed. BodyUnreadableError if it cannot be read."""
+        """Return the decompressed body of message `index`. Raises BodyUnreadableError if it cannot be read."""
 
     def body_error(self, index: int) -> BodyUnreadableError | None:
-        """The error that `body` raises for message `index`; None if the body can be read."""
+        """Return the error that `body` raises for message `index`; None if the body can be read."""
 
     def body_prefix(self, index: int, max_bytes: int) -> bytes:
-        """The first `max_bytes` bytes of the body of message `index`. BodyUnreadableError if they cannot be read."""
+        """Return the first `max_bytes` bytes of the body of message `index`. Raises BodyUnreadableError if they cannot
+        be read."""
 
     def queue_offset(self, index: int) -> int:
-        """The queue offset of message `index`."""
+        """Return the queue offset of message `index`."""
 
 
 @dataclass(frozen=True, init=False)
 class _MessageFields:
-    """The fields of a MessageExt; how they are compared, shown, copied and replaced."""
+    """The fields of a MessageExt, with comparison, representation, copy and replacement."""
 
     __slots__ = ()
 
@@ -330,10 +331,11 @@ class _MessageFields:
 
 
 class _MessageType(StructMeta):
-    """Makes a MessageExt of the values of all its fields when it is called, and matches it by them."""
+    """The metaclass of MessageExt: a call creates a message from the values of all fields, and patterns match by
+    fields."""
 
     @property
-    def __match_args__(self) -> tuple[str, ...]:  # type: ignore[override]  # msgspec's stub calls it writable
+    def __match_args__(self) -> tuple[str, ...]:  # type: ignore[override]  # type stubs of msgspec call it writable
         return _FIELDS
 
     @property
@@ -372,46 +374,46 @@ class _MessageType(StructMeta):
 
 
 class _MessagePlace(Struct, eq=False, gc=False):
-    """A message's source, and its number there. The garbage collector does not count it: else every few polls of
-    thousands of messages would have it look through all that the program has."""
+    """A message's source, and the message's index there. The garbage collector does not count these objects: otherwise
+    a few polls of thousands of messages would make it scan all objects of the program."""
 
     _source: MessageSource
     _index: int
 
 
-class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False, gc=False):  # type: ignore[misc]  # frozen below
+# msgspec does not freeze this class: its own __setattr__ does.
+class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False, gc=False):  # type: ignore[misc]
     """A message as a consumer gets it.
 
     `queue_offset` counts messages in the queue from 0, `physical_offset` bytes in the broker group's commit log.
     Timestamps are milliseconds since 1970: `born` by the producer's clock, `store` by the store's. `message_id` is the
     producer's unique id and stays the same over retries; `offset_message_id` names this one record.
 
-    A message that a poll returned refers to the bytes that the poll read, its body's CRC checked, and decodes a field
-    each time it is asked for. On the storage actor's node these bytes are the mapped commit log; elsewhere one fetch of
-    up to 8 MiB. They stay in memory, or a deleted file on the disk, for as long as one of the poll's messages is kept.
-    A program that keeps messages for long keeps `copy.copy(message)`, which refers to nothing; pickling does the same.
+    A message from a poll refers to the bytes that the poll read, whose CRC was checked, and decodes a field each time
+    it is read. On the storage actor's node these bytes are the mapped commit log; on other nodes one fetch of up to 8
+    MiB. The bytes stay in memory, or in a deleted file on the disk, while any message of the poll exists. A program
+    that keeps messages for long should keep `copy.copy(message)`, which refers to nothing else. Pickling also copies.
 
-    A damaged message is handed over in its place, too: reading its `body` raises BodyUnreadableError, and `body_error`
-    holds that error. A compressed body is decompressed when it is read, to the largest `max_message_size_bytes` of
-    the stores that the process reads, at least 4 MiB. If the record itself is
-    damaged (`body_error.record_damaged`), only topic, broker name, queue id, queue offset and physical offset are
-    known. Text fields are empty then, and numbers are 0.
+    A damaged message is delivered too: reading its `body` raises BodyUnreadableError, and `body_error` holds the error.
+    A compressed body is decompressed when it is read, up to the largest `max_message_size_bytes` of the stores that the
+    process reads, at least 4 MiB. If the record itself is damaged (`body_error.record_damaged`), only topic, broker
+    name, queue id, queue offset and physical offset are known; text fields are empty, and numbers are 0.
     """
 
     @staticmethod
     def decoded(values: tuple[Any, ...]) -> MessageExt:
-        """The message with these values of all fields, in their order; what `MessageExt(*values)` makes, but sooner."""
+        """Return a message with the values of all fields, in order. Equals `MessageExt(*values)`, but is faster."""
         return _make_message(_DecodedMessage(values), 0)
 
     @staticmethod
     def of_source(source: MessageSource, indices: Iterable[int]) -> list[MessageExt]:
-        """The messages of a source at these indices."""
-        # Without a line of Python per message: a poll makes thousands.
+        """Return the messages of a source at these indices."""
+        # No line of Python runs per message: a poll creates thousands.
         return list(map(_make_message, repeat(source), indices))
 
     @staticmethod
     def damaged(error: BodyUnreadableError, queue: MessageQueue) -> MessageExt:
-        """The message of a damaged record of `queue`, of which only the place is known."""
+        """Return a message for a damaged record of `queue`. Only its queue and offsets are known."""
         place = (queue.broker_name, queue.queue_id, error.queue_offset, error.physical_offset)
         return MessageExt.decoded((queue.topic, error, None, (), {}, 0, *place, 0, 0, "", "", "", "", 0, 0, {}))
 
@@ -419,20 +421,22 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
     def body_error(self) -> BodyUnreadableError | None:
         """The error that reading `body` raises; None for a message whose body can be read.
 
-        For a compressed body the first look decompresses the body.
+        The first access decompresses a compressed body.
         """
         error: BodyUnreadableError | None = self._source.body_error(self._index)
         return error
 
     @property
     def record_damaged(self) -> bool:
-        """True if the record itself is damaged: nothing of the message is known but its place. Reads no body."""
+        """True if the record itself is damaged: only the message's queue and offsets are known. Does not read the
+        body."""
         return not self.offset_message_id
 
     def _body_prefix(self, max_bytes: int) -> bytes:
-        """The first `max_bytes` bytes of `body`, without decompressing the rest; for rooms of raymq that show a part.
+        """Return the first `max_bytes` bytes of `body` without decompressing the rest, for parts of raymq that show a
+        preview.
 
-        BodyUnreadableError if these bytes cannot be read. Damage in the compressed bytes behind them is not noticed.
+        Raises BodyUnreadableError if these bytes cannot be read. Damage in later compressed bytes is not noticed.
         """
         prefix: bytes = self._source.body_prefix(self._index, max_bytes)
         return prefix
@@ -461,45 +465,45 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
         raise FrozenInstanceError(f"cannot delete field {name!r}")
 
     def _in_queue(self, topic: str, queue_id: int) -> MessageExt:
-        """This message as one of another queue; for rooms of raymq that know where it was sent."""
+        """Return this message with another topic and queue id, for parts of raymq that know where it was sent."""
         return self._replaced(topic=topic, queue_id=queue_id)
 
     def _replaced(self, **changes: Any) -> MessageExt:
-        """This message with other values of some fields; dataclasses.replace cannot copy an unreadable body."""
+        """Return this message with other values of some fields. dataclasses.replace cannot copy an unreadable body."""
         values = zip(_FIELDS, self._values(), strict=True)
         return MessageExt.decoded(tuple([changes.get(name, value) for name, value in values]))
 
     def _values(self) -> tuple[Any, ...]:
-        """The values of all fields; an unreadable body's value is its error."""
+        """Return the values of all fields; for an unreadable body, its error."""
         error = self.body_error
         return tuple([getattr(self, name) if error is None or name != "body" else error for name in _FIELDS])
 
     @property
     def queue(self) -> MessageQueue:
-        """The queue that the message is in."""
+        """The message's queue."""
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
     @property
     def light_queues(self) -> tuple[str, ...]:
-        """The names of the light queues that the message was sent to, too. One that was read from a light queue has
-        that queue's topic and offset; `sent_to` is where it was sent."""
+        """The names of the light queues to which the message was also sent. A message read from a light queue has that
+        queue's topic and offset; `sent_to` is its original topic."""
         names = self.system_properties.get(PROPERTY_INNER_MULTI_DISPATCH, "").split(",")
         return tuple(name.removeprefix(LMQ_PREFIX) for name in names if name)
 
     @property
     def sent_to(self) -> str:
-        """The topic that the message was sent to: of one that was read from a light queue another one than `topic`."""
+        """The topic to which the message was sent. It differs from `topic` for a message read from a light queue."""
         return self.system_properties.get(PROPERTY_REAL_TOPIC, self.topic) if is_light_queue(self.topic) else self.topic
 
 
 _make_message: Final[Callable[[Any, int], MessageExt]] = partial(StructMeta.__call__, MessageExt)
-"""Makes a message of its source and its number there."""
+"""Creates a message from its source and its index there."""
 _FIELDS: Final[tuple[str, ...]] = _MessageFields.__match_args__
 _BODY: Final = _FIELDS.index("body")
 
 
 class _DecodedMessage:
-    """The source of one message whose fields are all decoded."""
+    """A source of one message whose fields are all decoded."""
 
     __slots__ = ("_values",)
 
@@ -525,13 +529,13 @@ def _read_value(number: int) -> Callable[[Any, int], Any]:
 
 
 def _read_field(name: str) -> property:
-    if name == "body":  # read of every message: without a look-up by name
+    if name == "body":  # read for every message, so without a look-up by name
         return property(lambda self: self._source.body(self._index))
     return property(lambda self: getattr(self._source, name)(self._index))
 
 
 for _number, _name in enumerate(_FIELDS):
-    # Behind the decorator's back: as class attributes in the class itself they would be the fields' default values.
+    # Set after the decorator: class attributes in the class body would become the fields' defaults.
     if _name != "body":
         setattr(_DecodedMessage, _name, _read_value(_number))
     setattr(_MessageFields, _name, _read_field(_name))
@@ -550,7 +554,7 @@ class MessageQueue:
 
 
 def checked_queue(name: str, queue: object) -> MessageQueue:
-    """The argument `name`, if it is a MessageQueue whose id may be a queue's. Ids of numpy become plain ints.
+    """Return the argument `name` if it is a MessageQueue with a valid queue id. Ids of numpy become ints. Raises
     InvalidArgumentError."""
     if not isinstance(queue, MessageQueue):
         raise InvalidArgumentError(f"{name}: expected a raymq.MessageQueue, not {queue!r}")
@@ -560,7 +564,7 @@ def checked_queue(name: str, queue: object) -> MessageQueue:
 
 
 class SendStatus(Enum):
-    """The durability of an acknowledged message. In all four states it is stored (spec/messaging.md §2.6)."""
+    """The durability of an acknowledged message. In all four states the message is stored (spec/messaging.md §2.6)."""
 
     SEND_OK = "SEND_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -569,9 +573,9 @@ class SendStatus(Enum):
 
 
 class SendResult(Struct, frozen=True, gc=False):
-    """The queue and offset of a message that was sent. `message_id` is its unique id, `offset_message_id` names its
-    record. `recall_handle` recalls a message that waits for its `deliver_at_ms` (`Producer.recall`); None for
-    others."""
+    """The queue and offset of a sent message. `message_id`: the unique id. `offset_message_id`: names the message's
+    record. `recall_handle`: recalls a message that waits for its `deliver_at_ms` (`Producer.recall`); None for other
+    messages."""
 
     status: SendStatus
     message_id: str
@@ -582,7 +586,7 @@ class SendResult(Struct, frozen=True, gc=False):
 
 
 class PullStatus(Enum):
-    """The outcome of a read. Values as RocketMQ's client names them."""
+    """The outcome of a read. The values are RocketMQ's."""
 
     FOUND = "FOUND"
     NO_NEW_MESSAGE = "NO_NEW_MESSAGE"
@@ -592,7 +596,8 @@ class PullStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """One read of one queue. Go on at `next_offset`; `max_offset` is the offset the next message will get."""
+    """The result of one read of one queue. Continue at `next_offset`. `max_offset`: the offset that the next message
+    will get."""
 
     status: PullStatus
     messages: tuple[MessageExt, ...]
@@ -602,21 +607,22 @@ class PullResult:
 
 
 class ConsumeStatus(IntEnum):
-    """A listener's answer; None means CONSUME_SUCCESS, an exception RECONSUME_LATER. A plain number is no answer."""
+    """A listener's answer. None means CONSUME_SUCCESS, an exception RECONSUME_LATER. A plain number is not an
+    answer."""
 
     CONSUME_SUCCESS = 0
     RECONSUME_LATER = 1
 
 
 class MessageModel(Enum):
-    """CLUSTERING shares a topic's queues among a group's members; BROADCASTING gives each member all of them."""
+    """CLUSTERING divides a topic's queues among a group's members; BROADCASTING gives each member all queues."""
 
     CLUSTERING = "CLUSTERING"
     BROADCASTING = "BROADCASTING"
 
 
 class ConsumeFromWhere(Enum):
-    """The start of a group that has no committed offset (spec/messaging.md §5.4)."""
+    """The start of a group without a committed offset (spec/messaging.md §5.4)."""
 
     CONSUME_FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     CONSUME_FROM_FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
@@ -624,7 +630,7 @@ class ConsumeFromWhere(Enum):
 
 
 def message_list(messages: Iterable[Message]) -> list[Message]:
-    """`messages` as a list of Message, or MessageIllegalError naming the first that is not one."""
+    """Return `messages` as a list. Raises MessageIllegalError naming the first item that is not a Message."""
     result = list(messages)
     if any(kind is not Message for kind in set(map(type, result))):
         for message in result:

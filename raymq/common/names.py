@@ -1,7 +1,7 @@
 """The rules for names of topics and groups, and the names of actors.
 
-Topic and group rules are RocketMQ's (spec/messaging.md §2.5). An actor's name is an identity that prints and parses
-itself, so no module spells one by hand: `storage-broker-a-0` is `StorageName("broker-a", 0)`.
+Rules for topics and groups are RocketMQ's (spec/messaging.md §2.5). An actor's name is a value that formats and parses
+itself, so no module spells a name by hand: `storage-broker-a-0` is `StorageName("broker-a", 0)`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ NAMESPACE: Final = "raymq"
 """The Ray namespace of every raymq actor."""
 
 INSTANCES: Final = "raymq-instances"
-"""The Ray namespace of the Listener actors of push consumers and of PredicateRunners: they run users' functions."""
+"""The Ray namespace of actors that run users' functions: push consumers' Listeners, and PredicateRunners."""
 
 CONTROLLER: Final = "controller"
-"""The actor that decides who leads each broker group of several replicas."""
+"""The actor that elects the master of each broker group of several replicas."""
 
 BROKER_GROUPS_MAX: Final = 26
 """The most broker groups: a letter names each, from broker-a to broker-z."""
 USERS_BROKER: Final = "broker-a"
-"""The first broker group, which keeps the changes of users and policies."""
+"""The first broker group, which stores the changes of users and policies."""
 
 CONSOLE: Final = "console"
-"""The actor that serves the web console, where there is one."""
+"""The actor that serves the web console, if the cluster has one."""
 
 TOPIC_NAME_MAX: Final = 127
 INTERNAL_TOPIC_NAME_MAX: Final = 255
@@ -35,26 +35,27 @@ GROUP_NAME_MAX: Final = 120
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 LMQ_PREFIX: Final = "%LMQ%"
-"""The prefix of light queues, into which a message is put beside its own queue (storage/dispatch/multi_dispatch.py)."""
+"""The prefix of light queues. A message is put into its light queues besides its own queue
+(storage/dispatch/multi_dispatch.py)."""
 SYSTEM_PREFIX: Final = "rmq_sys_"
 STATE_TOPIC: Final = SYSTEM_PREFIX + "broker_state"
-"""The records of a broker's state, in its own store (actors.broker.state_log)."""
+"""The topic with the records of a broker's state, in the broker's own store (actors.broker.state_log)."""
 REPLY_SUFFIX: Final = "_REPLY_TOPIC"
-"""Ends the name of the topic of a cluster's replies to requests, which begins with the cluster's name."""
+"""The suffix of the topic with a cluster's replies to requests. The prefix is the cluster's name."""
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-"""The messages of transactions that are not finished; queue 0 of it is their only queue."""
+"""The topic with the messages of open transactions. It has one queue, 0."""
 OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-"""Records that say which half messages are finished."""
+"""The topic with records that name finished half messages."""
 CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
-"""The half messages that were given up, because no check found out their outcome."""
+"""The topic with half messages whose outcome no check could find out."""
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
-"""The records of a trace (raymq.telemetry.trace), unless a client names another topic."""
+"""The topic with trace records (raymq.telemetry.trace), unless a client names another topic."""
 AUTO_CREATE_TOPIC: Final = "TBW102"
-"""A topic of brokers that create a topic when a message is sent to it; new topics get its permission."""
+"""A topic of brokers that create a topic at the first send. New topics get the permission of this topic."""
 
 TRANSACTION_TOPICS: Final = frozenset((HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TIME_TOPIC))
-"""The topics that only transactions write to."""
+"""The topics to which only transactions write."""
 
 SYSTEM_TOPICS: Final = frozenset(
     """TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC
@@ -70,36 +71,37 @@ SYSTEM_GROUPS: Final = frozenset(
 """RocketMQ's predefined groups (spec/messaging.md §2.7)."""
 
 REBALANCE_SLOTS: Final = 4
-"""The shares into which all consumer groups are divided, by name; also the most Rebalance actors of a cluster."""
+"""The number of slots into which consumer groups are divided by name; also the most Rebalance actors of a cluster."""
 
 NODE_ID_SHOWN: Final = 16
-"""Hexadecimal digits of a Ray node's id that tell nodes apart; the whole id has 56."""
+"""Hexadecimal digits of a Ray node's id that are shown; the whole id has 56."""
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _RULE: Final = "use letters, digits and the characters % | - _"
 
 
 def is_system_topic(topic: str) -> bool:
-    """True if `topic` belongs to the server: it may not be created, deleted or sent to by users."""
+    """True if `topic` belongs to the server: users may not create it, delete it or send to it."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX) or topic.endswith(REPLY_SUFFIX)
 
 
 def is_internal_topic(topic: str) -> bool:
-    """True if `topic` is made by the server for its own or a group's use, or is a light queue: no user has created it
+    """True if the server created `topic` for itself or for a group, or if `topic` is a light queue. No user created it
     by name."""
     return is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DLQ_PREFIX, LMQ_PREFIX))
 
 
 def is_light_queue(topic: str) -> bool:
-    """True if `topic` is that of a light queue (`light_queue`)."""
+    """True if `topic` is the topic of a light queue (`light_queue`)."""
     return topic.startswith(LMQ_PREFIX)
 
 
 def light_queue(name: str) -> str:
-    """The topic under which the light queue `name` is consumed: ``consumer.subscribe(raymq.light_queue("alice"))``.
+    """Return the topic under which the light queue `name` is consumed:
+    ``consumer.subscribe(raymq.light_queue("alice"))``.
 
-    It has one queue, 0, in each broker group, with the messages that name it in `Message.light_queues`.
-    IllegalNameError.
+    The topic has one queue, 0, in each broker group, with the messages whose `Message.light_queues` contain `name`.
+    Raises IllegalNameError.
 
     >>> light_queue("alice")
     '%LMQ%alice'
@@ -112,22 +114,22 @@ def light_queue(name: str) -> str:
 
 
 def is_system_group(group: str) -> bool:
-    """True if `group` is one of the server's and its tools', which need not be made known."""
+    """True if `group` belongs to the server or its tools. Such a group need not be created."""
     return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)
 
 
 def retry_topic(group: str) -> str:
-    """The topic that gives a group the messages again that it could not consume at first."""
+    """Return the retry topic of a group: it delivers failed messages again."""
     return RETRY_PREFIX + group
 
 
 def dlq_topic(group: str) -> str:
-    """The dead-letter topic, with the messages that a group could not consume in all its attempts."""
+    """Return the dead-letter topic of a group: messages that the group could not consume in all its attempts."""
     return DLQ_PREFIX + group
 
 
 def reply_topic(cluster: str) -> str:
-    """The topic of the replies to requests of a cluster.
+    """Return the topic of the replies to a cluster's requests.
 
     >>> reply_topic("raymq")
     'raymq_REPLY_TOPIC'
@@ -142,7 +144,7 @@ def check_topic(topic: str) -> str:
 
 
 def check_user_topic(topic: str) -> str:
-    """`check_topic`, and refuse the topics that belong to the server."""
+    """Return `topic` if it is a legal name and not a topic of the server, else raise IllegalNameError."""
     check_topic(topic)
     if is_system_topic(topic):
         raise IllegalNameError("topic", topic, "it is a system topic")
@@ -198,7 +200,7 @@ class StorageName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReplicatorName:
-    """`replicator-broker-a-1`: what copies the log to replica 1 of broker group `broker-a`."""
+    """`replicator-broker-a-1`: the actor that copies the log to replica 1 of broker group `broker-a`."""
 
     broker_name: str
     replica: int
@@ -209,7 +211,7 @@ class ReplicatorName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RebalanceName:
-    """`rebalance-0`: one of the actors that serve all consumer groups."""
+    """`rebalance-0`: one of the actors that assign the queues of consumer groups."""
 
     index: int
 
@@ -219,7 +221,8 @@ class RebalanceName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class PullName:
-    """`pull-3f9a2c…`: serves all push-consumer instances of a Ray node, by the beginning of the node's id."""
+    """`pull-3f9a2c…`: the actor that serves all push-consumer instances of a Ray node. The name has the prefix of the
+    node's id."""
 
     node_id: str
 
@@ -229,9 +232,9 @@ class PullName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class PredicateName:
-    """`predicate-STORAGE-3f9a2c…-GROUP-0a1b…`: runs one predicate of a group beside a storage actor, on that node.
+    """`predicate-STORAGE-3f9a2c…-GROUP-0a1b…`: runs one predicate of a group on the node of a storage actor.
 
-    `user`: as whom it reads, at the end of the name; empty where nobody is named.
+    `user`: the user as whom the predicate's actor reads, at the end of the name; empty without access control.
     """
 
     storage: str
@@ -257,7 +260,7 @@ class InstanceName:
 
     @classmethod
     def parse(cls, text: str) -> InstanceName:
-        """The name that `text` is the string of; a group's name may have hyphens, too. InvalidArgumentError."""
+        """Parse the text of a name; the group's name may contain hyphens. Raises InvalidArgumentError."""
         kind, _, rest = text.partition("-")
         group, _, instance = rest.rpartition("-")
         if kind != "pull" or not group or not instance.isdecimal():

@@ -1,11 +1,10 @@
-"""Names of topics and groups within a namespace, as RocketMQ spells them (spec/features.md §9). Functions of text, and
-`Namespace`, through which a client's names, queues and messages go.
+"""Names of topics and groups within a namespace, in RocketMQ's spelling (spec/features.md §9).
 
-A namespace keeps teams apart that use the same names: `orders` of namespace `team-a` is kept as `team-a%orders`. The
-prefix of a retry, dead-letter or light-queue topic stays in front: `%RETRY%team-a%billing`. What belongs to the server
-(system topics, replies to requests, groups of the system) has the same name in every namespace.
+A namespace separates teams that use the same names: topic `orders` of namespace `team-a` is stored as `team-a%orders`.
+The prefix of a retry, dead-letter or light-queue topic stays in front: `%RETRY%team-a%billing`. Names of the server
+(system topics, replies to requests, system groups) are the same in every namespace.
 
-There is no state here and nothing to survive a crash: a wrapped name is the name under which everything is stored.
+The functions convert text. `Namespace` converts a client's names, queues and messages. The module has no state.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from raymq.common.message import (
 from raymq.common.names import DLQ_PREFIX, LMQ_PREFIX, RETRY_PREFIX, SYSTEM_GROUP_PREFIX, SYSTEM_PREFIX, is_system_topic
 
 NAMESPACE_SEPARATOR: Final = "%"
-"""Stands between a namespace and a name."""
+"""The separator between a namespace and a name."""
 
 _PREFIXES: Final = (RETRY_PREFIX, DLQ_PREFIX, LMQ_PREFIX)
 _LEGAL_NAMESPACE: Final = re.compile(r"[|a-zA-Z0-9_-]+")
@@ -35,8 +34,8 @@ _LEGAL_NAMESPACE: Final = re.compile(r"[|a-zA-Z0-9_-]+")
 def check_namespace(namespace: str) -> str:
     """Return `namespace` if names can be wrapped in it and unwrapped again, else raise IllegalNameError.
 
-    It has letters, digits and the characters ``| - _``, of which RocketMQ's names are made. A ``%`` would make its end
-    unclear, and one that begins as system topics or groups do would have each of its names taken for the server's.
+    A namespace has letters, digits and the characters ``| - _``. A ``%`` would make its end ambiguous. A namespace that
+    begins like system topics or groups would turn each of its names into a name of the server.
     """
     if not isinstance(namespace, str) or not namespace.strip():
         raise IllegalNameError("namespace", str(namespace), "it is blank")
@@ -48,12 +47,12 @@ def check_namespace(namespace: str) -> str:
 
 
 def wrap(namespace: str, name: str) -> str:
-    """The name under which topic or group `name` of `namespace` is stored (spec/features.md §12.8, 145 to 151).
+    """Return the name under which topic or group `name` of `namespace` is stored (spec/features.md §12.8, 145 to 151).
 
-    An empty namespace or name, a name of the system, and one that is in this namespace already are given back as they
-    are. Another namespace in `name` is not seen: it is wrapped once more. Of a retry, dead-letter or light-queue topic
-    the part behind the prefix is wrapped, so that ``wrap(ns, retry_topic(g)) == retry_topic(wrap(ns, g))`` for every
-    group, also those of the system.
+    Returned unchanged: a name if the namespace is empty, an empty name, a name of the system, and a name that is
+    already in this namespace. A name in another namespace is wrapped again. In a retry, dead-letter or light-queue
+    topic, the part after the prefix is wrapped, so that ``wrap(ns, retry_topic(g)) == retry_topic(wrap(ns, g))`` for
+    every group, even a system group.
 
     >>> wrap("team-a", "orders"), wrap("team-a", "%RETRY%billing"), wrap("team-a", "SCHEDULE_TOPIC_XXXX")
     ('team-a%orders', '%RETRY%team-a%billing', 'SCHEDULE_TOPIC_XXXX')
@@ -67,12 +66,12 @@ def wrap(namespace: str, name: str) -> str:
 
 
 def unwrap(name: str, namespace: str | None = None) -> str:
-    """`name` without its namespace (spec/features.md §12.8, 152 to 158); the prefix of a retry, dead-letter or
+    """Return `name` without its namespace (spec/features.md §12.8, 152 to 158). The prefix of a retry, dead-letter or
     light-queue topic stays.
 
-    With `namespace` only that one is taken off, and names of others are given back as they are (so are all, if it is
-    empty). Without it, everything up to the first ``%`` that is not the first character is taken for the namespace:
-    a name that is in none, but has a ``%`` in it, is cut. Names of the system are given back as they are.
+    With `namespace`, only this namespace is removed; an empty one removes nothing. Without `namespace`, everything up
+    to the first ``%`` that is not the first character counts as the namespace: a name in no namespace that contains a
+    ``%`` is truncated. Names of the system are returned unchanged.
 
     >>> unwrap("team-a%orders"), unwrap("%DLQ%team-a%billing"), unwrap("team-a%orders", "team-b")
     ('orders', '%DLQ%billing', 'team-a%orders')
@@ -85,7 +84,7 @@ def unwrap(name: str, namespace: str | None = None) -> str:
 
 
 def namespace_of(name: str) -> str:
-    """The namespace that topic or group `name` is in; empty for none and for names of the system.
+    """Return the namespace of topic or group `name`; empty for no namespace and for names of the system.
 
     >>> namespace_of("%RETRY%team-a%billing"), namespace_of("orders")
     ('team-a', '')
@@ -105,56 +104,56 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _is_system(name: str) -> bool:
-    """Not `is_system_group`: RocketMQ wraps predefined groups, as TOOLS_CONSUMER, and leaves those of the prefix."""
+    """True if RocketMQ does not wrap `name`. Unlike `is_system_group`: RocketMQ wraps predefined groups such as
+    TOOLS_CONSUMER, but not groups with the system prefix."""
     return is_system_topic(name) or name.startswith(SYSTEM_GROUP_PREFIX)
 
 
 class Namespace:
-    """One namespace as a client goes through it: names are wrapped on their way in, and unwrapped on their way out.
+    """Wraps a client's names in one namespace, and unwraps names for the client.
 
-    The empty one changes nothing. A name that is in the namespace already is not wrapped again, so that it does no harm
-    to wrap twice.
+    The empty namespace changes nothing. A name that is already in the namespace is not wrapped again.
     """
 
     def __init__(self, name: str = "") -> None:
-        """IllegalNameError for a name that no namespace can have."""
+        """Raises IllegalNameError for a name that a namespace cannot have."""
         self.name = check_namespace(name) if name else ""
 
     def __bool__(self) -> bool:
-        """True if it changes names."""
+        """True if this namespace changes names."""
         return bool(self.name)
 
     def __reduce__(self) -> tuple[type[Namespace], tuple[str]]:
         return Namespace, (self.name,)
 
     def wrap(self, name: str) -> str:
-        """The name under which topic or group `name` is stored."""
+        """Return the stored name of topic or group `name`."""
         return wrap(self.name, name) if self.name and isinstance(name, str) else name
 
     def unwrap(self, name: str) -> str:
-        """A stored name as users of this namespace know it; one of another namespace as it is."""
+        """Return a stored name as users of this namespace see it. A name in another namespace is returned unchanged."""
         return unwrap(name, self.name) if self.name else name
 
     def has(self, name: str) -> bool:
-        """True if a stored name is in this namespace; all are in the empty one."""
+        """True if a stored name is in this namespace. The empty namespace contains all names."""
         return not self.name or namespace_of(name) == self.name
 
     def queue(self, queue: MessageQueue) -> MessageQueue:
-        """A queue as it is stored."""
+        """Return the stored form of a queue: its topic is wrapped."""
         if not self.name or not isinstance(queue, MessageQueue):
-            return queue  # what is no queue is for others to refuse
+            return queue  # the caller refuses values that are no queue
         return MessageQueue(wrap(self.name, queue.topic), queue.broker_name, queue.queue_id)
 
     def shown_queue(self, queue: MessageQueue) -> MessageQueue:
-        """A stored queue as users of this namespace know it."""
+        """Return a stored queue as users of this namespace see it."""
         return MessageQueue(self.unwrap(queue.topic), queue.broker_name, queue.queue_id) if self.name else queue
 
     def shown_queues(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Stored queues, in their order, as users of this namespace know them."""
+        """Return stored queues as users of this namespace see them, in the same order."""
         return [self.shown_queue(queue) for queue in queues]
 
     def shown_messages(self, messages: list[MessageExt]) -> list[MessageExt]:
-        """Messages whose topics are those that users of this namespace know. Nothing is decoded."""
+        """Return messages with the topics that users of this namespace see. Nothing is decoded."""
         if not self.name:
             return messages
         shown: list[MessageExt] = []
@@ -167,16 +166,16 @@ class Namespace:
         return shown
 
     def shown_message(self, message: MessageExt) -> MessageExt:
-        """One message, as `shown_messages`."""
+        """Return a message with the topic that users of this namespace see."""
         return self.shown_messages([message])[0]
 
 
 NO_NAMESPACE: Final = Namespace()
-"""The namespace of a client that names none."""
+"""The namespace of a client without a namespace."""
 
 
 class _ShownMessages:
-    """A source of messages with unwrapped topics. What it does not change is asked of the source behind it."""
+    """A source of messages with unwrapped topics. It takes all other fields from the wrapped source."""
 
     def __init__(self, source: MessageSource, namespace: str) -> None:
         self._source: Any = source

@@ -1,13 +1,13 @@
-"""Checks of the numbers that programs pass: each number is refused, with an error that names its bounds, or obeyed.
+"""Checks of numbers that programs pass. A number is accepted, or refused with an error that names its bounds.
 
-    one value     whole_number, real_number, seconds, number_in; number_of_text for what people type
-    arguments     checked: every argument of a function whose annotation says int or float
-                  bounded: the ranges of arguments whose bounds their annotation and name do not say
+    one value     whole_number, real_number, seconds, number_in; number_of_text for typed text
+    arguments     checked: every argument that is annotated as int or float
+                  bounded: the ranges of arguments, if annotation and name do not define them
     fields        check_fields: the numbers of a settings object
 
-A number may come from anywhere: a text out of an environment variable, NaN, a number of numpy, a bool. Without a range
-of its own, an int is a signed number of 63 bits, a time in ms (`…_ms`) is not negative, and a time in seconds (`…_s`)
-is at most 31 years. So no number overflows a record, a lock or a poll behind the check.
+A number may be anything: text from an environment variable, NaN, a number of numpy, a bool. Without an explicit range,
+an int has at most 63 bits and a sign, a time in ms (`…_ms`) is not negative, and a time in seconds (`…_s`) is at most
+31 years. So no accepted number overflows a record, a lock or a poll.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from typing import Any, Final, NamedTuple, TypeVar
 from raymq.common.errors import InvalidArgumentError
 
 NUMBER_MAX: Final = 2**63 - 1
-"""The greatest number that an argument may be; the least is its negative."""
+"""The greatest allowed argument. The least allowed argument is its negative."""
 INT32_MAX: Final = 2**31 - 1
 LONGEST_TIME_S: Final = 1e9
-"""The longest time that an argument may be: 31 years."""
+"""The longest allowed time: 31 years."""
 _DIGITS_MAX: Final = 19
 """The digits of NUMBER_MAX."""
 _SHOWN_CHARS: Final = 80
 """The most characters of a refused value in an error."""
 _NUMBER: Final = re.compile(r"(?P<mapping>(?:Mapping|dict)\[.+, )?(?P<kind>int|float)\]?(?P<optional> \| None)?")
-"""Annotations of arguments that are checked: a number or a mapping to numbers, perhaps None."""
+"""Annotations of checked arguments: a number or a mapping to numbers, perhaps None."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class NumberRange(NamedTuple):
-    """The values that a number may have: `low` to `high`, both included, and `otherwise` if that is not None."""
+    """The allowed values of a number: `low` to `high`, both included, and `otherwise` if that is not None."""
 
     low: float = -NUMBER_MAX
     high: float = NUMBER_MAX
@@ -48,7 +48,7 @@ class NumberRange(NamedTuple):
         return text if self.otherwise is None else f"{text}, or {self.otherwise}"
 
     def has(self, value: float) -> bool:
-        """True if the number may have this value. False for NaN."""
+        """True if the range contains the value. False for NaN."""
         return self.low <= value <= self.high or value == self.otherwise
 
 
@@ -62,31 +62,31 @@ RATE: Final = NumberRange(0.001, 1e9)
 
 
 def whole_number(name: str, value: object, low: float = -NUMBER_MAX, high: float = NUMBER_MAX) -> int:
-    """The argument `name` as an int, from `low` to `high`. Numbers of numpy are taken, bools are not.
+    """Return the argument `name` as an int from `low` to `high`. Numbers of numpy are accepted, bools are not. Raises
     InvalidArgumentError."""
     return _whole(name, value, NumberRange(low, high))
 
 
 def real_number(name: str, value: object, low: float = -NUMBER_MAX, high: float = NUMBER_MAX) -> float:
-    """The argument `name` as an int or a float, from `low` to `high`. Numbers of numpy are taken; bools and NaN are
-    not. InvalidArgumentError."""
+    """Return the argument `name` as an int or a float from `low` to `high`. Numbers of numpy are accepted; bools and
+    NaN are not. Raises InvalidArgumentError."""
     return _real(name, value, NumberRange(low, high))
 
 
 def seconds(name: str, value: object, low: float = 0.0) -> float:
-    """The argument `name` as a time in seconds, from `low` to LONGEST_TIME_S. InvalidArgumentError."""
+    """Return the argument `name` as a time in seconds, from `low` to LONGEST_TIME_S. Raises InvalidArgumentError."""
     return _real(name, value, NumberRange(low, LONGEST_TIME_S))
 
 
 def number_of_text(name: str, text: str, bounds: NumberRange = NOT_NEGATIVE) -> int:
-    """The whole number that `text` writes in decimal digits, as people type it. InvalidArgumentError."""
+    """Parse a whole number in decimal digits that a user typed. Raises InvalidArgumentError."""
     if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX):
         raise InvalidArgumentError(f"{name} must be a whole number, {bounds}, not {shown(text)}")
     return _whole(name, int(text), bounds)
 
 
 def bounded(**ranges: NumberRange) -> Callable[[F], F]:
-    """Give arguments of a function their ranges, for `checked`."""
+    """Define the ranges of a function's arguments, for `checked`."""
 
     def mark(function: F) -> F:
         function.number_ranges = ranges  # type: ignore[attr-defined]
@@ -96,8 +96,8 @@ def bounded(**ranges: NumberRange) -> Callable[[F], F]:
 
 
 def number_checks(function: Callable[..., Any]) -> dict[str, tuple[Callable[[object], Any], bool]]:
-    """The check of each argument of a function that is a number or maps to numbers, by its name, and whether the
-    argument may be None. An annotation that is a text is read as it is written."""
+    """Return the checks of a function's arguments that are numbers or map to numbers, by name, and whether each
+    argument may be None."""
     ranges: Mapping[str, NumberRange] = getattr(function, "number_ranges", {})
     checks: dict[str, tuple[Callable[[object], Any], bool]] = {}
     for name, parameter in signature(function).parameters.items():
@@ -111,7 +111,8 @@ def number_checks(function: Callable[..., Any]) -> dict[str, tuple[Callable[[obj
 
 
 def checked(function: F) -> F:
-    """The function, which refuses numbers out of their ranges before anything else. InvalidArgumentError."""
+    """Return the function with checks: numbers out of their ranges raise InvalidArgumentError before the function
+    begins."""
     found = number_checks(function)
     if not found:
         return function
@@ -143,20 +144,20 @@ def checked(function: F) -> F:
 
 
 def check_fields(settings: object, ranges: Mapping[str, NumberRange]) -> None:
-    """Check fields of a frozen settings object, and make each a plain number. A field whose range has a float as its
-    lower bound is a real number, another one is a whole number. InvalidArgumentError."""
+    """Check fields of a frozen settings object, and convert each to a plain number. A field is a real number if the
+    lower bound of its range is a float, else a whole number. Raises InvalidArgumentError."""
     for name, bounds in ranges.items():
         object.__setattr__(settings, name, number_in(name, getattr(settings, name), bounds))
 
 
 def number_in(name: str, value: object, bounds: NumberRange) -> Any:  # Any: an int, or a float for a real range
-    """The argument `name` as a number within `bounds`: a real number if the lower bound is a float, otherwise a whole
-    number. InvalidArgumentError."""
+    """Return the argument `name` as a number within `bounds`: a real number if the lower bound is a float, else a whole
+    number. Raises InvalidArgumentError."""
     return (_real if isinstance(bounds.low, float) else _whole)(name, value, bounds)
 
 
 def shown(value: object, chars_max: int = _SHOWN_CHARS) -> str:
-    """A refused value for an error. It is cut if it is long; an int of thousands of digits has no text at all."""
+    """Return a refused value as text for an error. Long text is cut; an int of thousands of digits has no text."""
     try:
         text = repr(value)
     except ValueError:
@@ -198,7 +199,7 @@ def _real(name: str, value: object, bounds: NumberRange) -> float:
             raise InvalidArgumentError(f"{name} must be a number, {bounds}, not {shown(value)}")
         try:
             value = float(value)
-        except OverflowError:  # a fraction whose value no float has
+        except OverflowError:  # a fraction that no float can represent
             raise InvalidArgumentError(f"{name} must be {bounds}, not {shown(value)}") from None
     if not bounds.has(value):
         raise InvalidArgumentError(f"{name} must be {bounds}, not {shown(value)}")

@@ -1,12 +1,11 @@
 """Calls in other threads: several at a time, or one that no signal handler interrupts.
 
-Both also work while the interpreter ends. A `ThreadPoolExecutor` takes no work any more once the main thread has
-finished, which is before functions registered with `atexit` run: a client that is closed there still has offsets to
-commit.
+Both also work while the interpreter shuts down. A `ThreadPoolExecutor` refuses work after the main thread has finished,
+before functions registered with `atexit` run; a client that is closed there still has offsets to commit.
 
-Python runs signal handlers in the main thread alone, between two of its bytecodes, and what a handler raises (ctrl-C
-raises KeyboardInterrupt) comes out of whatever runs there. `aside` makes a call in a helper thread while the main
-thread waits for it; so the handler's exception ends the wait, never the call.
+Python runs signal handlers only in the main thread, between two bytecodes, and an exception of a handler (ctrl-C raises
+KeyboardInterrupt) appears in the interrupted code. `aside` makes a call in a helper thread while the main thread waits.
+So the handler's exception ends the wait, never the call.
 """
 
 from __future__ import annotations
@@ -27,15 +26,16 @@ Result = TypeVar("Result")
 
 
 HELPER_IDLE_S: Final = 10.0
-"""A helper thread that was not used for so long ends, if another one is idle."""
+"""A helper thread that is unused for this time ends, if another helper is idle."""
 SIGNAL_LOOK_S: Final = 1.0
-"""How long a signal may wait for its handler. One that comes just before the main thread blocks does not wake it."""
+"""The longest time until a signal's handler runs. A signal just before the main thread blocks does not wake the
+thread."""
 
 logger = logging.getLogger(__name__)
 
 
 class _HelperCall:
-    """A call that a helper makes, and its end. `ended` is locked until then."""
+    """A call that a helper makes, and its result. `ended` is locked until the call has ended."""
 
     __slots__ = ("arguments", "ended", "error", "function", "keywords", "result")
 
@@ -49,13 +49,13 @@ class _HelperCall:
     def make(self) -> None:
         try:
             self.result = self.function(*self.arguments, **self.keywords)
-        except BaseException as error:  # it is raised in the thread that waits
+        except BaseException as error:  # the waiting thread raises it
             self.error = error
         self.ended.release()
 
 
 class _Helper:
-    """A thread that makes calls for the main thread. Waits in `_idle` while it has none."""
+    """A thread that makes calls for the main thread. It waits in `_idle` between calls."""
 
     def __init__(self) -> None:
         self.calls: SimpleQueue[_HelperCall] = SimpleQueue()
@@ -63,17 +63,17 @@ class _Helper:
 
     def _run(self) -> None:
         while (call := self._next()) is not None:
-            if not _idle:  # the main thread finds one next time
+            if not _idle:  # the main thread finds an idle helper next time
                 try:
                     _idle.append(_Helper())
-                except RuntimeError as error:  # the process has as many threads as it may: the call needs no other
+                except RuntimeError as error:  # the process cannot start more threads; the call needs no other helper
                     logger.debug("no further helper thread can be started now: %s", error)
             call.make()
             del call
             _idle.append(self)
 
     def _next(self) -> _HelperCall | None:
-        """The next call; None if there was none for so long that this thread is to end."""
+        """Return the next call; None if this thread was idle for so long that it should end."""
         while True:
             try:
                 return self.calls.get(timeout=HELPER_IDLE_S)
@@ -83,7 +83,7 @@ class _Helper:
                 continue
             try:
                 _idle.remove(self)
-            except ValueError:  # the main thread has just taken this helper; or was interrupted then, and forgot it
+            except ValueError:  # the main thread has just taken this helper, or a signal interrupted it then
                 with suppress(Empty):
                     return self.calls.get(timeout=HELPER_IDLE_S)
             return None
@@ -92,12 +92,12 @@ class _Helper:
 def _start_helper(call: _HelperCall) -> None:
     """Make a call in a new helper. Runs in a bare thread, which the main thread starts by one call of C.
 
-    `threading.Thread.start` takes several steps, and none of them may be interrupted: it would leave locks of the
-    `threading` module held, or a thread that dies before it runs.
+    `threading.Thread.start` takes several steps. An interrupt between them would leave locks of the `threading` module
+    held, or a thread that dies before it runs.
     """
     try:
         _Helper().calls.put(call)
-    except BaseException as error:  # no thread can be started: the main thread must not wait for ever
+    except BaseException as error:  # no thread can be started; without an error the main thread would wait for ever
         call.error = error
         call.ended.release()
 
@@ -108,10 +108,10 @@ os.register_at_fork(after_in_child=_idle.clear)
 
 
 def aside(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
-    """Make a call so that no signal handler interrupts it: from the main thread in a helper thread, else at once.
+    """Make a call that no signal handler interrupts. Calls from the main thread run in a helper thread.
 
-    Returns or raises what the call does. When a signal handler raises in the main thread, that exception is raised at
-    once, and the call goes on to its own end.
+    Returns or raises the call's result. If a signal handler raises in the main thread, its exception is raised at once,
+    and the call continues to its end.
     """
     if get_ident() != threading.main_thread().ident:
         return function(*arguments, **keywords)
@@ -128,7 +128,7 @@ def aside(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> 
         try:
             raise call.error
         finally:
-            call.error = None  # it leads to this frame
+            call.error = None  # the exception refers to this frame
     result: Result = call.result
     return result
 
@@ -136,10 +136,10 @@ def aside(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> 
 def map_parallel(
     function: Callable[[Item], Result], items: Iterable[Item], *, threads_max: int, name: str
 ) -> list[Result]:
-    """The result of `function` for each item, in the order of the items, of up to `threads_max` calls at a time.
+    """Return the results of `function` for each item, in order, with at most `threads_max` calls at a time.
 
-    Returns when all calls have ended. Of several that failed, the exception for the first item is raised then. `name`
-    begins the threads' names.
+    Returns after all calls have ended. If several calls failed, raises the exception for the first failed item. `name`:
+    prefix of the threads' names.
     """
     todo = deque(enumerate(items))
     results: dict[int, Result] = {}

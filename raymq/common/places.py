@@ -1,4 +1,4 @@
-"""Queues and places in them as people type them: broker-a:3 and broker-a:3:1700."""
+"""Parses queues and offsets that users type: broker-a:3 and broker-a:3:1700."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _QUEUE_IDS = NumberRange(0, INT32_MAX)
 
 
 def parse_queue(topic: str, text: str) -> MessageQueue:
-    """The queue of a topic that BROKER:QUEUE names. InvalidArgumentError."""
+    """Parse BROKER:QUEUE into a queue of a topic. Raises InvalidArgumentError."""
     broker_name, _, queue_id = text.rpartition(":")
     try:
         number = number_of_text("the queue", queue_id, _QUEUE_IDS)
@@ -22,7 +22,7 @@ def parse_queue(topic: str, text: str) -> MessageQueue:
 
 
 def parse_position(topic: str, text: str) -> tuple[MessageQueue, int]:
-    """The queue and the offset that BROKER:QUEUE:OFFSET names. InvalidArgumentError."""
+    """Parse BROKER:QUEUE:OFFSET into a queue and an offset. Raises InvalidArgumentError."""
     queue, _, offset = text.rpartition(":")
     try:
         return parse_queue(topic, queue), number_of_text("the offset", offset)

@@ -1,4 +1,4 @@
-"""Pauses between attempts that grow to a limit, with a random part so that clients do not come back together."""
+"""Pauses between attempts that grow to a limit, with a random part so that clients do not retry at the same moment."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ T = TypeVar("T")
 
 
 class Backoff:
-    """Pauses between the attempts of one caller: `first_s`, doubling to `max_s`, each shortened by up to a quarter at
-    random."""
+    """Pauses between the attempts of one caller: from `first_s`, doubling to `max_s`, each randomly shortened by up to
+    a quarter."""
 
     def __init__(self, first_s: float = 0.05, max_s: float = 1.0) -> None:
         self._first_s, self._max_s = first_s, max_s
         self._failures = 0
 
     def next(self) -> float:
-        """An attempt failed: the seconds to wait before the next one."""
+        """Return the seconds to wait after a failed attempt."""
         pause_s = min(self._max_s, self._first_s * 2 ** min(self._failures, 16))
         self._failures += 1
         return float(pause_s * random.uniform(0.75, 1.0))
 
     def reset(self) -> None:
-        """The last attempt succeeded."""
+        """Start again at `first_s`, after a successful attempt."""
         self._failures = 0
 
 
 def left_s(deadline_s: float) -> float:
-    """The seconds until `deadline_s` on `time.monotonic`'s clock, 0.1 at least, so that a call has time to answer."""
+    """Return the seconds until `deadline_s` on `time.monotonic`'s clock, but at least 0.1, so that a call can
+    finish."""
     return max(0.1, deadline_s - time.monotonic())
 
 
 def persist_until(deadline_s: float, call: Callable[[float], T]) -> T:
-    """Repeat `call(seconds left)` while it fails retryably and time is left; the last failure is raised then.
+    """Repeat `call(seconds left)` while it raises retryable errors and time is left. Raises the last error.
 
-    It waits for as long as the server says, if it does. Only for calls that are safe to repeat. `deadline_s` is on
+    Waits for as long as the server requests in its error. Only for calls that are safe to repeat. `deadline_s`: on
     `time.monotonic`'s clock.
     """
     backoff = Backoff()

@@ -1,6 +1,6 @@
-"""Functions of a user's program as bytes of cloudpickle, for processes that do not have the program's modules.
+"""Serialises functions of a user's program by cloudpickle, for processes without the program's modules.
 
-A function goes by value together with its own module or package, so that it needs no installation where it runs.
+A function is pickled by value together with its module or package, so it need not be installed where it runs.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import cloudpickle
 
 
 def dumps_by_value(thing: Any, refusal: Callable[[Exception], Exception]) -> bytes:
-    """Pickle a function or object of the user's by value. Raises `refusal(reason)` when it cannot be pickled."""
+    """Pickle a user's function or object by value. Raises `refusal(reason)` if it cannot be pickled."""
     module = _user_module(thing)
     if module is not None and module.__name__ in cloudpickle.list_registry_pickle_by_value():
-        module = None  # the user's own registration, which stays
+        module = None  # the user registered the module; the registration stays
     if module is not None:
         cloudpickle.register_pickle_by_value(module)
     try:
         return cloudpickle.dumps(thing)  # type: ignore[no-any-return]  # cloudpickle has no types
-    except Exception as error:  # whatever a user's object does when it is pickled
+    except Exception as error:  # pickling runs the user's code, which may raise anything
         raise refusal(error) from error
     finally:
         if module is not None:
@@ -34,9 +34,9 @@ def dumps_by_value(thing: Any, refusal: Callable[[Exception], Exception]) -> byt
 
 
 def deferred_kind(function: Callable[..., Any]) -> str:
-    """The kind of a function whose call runs none of its code: "a coroutine function", "a generator function" or "an
-    async generator function"; empty for any other one. Looks through partials and into the class of an object with
-    `__call__`."""
+    """Return the kind of a function whose call only creates an object: "a coroutine function", "a generator function"
+    or "an async generator function"; empty for other functions. Looks through partials, and into the class of an object
+    with `__call__`."""
     called: Any = function
     while isinstance(called, functools.partial):
         called = called.func
@@ -50,7 +50,8 @@ def deferred_kind(function: Callable[..., Any]) -> str:
 
 
 def _user_module(thing: Any) -> ModuleType | None:
-    """The user's own module or package that defines a function; None for the standard library and installed ones."""
+    """Return the user's module or package that defines a function; None for the standard library and installed
+    packages."""
     owner: Any = thing
     while isinstance(owner, functools.partial):
         owner = owner.func
@@ -58,9 +59,9 @@ def _user_module(thing: Any) -> ModuleType | None:
     module = sys.modules.get(getattr(inspect.unwrap(owner), "__module__", "") or "")
     file = getattr(module, "__file__", None)
     if module is None or file is None or module.__name__ == "__main__":
-        return None  # __main__ goes by value anyway
+        return None  # __main__ is pickled by value anyway
     installed = [Path(sysconfig.get_path(key)) for key in ("stdlib", "purelib", "platlib")]
     if any(Path(file).is_relative_to(root) for root in installed):
         return None
-    # All of the package, because its modules import each other.
+    # Register the whole package, because its modules import each other.
     return sys.modules.get(module.__name__.partition(".")[0], module)

@@ -1,11 +1,11 @@
-"""Settings that change while raymq runs: their names, values and checks. Pure.
+"""Settings that may change while raymq runs: their names, values and checks. This module does no I/O.
 
-A change of which settings are live belongs here. A broker keeps the changes of its group in its state log, over what
-raymq.yaml said when it was started; a change is a name such as ``store.file_reserved_time_hours`` with a value as YAML
-has it. What is set is checked by the very models that check the file, so the two can never disagree.
+A broker keeps the changes of its broker group in its state log, and applies them over the values from raymq.yaml. A
+change is a name such as ``store.file_reserved_time_hours`` with a YAML value. The models that check raymq.yaml also
+check each change.
 
-Three spellings name one setting: the full one, the key alone where only one section has it, and RocketMQ's, such as
-``fileReservedTime``. Settings that are read only when raymq starts are known here, too, so that the error can say so.
+A setting has three spellings: the full name; the key alone, if only one section has the key; and RocketMQ's name, such
+as ``fileReservedTime``. The spellings include settings that are read only when raymq starts, for better errors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from raymq.common.config.store import StoreOptions
 from raymq.common.errors import ConfigError, InvalidArgumentError
 
 SettingValue = str | int | float | bool | None
-"""A value as YAML and JSON have it."""
+"""A value in YAML and JSON."""
 
 LIVE_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "broker": (
@@ -89,7 +89,7 @@ LIVE_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "replication": ("slave_timeout_ms",),
     "metrics": ("per_topic_max", "per_group_max"),
 }
-"""By section, the settings that may change while raymq runs. The others are read when an actor starts."""
+"""By section, the settings that may change while raymq runs. Other settings are read when an actor starts."""
 
 _ROCKETMQ_NAMES: Final = {
     "osPageCacheBusyTimeOutMills": "store.os_page_cache_busy_timeout_ms",
@@ -103,14 +103,14 @@ _ROCKETMQ_NAMES: Final = {
     "heartbeatThreadPoolQueueCapacity": "broker.heartbeat_queue_capacity",
     "clientManagerThreadPoolQueueCapacity": "broker.client_manager_queue_capacity",
 }
-"""RocketMQ's names that are not made by the rule of `rocketmq_name`."""
+"""RocketMQ's names that do not follow the rule of `rocketmq_name`."""
 
 _UNITS: Final = ("_ms", "_bytes", "_hours")
 
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """The sections of a broker group's settings that hold live ones, as raymq.yaml had them or as they are now."""
+    """The sections of a broker group's settings that have live settings, at one moment."""
 
     broker: BrokerOptions = field(default_factory=BrokerOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
@@ -118,12 +118,12 @@ class LiveOptions:
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
 
     def value(self, key: str) -> Any:
-        """The value of a full name of one of these sections, as the models have it."""
+        """Return the value of a setting by its full name, as the models store it."""
         section, _, name = key.partition(".")
         return getattr(getattr(self, section), name)
 
     def plain(self) -> dict[str, Any]:
-        """All values by their full names, as YAML and JSON have them, section by section."""
+        """Return all values by their full names, as YAML and JSON have them."""
         return {
             f"{section}.{name}": _plain(getattr(getattr(self, section), name))
             for section in LIVE_SETTINGS
@@ -140,8 +140,8 @@ def _plain(value: Any) -> Any:
 
 
 def rocketmq_name(name: str) -> str:
-    """RocketMQ's spelling of a key: without its unit, in camel case; ``file_reserved_time_hours`` is
-    ``fileReservedTime``."""
+    """Return RocketMQ's spelling of a key, in camel case without its unit: ``fileReservedTime`` for
+    ``file_reserved_time_hours``."""
     for unit in _UNITS:
         name = name.removesuffix(unit)
     first, *rest = name.split("_")
@@ -149,10 +149,10 @@ def rocketmq_name(name: str) -> str:
 
 
 def full_name(name: str) -> str:
-    """The full name of a setting, such as ``store.delete_when``, for any of its spellings.
+    """Return the full name of a setting, such as ``store.delete_when``, for any of its spellings.
 
-    InvalidArgumentError for a name that is no setting, with the most similar one, and for a key that is in several
-    sections.
+    Raises InvalidArgumentError for an unknown name, with the most similar one, and for a key that several sections
+    have.
     """
     found = _SPELLINGS.get(name, ())
     if len(found) == 1:
@@ -165,7 +165,8 @@ def full_name(name: str) -> str:
 
 
 def live_name(name: str) -> str:
-    """As `full_name`; InvalidArgumentError, too, for a setting that is read only when raymq starts."""
+    """Return the full name of a live setting. Raises InvalidArgumentError like `full_name`, and for a setting that is
+    read only when raymq starts."""
     full = full_name(name)
     section, _, key = full.rpartition(".")
     if key not in LIVE_SETTINGS.get(section, ()):
@@ -176,15 +177,16 @@ def live_name(name: str) -> str:
 
 
 def is_live(full: str) -> bool:
-    """True if the setting of a full name may change while raymq runs."""
+    """True if the setting with this full name may change while raymq runs."""
     section, _, key = full.rpartition(".")
     return key in LIVE_SETTINGS.get(section, ())
 
 
 def parse_value(name: str, text: str) -> SettingValue:
-    """A value that was typed, for `check_change`: YAML, as in raymq.yaml, or the very text for a setting that is text.
+    """Parse a value that a user typed, for `check_change`. The value is YAML, as in raymq.yaml; for a setting that is a
+    text it is the text itself.
 
-    InvalidArgumentError for another name, and for a list or a mapping; ConfigError for what is no YAML.
+    Raises InvalidArgumentError for an unknown name, a list or a mapping; ConfigError for invalid YAML.
     """
     full = full_name(name)
     section, _, key = full.rpartition(".")
@@ -200,11 +202,11 @@ def parse_value(name: str, text: str) -> SettingValue:
 def check_change(
     start: LiveOptions, changes: Mapping[str, SettingValue], name: str, value: SettingValue
 ) -> tuple[str, SettingValue]:
-    """Check one more change of the settings that raymq was started with, as raymq.yaml is checked.
+    """Check one more change of the settings with which raymq started, with the checks of raymq.yaml.
 
-    Returns the setting's full name, and the value as it counts (a text that means a number is one). `changes`: those
-    that hold already, of which none that does not count any more is looked at. InvalidArgumentError for an unknown
-    name, or a setting that is not live; ConfigError, as at a start, for a value that is not allowed.
+    `changes`: the present changes; invalid ones are ignored. Returns the setting's full name and the
+    checked value: a text that spells a number becomes a number. Raises InvalidArgumentError for an unknown name or a
+    setting that is not live, and ConfigError for a value that is not allowed.
     """
     full = live_name(name)
     valid, _ = apply_changes(start, {key: known for key, known in changes.items() if key != full})
@@ -212,10 +214,9 @@ def check_change(
 
 
 def apply_changes(start: LiveOptions, changes: Mapping[str, SettingValue]) -> tuple[LiveOptions, dict[str, str]]:
-    """The settings as they are with changes, and the changes that do not count, with the reasons.
+    """Return the settings after `changes`, and the changes that are no longer valid, with the reasons.
 
-    A change was checked when it was made; it does not count any more if raymq.yaml has been changed since so that it
-    is not allowed, or if this version has no such live setting.
+    A valid change becomes invalid if a later raymq.yaml forbids its value, or if this version has no such live setting.
     """
     now, refused = start, {}
     for name, value in sorted(changes.items()):

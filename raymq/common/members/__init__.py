@@ -1,1 +1,1 @@
-"""Questions of administrators to the live members of consumer groups, and what the members answer."""
+"""Administrators' questions to live members of consumer groups, and the members' answers."""

@@ -1,13 +1,12 @@
-"""Questions to one live client about its members of a consumer group, and the answers, as they travel.
+"""Questions to one live client about its members of a consumer group, and the answers.
 
     admin ── ask_client ──▶ Broker ◀── take_questions (a long poll) ── client
                               ▲ ─────── answer_question ◀──────────────┘
 
-A broker cannot call a program, so a client asks one of the brokers for questions, and the broker holds that call until
-there is one (actors.members). Nothing of it is kept: a question whose asker is gone is dropped, and one whose client
-dies gets no answer. A change of what members tell about themselves belongs here.
+A broker cannot call a program. So a client sends one of the brokers a long poll for questions (actors.members). Nothing
+is stored: a question is dropped if its administrator disconnects, and stays unanswered if the client dies.
 
-The stacks of this process's threads, for administrators who ask why a consumer stands still.
+The module also collects the stacks of this process's threads, which show administrators why a consumer hangs.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ import msgspec
 from raymq.common.message import MessageQueue
 
 QUESTION_WAIT_S: Final = 20.0
-"""How long a broker holds a client's call for questions; then the client calls again."""
+"""How long a broker holds a client's long poll for questions. Then the client polls again."""
 MEMBER_ANSWER_MAX_BYTES: Final = 4 << 20
-"""The longest answer that a broker passes on."""
+"""The longest answer that a broker forwards."""
 
 QuestionKind = Literal["running", "consume"]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question to a client about its members of `group`, or the one called `member`.
+    """A question to a client about its members of `group`, or about the member `member`.
 
-    "running": what they do now, with the stacks of their threads if `stacks`. "consume": have one of them call its
-    listener with the message in `record`, a whole record of the log of `broker_name`. `ticket` names the question; the
-    broker gives it.
+    "running": what the members do now, with the stacks of their threads if `stacks`. "consume": let one member call its
+    listener with the message in `record`, a whole record of `broker_name`'s log. `ticket`: the question's id, from the
+    broker.
     """
 
     kind: QuestionKind
@@ -51,7 +50,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """A thread of a member's process, and its stack: a line of text for each frame, the innermost last."""
+    """A thread of a member's process, and its stack: one line of text per frame, the innermost frame last."""
 
     name: str
     frames: tuple[str, ...]
@@ -59,11 +58,11 @@ class ThreadStack:
 
 @dataclass(frozen=True, slots=True)
 class RunningQueue:
-    """A queue that a member holds. `state` says if it is read, or why not.
+    """A queue that a member holds. `state`: whether the member reads the queue, or why not.
 
-    The member reads on at `fetch_offset`; messages before `commit_offset` are consumed, those before `committed_offset`
-    committed (None: nothing yet). `buffered` messages of `buffered_bytes` are in the member's process queue,
-    `in_flight` of them with the program. `trouble`: why the last message that failed did.
+    `fetch_offset`: the next offset to fetch. Messages before `commit_offset` are consumed; messages before
+    `committed_offset` are committed (None: no commit yet). `buffered` messages of `buffered_bytes` are in the member's
+    process queue; the program processes `in_flight` of them. `trouble`: the reason of the last failed message.
     """
 
     queue: MessageQueue
@@ -79,13 +78,14 @@ class RunningQueue:
 
 @dataclass(frozen=True, slots=True)
 class RunningInfo:
-    """A member of a group, by its own account.
+    """A report of a group's member about itself.
 
-    `client_id`, `host` and `pid` are its client's; `listener_pid` is the process that runs a push consumer's listener
-    (0: none is known), and `stacks` are that process's threads, or the client's. `subscriptions`: topic to expression.
-    `queues` is empty for a simple consumer, which holds none. `rates`, by topic, are those of the last minute under
-    RocketMQ's names: PULL_TPS, CONSUME_OK_TPS and CONSUME_FAILED_TPS in messages a second, CONSUME_RT in ms.
-    `consumed` and `failures` count messages since the member began. `trouble` is the reason why it does not go on.
+    `client_id`, `host` and `pid` belong to the member's client. `listener_pid`: the process that runs a push consumer's
+    listener (0: unknown). `stacks`: the threads of the listener's process, or else of the client. `subscriptions`:
+    topic to expression. `queues`: empty for a simple consumer, which holds no queues. `rates`: the last minute's rates
+    by topic, under RocketMQ's names: PULL_TPS, CONSUME_OK_TPS and CONSUME_FAILED_TPS in messages per second, CONSUME_RT
+    in ms. `consumed` and `failures` count messages since the member's start. `trouble`: the reason why the member makes
+    no progress.
     """
 
     client_id: str
@@ -108,10 +108,10 @@ class RunningInfo:
 
 @dataclass(frozen=True, slots=True)
 class DirectConsumption:
-    """The outcome of a listener call with one message, for an administrator: nothing is committed or sent back for it.
+    """The outcome of a listener call with one message, for an administrator. Nothing is committed or sent back.
 
-    `status` is CONSUME_SUCCESS or RECONSUME_LATER, or EXCEPTION where the listener raised; `error` is the reason of a
-    failure, with the traceback. `took_ms`: the time in the listener.
+    `status`: CONSUME_SUCCESS, RECONSUME_LATER, or EXCEPTION if the listener raised. `error`: the reason of a failure,
+    with the traceback. `took_ms`: the duration of the listener's call.
     """
 
     client_id: str
@@ -123,7 +123,7 @@ class DirectConsumption:
 
 @dataclass(frozen=True, slots=True)
 class MemberAnswer:
-    """The answer of a client: `error` is empty, or why there is none."""
+    """The answer of a client. `error`: the reason if there is no answer, else empty."""
 
     error: str = ""
     running: tuple[RunningInfo, ...] = ()
@@ -132,18 +132,18 @@ class MemberAnswer:
 
 @runtime_checkable
 class Answers(Protocol):
-    """A consumer that answers questions. Both calls may come from any thread, and may take some seconds."""
+    """A consumer that answers questions. Any thread may make both calls; a call may take some seconds."""
 
     def running_info(self, client_id: str, host: str, *, stacks: bool) -> RunningInfo:
-        """The consumer by its own account, now. RaymqError."""
+        """Return the consumer's report about itself. Raises RaymqError."""
 
     def consume_directly(self, client_id: str, record: bytes, broker_name: str) -> DirectConsumption:
-        """Call its listener with the message in `record`, and commit nothing. InvalidArgumentError for a consumer
-        without a listener; RaymqError."""
+        """Call the consumer's listener with the message in `record`, and commit nothing. Raises InvalidArgumentError if
+        the consumer has no listener, and RaymqError."""
 
 
 def encode_answer(answer: MemberAnswer) -> bytes:
-    """An answer as it travels: one that is too long comes without its stacks, and then without its queues."""
+    """Encode an answer. If it is too long, omit first the stacks and then the queues."""
     encoded = msgspec.msgpack.encode(answer)
     if len(encoded) > MEMBER_ANSWER_MAX_BYTES:
         trouble = "the stacks are left out: they are too long"
@@ -158,19 +158,19 @@ def encode_answer(answer: MemberAnswer) -> bytes:
 
 
 def decode_answer(encoded: bytes) -> MemberAnswer:
-    """The answer in what travelled. msgspec.DecodeError if it is none."""
+    """Decode an answer. Raises msgspec.DecodeError for other bytes."""
     return msgspec.msgpack.decode(encoded, type=MemberAnswer)
 
 
 THREADS_MAX: Final = 200
-"""The most threads whose stacks are told: those that began first."""
+"""The most threads whose stacks are reported: the oldest threads."""
 FRAMES_MAX: Final = 60
-"""The most frames of a thread: the innermost ones."""
+"""The most frames per thread: the innermost frames."""
 
 
 def thread_stacks() -> tuple[ThreadStack, ...]:
-    """The stacks of the threads of this process, sorted by name, but for the thread that asks. They are taken one
-    after another while the threads run on."""
+    """Return the stacks of this process's threads, except the calling thread, sorted by name. Threads run on while the
+    stacks are collected one by one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
     found = [(ident, frame) for ident, frame in sys._current_frames().items() if ident != own][:THREADS_MAX]

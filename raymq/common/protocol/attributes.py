@@ -1,8 +1,8 @@
-"""A topic's attributes: the type of its messages and of its queues, how long messages are kept, and which ones go.
+"""A topic's attributes: the types of its messages and queues, the retention time, and the cleanup policy.
 
-The names and values are RocketMQ's (`+message.type=FIFO`, `+cleanup.policy=COMPACTION`, `+reserve.time=3600000`), and
-so is their form wherever they are stored or sent: a mapping of text to text. A topic without an attribute has none of
-its key. An attribute that this version does not know is carried along.
+Names and values are RocketMQ's (`+message.type=FIFO`, `+cleanup.policy=COMPACTION`, `+reserve.time=3600000`). They are
+stored and sent as RocketMQ's mapping of text to text. An attribute that is not set has no key. Attributes that this
+version does not support are stored and sent unchanged.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ MESSAGE_TYPE: Final = "message.type"
 CLEANUP_POLICY: Final = "cleanup.policy"
 QUEUE_TYPE: Final = "queue.type"
 RESERVE_TIME: Final = "reserve.time"
-"""The time for which the topic's messages are kept, in ms."""
+"""Key of the topic's retention time, in ms."""
 
 NO_ATTRIBUTES: Final[Mapping[str, str]] = {}
-"""No attributes, and no changes of any."""
+"""An empty mapping: no attributes, or no changes."""
 
 E = TypeVar("E", bound=StrEnum)
 
 RESERVE_TIME_MIN_S: Final = 60
-"""The shortest time that may be asked for: a store learns of a topic's attributes some seconds after they are set."""
+"""The shortest retention time. A store reads a topic's new attributes some seconds after they are set."""
 RESERVE_TIME_MAX_MS: Final = 10 * 365 * 86_400_000
 RESERVE_TIME_RANGE: Final = NumberRange(float(RESERVE_TIME_MIN_S), RESERVE_TIME_MAX_MS / 1000, otherwise=0)
-"""The times in seconds that may be asked for; 0 is the store's own time."""
+"""The allowed retention times in seconds; 0 means the store's own time."""
 
 
 class TopicMessageType(StrEnum):
-    """The messages that a topic takes; producers check it before anything is sent.
+    """The messages that a topic accepts. Producers check each message before they send it.
 
-    UNSPECIFIED, which a topic is unless it says otherwise, and MIXED take all. FIFO: a sharding key, a queue or a
-    selector. DELAY: a delay level or a delivery time. TRANSACTION: half messages. NORMAL: none of these.
+    UNSPECIFIED, the default, and MIXED accept all messages. FIFO: a sharding key, a queue or a selector. DELAY: a delay
+    level or a delivery time. TRANSACTION: half messages. NORMAL: messages with none of these.
     """
 
     UNSPECIFIED = "UNSPECIFIED"
@@ -49,7 +49,7 @@ class TopicMessageType(StrEnum):
 
 
 class CleanupPolicy(StrEnum):
-    """DELETE: messages go when they are old. COMPACTION: of each key, the newest message stays."""
+    """DELETE: old messages are deleted. COMPACTION: the newest message of each key is kept."""
 
     DELETE = "DELETE"
     COMPACTION = "COMPACTION"
@@ -57,7 +57,7 @@ class CleanupPolicy(StrEnum):
 
 class QueueType(StrEnum):
     """SIMPLE: each message is a record of the log. BATCH: messages that are sent together are one record, an inner
-    batch, with one queue unit; their queue offsets still count messages."""
+    batch, with one queue unit; queue offsets still count messages."""
 
     SIMPLE = "SimpleCQ"
     BATCH = "BatchCQ"
@@ -65,7 +65,7 @@ class QueueType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicAttributes:
-    """A topic's attributes as values. `reserve_time_ms` None: messages are kept as long as the store's settings say."""
+    """A topic's attributes as values. `reserve_time_ms` None: the store's settings define the retention time."""
 
     message_type: TopicMessageType = TopicMessageType.UNSPECIFIED
     cleanup_policy: CleanupPolicy = CleanupPolicy.DELETE
@@ -74,8 +74,8 @@ class TopicAttributes:
 
     @classmethod
     def parse(cls, attributes: Mapping[str, str]) -> Self:
-        """The values of `attributes`. InvalidArgumentError for a value that cannot be, and for a compaction topic with
-        a reserved time, because what is the newest of its key is kept for ever, or with inner batches."""
+        """Parse `attributes`. Raises InvalidArgumentError for an invalid value, and for a compaction topic with a
+        retention time, because it keeps the newest message of a key for ever, or with inner batches."""
         values = cls(
             _member(TopicMessageType, MESSAGE_TYPE, attributes.get(MESSAGE_TYPE) or "UNSPECIFIED"),
             _member(CleanupPolicy, CLEANUP_POLICY, attributes.get(CLEANUP_POLICY) or "DELETE"),
@@ -95,7 +95,7 @@ class TopicAttributes:
         return values
 
     def mapping(self) -> dict[str, str]:
-        """The attributes as `parse` reads them, without those that are as by default."""
+        """Return the attributes as `parse` reads them, without defaults."""
         texts = {
             MESSAGE_TYPE: "" if self.message_type is TopicMessageType.UNSPECIFIED else str(self.message_type),
             CLEANUP_POLICY: "" if self.cleanup_policy is CleanupPolicy.DELETE else str(self.cleanup_policy),
@@ -106,7 +106,7 @@ class TopicAttributes:
 
     @property
     def is_compacted(self) -> bool:
-        """True if of each key the newest message stays."""
+        """True if only the newest message of each key is kept."""
         return self.cleanup_policy is CleanupPolicy.COMPACTION
 
     @property
@@ -116,7 +116,7 @@ class TopicAttributes:
 
     @property
     def restricts(self) -> bool:
-        """True if there are messages that the topic does not take."""
+        """True if the topic refuses some messages."""
         return (
             self.is_compacted
             or self.has_inner_batches
@@ -125,14 +125,14 @@ class TopicAttributes:
 
     @property
     def takes_normal(self) -> bool:
-        """True if the topic takes each message without sharding key, delay and transaction, as a record of its own."""
+        """True if the topic accepts messages without sharding key, delay and transaction, each as a separate record."""
         if self.is_compacted or self.has_inner_batches:
             return False
         return not self.restricts or self.message_type is TopicMessageType.NORMAL
 
 
 PLAIN_ATTRIBUTES: Final = TopicAttributes()
-"""The attributes of a topic that has none."""
+"""The attributes of a topic without attributes."""
 
 
 def attribute_changes(
@@ -141,9 +141,9 @@ def attribute_changes(
     reserve_time_s: float | None = None,
     queue_type: QueueType | str | None = None,
 ) -> dict[str, str]:
-    """The changes that arguments ask for, None asking for none; an empty value takes an attribute away. A type is
-    written as text of any case, too (of queues, "batch" or RocketMQ's "BatchCQ"); a `reserve_time_s` of 0 means the
-    store's own. InvalidArgumentError.
+    """Return the changes of attributes that arguments ask for. None: no change; an empty value removes the attribute.
+    Types are text in any case (for queues, "batch" or RocketMQ's "BatchCQ"). A `reserve_time_s` of 0 means the store's
+    own time. Raises InvalidArgumentError.
 
     >>> attribute_changes("fifo", None, 3600)
     {'message.type': 'FIFO', 'reserve.time': '3600000'}
@@ -168,8 +168,8 @@ def attribute_changes(
 
 
 def changed_attributes(topic: str, known: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
-    """A topic's attributes after `changes`. InvalidArgumentError for a value that cannot be, and for another cleanup
-    policy than the topic was created with: what is gone does not come back."""
+    """Return a topic's attributes after `changes`. Raises InvalidArgumentError for an invalid value, and for a changed
+    cleanup policy, because deleted messages cannot return."""
     merged = {name: text for name, text in {**known, **changes}.items() if text}
     values = TopicAttributes.parse(merged)
     if values.cleanup_policy is not TopicAttributes.parse(known).cleanup_policy:

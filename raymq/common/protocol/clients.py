@@ -1,8 +1,8 @@
 """The heartbeats of client processes to the brokers, and the connections that administrators see.
 
-A client says every CLIENT_HEARTBEAT_INTERVAL_S, and at once on a change, which producer groups and consumers it has; a
-broker that has not heard of it for CLIENT_EXPIRY_S forgets it (spec/messaging.md §2.8). Only displays depend
-on them: the owner of a queue is decided by the Rebalance actor (raymq.common.protocol.membership).
+Every CLIENT_HEARTBEAT_INTERVAL_S, and at once after a change, a client sends its producer groups and consumers to the
+brokers. A broker forgets a client after CLIENT_EXPIRY_S without a heartbeat (spec/messaging.md §2.8). Only displays use
+these heartbeats: the Rebalance actor decides who owns a queue (raymq.common.protocol.membership).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ConsumeType = Literal["PUSH", "PULL", "POP"]
 
 @dataclass(frozen=True, slots=True)
 class ConsumerData:
-    """One consumer of a client. `subscriptions`: topic to tag expression. `member`: its name in its group, empty where
-    it has none; `since_ms`: when it began, in ms since 1970 by the client's clock (0: not known)."""
+    """One consumer of a client. `subscriptions`: topic to tag expression. `member`: its name in its group, or empty.
+    `since_ms`: its start, in ms since 1970 by the client's clock (0: unknown)."""
 
     group: str
     consume_type: ConsumeType
@@ -35,8 +35,8 @@ class ConsumerData:
 
 @dataclass(frozen=True, slots=True)
 class ClientHeartbeat:
-    """All producer groups and consumers that one client has now: those that are not named are gone. `node`: the Ray
-    node that it runs on, by its id; `language` and `version` are those of the client's library."""
+    """All present producer groups and consumers of one client. A group or consumer that is not named no longer exists.
+    `node`: the id of the client's Ray node. `language` and `version`: of the client's library."""
 
     client_id: str
     host: str
@@ -50,7 +50,8 @@ class ClientHeartbeat:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProducerConnection:
-    """A client that produces in a group. `silent_s`: since its last heartbeat. The rest is as in ClientHeartbeat."""
+    """A client that produces in a group. `silent_s`: seconds since its last heartbeat. Other fields are as in
+    ClientHeartbeat."""
 
     client_id: str
     host: str
@@ -64,8 +65,8 @@ class ProducerConnection:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerConnection:
-    """A consumer of a group, and its client. `silent_s`: since the client's last heartbeat. The rest is as in
-    ClientHeartbeat."""
+    """A consumer of a group, and its client. `silent_s`: seconds since the client's last heartbeat. Other fields are as
+    in ClientHeartbeat."""
 
     client_id: str
     host: str

@@ -1,9 +1,7 @@
-"""The answers of a listener, and the reports about them from its Listener actor to its Pull actor.
+"""Tasks from a Pull actor to its Listener actor, the answers of listeners, and the Listener's reports.
 
-Tasks on their way from a Pull actor to its Listener, and the answer that carries them: values that both ends know.
-
-On the store's node a task names the places of its records in the store's log, which the Listener maps, too; else it
-has their bytes.
+On the store's node a task names the positions of its records in the store's log, which the Listener maps too. On other
+nodes the task contains the records' bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, MessageQueue
 from raymq.common.numbers import INT32_MAX, NOT_NEGATIVE, NumberRange, check_fields
 
 TIMEOUT_DELAY_LEVEL: Final = 3
-"""A message whose listener call takes too long comes again after this level's delay (spec/messaging.md §5.8)."""
+"""The delay level after which a message is delivered again if its listener call timed out (spec/messaging.md §5.8)."""
 
 
 _RANGES: Final = {
@@ -31,11 +29,13 @@ _RANGES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ConsumeLater:
-    """A listener's answer: not now. ConsumeStatus.RECONSUME_LATER is the same with the defaults.
+    """A listener's answer: consume the message later. ConsumeStatus.RECONSUME_LATER means ConsumeLater with the
+    defaults.
 
-    `delay_level`, for a concurrent consumer: 1 to 18, 0 for the broker's choice (3 + reconsume_times), -1 for the
-    dead-letter topic at once. `suspend_ms`, for an orderly one: how long its queue waits, 10 to 30000; -1 is the
-    consumer's setting. `first`, for a list of messages: the ones before this index are done. InvalidArgumentError.
+    `delay_level`, for a concurrent consumer: 1 to 18; 0 for the broker's choice (3 + reconsume_times); -1 for the
+    dead-letter topic at once. `suspend_ms`, for an orderly consumer: how long its queue waits, 10 to 30000; -1 for the
+    consumer's setting. `first`, for a list of messages: messages before this index are consumed. Raises
+    InvalidArgumentError.
     """
 
     delay_level: int = 0
@@ -48,10 +48,11 @@ class ConsumeLater:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Messages `first` to `first + count - 1` of a task were not consumed. `error` says why. `raised`: the listener
-    raised it. `unknown`: the listener returned something that is no answer. `unreadable`: the reason why a message
-    cannot be read, which no other attempt can change; empty for a message that can be. `record_damaged`: the record
-    itself is damaged, so it cannot be sent back either.
+    """Messages `first` to `first + count - 1` of a task, which were not consumed.
+
+    `error`: the reason. `raised`: the listener raised the error. `unknown`: the listener returned an invalid answer.
+    `unreadable`: why a message cannot be read, which no further attempt can change; empty for a readable message.
+    `record_damaged`: the record itself is damaged, so the message cannot be sent back.
     """
 
     first: int
@@ -70,11 +71,11 @@ class Failure:
 class ConsumeReport:
     """The listener's progress with a task.
 
-    `unfinished`: indices of the messages that it has not ended with; the others ended well, or are in the `failures`
-    of this report or an earlier one. `ended`: it will do no more of this task: everything is finished, or an orderly
-    task stopped at a failure, or it was taken away. `consume_s` is the time spent in its calls in all, 0 before it has
-    ended. `stuck` calls, of any task, have outlived their timeout and still run. `unread`: the listener has not begun,
-    because it cannot read the records in the mapped files: it is to be sent their bytes.
+    `unfinished`: indices of messages that the listener has not finished. Other messages are consumed, or are in the
+    `failures` of this report or an earlier report. `ended`: the listener will do nothing more for this task: everything
+    is finished, or an orderly task stopped at a failure, or the task was taken away. `consume_s`: the total time of its
+    calls, 0 before the end. `stuck`: calls, of any task, that have outlived their timeout and still run. `unread`: the
+    listener has not begun, because it cannot read the records in the mapped files; it needs their bytes.
     """
 
     unfinished: tuple[int, ...] = ()
@@ -86,8 +87,8 @@ class ConsumeReport:
 
 
 class LogPlaces(msgspec.Struct, frozen=True, array_like=True):
-    """Records of one queue that lie in one file of a store's log: `positions`, their physical offsets, `sizes` in
-    bytes, and queue `offsets`, all as int64 in the machine's order. Without `offsets` these are not known."""
+    """Records of one queue in one file of a store's log: `positions`, their physical offsets, `sizes` in bytes, and
+    queue `offsets`, all as int64 in the machine's byte order. Empty `offsets` are unknown."""
 
     positions: bytes
     sizes: bytes
@@ -95,7 +96,7 @@ class LogPlaces(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoreLog(msgspec.Struct, frozen=True, array_like=True):
-    """The files of a store's log: `root` and sizes as raymq.records.logfiles.log_reader.StoreFiles has them."""
+    """The files of a store's log: `root` and sizes, as in raymq.records.logfiles.log_reader.StoreFiles."""
 
     root: str
     commit_log_file_size: int
@@ -104,10 +105,12 @@ class StoreLog(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShippedTask(msgspec.Struct, frozen=True, array_like=True):
-    """`count` messages of one queue for the listener: `places` in `log`, or else `records`, whole ones back to back.
-    `sizes` are the bytes of each of these records, and `offsets` their queue offsets, as int64 in the machine's order.
-    `number` is the number of the task in a life of the instance at its Pull actor. `body_max_bytes`: the bound on a
-    decompressed body at the Pull actor, which has asked the stores for it."""
+    """`count` messages of one queue for the listener: `places` in `log`, or else whole `records` back to back.
+
+    `sizes`: the bytes of each record, and `offsets` their queue offsets, both as int64 in the machine's byte order.
+    `number`: the number of the task in one life of the instance at its Pull actor. `body_max_bytes`: the Pull actor's
+    limit of a decompressed body, from the stores.
+    """
 
     number: int
     queue: MessageQueue
@@ -121,15 +124,15 @@ class ShippedTask(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of its records, here or in the log."""
+        """The bytes of the task's records, here or in the log."""
         return len(self.records) or sum(int(np.frombuffer(one.sizes, np.int64).sum()) for one in self.places)
 
 
 class HandOver(msgspec.Struct, frozen=True, array_like=True):
-    """Tasks that go to a Listener together; there may be none.
+    """Tasks that a Pull actor sends to a Listener together; there may be none.
 
-    `epoch` grows from one life of the instance at a Pull actor to the next, `number` from one hand-over of that life to
-    the next. The Listener names both when it asks for the next one; a hand-over that it does not name comes again.
+    `epoch` grows from one life of the instance at a Pull actor to the next, `number` from one batch of that life to the
+    next. The Listener names both when it asks for the next batch; a batch that it does not name is sent again.
     """
 
     epoch: int

@@ -1,4 +1,4 @@
-"""Questions to a broker about consumer groups, and its answers."""
+"""Requests to a broker about consumer groups, and the broker's answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raymq.common.protocol.route import QUEUE_NUMS_MAX
 
 @dataclass(frozen=True, slots=True)
 class StartOffsetQuery:
-    """The start of a group without a committed offset. `timestamp_ms` only counts for CONSUME_FROM_TIMESTAMP."""
+    """The start of a group without a committed offset. `timestamp_ms` is only used with CONSUME_FROM_TIMESTAMP."""
 
     where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
     timestamp_ms: int = 0
@@ -26,11 +26,11 @@ RETRY_MAX_TIMES: Final = NumberRange(0, 1000)
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
-    """A subscription group as a broker holds it (spec/messaging.md §2.7).
+    """The settings of a subscription group at a broker (spec/messaging.md §2.7).
 
-    `consume_enable`: whether its consumers get anything at all; `consume_broadcast_enable`: whether they may consume in
-    BROADCASTING. `retry_queue_nums`: queues of its retry topic per broker group. `retry_max_times`: deliveries after
-    the first before a message goes to the dead-letter topic.
+    `consume_enable`: False stops all consumers of the group. `consume_broadcast_enable`: whether consumers may use
+    BROADCASTING. `retry_queue_nums`: queues of the group's retry topic per broker group. `retry_max_times`: deliveries
+    after the first one before a message goes to the dead-letter topic.
     """
 
     group: str
@@ -41,7 +41,7 @@ class GroupConfig:
 
 
 def check_group_config(config: GroupConfig) -> None:
-    """InvalidArgumentError unless a group may be configured so."""
+    """Raise InvalidArgumentError if a group cannot have these settings."""
     check_fields(config, {"retry_queue_nums": RETRY_QUEUE_NUMS, "retry_max_times": RETRY_MAX_TIMES})
     for name in ("consume_enable", "consume_broadcast_enable"):
         if not isinstance(getattr(config, name), bool):
@@ -59,7 +59,7 @@ class GroupChanges(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class QueueOffset:
-    """A group's committed offset in a queue. `reset_version` counts how often somebody has reset it there."""
+    """A group's committed offset in a queue. `reset_version`: how often the offset has been reset."""
 
     queue_offset: int
     reset_version: int = 0
@@ -67,11 +67,11 @@ class QueueOffset:
 
 @dataclass(frozen=True, slots=True)
 class OffsetCommit:
-    """A member's wish to commit `queue_offset`, the next message to consume.
+    """A member's request to commit `queue_offset`, the offset of the next message to consume.
 
-    It counts only while the member owns the queue (`generation`, raymq.common.protocol.membership) and nobody has reset
-    the offset since (`reset_version`, as the broker gave it with the start offset). It never moves an offset back, but
-    with `backwards`: where the program itself has sought back. `queue_offset` None commits nothing and only asks.
+    The commit only counts while the member owns the queue (`generation`, raymq.common.protocol.membership) and the
+    offset was not reset (`reset_version`, from the broker's start offset). A commit moves an offset back only with
+    `backwards`, after a seek of the program. `queue_offset` None commits nothing and only asks.
     """
 
     queue_offset: int | None
@@ -82,11 +82,12 @@ class OffsetCommit:
 
 @dataclass(frozen=True, slots=True)
 class CommitAnswer:
-    """The outcome of commits. `reset`: queues somebody has reset meanwhile, which go on there; `fenced`: queues that
-    another member has begun with; `gone`: queues that do not exist any more. The others are committed.
+    """The outcome of commits. Queues that no field names are committed.
 
-    `stopped`: queues that the group may not read now, with the reason. Their commits count, but no further message of
-    them may be delivered until an answer does not name them any more."""
+    `reset`: queues whose offsets were reset, with the new offsets. `fenced`: queues of which another member has begun
+    to read. `gone`: queues that no longer exist. `stopped`: queues that the group may not read now, with the reason;
+    their commits count, but none of their messages may be delivered until an answer no longer names them.
+    """
 
     reset: Mapping[MessageQueue, QueueOffset] = field(default_factory=dict)
     fenced: frozenset[MessageQueue] = frozenset()
@@ -104,9 +105,11 @@ class SendBackAnswer:
 
 @dataclass(frozen=True, slots=True)
 class GroupQueueProgress:
-    """A group's progress in one queue. `committed` is None where it has not committed yet; `lag_ms` is the age of the
-    first message that it has not committed, 0 where there is none. `in_flight` messages behind it are handed out to
-    simple consumers, and neither acknowledged nor visible again."""
+    """A group's progress in one queue.
+
+    `committed`: None before the first commit. `lag_ms`: the age of the first uncommitted message, 0 if there is none.
+    `in_flight`: messages after the committed offset that simple consumers hold, neither acknowledged nor visible again.
+    """
 
     group: str
     queue: MessageQueue
@@ -118,17 +121,17 @@ class GroupQueueProgress:
 
     @property
     def lag(self) -> int:
-        """Messages in the queue that the group has not committed. An offset behind the queue's end, as a group may have
-        in a light queue that was swept, is as good as the end."""
+        """The number of uncommitted messages in the queue. An offset beyond the queue's end, which is possible in a
+        light queue after its deletion, counts as the end."""
         return max(self.max_offset - max(self.committed or 0, self.min_offset), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """A group's progress in all its queues: `lag` messages are not consumed yet, the first of them stored `lag_ms` ago.
+    """A group's progress in all its queues.
 
-    `retry_lag` more have failed and are to be tried again now (those that still wait for that do not count);
-    `dead_letters` were given up and are in `%DLQ%group`.
+    `lag`: messages that are not consumed; the first of them was stored `lag_ms` ago. `retry_lag`: failed messages that
+    are due for another attempt. `dead_letters`: messages in `%DLQ%group`.
     """
 
     group: str

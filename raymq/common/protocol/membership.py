@@ -1,15 +1,16 @@
 """The heartbeats of a consumer group's members, and the assignments from the group's Rebalance actor.
 
-A member sends a `GroupHeartbeat` about once a second and gets a `GroupAssignment`. The protocol is cooperative
-(design §5, promise 4): a member reports the queues it *holds*; a queue that the assignment no longer names must be
-stopped and committed, and only then is left out of the next heartbeat. Only after that does anyone else get it.
+A member sends a `GroupHeartbeat` about once a second and gets a `GroupAssignment`. The protocol is cooperative (design
+§5, promise 4): a member reports the queues that it *holds*. For a queue that its assignment no longer names, the member
+first stops reading and commits, and then omits the queue from its next heartbeat. Only then does another member get the
+queue.
 
-While nothing changes at either side, a member says so in a `SteadyHeartbeat`, and is answered with SteadyAnswer.SAME.
-Most heartbeats are of that kind, and cost little, however many queues and topics the member has.
+While neither the member's state nor its assignment changes, the member sends a `SteadyHeartbeat` and gets
+SteadyAnswer.SAME. Most heartbeats are of this kind; their cost does not depend on the number of queues and topics.
 
-A few Rebalance actors serve all groups. A group belongs to a slot by its name, and one actor at a time holds the slot
-(actors.core.rebalance.slot_lease); another one answers with `OtherServer`. A program sends the heartbeats of all its
-members that belong to one actor in one call (raymq.client.consumer.rebalance_client).
+A few Rebalance actors serve all groups. A group's name determines its slot, and one actor at a time holds the slot
+(actors.core.rebalance.slot_lease); other actors answer with `OtherServer`. A program sends the heartbeats of all its
+members at one actor in one call (raymq.client.consumer.rebalance_client).
 """
 
 from __future__ import annotations
@@ -25,21 +26,22 @@ from raymq.common.names import REBALANCE_SLOTS
 
 MEMBER_HEARTBEAT_INTERVAL_S: Final = 1.0
 SESSION_TIMEOUT_S: Final = 15.0
-"""A member silent for longer is dead: its queues go to others. The member itself stops before that."""
+"""A member without a heartbeat for this time counts as dead: other members get its queues. The member itself stops
+earlier."""
 
 
 ALL_MESSAGES: Final = "*"
-"""The expression of a member that wants all messages of a topic."""
+"""The expression of a member that subscribes to all messages of a topic."""
 
 
 def slot_of(group: str) -> int:
-    """The slot of a group, by a hash that is the same in every process."""
+    """Return the slot of a group: a hash that is equal in every process."""
     return zlib.crc32(group.encode()) % REBALANCE_SLOTS
 
 
 class AllocateStrategy(Enum):
-    """The rule by which a topic's queues are divided among a group's members (spec/messaging.md §5.2), and STICKY: as
-    balanced as AVG, moving the fewest queues."""
+    """The rule by which a topic's queues are divided among a group's members (spec/messaging.md §5.2). STICKY is as
+    balanced as AVG, and moves the fewest queues."""
 
     AVG = "AVG"
     AVG_BY_CIRCLE = "AVG_BY_CIRCLE"
@@ -52,10 +54,10 @@ class AllocateStrategy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A member's wish for the division of the group's queues. All members of a group should have the same.
+    """A member's choice of the rule that divides the group's queues. All members of a group should choose the same.
 
-    `queues` is for CONFIG: those that this member always gets. `machine_rooms` is for MACHINE_ROOM: the machine rooms
-    whose queues are divided, by the part before `@` in their broker names.
+    `queues`, for CONFIG: the queues that this member always gets. `machine_rooms`, for MACHINE_ROOM: the machine rooms
+    whose queues are divided; a broker's name has its machine room before the `@`.
     """
 
     strategy: AllocateStrategy = AllocateStrategy.AVG
@@ -65,15 +67,17 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class GroupHeartbeat:
-    """A member's heartbeat: `topics` that it subscribes to; `holding`, the queues that it still reads, delivers or has
-    not yet committed; `node`, the Ray node that it runs on, for MACHINE_ROOM_NEARBY; `expressions`, by topic, where it
-    does not want all messages.
+    """A member's full heartbeat. RebalanceClient sets `session`, `sequence` and `generation`.
 
-    RebalanceClient fills in the last three. `session`: which process speaks under the member's name, as the Rebalance
-    actor has named it; 0 asks for that. So nothing that a dead process has left on its way speaks for the one that
-    follows it. `sequence` grows from one heartbeat of a session to the next: one that arrives behind a newer one says
-    what is no longer so, and is not heeded; the same one again changes nothing. `generation`: the newest that the
-    member was told (0: none yet), by which a Rebalance actor learns of an instance before it.
+    `topics`: the subscribed topics. `expressions`: by topic, the filter expression, if the member does not want all
+    messages. `holding`: the queues that the member still reads, delivers or has not yet committed. `node`: the member's
+    Ray node, for MACHINE_ROOM_NEARBY.
+
+    `session`: the process that uses the member's name, as numbered by the Rebalance actor; 0 asks for a number. So a
+    delayed heartbeat of a dead process does not count for its successor. `sequence` grows with each heartbeat of a
+    session: a heartbeat that arrives after a newer one is outdated and ignored; a repeated heartbeat changes nothing.
+    `generation`: the newest generation that the member has received (0: none), from which a new Rebalance actor learns
+    of its predecessor.
     """
 
     member: str
@@ -89,8 +93,8 @@ class GroupHeartbeat:
 
 
 class SteadyHeartbeat(NamedTuple):
-    """The heartbeat of a member that says what it said in the one before, of the same session, which was answered with
-    the very queues that it holds. The rest is as in GroupHeartbeat."""
+    """A heartbeat that repeats the member's previous one in the same session, if the answer named exactly the held
+    queues. Fields are as in GroupHeartbeat."""
 
     member: str
     session: int
@@ -100,15 +104,17 @@ class SteadyHeartbeat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupAssignment:
-    """The queues the member may hold.
+    """The queues that the member may hold.
 
-    `generation` grows with each change of the group's target, also over restarts of the Rebalance actor. A member takes
-    it along to the brokers, which refuse what an owner of an older generation commits once a newer one has begun with
-    a queue. For each queue that is the generation of the last assignment that *named* the queue: a member that hears of
-    a newer one in which the queue is another's must not commit with that. `offsets_version` changes when somebody has
-    reset offsets of the group: each member then asks the brokers about the queues it holds. Where `session` is not that
-    of the heartbeat, the heartbeat was not heeded: it is to be said again with this session (RebalanceClient does).
-    `incomplete`: the queues of one of the member's topics are not known yet; the next heartbeat should follow soon.
+    `generation` grows with each change of the group's target, also across restarts of the Rebalance actor. A member
+    sends it with its commits: after the owner of a newer generation has begun to read a queue, brokers refuse commits
+    of older generations. The generation of a queue is the generation of the last assignment that *named* the queue: a
+    newer assignment without the queue must not be used to commit there.
+
+    `offsets_version` changes when offsets of the group were reset: each member then asks the brokers about its queues.
+    `session`: if it differs from the heartbeat's session, the heartbeat was ignored, and RebalanceClient repeats it
+    with this session. `incomplete`: the queues of one of the member's topics are not known yet; the next heartbeat
+    should follow soon.
     """
 
     generation: int
@@ -121,22 +127,22 @@ class GroupAssignment:
 
 @dataclass(frozen=True, slots=True)
 class OtherServer:
-    """The answer of a Rebalance actor that may not speak for the group. `holder`: the actor that may, as far as is
-    known; this actor's own name while it must wait itself, and empty where none is known."""
+    """The answer of a Rebalance actor that does not hold the group's slot. `holder`: the actor that holds the slot, as
+    far as known; this actor's own name while it waits for the slot; empty if unknown."""
 
     holder: str
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFailure:
-    """The answer to one heartbeat of several that could not be dealt with; the others are not concerned."""
+    """The answer to one failed heartbeat of several in a call. The other heartbeats are not affected."""
 
     error: str
 
 
 class GroupRefusal(NamedTuple):
-    """The answer to a member that wants other messages of a topic than the members before it; the heartbeat was not
-    heeded."""
+    """The answer to a member that subscribes to a topic with another expression than earlier members. The heartbeat was
+    ignored."""
 
     topic: str
     expression: str

@@ -1,8 +1,8 @@
-"""Questions of simple consumers to a broker, and its answers: messages that are leased, and settled one by one.
+"""Requests of simple consumers to a broker, and the answers: messages are leased, and acknowledged one by one.
 
-A *lease* hands a range of a queue's offsets out for a time: until then no other consumer gets them. It is named by its
-first offset and its pop time, which RocketMQ's receipt handle holds, too
-(raymq.client.consumer.simple.received_message). Sets of offsets of a lease travel as a hexadecimal number: bit i
+A *lease* gives a range of a queue's offsets to one consumer for a time, in which no other consumer gets them. Its first
+offset and its pop time identify the lease. RocketMQ's receipt handle contains both
+(raymq.client.consumer.simple.received_message). A set of offsets of a lease is sent as a hexadecimal number: bit i
 stands for the offset `start + i`.
 """
 
@@ -14,14 +14,15 @@ from typing import Final
 from raymq.common.numbers import NumberRange
 
 RECEIVE_MAX_MESSAGES: Final = 4096
-"""The most messages of one receive. RocketMQ's bound is 32; here a lease costs as much for one message as for many."""
+"""The most messages of one receive. RocketMQ's bound is 32; in raymq a lease costs as much for one message as for
+many."""
 INVISIBLE_MIN_MS: Final = 100
 INVISIBLE_MAX_MS: Final = 12 * 3600 * 1000
 RECEIVE_MAX_WAIT_S: Final = 30.0
 RECEIVE_MESSAGES: Final = NumberRange(1, RECEIVE_MAX_MESSAGES)
 INVISIBLE: Final = NumberRange(INVISIBLE_MIN_MS / 1000, INVISIBLE_MAX_MS / 1000)
 INVISIBLE_AGAIN: Final = NumberRange(0.0, INVISIBLE_MAX_MS / 1000)
-"""The values of the arguments of `receive` and `change_invisible`; times are in seconds."""
+"""The allowed values of the time arguments of `receive` and `change_invisible`, in seconds."""
 
 ALL_OFFSETS: Final = ""
 """The set of all offsets of a lease."""
@@ -29,10 +30,11 @@ ALL_OFFSETS: Final = ""
 
 @dataclass(frozen=True, slots=True)
 class ReceiveRequest:
-    """A wish for up to `max_messages` messages of some topics, each to be `invisible_ms` for all others.
+    """A request for up to `max_messages` messages of some topics, each invisible to other consumers for `invisible_ms`.
 
-    Waits up to `wait_s` for the first. `ordered`: a queue that has messages which are handed out and not settled gives
-    no more. `attempt_id` names the request: one that is repeated gets the same leases again, as long as they hold.
+    Waits up to `wait_s` for the first message. `ordered`: a queue with leased messages gives no further messages until
+    they are settled. `attempt_id` identifies the request: a repeated request gets the same leases again while they are
+    valid.
     """
 
     group: str
@@ -46,10 +48,10 @@ class ReceiveRequest:
 
 @dataclass(frozen=True, slots=True)
 class LeasedRange:
-    """`count` offsets of a queue from `start` on, handed out at `pop_ms` (ms since 1970) for `invisible_ms`.
+    """`count` offsets of a queue from `start` on, leased at `pop_ms` (ms since 1970) for `invisible_ms`.
 
-    `attempts` counts how often they were handed out, this time included. `without`: the offsets among them that are not
-    handed out, because they are settled, or in other leases.
+    `attempts`: how often the offsets were leased, including this lease. `without`: offsets of the range that are not
+    leased, because they are settled or belong to other leases.
     """
 
     topic: str
@@ -64,7 +66,7 @@ class LeasedRange:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveAnswer:
-    """The ranges that a receive hands out: none if none came in time. `retry_max_times`: the group's."""
+    """The ranges that a receive leases; empty if no message arrived in time. `retry_max_times`: the group's setting."""
 
     ranges: tuple[LeasedRange, ...]
     retry_max_times: int
@@ -72,7 +74,7 @@ class ReceiveAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LeasePart:
-    """Offsets of one lease: those in the set `offsets`."""
+    """Offsets of one lease: the members of the set `offsets`."""
 
     topic: str
     queue_id: int

@@ -1,9 +1,9 @@
 """Recall of a delayed message, by the handle in its SendResult (spec/features.md §10).
 
-A handle is RocketMQ's: url-safe base64 of ``v1 TOPIC BROKER DELIVER_MS UNIQUE_ID``. A recall is a record in a timer
-queue of its own (`raymq.common.delay.TIMER_RECALL_QUEUE`) of the broker group that has the message, with
-TIMER_DEL_UNIQKEY, the key of the message. The store's scheduler knows every recall that was stored before a message is
-due; it puts the message into the topic RECALLED_TOPIC then, in place of its own (storage.schedule.recalls).
+A handle is RocketMQ's: URL-safe base64 of ``v1 TOPIC BROKER DELIVER_MS UNIQUE_ID``. A recall is a record in a separate
+timer queue (`raymq.common.delay.TIMER_RECALL_QUEUE`) of the message's broker group. Its property TIMER_DEL_UNIQKEY
+holds the message's key. When a message is due, the store's scheduler knows every recall that was stored before, and
+writes a recalled message to RECALLED_TOPIC instead of its own topic (storage.schedule.recalls).
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from raymq.common.names import SYSTEM_PREFIX
 RECALL_TAG: Final = "_RECALL_TAG_"
 RECALL_BODY: Final = b"0"
 RECALLED_TOPIC: Final = SYSTEM_PREFIX + "recalled"
-"""The topic of recalled messages, one queue: each is there from the time when it would have been delivered."""
+"""The topic of recalled messages, with one queue. A recalled message is stored there at its delivery time."""
 _VERSION: Final = "v1"
 
 
 class RecallHandle(NamedTuple):
-    """A delayed message: its topic, its broker group, the time when it is due (ms since 1970), its unique id."""
+    """The identity of a delayed message: its topic, its broker group, its delivery time (ms since 1970), its unique
+    id."""
 
     topic: str
     broker_name: str
@@ -31,7 +32,7 @@ class RecallHandle(NamedTuple):
     message_id: str
 
     def __str__(self) -> str:
-        """The handle as text.
+        """Return the handle as text.
 
         >>> str(RecallHandle("orders", "broker-a", 1800000000000, "0A0000011A2B18B4AAC23B9ACA000005"))[:20]
         'djEgb3JkZXJzIGJyb2tl'
@@ -41,7 +42,7 @@ class RecallHandle(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> RecallHandle:
-        """The handle that a text names; RecallError where it is none."""
+        """Parse the text of a handle. Raises RecallError for other text."""
         try:
             fields = base64.b64decode(text.encode(), b"-_", validate=True).decode().split(" ")
         except (AttributeError, binascii.Error, UnicodeError):
@@ -54,7 +55,7 @@ class RecallHandle(NamedTuple):
 
 
 def delete_key(topic: str, message_id: str) -> str:
-    """The value of TIMER_DEL_UNIQKEY in the recall of a message.
+    """Return the value of TIMER_DEL_UNIQKEY in the recall of a message.
 
     >>> delete_key("orders", "ID1")
     'orders+ID1'

@@ -1,9 +1,9 @@
-"""Requests and replies as messages (spec/messaging.md §3.10): their properties, their topic, their queues.
+"""Requests and replies as messages (spec/messaging.md §3.10): their properties, topic and queues.
 
 A request is a message of any topic with CORRELATION_ID, REPLY_TO_CLIENT, TTL (ms) and CLUSTER. Its reply is a message
-of the topic `<cluster>_REPLY_TOPIC` in the broker group that the request came from, with the same CORRELATION_ID. Its
-tag is the id of the client that waits for it, which chooses the queue, too: so the store skips the replies to others
-where it reads for that client.
+of the topic `<cluster>_REPLY_TOPIC` in the request's broker group, with the same CORRELATION_ID. The reply's tag is the
+id of the waiting client, which also determines the queue. So a store skips replies to other clients when it reads for a
+client.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from raymq.common.names import reply_topic
 from raymq.common.protocol.route import TopicRoute
 
 REPLY_QUEUES: Final = 8
-"""The queues of the reply topic in each broker group."""
+"""The number of the reply topic's queues in each broker group."""
 REPLY_TYPE: Final = "reply"
 _REQUEST_PROPERTIES: Final = (PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO_CLIENT, PROPERTY_TTL, PROPERTY_CLUSTER)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to a request: the body, 1 byte to 4 MiB, and the keys and properties of the reply's message."""
+    """The reply to a request: a body of 1 byte to 4 MiB, and the keys and properties of the reply's message."""
 
     body: bytes
     keys: Sequence[str] = ()
@@ -46,20 +46,21 @@ class Reply:
 
 
 def reply(body: bytes, *, keys: Sequence[str] = (), properties: Mapping[str, str] | None = None) -> Reply:
-    """The answer of a listener to a request: ``return raymq.reply(b"done")``. The message counts as consumed.
+    """Create a listener's answer to a request: ``return raymq.reply(b"done")``. The request counts as consumed.
 
-    MessageIllegalError, for what a message cannot have.
+    Raises MessageIllegalError for values that a message cannot have.
     """
     made = Reply(body, keys, dict(properties or {}))
-    Message("reply", made.body, keys=made.keys, properties=made.properties)  # refused here, where it was made
+    # refused here, where the program created the reply
+    Message("reply", made.body, keys=made.keys, properties=made.properties)
     return made
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStatistics:
-    """The requests of a client since it was made. `waiting`: without a reply so far; `answered`, `timed_out` and
-    `failed`: ended so, the last because the request could not be sent; `late`: replies that came when nobody waited
-    for them any more, which were dropped."""
+    """A client's requests since its creation. `waiting`: without a reply. `answered`, `timed_out` and `failed`:
+    finished requests; a failed request could not be sent. `late`: replies that arrived when no request waited any more,
+    and were dropped."""
 
     waiting: int
     answered: int
@@ -70,9 +71,9 @@ class RequestStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ReplyStatistics:
-    """The replies of a listener or a producer since it was made. `sent`: stored; `gone`: of these, to clients that are
-    gone; `unsent`: could not be stored before their request's time was up; `no_request`: answers to messages that were
-    no requests, which were dropped."""
+    """The replies of a listener or a producer since its creation. `sent`: stored replies; `gone`: stored replies to
+    clients that no longer exist; `unsent`: replies that could not be stored within their request's time limit;
+    `no_request`: answers to messages that are no requests, which were dropped."""
 
     sent: int = 0
     gone: int = 0
@@ -81,7 +82,7 @@ class ReplyStatistics:
 
 
 class PendingRequest(Protocol):
-    """A request that is sent or about to be, as a producer knows it (raymq.client.request.pending)."""
+    """A request before and after its send, as a producer sees it (raymq.client.request.pending)."""
 
     @property
     def message(self) -> Message:
@@ -89,33 +90,33 @@ class PendingRequest(Protocol):
 
     @property
     def future(self) -> Future[MessageExt]:
-        """Ends with the reply, or its error."""
+        """Ends with the reply or the error."""
 
     def sent(self, sending: Future[SendResult]) -> None:
-        """Note the end of the send; if it failed, the request ends with its error."""
+        """Record the end of the send. If the send failed, the request fails with the same error."""
 
     def abandon(self) -> None:
-        """Wait for no reply any more: the request was not sent, or nobody asks for the reply."""
+        """Stop waiting for the reply: the request was not sent, or the program no longer needs the reply."""
 
     def result(self) -> MessageExt:
-        """Wait for the reply; RequestTimeoutError."""
+        """Wait for the reply. Raises RequestTimeoutError."""
 
 
 class Requests(Protocol):
-    """The requests of a client, as its producers know them (raymq.client.request.requests)."""
+    """The requests of a client, as its producers see them (raymq.client.request.requests)."""
 
     def begin(self, route: TopicRoute, message: Message, timeout_s: float) -> PendingRequest:
-        """Wait for the reply to a message from now on. `route`: of its topic."""
+        """Start waiting for the reply to a message. `route`: of the message's topic."""
 
     def check_present(self, request: MessageExt) -> None:
-        """RequesterGoneError if the broker knows that the sender of a request is gone."""
+        """Raise RequesterGoneError if the broker reports that the sender of a request no longer exists."""
 
     def statistics(self) -> RequestStatistics:
-        """The requests so far, by how they ended."""
+        """Return the numbers of requests by their outcome."""
 
 
 def request_message(message: Message, correlation_id: str, client_id: str, cluster: str, ttl_ms: int) -> SystemMessage:
-    """`message` as a request of the client."""
+    """Return `message` as a request of the client."""
     asked = {
         PROPERTY_CORRELATION_ID: correlation_id,
         PROPERTY_REPLY_TO_CLIENT: client_id,
@@ -136,17 +137,18 @@ def request_message(message: Message, correlation_id: str, client_id: str, clust
 
 
 def reply_queue(cluster: str, broker_name: str, client_id: str) -> MessageQueue:
-    """The queue in which a broker group stores the replies to a client."""
+    """Return the queue in which a broker group stores the replies to a client."""
     return MessageQueue(reply_topic(cluster), broker_name, crc32(client_id.encode()) % REPLY_QUEUES)
 
 
 def is_request(message: MessageExt) -> bool:
-    """True if a reply to the message can be made."""
+    """True if the message is a request, so that a reply can be created."""
     return all(message.system_properties.get(name) for name in _REQUEST_PROPERTIES)
 
 
 def reply_message(request: MessageExt, answer: Reply) -> tuple[SystemMessage, MessageQueue]:
-    """The message that answers a request, and its queue. CreateReplyMessageError for a message that is no request."""
+    """Return the reply message to a request, and its queue. Raises CreateReplyMessageError for a message that is no
+    request."""
     asked = request.system_properties
     missing = [name for name in _REQUEST_PROPERTIES if not asked.get(name)]
     if missing:
@@ -162,6 +164,6 @@ def reply_message(request: MessageExt, answer: Reply) -> tuple[SystemMessage, Me
 
 
 def ttl_s(request: MessageExt) -> float:
-    """How long the sender of a request waits for the reply, in s."""
+    """Return the time in s for which the sender of a request waits for the reply."""
     text = request.system_properties.get(PROPERTY_TTL, "")
     return int(text) / 1000 if text.isascii() and text.isdecimal() else 0.0

@@ -1,8 +1,8 @@
-"""The routes of topics: the brokers that hold their queues, as clients, Brokers and NameServers tell each other.
+"""The routes of topics: which brokers hold a topic's queues.
 
-These values travel from a Broker (registration) through a NameServer (route tables) to every client; they are
-RocketMQ's `TopicConfig`, `QueueData`, `BrokerData` and `TopicRouteData` (spec/messaging.md §1). A broker's address is
-the name of its storage actor: messages go there in one hop.
+Brokers send these values to NameServers (registration), which send them to clients (routes). They are RocketMQ's
+`TopicConfig`, `QueueData`, `BrokerData` and `TopicRouteData` (spec/messaging.md §1). A broker's address is the name of
+its storage actor, so clients send messages directly to the store.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ MASTER_ID: Final = 0
 QUEUE_NUMS_MAX: Final = 1024
 """The most queues of a topic in one broker group."""
 QUEUES: Final = NumberRange(1, QUEUE_NUMS_MAX * BROKER_GROUPS_MAX)
-"""The numbers of queues of a topic in all; a cluster of fewer broker groups has fewer."""
+"""The allowed total numbers of a topic's queues. A cluster with fewer broker groups allows fewer."""
 
 ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
-"""The namespace that shows, per topic, which queues an order topic has. Its brokers keep that (TopicConfig)."""
+"""The KV namespace with the queues of each order topic. Its brokers store the same text (TopicConfig)."""
 
 
 def check_perm(perm: int) -> int:
-    """`perm` if it is one (spec/messaging.md §2.5: 0 to 7), else NoPermissionError, whose code RocketMQ answers."""
+    """Return `perm` if it is a valid permission (spec/messaging.md §2.5: 0 to 7), else raise NoPermissionError, as
+    RocketMQ does."""
     if isinstance(perm, bool) or not isinstance(perm, int) or not 0 <= perm <= 7:
         raise NoPermissionError(
             f"{perm!r} is no permission: add up {PERM_READ} to read, {PERM_WRITE} to write, {PERM_INHERIT} to inherit"
@@ -41,7 +42,7 @@ def check_perm(perm: int) -> int:
 
 
 def perm_text(perm: int) -> str:
-    """``"RW-"``: what may be done with a topic, as RocketMQ prints it.
+    """Return a topic's permission as RocketMQ prints it: ``"RW-"``.
 
     >>> perm_text(6), perm_text(5)
     ('RW-', 'R-X')
@@ -52,9 +53,9 @@ def perm_text(perm: int) -> str:
 
 
 def parse_order_config(text: str) -> dict[str, int]:
-    """The number of queues of an order topic in each broker group, from ``"broker-a:4;broker-b:2"``.
+    """Parse the number of an order topic's queues in each broker group from ``"broker-a:4;broker-b:2"``.
 
-    InvalidArgumentError for text of another form.
+    Raises InvalidArgumentError for text of another form.
     """
     counts: dict[str, int] = {}
     for piece in text.split(";"):
@@ -77,8 +78,9 @@ def format_order_config(counts: Mapping[str, int]) -> str:
 
 
 def merge_layouts(*layouts: str) -> str:
-    """One layout with every broker group of several, each with the most queues that one of them says. A topic's queues
-    never become fewer, so this is the newest. An empty one says nothing; InvalidArgumentError for other text.
+    """Merge layouts into one with every broker group, each with its largest number of queues. The largest number is the
+    newest, because a topic never loses queues. An empty layout has no broker groups. Raises InvalidArgumentError for
+    other text.
 
     >>> merge_layouts("broker-a:4;broker-b:2", "", "broker-a:2;broker-c:1")
     'broker-a:4;broker-b:2;broker-c:1'
@@ -104,12 +106,14 @@ class DataVersion:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """A topic as one broker group holds it: its queues are numbered 0 to write (read) queue nums - 1. `order_config`
-    says the queues of an order topic in all groups (parse_order_config), each group the same; empty for others.
-    `layout` says, in the same form, the queues that the topic has in all groups: each group keeps it in its log, so
-    whoever answers for the topic knows all of its queues. It is empty where nobody has told it. `attributes` are
-    RocketMQ's (raymq.common.protocol.attributes). `creation_id`: random text that the broker group made when it created
-    the topic, so a topic that is deleted and created anew has another one; empty for topics of older versions."""
+    """A topic in one broker group. Its queues are numbered from 0 to the number of write (read) queues - 1.
+
+    `order_config`: the queues of an order topic in all broker groups (parse_order_config), equal in each group; empty
+    for other topics. `layout`: in the same form, the topic's queues in all broker groups. Each group stores the layout
+    in its log, so every broker knows all queues of the topic; empty if the group has not received a layout.
+    `attributes`: RocketMQ's (raymq.common.protocol.attributes). `creation_id`: random text from the topic's creation in
+    this group, so a topic that is deleted and created again has another id; empty for topics of older versions.
+    """
 
     topic: str
     read_queue_nums: int
@@ -123,7 +127,7 @@ class TopicConfig:
 
 
 class NewTopic(NamedTuple):
-    """A topic to be created at one broker group, with so many queues there, its layout and its attributes
+    """A topic for creation in one broker group, with its number of queues there, its layout and its attributes
     (TopicConfig)."""
 
     topic: str
@@ -134,9 +138,12 @@ class NewTopic(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """The full registration of one broker at a NameServer. `storages`: replica id (0 = master) to storage actor name;
-    `nodes`: replica id to the Ray node its storage runs on. `life` grows with each start of the broker.
-    `slave_read_enable`: whether consumers may read from replicas that are no master."""
+    """The full registration of one broker at a NameServer.
+
+    `storages`: replica id (0 = master) to the name of the storage actor. `nodes`: replica id to the Ray node of the
+    storage actor. `life` grows with each start of the broker. `slave_read_enable`: whether consumers may read from
+    slaves.
+    """
 
     cluster: str
     broker_name: str
@@ -150,8 +157,9 @@ class BrokerRegistration:
 
 @dataclass(frozen=True, slots=True)
 class TopicChanges:
-    """The topics of a registered broker that have changed from its version `since` to `data_version`, in the same
-    `life`: `changed` are as they are now, `removed` are gone. Nothing else of its registration differs."""
+    """The topics of a registered broker that changed between its versions `since` and `data_version`, in the same
+    `life`. `changed`: their present configurations. `removed`: deleted topics. The rest of the registration is
+    unchanged."""
 
     broker_name: str
     life: int
@@ -163,8 +171,8 @@ class TopicChanges:
 
 @dataclass(frozen=True, slots=True)
 class BrokerData:
-    """A broker group: `storages` maps replica id (0 = master) to the name of its storage actor, `nodes` to the Ray node
-    it runs on (empty where that is not known). `slave_read_enable`: whether the others may be read from, too."""
+    """A broker group. `storages`: replica id (0 = master) to the name of the storage actor. `nodes`: replica id to the
+    storage actor's Ray node, empty if unknown. `slave_read_enable`: whether consumers may also read from slaves."""
 
     cluster: str
     broker_name: str
@@ -175,8 +183,8 @@ class BrokerData:
 
 @dataclass(frozen=True, slots=True)
 class QueueData:
-    """The number of a topic's queues in a broker group, the permission on them (PERM_READ, PERM_WRITE), and the
-    topic's `creation_id` there (TopicConfig)."""
+    """The number of a topic's queues in a broker group, their permission (PERM_READ, PERM_WRITE), and the topic's
+    `creation_id` there (TopicConfig)."""
 
     broker_name: str
     read_queue_nums: int
@@ -187,16 +195,16 @@ class QueueData:
 
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
-    """Everything a client needs to produce to and consume from a topic.
+    """The data that a client needs to produce to a topic and to consume from it.
 
-    With an `order_config` (parse_order_config) the topic is written to in those queues and no others, also while one
-    of the brokers is away: a sharding key's queue must not change. `complete` is off in what a NameServer says that was
-    restarted: other brokers may hold the topic, too, and not have registered again yet.
+    With an `order_config` (parse_order_config), producers write only to its queues, even while one of the brokers is
+    away: a sharding key's queue must not change. `complete` is False in a route of a NameServer that has just
+    restarted: further brokers may hold the topic and not have registered again yet.
 
-    `layout` (merge_layouts) says the queues that the topic has in all broker groups, whichever are away. Messages
-    with a sharding key are divided among those, so a route that lists fewer brokers gives a key no other queue.
+    `layout` (merge_layouts): the topic's queues in all broker groups, even in those that are away. Messages with a
+    sharding key are distributed over these queues, so a route with fewer brokers gives a key no other queue.
 
-    `attributes` say which messages the topic takes, for producers to check.
+    `attributes`: which messages the topic accepts, for producers to check.
     """
 
     topic: str
@@ -230,7 +238,7 @@ class TopicRoute:
         object.__setattr__(self, "_subscribe", publish if readable == writable else self._numbered(readable))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The queues, which are most of a route, are made again from the rest.
+        # The queues are most of a route, so pickling leaves them out; they are computed again from the other fields.
         parts = (self.topic, self.brokers, self.queues, self.order_config, self.complete, self.layout, self.attributes)
         return TopicRoute, parts
 
@@ -239,18 +247,18 @@ class TopicRoute:
 
     @property
     def publish_queues(self) -> tuple[MessageQueue, ...]:
-        """Queues a producer may write to, sorted (spec/messaging.md §3.3)."""
+        """The queues to which a producer may write, sorted (spec/messaging.md §3.3)."""
         return self._publish
 
     @property
     def all_queues(self) -> tuple[MessageQueue, ...]:
-        """Every queue of the topic, sorted, also those whose broker is away now; of an order topic those of its
-        configuration. Without a layout, those of the brokers that are listed."""
+        """All queues of the topic, sorted, including queues whose broker is away. An order topic has the queues of its
+        configuration. Without a layout: the queues of the listed brokers."""
         return self._all
 
     def require_all_queues(self) -> tuple[MessageQueue, ...]:
-        """`all_queues`; NoPermissionError where nothing may be written to the topic, ServiceNotAvailableError where it
-        is not known yet which queues it has: a key's queue would be another one when that is known."""
+        """Return `all_queues`. Raises NoPermissionError if the topic is not writable, and ServiceNotAvailableError if
+        its queues are not known yet, because a sharding key's queue could differ."""
         self.require_permission()
         if not (self.complete or self.layout or self.order_config):
             raise ServiceNotAvailableError(
@@ -260,25 +268,25 @@ class TopicRoute:
         return self._all
 
     def queue_counts(self) -> dict[str, int]:
-        """The number of queues in each broker group that holds the topic, by name, also in those that are away."""
+        """The number of queues in each broker group with the topic, by name, including broker groups that are away."""
         counts = parse_order_config(self.layout) if self.layout else {}
         return counts | {data.broker_name: data.write_queue_nums for data in self.queues}
 
     @property
     def subscribe_queues(self) -> tuple[MessageQueue, ...]:
-        """Queues a consumer may read, sorted."""
+        """The queues that a consumer may read, sorted."""
         return self._subscribe
 
     def require_writable(self) -> TopicRoute:
-        """This route; NoPermissionError where nothing may be written to the topic, ServiceNotAvailableError where
-        nothing can be now."""
+        """Return this route. Raises NoPermissionError if the topic is not writable, and ServiceNotAvailableError if no
+        writable queue is available now."""
         self.require_permission()
         if not self._publish:
             raise ServiceNotAvailableError(f"topic {self.topic!r} has no writable queue now; see `raymq status`")
         return self
 
     def require_permission(self) -> TopicRoute:
-        """This route; NoPermissionError where nothing may be written to the topic."""
+        """Return this route. Raises NoPermissionError if the topic is not writable."""
         if not self._publish and not any(data.perm & PERM_WRITE for data in self.queues):
             raise NoPermissionError(
                 f"topic {self.topic!r} may not be written to (its permission has no W); see `raymq topic describe "
@@ -287,8 +295,8 @@ class TopicRoute:
         return self
 
     def master_storage(self, broker_name: str) -> str:
-        """The name of the storage actor that takes writes for `broker_name`; ServiceNotAvailableError where that
-        broker group is not registered now, or has no master."""
+        """Return the name of the storage actor that accepts writes for `broker_name`. Raises ServiceNotAvailableError
+        if the broker group is not registered now, or has no master."""
         data = self.brokers.get(broker_name)
         if data is None or MASTER_ID not in data.storages:
             raise ServiceNotAvailableError(
@@ -297,8 +305,8 @@ class TopicRoute:
         return data.storages[MASTER_ID]
 
     def pull_storages(self, broker_name: str) -> tuple[str, ...]:
-        """The names of the storage actors that `broker_name`'s queues may be read from, the master first;
-        ServiceNotAvailableError where there is none now."""
+        """Return the names of the storage actors from which `broker_name`'s queues may be read, the master first.
+        Raises ServiceNotAvailableError if there is none now."""
         data = self.brokers.get(broker_name)
         if data is None or not data.storages or not data.slave_read_enable:
             return (self.master_storage(broker_name),)
@@ -306,7 +314,7 @@ class TopicRoute:
 
 
 def spread_queues(queues: int, broker_names: list[str]) -> dict[str, int]:
-    """Divide `queues` queues among broker groups as evenly as possible, the first groups taking the rest.
+    """Divide `queues` queues among broker groups as evenly as possible. The first groups get the remainder.
 
     >>> spread_queues(5, ["broker-a", "broker-b"])
     {'broker-a': 3, 'broker-b': 2}
@@ -317,9 +325,10 @@ def spread_queues(queues: int, broker_names: list[str]) -> dict[str, int]:
 
 
 def grow_queues(counts: Mapping[str, int], queues: int) -> dict[str, int]:
-    """Divide `queues` queues among broker groups that have `counts` already: none gets fewer, the emptiest get more.
+    """Divide `queues` queues among broker groups that already have `counts`. No group loses queues; the emptiest groups
+    get more.
 
-    InvalidArgumentError for fewer queues than there are.
+    Raises InvalidArgumentError if `queues` is less than the sum of `counts`.
 
     >>> grow_queues({"broker-a": 4, "broker-b": 0}, 6)
     {'broker-a': 4, 'broker-b': 2}

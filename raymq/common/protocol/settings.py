@@ -1,4 +1,4 @@
-"""The settings of a broker group, as its broker tells them to clients: as started, as changed since, as they count."""
+"""The settings of a broker group, as its broker reports them to clients."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 class BrokerConfig:
     """The settings of a broker group by their full names, such as ``store.delete_when``.
 
-    `started`: as raymq.yaml and the defaults had them when the broker was started. `changed`: the live settings that
-    differ, kept in the group's log. `effective`: as they count now. `refused`: changes that do not count any more,
-    with the reasons: raymq.yaml has been changed since. `live`: the names that may change while raymq runs. `behind`:
-    storage actors that have not been told of the newest changes yet; they are told within seconds of their return.
+    `started`: the values from raymq.yaml and the defaults at the broker's start. `changed`: live settings that differ,
+    from the group's log. `effective`: the present values. `refused`: changes that a later raymq.yaml has made invalid,
+    with the reasons. `live`: the names of settings that may change while raymq runs. `behind`: storage actors that do
+    not have the newest changes yet; they get them within seconds after their return.
     """
 
-    started: Mapping[str, Any] = field(default_factory=dict)  # values as YAML has them: text, numbers, bools, lists
-    changed: Mapping[str, Any] = field(default_factory=dict)  # likewise
-    effective: Mapping[str, Any] = field(default_factory=dict)  # likewise
+    started: Mapping[str, Any] = field(default_factory=dict)  # YAML values: text, numbers, bools, lists
+    changed: Mapping[str, Any] = field(default_factory=dict)  # YAML values
+    effective: Mapping[str, Any] = field(default_factory=dict)  # YAML values
     refused: Mapping[str, str] = field(default_factory=dict)
     live: frozenset[str] = frozenset()
     behind: tuple[str, ...] = ()

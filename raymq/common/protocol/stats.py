@@ -1,4 +1,4 @@
-"""Statistics of topics and groups, as a broker counts them (spec/messaging.md §9.6)."""
+"""Statistics of topics and groups, counted by a broker (spec/messaging.md §9.6)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple, TypeVar
 
 
 class RequestFigures(NamedTuple):
-    """The requests of one kind that wait for a thread of an actor: how many do `waiting` now and for how long the first
-    of them has, in ms; the highest number and the longest wait since the actor's start, and in the last minute; and how
-    many were refused since the start, because too many waited and because they had waited too long."""
+    """The requests of one kind that wait for a thread of an actor: the number that is `waiting` now, and the longest
+    present wait in ms; the maxima of both since the actor's start and in the last minute; and the requests refused
+    since the start, because too many waited or because they waited too long."""
 
     kind: str
     waiting: int
@@ -25,7 +25,8 @@ class RequestFigures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A counter: `total` since the broker started, the sum and the rate per second over the last minute, hour, day."""
+    """A counter: the `total` since the broker's start, and the sum and rate per second over the last minute, hour and
+    day."""
 
     total: int = 0
     minute: int = 0
@@ -38,7 +39,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class TopicStats:
-    """Messages that were put into a topic, and bytes of their records."""
+    """Messages that were stored in a topic, and bytes of their records."""
 
     messages: Figures = Figures()
     bytes: Figures = Figures()
@@ -46,7 +47,7 @@ class TopicStats:
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Messages of a topic that a group has committed, and messages that it has sent back."""
+    """Messages of a topic that a group has committed, and messages that the group has sent back."""
 
     messages: Figures = Figures()
     sent_back: Figures = Figures()
@@ -54,9 +55,9 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True)
 class TopicReading:
-    """A topic in one broker group: `messages` and `bytes` of records that were put into it since its store was opened,
-    its read queues, its permission, and the messages that they hold. `rate` is in messages per second, `bytes_rate` in
-    bytes, over the last minute."""
+    """A topic in one broker group. `messages` and `bytes`: records stored since the store was opened. `rate`: messages
+    per second over the last minute; `bytes_rate`: bytes per second. Further fields: the read queues, their permission,
+    and the stored messages."""
 
     messages: int = 0
     bytes: int = 0
@@ -69,8 +70,8 @@ class TopicReading:
 
 @dataclass(frozen=True, slots=True)
 class GroupReading:
-    """A group's progress in a topic: messages `consumed` since the broker was started, the `lag` in messages, and the
-    age `behind_ms` of the first unread message in the queue with the most of them; None if that was not looked at."""
+    """A group's progress in a topic. `consumed`: messages since the broker's start. `lag`: in messages. `behind_ms`:
+    the age of the first unread message in the queue with the largest lag; None if it was not read."""
 
     consumed: int = 0
     lag: int = 0
@@ -79,9 +80,9 @@ class GroupReading:
 
 @dataclass(frozen=True, slots=True)
 class GroupTotals:
-    """A group in one broker group, over all topics: messages `consumed` since the broker was started, the `lag` in
-    messages, and the age `lag_ms` of the oldest unread message that was looked at, None if none was. `retries` wait to
-    be tried again now, `dead_letters` were given up and are held."""
+    """A group in one broker group, over all topics. `consumed`: messages since the broker's start. `lag`: in messages.
+    `lag_ms`: the age of the oldest unread message that was read for this; None if none was read. `retries`: messages
+    that are due for another attempt. `dead_letters`: messages that failed in all attempts and are stored."""
 
     consumed: int = 0
     lag: int = 0
@@ -93,8 +94,8 @@ class GroupTotals:
 
 @dataclass(frozen=True, slots=True)
 class BrokerReadings:
-    """A broker's figures at a moment: of each topic, of each group by group and topic, and of each group in
-    `group_totals`. `left_out`: pairs of group and topic that are not in it, because there are too many."""
+    """A broker's statistics at one moment: of each topic, of each pair of group and topic, and in `group_totals` of
+    each group. `left_out`: the number of pairs of group and topic beyond the limit."""
 
     topics: Mapping[str, TopicReading]
     groups: Mapping[tuple[str, str], GroupReading]
@@ -106,7 +107,7 @@ T = TypeVar("T", Figures, TopicStats, GroupStats)
 
 
 def add_up(kind: type[T], parts: Iterable[T]) -> T:
-    """The figures of several brokers as one."""
+    """Add up the statistics of several brokers."""
     table = list(parts)
     values = {}
     for name in (one.name for one in fields(kind)):

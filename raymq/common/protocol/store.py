@@ -1,7 +1,7 @@
-"""Requests to a message store and its answers: values that both ends of the wire know.
+"""Requests to a message store, and its answers.
 
 A `queue_offset` counts the messages of a queue from 0, a `physical_offset` the bytes of the commit log. An end offset
-is the one that the next message will get.
+is the offset that the next message will get.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ BROWSE_MAX_SCANNED: Final = 1_000_000
 
 
 class AppendResult(msgspec.Struct, frozen=True, gc=False):
-    """The offsets of one appended batch. Its i-th message has queue offset `queue_offset + i`, unless `queue_offsets`
-    lists them.
+    """The offsets of one appended batch. Message i has queue offset `queue_offset + i`, unless `queue_offsets` lists
+    them.
 
-    `status` is SEND_OK, or FLUSH_DISK_TIMEOUT when the batch is stored but was not known to be on disk in time.
-    `physical_offset` is that of the first message; `physical_offsets` lists all of them when the records do not lie
-    back to back (the batch went over the end of a file). `duplicate`: every message was stored before, by an earlier
-    send of the same batch; nothing was written now. `queue_offsets` is given only when a crash cut the batch and
-    another producer wrote to the queue before the rest came again.
+    `status`: SEND_OK, or FLUSH_DISK_TIMEOUT if the batch is stored but was not flushed in time. `physical_offset`: of
+    the first message. `physical_offsets`: of all messages, if the records do not lie back to back because the batch
+    crosses the end of a file. `duplicate`: an earlier send of the same batch stored all messages; nothing was written
+    now. `queue_offsets`: only if a crash cut the batch, and another producer wrote to the queue before the rest was
+    sent again.
     """
 
     status: SendStatus
@@ -41,8 +41,8 @@ class AppendResult(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """Read a queue from `queue_offset` on, at most `max_messages`, only tag codes in `tag_codes` (None: all), and only
-    messages that pass the filter expression `sql` (None: all)."""
+    """Read a queue from `queue_offset` on, at most `max_messages`. `tag_codes`: only messages with these tag codes
+    (None: all). `sql`: only messages that pass this filter expression (None: all)."""
 
     topic: str
     queue_id: int
@@ -54,12 +54,12 @@ class FetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """The answer to one FetchRequest. Go on at `next_offset`, which may have moved past messages that the tags
-    or the expression excluded.
+    """The answer to one FetchRequest. Continue at `next_offset`, which also skips messages that tags or expression
+    excluded.
 
-    `records` are `count` whole records back to back. OFFSET_ILLEGAL: the offset asked for is outside
-    [`min_offset`, `max_offset`], and `next_offset` is the nearest end of that range. `pull_from`: the storage actor to
-    ask next, where that is another replica of the broker group.
+    `records`: `count` whole records back to back. OFFSET_ILLEGAL: the requested offset is outside [`min_offset`,
+    `max_offset`], and `next_offset` is the nearest end of that range. `pull_from`: the storage actor for the next
+    fetch, if that is another replica of the broker group.
     """
 
     status: PullStatus
@@ -72,7 +72,7 @@ class FetchResult:
 
 
 class LightQueue(NamedTuple):
-    """A light queue of one store: its topic, the first offset held, and the offset that the next message will get."""
+    """A light queue of one store: its topic, its first stored offset, and the offset that the next message will get."""
 
     topic: str
     min_offset: int
@@ -97,16 +97,16 @@ class QueueSpan(NamedTuple):
 
 
 class ReadsInPlace(NamedTuple):
-    """Reads of a client in the mapped files of a store, which the store counts among its gets: how many reads of queues
-    have found something, and how many messages."""
+    """Reads by a client in the mapped files of a store, which the store adds to its gets: the number of queue reads
+    that found messages, and the number of messages."""
 
     found: int = 0
     messages: int = 0
 
 
 class QueueEnds(NamedTuple):
-    """The offsets of a queue that consumers may read, [`min_offset`, `max_offset`), and the storage actor to read it
-    from, where that is another replica."""
+    """The offsets of a queue that consumers may read, [`min_offset`, `max_offset`), and the storage actor to read from,
+    if that is another replica."""
 
     min_offset: int
     max_offset: int
@@ -115,7 +115,8 @@ class QueueEnds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """The offsets a consumer may read, [`min_offset`, `max_offset`), and the first that is likely still in memory."""
+    """The offsets that a consumer may read, [`min_offset`, `max_offset`), and the first offset that is probably still
+    in memory."""
 
     min_offset: int
     max_offset: int
@@ -123,8 +124,8 @@ class QueueBounds:
 
 
 class Boundary(Enum):
-    """The message that a time stands for: LOWER the first one stored then or later, UPPER the last one then or
-    earlier."""
+    """The message that a time selects. LOWER: the first message stored at this time or later. UPPER: the last message
+    stored at this time or earlier."""
 
     LOWER = "LOWER"
     UPPER = "UPPER"
@@ -132,11 +133,11 @@ class Boundary(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """Messages found by a key: `count` whole records back to back, in the order they were stored.
+    """Messages found by a key: `count` whole records back to back, in the order of their storage.
 
-    `complete` is False if the index had not come to the end of the log in time: the newest messages may be missing.
-    `damaged` are the physical offsets of records that the index names and that cannot be told from their bytes.
-    A record whose body alone is damaged is among `records`.
+    `complete`: False if the index did not reach the end of the log in time, so that the newest messages may be missing.
+    `damaged`: physical offsets of indexed records whose bytes are not readable as records. A record with only a damaged
+    body is in `records`.
     """
 
     records: bytes
@@ -147,12 +148,12 @@ class QueryResult:
 
 @dataclass(frozen=True, slots=True)
 class RetentionStatus:
-    """The progress of the deletion of old messages, since the store was opened.
+    """The progress of the deletion of old messages since the store was opened.
 
-    `disk_ratio` is how full the disk is, from 0 to 1, -1 before the first look. `last_reason`: why files were deleted
-    the last time. `runs_by_hand` counts the runs that an administrator has asked for and that are still to come.
-    `young_files_deleted` of the files were younger than their reserved time: a full disk took them
-    (clean_file_forcibly_enable). `disk_free_bytes`: what the fullest disk still takes now, -1 where that is not known.
+    `disk_ratio`: used part of the disk, from 0 to 1; -1 before the first check. `last_reason`: why files were deleted
+    last. `runs_by_hand`: runs that an administrator has requested and that are not done yet. `young_files_deleted`:
+    deleted files younger than their retention time, because the disk was full (clean_file_forcibly_enable).
+    `disk_free_bytes`: free bytes of the fullest disk; -1 if unknown.
     """
 
     disk_ratio: float
@@ -166,7 +167,8 @@ class RetentionStatus:
 
 @dataclass(frozen=True, slots=True)
 class DeletedRange:
-    """Messages of a queue that were deleted before their time: the offsets from `begin_offset` up to `end_offset`."""
+    """Messages of a queue that were deleted before their retention time: offsets from `begin_offset` up to
+    `end_offset`."""
 
     topic: str
     queue_id: int
@@ -176,7 +178,7 @@ class DeletedRange:
 
 @dataclass(frozen=True, slots=True)
 class TopicPuts:
-    """Messages and bytes of records put into a topic since the store was opened."""
+    """Messages and bytes of records stored in a topic since the store was opened."""
 
     messages: int
     bytes: int
@@ -184,8 +186,8 @@ class TopicPuts:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """A snapshot of a store's counters. `runtime` has RocketMQ's names and texts (spec/storage.md §12);
-    `put_latency_buckets` are the appends that took up to 0, 10, 50, 100, 200, 500 ms, 1, 2, 3, 4, 5, 10 s, and more."""
+    """A snapshot of a store's counters. `runtime`: RocketMQ's names and texts (spec/storage.md §12).
+    `put_latency_buckets`: the appends that took up to 0, 10, 50, 100, 200, 500 ms, 1, 2, 3, 4, 5, 10 s, and longer."""
 
     runtime: dict[str, str]
     topics: dict[str, TopicPuts]
@@ -194,11 +196,13 @@ class StoreStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleStatus:
-    """The progress of the delivery of delayed messages. `pending` counts those that wait, by level, and those with a
-    time of their own under "deliver_at". `late_ms` is how late the latest of those is that are being delivered now, 0
-    if none. `delivered`, `given_up` and `recalled` count since the store was opened; what is filed again, nearer to its
-    time, counts as delivered. `due` counts the messages that the last round was about to deliver;
-    `pending_by_hour` those with a time of their own, by the full hours from now until the hour in which they are due.
+    """The progress of the delivery of delayed messages.
+
+    `pending`: the waiting messages by level; messages with a delivery time under "deliver_at". `late_ms`: the largest
+    lateness of the messages in delivery, 0 without any. `delivered`, `given_up` and `recalled` count since the store
+    was opened; a message that is filed again, nearer to its time, counts as delivered. `due`: messages that the last
+    round was about to deliver. `pending_by_hour`: messages with a delivery time, by the full hours from now until the
+    hour of their delivery.
     """
 
     pending: dict[str, int]
@@ -211,9 +215,9 @@ class ScheduleStatus:
 
 
 class HookFigures(NamedTuple):
-    """One hook of a store since the store was opened: the `batches` that it has seen, the messages that it has
-    `refused`, the calls that `failed` (it raised, or took too long), those that were `skipped` because a call before
-    was still under way, and its longest call in ms. `setting` is put_hooks or consume_hooks."""
+    """One hook of a store since the store was opened. `batches`: the batches passed to the hook; `refused`: the
+    messages that it refused; `failed`: calls that raised or timed out; `skipped`: calls omitted because an earlier call
+    still ran. Also the longest call in ms. `setting`: put_hooks or consume_hooks."""
 
     path: str
     setting: str
@@ -226,9 +230,10 @@ class HookFigures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A range of damaged bytes in a log: `size` bytes from physical offset `offset` on, with intact records behind it.
+    """A range of damaged bytes in a log: `size` bytes from physical offset `offset` on. Intact records follow the
+    range.
 
-    `reason` says in words what is wrong there. The bytes stay as they are until they are replaced by good ones.
+    `reason` describes the damage. The damaged bytes stay until intact bytes replace them.
     """
 
     offset: int
@@ -237,12 +242,12 @@ class Hole:
 
     @property
     def end_offset(self) -> int:
-        """The physical offset at which the log goes on."""
+        """The physical offset at which the log continues."""
         return self.offset + self.size
 
 
 class HoleUnit(NamedTuple):
-    """A unit of a queue that leads into a hole: the queue, its offset, and the place that it leads to."""
+    """A unit of a queue whose record is in a hole: the queue, its offset, and the position of the record."""
 
     topic: str
     queue_id: int
@@ -254,10 +259,10 @@ class HoleUnit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HoleCopy:
-    """The notes that go along with a part of the damaged bytes of a master's hole.
+    """The notes that accompany a part of the damaged bytes of a master's hole.
 
-    `reason`: that of the Hole. `units`: the units of queues that lead into this part, by queue and queue offset.
-    `left`: the number of the hole's bytes that follow this part; 0 for the last part.
+    `reason`: the reason of the Hole. `units`: the units of queues whose records are in this part, by queue and queue
+    offset. `left`: the number of the hole's bytes after this part; 0 for the last part.
     """
 
     reason: str
@@ -269,16 +274,18 @@ class HoleCopy:
 class StoreStatus:
     """A snapshot of one store, for people and for health checks.
 
-    Offsets are physical. `max_physical_offset` is the end of what is written, `flushed_physical_offset` of what is on
-    disk, `visible_physical_offset` of what consumers may see. `recovered` says in words how the store was opened;
-    `cut_bytes` is how much of the log's tail recovery removed. `not_writable_reason` is empty while appends are taken.
-    `running_flags` are RocketMQ's bits (spec/storage.md §9). `index_behind_bytes` is how much of what consumers may see
-    is not in the index yet.
-    `schedule` is None where delayed messages are not delivered: on a store that is no master. `disk_failure` says how
-    the disk failed; it is empty while the disk works, and again once the store is opened anew.
-    `holes` are the damaged ranges of the log. Since the store was opened, `mended_bytes` damaged bytes were replaced by
-    another replica's good ones, which ended `mended_holes` holes. `damaged_files` names the other files that were found
-    damaged when the store was opened, and says what was done about each.
+    Offsets are physical. `max_physical_offset`: the end of the written bytes; `flushed_physical_offset`: of the bytes
+    on disk; `visible_physical_offset`: of the bytes that consumers may read. `recovered`: how the store was opened.
+    `cut_bytes`: the bytes that recovery removed from the log's end. `not_writable_reason`: empty while the store
+    accepts appends. `running_flags`: RocketMQ's bits (spec/storage.md §9). `index_behind_bytes`: visible bytes that are
+    not in the index yet.
+
+    `schedule`: None on a store that is not master, because it delivers no delayed messages. `disk_failure`: how the
+    disk failed; empty while the disk works, and after the store is opened again.
+
+    `holes`: the damaged ranges of the log. Since the store was opened, intact bytes of another replica replaced
+    `mended_bytes` damaged bytes and closed `mended_holes` holes. `damaged_files`: other files that were found damaged
+    when the store was opened, and the action for each.
     """
 
     pid: int
@@ -313,12 +320,12 @@ class StoreStatus:
 
 @dataclass(frozen=True, slots=True)
 class DelayedInStore:
-    """Delayed messages that wait in one store. `levels`: how many, by level, "deliver_at" for times of their own;
-    `hours`: how many become due in each of the next 24 hours, those of the roll queue not counted.
+    """Delayed messages that wait in one store.
 
-    `due_ms` and `records` are the first ones that are due in the time asked for, in the order of their times; the
-    records lie back to back, and `sizes` are their lengths. `complete`: there are no more of them, and no queue was too
-    long to be looked at.
+    `levels`: their number by level; messages with a delivery time under "deliver_at". `hours`: the number of messages
+    that become due in each of the next 24 hours, without the roll queue. `due_ms` and `records`: the first messages
+    that are due in the requested period, sorted by time; the records lie back to back, and `sizes` are their lengths.
+    `complete`: no further messages are due in the period, and no queue was too long to be read.
     """
 
     levels: dict[str, int]

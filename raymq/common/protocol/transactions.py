@@ -1,4 +1,4 @@
-"""Transactions on the wire: how a producer ends one, what a check carries, and how many wait."""
+"""Transactions in requests: how a producer ends one, what a check contains, and how many are open."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raymq.common.protocol.store import AppendResult
 
 
 class LocalTransactionState(IntEnum):
-    """The outcome of a local transaction, as its producer knows it. The values are RocketMQ's transaction bits."""
+    """The outcome of a local transaction in its producer. The values are RocketMQ's transaction bits."""
 
     UNKNOW = 0
     COMMIT_MESSAGE = 8
@@ -18,8 +18,8 @@ class LocalTransactionState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EndTransactionRequest:
-    """The order to end a transaction. `queue_offset` and `physical_offset` are those of its half message, or of any
-    copy of it that a check made. `commit_or_rollback` is COMMIT_MESSAGE or ROLLBACK_MESSAGE."""
+    """A request to end a transaction. `queue_offset` and `physical_offset`: of its half message, or of any copy that a
+    check made. `commit_or_rollback`: COMMIT_MESSAGE or ROLLBACK_MESSAGE."""
 
     producer_group: str
     queue_offset: int
@@ -30,10 +30,10 @@ class EndTransactionRequest:
 
 
 class EndResult(AppendResult, frozen=True, gc=False):
-    """The answer to an EndTransactionRequest: the message's place in queue `queue_id` of its `topic`.
+    """The answer to an EndTransactionRequest: the position of the message in queue `queue_id` of its `topic`.
 
-    After a rollback there is none, and the offsets are those of the record that says so. `duplicate`: the transaction
-    had ended in this way before, and nothing was written now.
+    A rollback stores no message: the offsets are then those of the record of the rollback. `duplicate`: the transaction
+    already had this outcome; nothing was written now.
     """
 
     topic: str = ""
@@ -42,8 +42,8 @@ class EndResult(AppendResult, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class TransactionCheck:
-    """The question to a producer group how a transaction has ended. `record` is the half message as it is in the log;
-    `times` counts the checks of this message, this one included."""
+    """A check: it asks a producer group for the outcome of a transaction. `record`: the half message, as in the log.
+    `times`: the number of checks of this message, including this one."""
 
     producer_group: str
     transaction_id: str
@@ -55,7 +55,7 @@ class TransactionCheck:
 
 @dataclass(frozen=True, slots=True)
 class CheckRound:
-    """The checks of a part of a round. While `more`, the round goes on: ask again with the same `start_ms`."""
+    """The checks of a part of a round. With `more`, the round continues: ask again with the same `start_ms`."""
 
     start_ms: int
     checks: list[TransactionCheck]
@@ -65,8 +65,7 @@ class CheckRound:
 
 @dataclass(frozen=True, slots=True)
 class WaitingTransactions:
-    """The transactions of one producer group with one topic that have no outcome yet, and the birth of the oldest, in
-    ms since 1970."""
+    """The open transactions of one producer group in one topic, and the birth of the oldest in ms since 1970."""
 
     topic: str
     producer_group: str
@@ -76,7 +75,7 @@ class WaitingTransactions:
 
 @dataclass(frozen=True, slots=True)
 class TransactionFigures:
-    """The transactions of one store that wait; and counters since it was opened."""
+    """The open transactions of one store, and counters since the store was opened."""
 
     waiting: list[WaitingTransactions] = field(default_factory=list)
     committed: int = 0
