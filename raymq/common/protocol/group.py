@@ -84,8 +84,8 @@ class OffsetCommit:
 class CommitAnswer:
     """The outcome of commits. Queues that no field names are committed.
 
-    `reset`: queues whose offsets were reset, with the new offsets. `fenced`: queues of which another member has begun
-    to read. `gone`: queues that no longer exist. `stopped`: queues that the group may not read now, with the reason;
+    `reset`: queues whose offsets were reset, with the new offsets. `fenced`: queues that another member has begun to
+    read. `gone`: queues that no longer exist. `stopped`: queues that the group may not read now, with the reason;
     their commits count, but none of their messages may be delivered until an answer no longer names them.
     """
 
@@ -107,7 +107,7 @@ class SendBackAnswer:
 class GroupQueueProgress:
     """A group's progress in one queue.
 
-    `committed`: None before the first commit. `lag_ms`: the age of the first uncommitted message, 0 if there is none.
+    `committed`: None before the first commit. `lag_ms`: the age of the first uncommitted message, 0 without one.
     `in_flight`: messages after the committed offset that simple consumers hold, neither acknowledged nor visible again.
     """
 

@@ -201,7 +201,7 @@ class TopicRoute:
     away: a sharding key's queue must not change. `complete` is False in a route of a NameServer that has just
     restarted: further brokers may hold the topic and not have registered again yet.
 
-    `layout` (merge_layouts): the topic's queues in all broker groups, even in those that are away. Messages with a
+    `layout` (merge_layouts): the topic's queues in all broker groups, including groups that are away. Messages with a
     sharding key are distributed over these queues, so a route with fewer brokers gives a key no other queue.
 
     `attributes`: which messages the topic accepts, for producers to check.
@@ -306,7 +306,7 @@ class TopicRoute:
 
     def pull_storages(self, broker_name: str) -> tuple[str, ...]:
         """Return the names of the storage actors from which `broker_name`'s queues may be read, the master first.
-        Raises ServiceNotAvailableError if there is none now."""
+        Raises ServiceNotAvailableError if no such actor is available now."""
         data = self.brokers.get(broker_name)
         if data is None or not data.storages or not data.slave_read_enable:
             return (self.master_storage(broker_name),)

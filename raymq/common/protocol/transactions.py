@@ -32,8 +32,8 @@ class EndTransactionRequest:
 class EndResult(AppendResult, frozen=True, gc=False):
     """The answer to an EndTransactionRequest: the position of the message in queue `queue_id` of its `topic`.
 
-    A rollback stores no message: the offsets are then those of the record of the rollback. `duplicate`: the transaction
-    already had this outcome; nothing was written now.
+    A rollback stores no message: the offsets are then the offsets of the rollback's record. `duplicate`: the
+    transaction already had this outcome; nothing was written now.
     """
 
     topic: str = ""

@@ -1,17 +1,17 @@
-"""The figures of all producers and consumers of one process, for Ray's metrics pipeline.
+"""The metrics of all producers and consumers of one process, for Ray's metrics pipeline.
 
     producers, consumers, listeners ──► CLIENT_FIGURES: histograms, totals ──► Reporter, every 10 s
-                                          sources of gauges: asked at each report
+                                          sources of gauges: called at each report
 
-There is one ClientFigures per process and not one per client, because a series of Ray belongs to a process: two clients
-that report the same histogram would overwrite each other. Each batch, or each call, is counted once with its number of
-messages; nothing is done per message. Whoever has a thread that wakes often enough (heartbeats, a listener's reports)
-calls `report_if_due`; no thread is started for it.
+A process has one ClientFigures, not one per client, because a series of Ray belongs to a process: two clients that
+report the same histogram would overwrite each other. Each batch, or each call, is counted once with its number of
+messages; nothing runs per message. Threads that wake often enough anyway (heartbeats, a listener's reports) call
+`report_if_due`; no thread is started for reports.
 
-Figures are counted until a broker says, in its answer to a heartbeat, that the cluster's metrics are switched off. From
-then on a count costs one comparison. Nothing survives the process: its gauges vanish from Ray's agent within 20 s, and
-a process that connects to another Ray cluster begins anew. A consumer that has nothing of a topic says so once, and
-again when that has changed: thousands of idle topics and groups would keep the agent busy.
+ClientFigures counts until a broker's answer to a heartbeat switches the cluster's metrics off. From then on a count
+costs one comparison. Nothing survives the process: its gauges disappear from Ray's agent within 20 s, and a process
+that connects to another Ray cluster starts at 0. A consumer without messages of a topic reports this once, and again
+after a change: repeated reports of thousands of idle topics and groups would keep the agent busy.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ PROCESS_TIME: Final = "raymq_process_time_milliseconds"
 PROCESS_BOUNDS_MS: Final = INSTRUMENTS[PROCESS_TIME].bounds
 
 SERIES_MAX: Final = 4096
-"""The most series of each kind that a process keeps; topics and groups after them are counted as "(other)"."""
+"""The most series of each kind in a process. Further topics and groups are counted as "(other)"."""
 EARLY_S: Final = 1.0
-"""A caller that wakes every REPORT_INTERVAL_S may do so a little early; the next report would come too late then."""
+"""A caller that wakes every REPORT_INTERVAL_S may report this much earlier, because its next wake-up would be too
+late."""
 
 logger = logging.getLogger(__name__)
 
 
 class ClientMetrics(Struct, frozen=True):
-    """The options of a cluster's metrics, as a broker tells them to its clients."""
+    """The options of a cluster's metrics, which a broker sends to its clients."""
 
     cluster: str
     enable: bool = True
@@ -54,10 +55,10 @@ class ClientMetrics(Struct, frozen=True):
 
 
 class ConsumerFigures(NamedTuple):
-    """The state of one queue, or of several of one topic together, at one consumer of a group.
+    """The state of one queue, or the sum over several queues of a topic, at one consumer of a group.
 
-    `inflight`: messages pulled and not committed. `ready`: visible and not pulled. `queueing_ms`: the age of the first
-    of those, 0 without any. `cached` messages, `cached_bytes`: pulled and not finished.
+    `inflight`: messages fetched and not committed. `ready`: messages visible and not fetched. `queueing_ms`: the age of
+    the first ready message, 0 without any. `cached` messages of `cached_bytes`: fetched and not finished.
     """
 
     topic: str
@@ -69,7 +70,7 @@ class ConsumerFigures(NamedTuple):
     cached_bytes: int = 0
 
     def plus(self, other: ConsumerFigures) -> ConsumerFigures:
-        """Both together; the older of the ages."""
+        """Return the sum of both, with the greater age."""
         return ConsumerFigures(
             self.topic,
             self.group,
@@ -82,18 +83,20 @@ class ConsumerFigures(NamedTuple):
 
 
 Source = Callable[[], Iterable[ConsumerFigures]]
-"""Asked at each report, by the thread that reports; it may call storage actors, for a few seconds at most."""
+"""A source of gauges. The reporting thread calls it at each report; it may call storage actors, for a few seconds at
+most."""
 
 
 def _worker() -> str:
-    """This process's life in the Ray cluster that it is connected to; empty if it is to none."""
+    """Return the id of this process in its Ray cluster; empty without a connection."""
     import ray
 
     return str(ray.get_runtime_context().get_worker_id()) if ray.is_initialized() else ""
 
 
 class ClientFigures:
-    """Thread-safe. `worker` names this process's life in a Ray cluster, `clock` tells monotonic time in seconds."""
+    """The metrics of one process. Thread-safe. `worker` returns the id of this process in its Ray cluster; `clock`
+    returns monotonic seconds."""
 
     def __init__(
         self,
@@ -103,60 +106,60 @@ class ClientFigures:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.enabled = True
-        """False once a broker has said that the cluster's metrics are switched off."""
+        """False after a broker has switched the cluster's metrics off."""
         self._worker, self._open_reporter, self._clock = worker, open_reporter, clock
         self._options: ClientMetrics | None = None
-        """None until a broker has told them; nothing is reported before."""
+        """The options from a broker; None before the first answer, and then nothing is reported."""
         self._up: tuple[str, str] | None = None
         self._lock = threading.Lock()
-        """Guards the tables of histograms, bytes and sources; held over nothing that waits."""
+        """Guards the tables of histograms, bytes and sources. No holder of the lock waits for anything."""
         self._histograms: dict[tuple[str, ...], Histogram] = {}
-        """By instrument and further labels, in the instrument's order."""
+        """Histograms by instrument and further labels, in the instrument's order."""
         self._out_bytes: dict[tuple[str, str], int] = {}
-        """The bytes that a group has got of a topic."""
+        """Bytes that a group has fetched from a topic."""
         self._unreadable: dict[tuple[str, str], int] = {}
-        """The messages of a topic that a group could not read."""
+        """Messages of a topic that a group could not read."""
         self._sources: dict[int, Source] = {}
         self._reporting = threading.Lock()
-        """Held by the one thread that reports; guards what follows."""
+        """Held by the one reporting thread; guards the fields below."""
         self._reporter: tuple[str, ClientMetrics, Reporter] | None = None
         self._next_s = clock()
         self._told_idle: set[tuple[str, str]] = set()
-        """The topics and groups of which the last report said that there is nothing."""
+        """Topics and groups that the last report named as idle."""
 
     def identify(self, role: str, name: str) -> None:
-        """Report `raymq_up` for this process, too: it is an actor of raymq."""
+        """Also report `raymq_up` for this process, because it is an actor of raymq."""
         self._up = role, name
 
     @property
     def options(self) -> ClientMetrics | None:
-        """The options that a broker has told; None before."""
+        """The options from a broker; None before the first answer."""
         return self._options
 
     def told(self, options: ClientMetrics) -> None:
-        """Note what a broker says of its cluster's metrics."""
+        """Store the options of the cluster's metrics from a broker's answer."""
         self.enabled, self._options = options.enable, options
 
     def add(self, owner: object, source: Source) -> None:
-        """Ask a consumer for its figures at each report, until `remove(owner)`."""
+        """Call `source` for the values of a consumer at each report, until `remove(owner)`."""
         with self._lock:
             self._sources[id(owner)] = source
 
     def remove(self, owner: object) -> None:
-        """Ask a consumer no more: its gauges vanish. Does nothing for one that is not known."""
+        """Stop reporting the values of a consumer: its gauges disappear. Does nothing for an unknown consumer."""
         with self._lock:
             self._sources.pop(id(owner), None)
 
     # Counting
 
     def sent(self, topic: str, cost_ms: float, count: int, *, ok: bool) -> None:
-        """Count `count` messages whose send has ended, `cost_ms` after the first of them was handed over."""
+        """Count `count` messages whose send has ended, `cost_ms` after the send of the first message."""
         if self.enabled:
             self._observe((SEND_COST, topic, "success" if ok else "failure"), cost_ms, count)
 
     def delivered(self, topic: str, group: str, stored_ms: int, count: int, size_bytes: int) -> None:
-        """Count `count` messages of `size_bytes` that have come to a consumer, of which the first was stored at
-        `stored_ms` since 1970, by the store's clock: all count as that old."""
+        """Count `count` messages of `size_bytes` that a consumer has received. All count as stored at `stored_ms`, ms
+        since 1970 by the store's clock, when the first message was stored."""
         if self.enabled:
             self._observe((DELIVERY_LATENCY, topic, group), max(0.0, time.time() * 1000 - stored_ms), count)
             self._add(self._out_bytes, topic, group, size_bytes)
@@ -174,12 +177,12 @@ class ClientFigures:
             totals[place] = totals.get(place, 0) + count
 
     def awaited(self, topic: str, group: str, wait_ms: float, count: int) -> None:
-        """Count `count` messages that are handed to a listener, `wait_ms` after the first of them was pulled."""
+        """Count `count` messages that a listener gets, `wait_ms` after the first message was fetched."""
         if self.enabled:
             self._observe((AWAIT_TIME, topic, group), wait_ms, count)
 
     def processed(self, topic: str, group: str, took_ms: float, count: int, *, ok: bool) -> None:
-        """Count `count` calls of a listener, each of which took about `took_ms`."""
+        """Count `count` calls of a listener, which took about `took_ms` each."""
         if self.enabled:
             self._observe((PROCESS_TIME, topic, group, "success" if ok else "failure"), took_ms, count)
 
@@ -190,7 +193,7 @@ class ClientFigures:
         histogram.add(value, count)
 
     def _new_histogram(self, key: tuple[str, ...]) -> Histogram:
-        """The histogram of a key that had none, or the one of all that come late."""
+        """Create the histogram of a new key; beyond SERIES_MAX, return the histogram of all further keys."""
         with self._lock:
             if key not in self._histograms and len(self._histograms) >= SERIES_MAX:
                 name, _, *rest = key
@@ -200,9 +203,9 @@ class ClientFigures:
     # Reporting
 
     def report_if_due(self) -> None:
-        """Report everything, if the last report is about REPORT_INTERVAL_S ago and no other thread does it.
+        """Report everything, if the last report is about REPORT_INTERVAL_S old and no other thread reports.
 
-        Does nothing in a process that is not connected to Ray, or has not heard from a broker. Raises nothing.
+        Does nothing in a process that is not connected to Ray, or that has no answer from a broker yet. Never raises.
         """
         options = self._options
         if options is None or not options.enable or self._clock() < self._next_s:
@@ -214,13 +217,14 @@ class ClientFigures:
             worker = self._worker()
             if worker:
                 self._reporter_for(worker, options).report(self._report_counted, self._report_consumers)
-        except Exception:  # Ray's metrics have no error for which a client should end
+        except Exception:  # errors of Ray's metrics must not end a client
             logger.warning("the metrics of this process cannot be reported, trying again", exc_info=True)
         finally:
             self._reporting.release()
 
     def _reporter_for(self, worker: str, options: ClientMetrics) -> Reporter:
-        """The reporter for this life of the process; what an earlier one has counted is another cluster's."""
+        """Return the reporter for this process in its present Ray cluster. Counts for an earlier cluster are
+        dropped."""
         known = self._reporter
         if known is not None and known[:2] == (worker, options):
             return known[2]
@@ -272,7 +276,7 @@ class ClientFigures:
 
 
 def _together(sources: Iterable[Source]) -> list[ConsumerFigures]:
-    """The figures of all sources, one for each topic and group."""
+    """Return the values of all sources, added up for each topic and group."""
     found: dict[tuple[str, str], ConsumerFigures] = {}
     for source in sources:
         for one in source():
@@ -282,5 +286,5 @@ def _together(sources: Iterable[Source]) -> list[ConsumerFigures]:
 
 
 CLIENT_FIGURES: Final = ClientFigures()
-"""The figures of this process."""
-in_forked_child(CLIENT_FIGURES.__init__)  # type: ignore[misc]  # a child has no clients, and no reporter
+"""The metrics of this process."""
+in_forked_child(CLIENT_FIGURES.__init__)  # type: ignore[misc]  # a forked child has no clients and no reporter

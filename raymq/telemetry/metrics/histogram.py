@@ -1,4 +1,4 @@
-"""A distribution counted in buckets: plain numbers, which a Reporter turns into series."""
+"""A histogram of plain numbers, which a Reporter converts into series."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from raymq.telemetry.metrics.instruments import INSTRUMENTS
 
 
 class HistogramFigures(NamedTuple):
-    """A histogram's state: how many values were at most each bound and above the one before, the last number those
-    above all bounds; and the sum of the values."""
+    """A histogram's state. `counts`: for each bound, the number of values above the previous bound and up to this
+    bound; the last number counts values above all bounds. `sum`: the sum of all values."""
 
     counts: tuple[int, ...]
     sum: float
 
 
 class Histogram:
-    """The distribution of one instrument's values, since the process began. Thread-safe; to add costs less than a
-    microsecond, so it is done once for a batch."""
+    """The distribution of one instrument's values since the process's start. Thread-safe. Adding a value takes less
+    than a microsecond; callers add once per batch."""
 
     def __init__(self, name: str) -> None:
-        """`name`: a histogram of the table of instruments; KeyError for others."""
+        """`name`: a histogram of the table of instruments. Raises KeyError for another name."""
         self._bounds = INSTRUMENTS[name].bounds
         self._lock = threading.Lock()
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count a value so many times."""
+        """Count a value `times` times."""
         index = bisect_left(self._bounds, value)
         with self._lock:
             self._counts[index] += times
             self._sum += value * times
 
     def add_many(self, values: Sequence[float] | NDArray[np.float64], times: Sequence[int] | None = None) -> None:
-        """Count several values, each once, or as often as `times` says."""
+        """Count several values, each once, or as often as `times` lists."""
         if not len(values):
             return
         indices = np.searchsorted(self._bounds, values)
@@ -51,6 +51,6 @@ class Histogram:
             self._sum += total
 
     def figures(self) -> HistogramFigures:
-        """The state as it is now."""
+        """Return the present state."""
         with self._lock:
             return HistogramFigures(tuple(self._counts), self._sum)

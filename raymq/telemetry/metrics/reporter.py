@@ -1,10 +1,11 @@
-"""Reporter: hands a process's figures to Ray's agent of the node, from where Prometheus takes them.
+"""Passes a process's metrics to the Ray agent of its node, from which Prometheus scrapes them.
 
-A process has one Reporter, and one thread of it calls `report` every REPORT_INTERVAL_S. Its sources name instruments of
-the table. A counter is given as its running total, of which the part that is new is counted: a total that went back
-began anew. A histogram is given as its buckets (raymq.telemetry.metrics.instruments says why).
+A process has one Reporter, and one thread calls `report` every REPORT_INTERVAL_S. The Reporter's sources name
+instruments of the table. A counter is reported as its running total, and the Reporter adds the difference to the last
+total; a smaller total means that the counter started again at 0. A histogram is reported as its buckets
+(raymq.telemetry.metrics.instruments).
 
-Topics and groups beyond the limits are added up under "(other)": numbers as sums, times as the largest. Nothing
+Topics and groups beyond the limits are combined under "(other)": numbers are added, times are the maximum. Nothing
 survives the process.
 """
 
@@ -18,7 +19,7 @@ from raymq.telemetry.metrics.histogram import HistogramFigures
 from raymq.telemetry.metrics.instruments import INSTRUMENTS, OTHER, Instrument, InstrumentKind
 
 FORGET_AFTER_REPORTS: Final = 60
-"""A topic, a group or a total that so many reports did not name is forgotten: it was deleted."""
+"""A topic, group or total that this number of reports did not name was probably deleted, and is forgotten."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +30,7 @@ NO_LABELS: Final[Labels] = {}
 
 
 class _Series:
-    """One series of an instrument: its tags, those with which it is reported because of the limits, and the total that
-    was seen last."""
+    """One series of an instrument: its tags, its tags after the limits, and its last total."""
 
     __slots__ = ("_make", "instrument", "limited", "seen", "tags", "total")
 
@@ -40,14 +40,14 @@ class _Series:
         self.seen = 0
 
     def metric(self, name: str, *more: str) -> Any:
-        """Ray's object for a metric of the instrument."""
+        """Return Ray's object for a metric of the instrument."""
         return self._make(self.instrument, name, *more)
 
 
 class Reporter:
-    """The way of one process's figures to Ray. Not thread-safe: one thread reports.
+    """Passes one process's metrics to Ray. Not thread-safe: one thread reports.
 
-    Usage: `reporter.report(source)` with a function that calls `count`, `gauge` and `buckets` of the Reporter it gets.
+    Usage: `reporter.report(source)`, where `source` calls `count`, `gauge` and `buckets` of the Reporter that it gets.
     """
 
     def __init__(
@@ -60,23 +60,24 @@ class Reporter:
         per_topic_max: int = 500,
         per_group_max: int = 500,
     ) -> None:
-        """`cluster`, `broker` and `storage` are labels of every series whose instrument has them, unless a call says
-        otherwise. With `enable` off nothing is handed to Ray, and no source is called."""
+        """`cluster`, `broker` and `storage`: labels of every series whose instrument has them, unless a call passes
+        others. `enable` False: nothing is passed to Ray, and no source is called."""
         self._common = {"cluster": cluster, "broker": broker, "storage": storage}
         self._enable = enable
         self._limits = {"topic": per_topic_max, "consumer_group": per_group_max}
         self._known: dict[str, set[str]] = {label: set() for label in self._limits}
-        """For each limited label, its values within the limit."""
+        """For each limited label, the values within the limit."""
         self._series: dict[tuple[str, tuple[tuple[str, object], ...]], _Series] = {}
-        """By name and labels, what was found out about a series when it was reported first."""
+        """Known series by name and labels."""
         self._others: dict[_Key, tuple[float, Labels]] = {}
-        """Of the present report, the gauges under "(other)"."""
+        """The gauges under "(other)" in the present report."""
         self._metrics: dict[str, Any] = {}
         self._reports = 0
         self._logged: set[str] = set()
 
     def limit(self, per_topic_max: int, per_group_max: int) -> None:
-        """Have so many topics and groups with series of their own from now on. Those that have them keep them."""
+        """Change the limits of topics and groups with separate series. Topics and groups that have separate series keep
+        them."""
         self._limits.update(topic=per_topic_max, consumer_group=per_group_max)
 
     @property
@@ -85,8 +86,8 @@ class Reporter:
         return self._enable
 
     def report(self, *sources: Source) -> None:
-        """Have each source name its figures, and hand them to Ray. Never raises: a source that fails is left out of
-        this report, which is logged once for each kind of failure."""
+        """Call each source, and pass its values to Ray. Never raises: a source that fails is left out of this report,
+        and each kind of failure is logged once."""
         if not self._enable:
             return
         failed = False
@@ -97,25 +98,25 @@ class Reporter:
                 failed = True
                 self._log_once(error)
         self._others.clear()
-        if not failed:  # a source that fails for long has forgotten nothing
+        if not failed:  # a source that fails for long has not deleted its topics
             self._reports += 1
             self._forget()
 
     def count(self, name: str, total: float, /, **labels: object) -> None:
-        """Count what is new in a counter's running total. KeyError for an unknown name, ValueError for other labels
-        than the instrument has."""
+        """Add the new part of a counter's running total. Raises KeyError for an unknown name, and ValueError for labels
+        that the instrument does not have."""
         series = self._find(name, InstrumentKind.COUNTER, labels)
         new = total - series.total if total >= series.total else total
-        if new > 0:  # Ray refuses to count nothing
+        if new > 0:  # Ray refuses to add 0
             series.metric(name).inc(new, series.limited)
         series.total = total
 
     def gauge(self, name: str, value: float, /, **labels: object) -> None:
-        """Set a gauge to its present value; raises as `count`. It is gone if the reports of 20 s do not set it."""
+        """Set a gauge. Raises like `count`. The gauge disappears after 20 s without a report."""
         self._set(name, value, self._find(name, InstrumentKind.GAUGE, labels))
 
     def buckets(self, name: str, figures: HistogramFigures, /, **labels: object) -> None:
-        """Report a histogram (raymq.telemetry.metrics.histogram.Histogram.figures); raises as `count`."""
+        """Report a histogram (raymq.telemetry.metrics.histogram.Histogram.figures). Raises like `count`."""
         series = self._find(name, InstrumentKind.HISTOGRAM, labels)
         below = 0
         for bound, count in zip((*series.instrument.bounds, "+Inf"), figures.counts, strict=True):
@@ -151,7 +152,7 @@ class Reporter:
             return
         key = (name, tuple(tags.values()))
         before, _ = self._others.get(key, (0.0, tags))
-        # A sum of ages says nothing.
+        # a sum of ages has no meaning
         longest = series.instrument.kind is InstrumentKind.GAUGE and series.instrument.unit == "ms"
         self._others[key] = (max(before, value) if longest else before + value, tags)
 
@@ -160,7 +161,7 @@ class Reporter:
             self._metrics[name].set(value, tags)
 
     def _limited(self, tags: Labels) -> Labels:
-        """The tags, or others in which a topic or a group beyond the limit is "(other)"."""
+        """Return the tags, with "(other)" for a topic or a group beyond the limit."""
         limited = tags
         for label, most in self._limits.items():
             value = tags.get(label)
@@ -183,7 +184,7 @@ class Reporter:
         return metric
 
     def _forget(self) -> None:
-        """Drop the series of deleted topics and groups, and give their room to others."""
+        """Forget the series of deleted topics and groups, so that others can have their place."""
         oldest = self._reports - FORGET_AFTER_REPORTS
         gone = [key for key, series in self._series.items() if series.seen < oldest]
         if not gone:

@@ -1,13 +1,13 @@
-"""The contexts of a trace: what a producer or a consumer notes about messages, to be written as records later.
+"""The contexts of a trace: what a producer or consumer records about messages. The dispatcher writes records later.
 
     Sent          messages that were sent together and are stored          ▶ Pub, one per message
     Ended         the end of a transaction                                 ▶ EndTransaction
-    Recalled      a delayed message that was taken back, or was due        ▶ Recall
-    Begun, Done   messages that a listener is given, and has dealt with    ▶ SubBefore, SubAfter, one per message
+    Recalled      a delayed message that was recalled, or was already due  ▶ Recall
+    Begun, Done   messages that a listener gets, and has finished          ▶ SubBefore, SubAfter, one per message
     Polled        messages that a poll returned                            ▶ both at once, as RocketMQ's pull consumer
 
-A context holds what is there when it is noted, and makes texts of it in the dispatcher's thread. Messages whose
-property TRACE_ON is "false" are left out.
+A context only stores references; the dispatcher's thread formats the records. Messages whose property TRACE_ON is
+"false" are left out.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from raymq.telemetry.trace.records import (
 )
 
 REGION: Final = "DefaultRegion"
-"""RocketMQ's region of a broker that was given none."""
+"""RocketMQ's region of a broker without a configured region."""
 TRACE_ON: Final = "TRACE_ON"
-"""The property of a message that is not to be traced: its value is "false"."""
+"""The property of a message that opts out of the trace: its value is then "false"."""
 
 
 _OFFSET_DIGITS: Final = 16
-"""The digits of an offset message id that name the byte of the store's log."""
+"""The digits of an offset message id that hold the physical offset."""
 
 
 def now_ms() -> int:
@@ -63,7 +63,7 @@ def now_ms() -> int:
 
 
 def store_host_of(offset_message_id: str) -> str:
-    """The ``"address:port"`` of the store that an offset message id names."""
+    """Return the ``"address:port"`` of the store from an offset message id."""
     return _host_of(offset_message_id[:-_OFFSET_DIGITS])
 
 
@@ -74,8 +74,8 @@ def _host_of(host_digits: str) -> str:
 
 
 class Sent(Struct, eq=False):
-    """Messages of one topic that are stored. `took_ms`: from when the first was handed over until the answer, which
-    came at `ended_ms`. `results` makes their SendResults, in their order."""
+    """Messages of one topic that are stored. `took_ms`: from the send of the first message until the answer, which
+    arrived at `ended_ms`. `results` returns their SendResults, in order."""
 
     group: str
     topic: str
@@ -89,7 +89,7 @@ class Sent(Struct, eq=False):
         return len(self.messages)
 
     def lines(self) -> Iterator[TraceLine]:
-        """A Pub for each message."""
+        """Return a Pub for each message."""
         results, messages = self.results(), self.messages
         count = len(results)
         common = Pub(
@@ -114,13 +114,13 @@ def _type_of(message: Message) -> TracedType:
 
 
 class SingleRecordContext(Struct, eq=False):
-    """One record that is there already: an EndTransaction or a Recall."""
+    """A trace context holding a single finished record (EndTransaction or Recall)."""
 
     record: TraceRecord
     count: int = 1
 
     def lines(self) -> Iterator[TraceLine]:
-        """The record."""
+        """Return the record."""
         yield TraceLine(encode_records([self.record]), record_keys([self.record]))
 
 
@@ -134,7 +134,7 @@ def ended_transaction(
     *,
     from_check: bool,
 ) -> SingleRecordContext:
-    """The end of the transaction of `message` to `topic`, by the ids of its half message."""
+    """Return a context for the end of `message`'s transaction in `topic`, with the ids of its half message."""
     return SingleRecordContext(
         EndTransaction(
             now_ms(),
@@ -154,14 +154,14 @@ def ended_transaction(
 
 
 def recalled(group: str, topic: str, message_id: str, *, success: bool) -> SingleRecordContext:
-    """A delayed message that was taken back, or, without `success`, could not be."""
+    """Return a context for a recall. `success`: whether the delayed message was recalled."""
     return SingleRecordContext(Recall(now_ms(), REGION, group, topic, message_id, success))
 
 
 class TracedCalls(NamedTuple):
-    """A listener's calls that belong together: `request_id` joins the records of their beginning and end; `calls` are
-    the listener's arguments, messages and lists of them, or what stands for a damaged one. They are about
-    `message_count` messages."""
+    """A listener's calls that belong together. `request_id` joins the records of their beginning and end. `calls`: the
+    listener's arguments, which are messages, lists of messages, or placeholders of damaged messages. `message_count`:
+    the number of their messages."""
 
     request_id: str
     calls: Sequence[Any]
@@ -169,7 +169,7 @@ class TracedCalls(NamedTuple):
 
 
 class Begun(Struct, eq=False):
-    """Messages that a listener of `group` is about to be given."""
+    """Messages that a listener of `group` will get next."""
 
     group: str
     traced: TracedCalls
@@ -180,7 +180,7 @@ class Begun(Struct, eq=False):
         return self.traced.message_count
 
     def lines(self) -> Iterator[TraceLine]:
-        """A SubBefore for each message."""
+        """Return a SubBefore for each message."""
         common = SubBefore(self.began_ms, REGION, self.group, self.traced.request_id, "", 0, None)
         deliveries = [delivery for call in self.traced.calls for delivery in _deliveries(call)]
         for text, one in zip(before_texts(common, deliveries), deliveries, strict=True):
@@ -188,8 +188,8 @@ class Begun(Struct, eq=False):
 
 
 class Done(Struct, eq=False):
-    """Messages that a listener has dealt with, within `took_ms` in all. `ended`: the indices of the calls that were
-    made; `failed`: the way in which some of these ended, the others were a success."""
+    """Messages that a listener has finished, in `took_ms` altogether. `ended`: the indices of the calls that were made.
+    `failed`: the outcome of failed calls; the other calls succeeded."""
 
     group: str
     traced: TracedCalls
@@ -203,7 +203,7 @@ class Done(Struct, eq=False):
         return self.traced.message_count
 
     def lines(self) -> Iterator[TraceLine]:
-        """A SubAfter for each message."""
+        """Return a SubAfter for each message."""
         request_id, calls, count = self.traced
         cost_ms = round(self.took_ms / max(count, 1))
         common = SubAfter(request_id, "", cost_ms, True, None, time_ms=self.ended_ms, group=self.group)
@@ -217,8 +217,7 @@ class Done(Struct, eq=False):
 
 
 class Polled(Struct, eq=False):
-    """Messages that a poll returned: a list of them, or an Arrow table with the columns of
-    raymq.records.kernels.columns."""
+    """Messages that a poll returned: a list, or an Arrow table with the columns of raymq.records.kernels.columns."""
 
     group: str
     found: Any
@@ -226,7 +225,7 @@ class Polled(Struct, eq=False):
     ended_ms: int
 
     def lines(self) -> Iterator[TraceLine]:
-        """A SubBefore and a SubAfter for each message: the program's own work is not known."""
+        """Return a SubBefore and a SubAfter for each message. The time of the program's own work is unknown."""
         request_id = new_request_id()
         before = SubBefore(self.ended_ms, REGION, self.group, request_id, "", 0, None)
         after = SubAfter(request_id, "", 0, True, None, time_ms=self.ended_ms, group=self.group)
@@ -239,7 +238,7 @@ class Polled(Struct, eq=False):
 
 
 def new_request_id() -> str:
-    """An id that joins the records of one listener call or poll."""
+    """Return a new id that joins the records of one listener call or poll."""
     return secrets.token_hex(16).upper()
 
 

@@ -1,6 +1,6 @@
-"""DeliveryTrace notes the messages that one consumer is given, for the dispatcher of its process.
+"""Records the messages that one consumer gets, for the dispatcher of its process.
 
-A consumer without a trace has None in its place, so that it pays one comparison per poll or task.
+A consumer without a trace has None instead of a DeliveryTrace, which costs one comparison per poll or task.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from raymq.telemetry.trace.records import ContextCode
 
 
 class DeliveryTrace:
-    """The trace of what a member of `group` is given. Thread-safe; nothing here blocks or raises."""
+    """The trace of the messages that a member of `group` gets. Thread-safe; never blocks, never raises."""
 
     def __init__(self, group: str, dispatcher: TraceDispatcher) -> None:
         self._group, self._dispatcher = group, dispatcher
 
     def polled(self, topic: str, found: Sized) -> None:
-        """Note messages of `topic` that a poll returns now: a list of them, or an Arrow table."""
+        """Record messages of `topic` that a poll returns now: a list of messages, or an Arrow table."""
         if len(found) and topic != self._dispatcher.topic:
             self._dispatcher.put(Polled(self._group, found, len(found), now_ms()))
 
     def begun(self, topic: str, calls: TracedCalls) -> None:
-        """Note a listener's calls, which begin now."""
+        """Record a listener's calls that begin now."""
         if topic != self._dispatcher.topic:
             self._dispatcher.put(Begun(self._group, calls, now_ms()))
 
     def done(
         self, topic: str, calls: TracedCalls, ended: Sequence[int], failed: Mapping[int, ContextCode], took_ms: float
     ) -> None:
-        """Note how these calls ended, which took so long in all. `ended`: the indices of those that were made;
-        `failed`: the ones among them that failed. Both stay as they are."""
+        """Record the end of these calls, which took `took_ms` altogether. `ended`: the indices of calls that were made.
+        `failed`: the failed calls among them. The caller must not change both arguments later."""
         if topic != self._dispatcher.topic:
             self._dispatcher.put(Done(self._group, calls, ended, failed, took_ms, now_ms()))
 
     def close(self) -> None:
-        """Send what was noted, for a bounded time."""
+        """Send the recorded contexts, for a bounded time."""
         self._dispatcher.close()

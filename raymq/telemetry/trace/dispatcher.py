@@ -1,16 +1,16 @@
-"""TraceDispatcher sends trace records to the trace topic, beside the program's own work and without holding it up.
+"""Sends trace records to the trace topic, without delaying the program's own work.
 
     Producer, TransactionProducer, PullConsumer, Listener ──▶ put: a TraceContext, into a bounded buffer
         ──▶ one thread: the records as text (raymq.telemetry.trace.records) ──▶ messages of the trace topic
 
-A context stands for all messages of a batch, a poll or a task, and costs its giver an append to a list; the text is
-made in the thread. What finds the buffer full is dropped and counted, as is what cannot be sent: a trace is there to
-find out about messages, and must never cost one. The thread uses at most SHARE of a processor, so that a program whose
-messages come faster than they can be traced keeps its speed, and loses part of its trace.
+A context stands for all messages of a batch, a poll or a task. Adding it costs one append to a list; the thread formats
+the text. Contexts are dropped and counted if the buffer is full or they cannot be sent: a trace must never cost a
+message. The thread uses at most SHARE of a processor. So a program whose messages are too fast for the trace keeps its
+speed, and loses part of its trace.
 
-A trace message has records of up to TRACE_TEXT_MAX characters as its body, and as its keys the id and the keys of each
-message in them (spec/features.md §6). Nothing survives the process but what was sent; `close` waits for
-the rest, for a bounded time.
+The body of a trace message has records of up to TRACE_TEXT_MAX characters. Its keys are the ids and keys of the
+records' messages (spec/features.md §6). Unsent records are lost with the process; `close` waits for them, for a bounded
+time.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from raymq.common.message import SystemMessage
 from raymq.common.names import TRACE_TOPIC
 
 CONTEXTS_MAX: Final = 2048
-"""The most contexts that wait, RocketMQ's buffer."""
+"""The most waiting contexts, as in RocketMQ's buffer."""
 TRACED_MESSAGES_MAX: Final = 65_536
-"""The most messages in contexts that wait: each holds its message."""
+"""The most messages in waiting contexts. Each context holds its messages in memory."""
 TRACE_TEXT_MAX: Final = 128_000
-"""A trace message has records up to about this number of characters, RocketMQ's limit."""
+"""The approximate limit of characters in a trace message's records, RocketMQ's limit."""
 TRACE_KEYS_MAX: Final = 24_000
-"""The keys of a trace message have about this number of characters: all properties of a message have 32,767 bytes."""
+"""The approximate limit of characters in a trace message's keys. All properties of a message have at most 32,767
+bytes."""
 DISPATCH_INTERVAL_S: Final = 1.0
-"""The time for which contexts gather, unless the buffer is half full before; RocketMQ's is 5 s."""
+"""The time for which contexts accumulate, unless the buffer is half full earlier. RocketMQ's is 5 s."""
 SHARE: Final = 0.05
 """The share of a processor that the thread may use."""
 TRACE_CLOSE_TIMEOUT_S: Final = 5.0
@@ -48,14 +49,14 @@ logger = logging.getLogger(__name__)
 
 
 class TraceLine(NamedTuple):
-    """A record as text, and the keys under which it is found."""
+    """A record as text, and the keys under which the record is found."""
 
     text: str
     keys: Iterable[str]
 
 
 class TraceContext(Protocol):
-    """Something that happened to `count` messages; `lines` is called in the dispatcher's thread."""
+    """An event of `count` messages. The dispatcher's thread calls `lines`."""
 
     @property
     def count(self) -> int: ...
@@ -64,8 +65,8 @@ class TraceContext(Protocol):
 
 
 class TraceStatistics(Struct, frozen=True):
-    """Messages since the dispatcher began: records of `sent` are stored, those of `dropped` found the buffer full, and
-    those of `failed` could not be sent (`last_error` says why the last ones)."""
+    """Numbers of messages since the dispatcher's start. `sent`: with stored records. `dropped`: the buffer was full.
+    `failed`: the records could not be sent; `last_error` is the last reason."""
 
     sent: int = 0
     dropped: int = 0
@@ -77,32 +78,35 @@ class TraceProducer(Protocol):
     """Sends trace messages (raymq.client.producer.producer.Producer)."""
 
     def send(self, message: SystemMessage) -> object:
-        """Send a message and wait until it is stored; RaymqError."""
+        """Send a message and wait until it is stored. Raises RaymqError."""
 
     def close(self) -> None:
-        """End it."""
+        """Release the producer's resources."""
 
 
 class TraceDispatcher:
-    """The trace of one process or client. Thread-safe. `connect` makes what sends, when there is something to send; it
-    is called in the dispatcher's thread. `share`: of a processor, over 0 and at most 1."""
+    """The trace of one process or client. Thread-safe.
+
+    `connect` creates the producer when there are records to send; the dispatcher's thread calls it. `share`: the part
+    of a processor that the thread may use, greater than 0 and at most 1.
+    """
 
     def __init__(self, connect: Callable[[], TraceProducer], topic: str = TRACE_TOPIC, *, share: float = SHARE) -> None:
         self.topic = topic
         self._connect = connect
         self._share = share
         self._changed = threading.Condition()
-        """Guards everything below."""
+        """Guards all fields below."""
         self._contexts: deque[TraceContext] = deque()
         self._messages = 0
-        """The messages of the contexts that wait."""
+        """The number of messages in waiting contexts."""
         self._thread: threading.Thread | None = None
         self._closing = False
         self._sent = self._dropped = self._failed = 0
         self._last_error = ""
 
     def put(self, context: TraceContext) -> None:
-        """Note what happened. Blocks for nothing and raises nothing."""
+        """Add a context. Never blocks, and never raises."""
         with self._changed:
             if self._closing or len(self._contexts) >= CONTEXTS_MAX or self._messages >= TRACED_MESSAGES_MAX:
                 self._dropped += context.count
@@ -116,7 +120,7 @@ class TraceDispatcher:
                 self._thread.start()
 
     def close(self, timeout_s: float = TRACE_CLOSE_TIMEOUT_S) -> None:
-        """Take no more contexts and send those that wait, for `timeout_s` at most. Idempotent."""
+        """Refuse further contexts, and send the waiting contexts for at most `timeout_s`. Idempotent."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -125,7 +129,7 @@ class TraceDispatcher:
             thread.join(timeout_s)
 
     def statistics(self) -> TraceStatistics:
-        """The messages whose records were sent, dropped, or could not be sent."""
+        """Return the numbers of messages whose records were sent, dropped, or could not be sent."""
         with self._changed:
             return TraceStatistics(self._sent, self._dropped, self._failed, self._last_error)
 
@@ -138,7 +142,7 @@ class TraceDispatcher:
                 producer = producer or self._connect()
                 for message, count in self._messages_of(contexts):
                     self._send(producer, message, count)
-            except Exception as error:  # a bug, or no connection: the program's own messages must not suffer
+            except Exception as error:  # a bug or a lost connection; the program's own messages must not suffer
                 logger.warning("a part of the trace is lost: %s", error)
                 self._note(0, sum(context.count for context in contexts), error)
             rest_s = (time.thread_time() - began_s) * (1 / self._share - 1)
@@ -146,7 +150,7 @@ class TraceDispatcher:
             producer.close()
 
     def _take(self, rest_s: float) -> list[TraceContext]:
-        """The contexts that have gathered, once there are some and the thread has rested; none at the end."""
+        """Wait until contexts have accumulated and the thread has rested, and return them; empty at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing, rest_s)
             self._changed.wait_for(lambda: self._closing or self._is_half_full(), DISPATCH_INTERVAL_S)
@@ -160,7 +164,7 @@ class TraceDispatcher:
         return len(self._contexts) >= CONTEXTS_MAX // 2
 
     def _messages_of(self, contexts: Iterable[TraceContext]) -> Iterator[tuple[SystemMessage, int]]:
-        """The records of all contexts as messages, each with the number of its records."""
+        """Return the records of all contexts as messages, each with the number of its records."""
         texts: list[str] = []
         keys: dict[str, None] = {}
         size = keys_size = 0

@@ -1,9 +1,10 @@
-"""The life of one message, put together from the records of a trace.
+"""The life of one message, assembled from trace records.
 
     Pub, EndTransaction, Recall              by the message's id
-    SubBefore + SubAfter = one Attempt       by request id and message id; one half of it may be missing
+    SubBefore + SubAfter = one Attempt       by request id and message id; one of both may be missing
 
-Records that several trace messages hold twice, because one of these was sent again, count once. Nothing is kept.
+A record that several trace messages contain, because a trace message was sent again, counts once. The module has no
+state.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from raymq.telemetry.trace.records import ContextCode, EndTransaction, Pub, Reca
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One delivery of a message to a group. `began_ms` is None if only its end is known; `code` and `cost_ms` are None
-    while only its beginning is: the consumer works on it, or died. `retry_times`: how often it came before."""
+    """One delivery of a message to a group. `began_ms`: None if only the end is recorded. `code` and `cost_ms`: None if
+    only the beginning is recorded, because the consumer still works on the message, or died. `retry_times`: the number
+    of earlier deliveries."""
 
     group: str
     began_ms: int | None
@@ -29,7 +31,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class MessageLife:
-    """The records of one message, each kind in the order of its times."""
+    """The records of one message, each kind sorted by time."""
 
     message_id: str
     sends: tuple[Pub, ...] = ()
@@ -39,7 +41,7 @@ class MessageLife:
 
     @property
     def topic(self) -> str | None:
-        """The topic it was sent to; None if no record tells."""
+        """The topic to which the message was sent; None if no record contains it."""
         told: list[Pub | EndTransaction | Recall] = [*self.sends, *self.transactions, *self.recalls]
         return told[0].topic if told else None
 
@@ -49,7 +51,7 @@ class MessageLife:
 
 
 def life_of(message_id: str, records: Iterable[TraceRecord]) -> MessageLife:
-    """The life of the message with this unique id, from records of any messages in any order."""
+    """Return the life of the message with this unique id, from records of any messages in any order."""
     own = list(dict.fromkeys(record for record in records if record.message_id == message_id))
     before = {one.request_id: one for one in own if isinstance(one, SubBefore)}
     after = {one.request_id: one for one in own if isinstance(one, SubAfter)}

@@ -25,12 +25,12 @@ from typing import Final, NamedTuple, Protocol
 FIELD_END: Final = "\x01"
 RECORD_END: Final = "\x02"
 ABSENT: Final = "null"
-"""The text of tags or keys that a message does not have."""
+"""The text for missing tags or keys of a message."""
 _NO_SEPARATORS: Final = {ord(FIELD_END): " ", ord(RECORD_END): " "}
 
 
 class TracedType(IntEnum):
-    """The kind of a message, as a record numbers it."""
+    """The type of a message, with its number in records."""
 
     NORMAL = 0
     HALF = 1
@@ -40,7 +40,7 @@ class TracedType(IntEnum):
 
 
 class ContextCode(IntEnum):
-    """The way in which a listener call ended, as a record numbers it."""
+    """The outcome of a listener call, with its number in records."""
 
     SUCCESS = 0
     TIME_OUT = 1
@@ -53,10 +53,10 @@ class ContextCode(IntEnum):
 class Pub:
     """A send that was answered.
 
-    `time_ms`: when it began, ms since 1970. `tags`, `keys`: the message's, keys separated by spaces, None if it has
-    none. `store_host`: ``"address:port"`` of the store. `body_length`: bytes. `cost_ms`: the send's time divided by the
-    messages sent together. `success`: the store answered SEND_OK. `client_host`: only newer writers of RocketMQ's say
-    it.
+    `time_ms`: its beginning, ms since 1970. `tags`, `keys`: the message's, keys separated by spaces; None without any.
+    `store_host`: ``"address:port"`` of the store. `body_length`: in bytes. `cost_ms`: the send's time divided by the
+    number of messages sent together. `success`: the store answered SEND_OK. `client_host`: only in records of newer
+    RocketMQ clients.
     """
 
     time_ms: int
@@ -77,7 +77,7 @@ class Pub:
 
 @dataclass(frozen=True, slots=True)
 class SubBefore:
-    """A message that a listener is about to be given. `retry_times`: how often it came before this."""
+    """A message that a listener will get next. `retry_times`: the number of earlier deliveries."""
 
     time_ms: int
     region: str
@@ -90,8 +90,8 @@ class SubBefore:
 
 @dataclass(frozen=True, slots=True)
 class SubAfter:
-    """A message that a listener has returned from. `cost_ms`: the call's time divided by its messages. `time_ms` and
-    `group` are not in every record."""
+    """A message after a listener's call. `cost_ms`: the call's time divided by its number of messages. Some records
+    lack `time_ms` and `group`."""
 
     request_id: str
     message_id: str
@@ -105,8 +105,8 @@ class SubAfter:
 
 @dataclass(frozen=True, slots=True)
 class EndTransaction:
-    """A half message's local transaction has ended. `state`: RocketMQ's name, such as ``COMMIT_MESSAGE``. `from_check`:
-    the broker had asked for it."""
+    """The end of a half message's local transaction. `state`: RocketMQ's name, such as ``COMMIT_MESSAGE``.
+    `from_check`: the answer to a broker's check."""
 
     time_ms: int
     region: str
@@ -124,7 +124,7 @@ class EndTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """A delayed message that was called back, or could not be (`success`)."""
+    """A recall of a delayed message. `success`: whether it was recalled."""
 
     time_ms: int
     region: str
@@ -135,7 +135,7 @@ class Recall:
 
 
 class TracedMessage(Protocol):
-    """A message that was sent, as far as its record shows it."""
+    """A sent message, with the fields of its record."""
 
     @property
     def tags(self) -> str | None: ...
@@ -148,7 +148,7 @@ class TracedMessage(Protocol):
 
 
 class TracedDelivery(NamedTuple):
-    """A message that is delivered: its unique id, how often it came before, and its keys, None if it has none."""
+    """A message in a delivery: its unique id, the number of earlier deliveries, and its keys, None without any."""
 
     message_id: str
     retry_times: int
@@ -159,15 +159,15 @@ TraceRecord = Pub | SubBefore | SubAfter | EndTransaction | Recall
 
 
 class DecodedTrace(NamedTuple):
-    """The records of a trace message's body, in its order, and the number of those that could not be read. Records of
-    unknown types are in neither: a newer writer may know more."""
+    """The records of a trace message's body, in order, and the number of unreadable records. Records of unknown types,
+    from newer writers, do not count."""
 
     records: list[TraceRecord]
     unreadable: int
 
 
 def encode_records(records: Iterable[TraceRecord]) -> str:
-    """The text of records, one after another. A separator inside a field is written as a space."""
+    """Format records as text, one after another. A separator inside a field becomes a space."""
     return "".join([FIELD_END.join(_fields(record)) + RECORD_END for record in records])
 
 
@@ -178,9 +178,9 @@ def pub_texts(
     offset_ids: Iterable[str],
     types: Iterable[int],
 ) -> list[str]:
-    """The Pub records of messages that were sent together, as `encode_records` writes them, without an object per
-    message. `common` has what they have in common; ids, messages, offset message ids and TracedTypes follow each other
-    in one order."""
+    """Format Pub records of messages that were sent together, as `encode_records`, but without an object per message.
+    `common` has their common fields. The other arguments list ids, messages, offset message ids and TracedTypes in the
+    same order."""
     head = f"Pub\x01{common.time_ms}\x01{_clean(common.region)}\x01{_clean(common.group)}\x01{_clean(common.topic)}\x01"
     host, cost = common.store_host, common.cost_ms
     tail = FIELD_END + _flag(common.success) + RECORD_END
@@ -192,7 +192,7 @@ def pub_texts(
 
 
 def before_texts(common: SubBefore, deliveries: Iterable[TracedDelivery]) -> list[str]:
-    """The SubBefore records of messages of one listener call or poll; `common` has what they have in common."""
+    """Format the SubBefore records of messages of one listener call or poll. `common` has their common fields."""
     head = FIELD_END.join(_fields(common)[:5]) + FIELD_END
     return [
         f"{head}{_clean(one.message_id)}\x01{one.retry_times}\x01{_clean(one.keys or None)}{RECORD_END}"
@@ -201,7 +201,7 @@ def before_texts(common: SubBefore, deliveries: Iterable[TracedDelivery]) -> lis
 
 
 def after_texts(common: SubAfter, deliveries: Iterable[tuple[TracedDelivery, ContextCode]]) -> list[str]:
-    """The SubAfter records of messages of one listener call or poll, with the way in which each one's call ended."""
+    """Format the SubAfter records of messages of one listener call or poll, with the outcome of each message."""
     _, request_id, _, cost, *_ = _fields(common)
     tail = f"\x01{common.time_ms}\x01{common.group}{RECORD_END}"
     return [
@@ -212,7 +212,7 @@ def after_texts(common: SubAfter, deliveries: Iterable[tuple[TracedDelivery, Con
 
 
 def record_keys(records: Iterable[TraceRecord]) -> set[str]:
-    """The keys under which a trace message with these records is found: each message id and each single key."""
+    """Return the keys of a trace message with these records: each message id and each single key."""
     found: set[str] = set()
     for record in records:
         found.add(record.message_id)
@@ -223,7 +223,7 @@ def record_keys(records: Iterable[TraceRecord]) -> set[str]:
 
 
 def decode_records(text: str) -> DecodedTrace:
-    """Read the body of a trace message. Never fails: a damaged record is counted, and the others are read."""
+    """Parse the body of a trace message. Never raises: damaged records are counted, and the others are returned."""
     records: list[TraceRecord] = []
     unreadable = 0
     for line in text.split(RECORD_END):
@@ -233,7 +233,7 @@ def decode_records(text: str) -> DecodedTrace:
             continue
         try:
             records.append(read(fields))
-        except (IndexError, ValueError):  # too few fields, or no number where one belongs
+        except (IndexError, ValueError):  # too few fields, or text in place of a number
             unreadable += 1
     return DecodedTrace(records, unreadable)
 
@@ -248,7 +248,7 @@ def _fields(record: TraceRecord) -> Sequence[str]:
                 *((record.client_host,) if record.client_host else ()),
             )  # fmt: skip
         case SubBefore():
-            # RocketMQ's reader drops empty fields at the end, and cannot read the record then.
+            # RocketMQ's reader drops empty fields at the end, and then cannot read the record.
             values = (
                 "SubBefore", record.time_ms, record.region, record.group, record.request_id, record.message_id,
                 record.retry_times, record.keys or ABSENT,
@@ -273,7 +273,7 @@ def _fields(record: TraceRecord) -> Sequence[str]:
 
 
 def _beginning(record: Pub | EndTransaction) -> Sequence[object]:
-    """The fields with which both begin."""
+    """Return the fields with which both kinds of records begin."""
     return (
         record.time_ms, record.region, record.group, record.topic, record.message_id, _given(record.tags),
         _given(record.keys), record.store_host,

@@ -1,18 +1,18 @@
-"""Spans of OpenTelemetry around sends, polls and listener calls, and their context on the messages.
+"""OpenTelemetry spans around sends, polls and listener calls, and their context in the messages.
 
-    send T      PRODUCER   a message; its context goes along as the properties `traceparent`, `tracestate` and `baggage`
+    send T      PRODUCER   a message; the properties `traceparent`, `tracestate` and `baggage` carry its context
                 CLIENT     several messages sent together: one span, one context for all of them
     receive T   CLIENT     a poll, with links to the contexts of its messages
-    settle T    CLIENT     a commit of a pull consumer: only where the logger raymq.trace is at DEBUG
+    settle T    CLIENT     a commit of a pull consumer: only if the logger raymq.trace is at DEBUG
     process T   CONSUMER   a listener call: the child of its message's context, or with links to those of several
 
-There are spans in a process that has set a tracer provider before it connects (or, in a listener's process, when the
-listener was loaded): `spans_if_set` looks once, and whoever has none pays one comparison. OpenTelemetry itself is not
-imported here before somebody else has. Retries, dead letters and replays keep a message's properties, and so its
-context. A message of a Java client that carries its context as the property TRACE_CONTEXT is understood, too.
+A process has spans if it sets a tracer provider before it connects, or in a listener's process before the listener is
+loaded. `spans_if_set` checks this once; a process without spans pays one comparison per call. The module imports
+OpenTelemetry only after the program has imported it. Retries, dead letters and replays keep a message's properties, and
+so its context. The context of a Java client's message in the property TRACE_CONTEXT is also read.
 
-Names and attributes are those of OpenTelemetry's conventions for messaging, spelled out here because they are still
-changing (spec/ecosystem.md §2d).
+Names and attributes follow OpenTelemetry's conventions for messaging. They are spelled out here because the conventions
+are still changing (spec/ecosystem.md §2d).
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ LINKS_MAX: Final = 128
 CARRIED: Final = ("traceparent", "tracestate", "baggage")
 """The properties that carry a context."""
 JAVA_CONTEXT: Final = "TRACE_CONTEXT"
-"""The property in which some Java clients carry what `traceparent` says."""
+"""The property in which some Java clients store the value of `traceparent`."""
 _SYSTEM: Final = {"messaging.system": "rocketmq"}
 
 _settles: Final = logging.getLogger("raymq.trace")
-"""Its level says if commits have spans: there may be as many of them as polls, and they say little."""
+"""Its level controls whether commits have spans: there may be one per poll, with little information."""
 
 
 def spans_if_set() -> Spans | None:
-    """The spans of this process; None if it has set no tracer provider."""
+    """Return the spans of this process; None without a tracer provider."""
     if "opentelemetry.trace" not in sys.modules:
         return None
     from opentelemetry import trace
@@ -60,7 +60,7 @@ def spans_if_set() -> Spans | None:
 
 
 class Spans:
-    """Makes the spans of one client or listener. Thread-safe."""
+    """Creates the spans of one client or listener. Thread-safe."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -89,8 +89,8 @@ class Spans:
     # Deliveries
 
     def received(self, group: str, topic: str, found: Any, began_ns: int) -> None:
-        """Note a poll that began at `began_ns`, ns since 1970, and returns messages of `topic`: a list of them, or a
-        table, whose messages are counted only."""
+        """Record a poll that began at `began_ns`, ns since 1970. `found`: its messages of `topic` as a list, or as a
+        table, which is only counted."""
         from opentelemetry import trace
 
         messages = found if isinstance(found, list) else []
@@ -108,7 +108,7 @@ class Spans:
         span.end()
 
     def settled(self, group: str, topics: Iterable[str], began_ns: int) -> None:
-        """Note a commit of a group's offsets in `topics` that began at `began_ns`, ns since 1970, and is durable now;
+        """Record a durable commit of a group's offsets in `topics` that began at `began_ns`, ns since 1970. Does
         nothing unless the logger raymq.trace is at DEBUG."""
         if not _settles.isEnabledFor(logging.DEBUG):
             return
@@ -121,7 +121,7 @@ class Spans:
             ).end()
 
     def process_begins(self, group: str, messages: Sequence[MessageExt]) -> Processing:
-        """Begin the span of a listener call with these messages, one or more, and make it the current one."""
+        """Begin the span of a listener call with these messages, at least one, and make it the current span."""
         from opentelemetry import context as contexts, trace
 
         first, count = messages[0], len(messages)
@@ -150,13 +150,14 @@ class Spans:
 
 
 class Processing(Struct, eq=False):
-    """A listener call that has begun: its span, and what makes the context before it the current one again."""
+    """A listener call in progress: its span, and the token that restores the previous context."""
 
     span: Span
     token: Any
 
     def end(self, error: str) -> None:
-        """End it, in the thread that began it. `error`: why the messages were not consumed; empty if they were."""
+        """End the span, in the thread that began it. `error`: why the messages were not consumed; empty if they were
+        consumed."""
         from opentelemetry import context as contexts
 
         contexts.detach(self.token)
@@ -239,7 +240,7 @@ def _of_message(message: Message | MessageExt) -> dict[str, Any]:
 
 
 def _with_context(messages: Sequence[Message], carrier: Mapping[str, str]) -> Sequence[Message]:
-    """The messages with a context among their properties; one that has a `traceparent` of its own keeps it."""
+    """Return the messages with a context in their properties. A message that has a `traceparent` keeps it."""
     if not carrier:
         return messages
     if isinstance(messages, MessageColumns):
@@ -256,7 +257,7 @@ def _with_context(messages: Sequence[Message], carrier: Mapping[str, str]) -> Se
 
 
 def _context_of(message: MessageExt) -> Context | None:
-    """The context that a message carries; None if it carries none."""
+    """Return the context in a message's properties; None without one."""
     from opentelemetry import propagate
 
     properties = message.properties
@@ -267,7 +268,7 @@ def _context_of(message: MessageExt) -> Context | None:
 
 
 def _links(messages: Iterable[MessageExt]) -> list[Link]:
-    """Links to the contexts of messages, each context once, at most LINKS_MAX."""
+    """Return links to the contexts of messages, each context once, at most LINKS_MAX."""
     from opentelemetry.trace import Link, get_current_span
 
     links: dict[int, Link] = {}
@@ -284,17 +285,17 @@ def _links(messages: Iterable[MessageExt]) -> list[Link]:
 
 
 class SpanHook:
-    """A ConsumeHook (raymq.client.consumer.push.hook) that makes a span of each listener call."""
+    """A ConsumeHook (raymq.client.consumer.push.hook) that creates a span for each listener call."""
 
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
 
     def before(self, context: Any) -> None:
-        """Begin the span."""
+        """Begin the span of a listener call."""
         context.properties[_HOOKED] = self._spans.process_begins(context.group, context.messages)
 
     def after(self, context: Any) -> None:
-        """End it."""
+        """End the span of a listener call."""
         begun: Processing | None = context.properties.pop(_HOOKED, None)
         if begun is not None:
             begun.end("" if context.success else context.error or "it was not consumed")
