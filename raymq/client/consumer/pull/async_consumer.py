@@ -117,7 +117,7 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
     @bounded(max_messages=POSITIVE)
     async def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]:
         """Await messages (`PullConsumer.poll`). Cancelled, it takes none: the next poll returns them."""
-        decode = partial(decode_messages, on_unreadable=self._engine.unreadable.note)
+        decode = partial(decode_messages, on_unreadable=self._engine.polls.unreadable.note)
         turn = PollTurn()
         try:
             messages = as_messages(await self._poll(turn, decode, max_messages, timeout_s))
@@ -137,7 +137,7 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         unreadable: Unreadable = "null",
     ) -> pa.Table:
         """Await messages as an Arrow table (`PullConsumer.poll_table`). Cancelled, it takes none."""
-        decode = self._engine.table_decoder(body_type, columns, unreadable)
+        decode = self._engine.polls.table_decoder(body_type, columns, unreadable)
         turn = PollTurn()
         try:
             table = as_table(await self._poll(turn, decode, max_messages, timeout_s), body_type, columns)
@@ -171,7 +171,7 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
                 if step.slices:
                     # Nothing is awaited between the step that takes messages and the return: a cancelled poll has taken
                     # nothing.
-                    call = partial(self._engine.decode, decode, step.slices)
+                    call = partial(self._engine.polls.decode, decode, step.slices)
                     _, decoding = aside(submit_call, self._decoder, call, self._loop)
                     decoded = await decoding
                     step = aside(turn.step, self._take, turn, decoded, decode, max_messages, deadline_s)
@@ -189,28 +189,28 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
     def _begin(
         self, turn: PollTurn, decode: Decode[Found], max_messages: int, timeout_s: float, deadline_s: float
     ) -> _Step[Found]:
-        self._engine.poll_begins(turn, max_messages, timeout_s)
+        self._engine.polls.begin(turn, max_messages, timeout_s)
         return self._look(turn, decode, max_messages, deadline_s)
 
     def _look(self, turn: PollTurn, decode: Decode[Found], max_messages: int, deadline_s: float) -> _Step[Found]:
         """Decode a small fetch at once, hand a large one to a thread, or find out how long to wait."""
-        engine = self._engine
+        engine, polls = self._engine, self._engine.polls
         with self._ended_by_error(turn):
-            slices = [] if engine.closed else engine.peek(max_messages)
+            slices = [] if engine.closed else polls.peek(max_messages)
             if sum(part.size_bytes for part in slices) > INLINE_BYTES:
                 return _Step(slices=slices)
             if slices:
-                taken = engine.take(turn, engine.decode(decode, slices))
+                taken = polls.take(turn, polls.decode(decode, slices))
                 if found(taken):
-                    engine.poll_ends(turn)
+                    polls.end(turn)
                     return _Step(taken)
                 return _Step()  # all of it was excluded: there may be more
             left_s = deadline_s - time.monotonic()
             if left_s > 0 and not engine.closed:
-                engine.raise_loss()
-                return _Step(wait_s=min(left_s, engine.wait_max_s(), LOOK_AGAIN_S))
-            engine.poll_ends(turn)
-        engine.raise_failure()
+                polls.raise_loss()
+                return _Step(wait_s=min(left_s, polls.wait_max_s(), LOOK_AGAIN_S))
+            polls.end(turn)
+        polls.raise_failure()
         return _Step([])
 
     def _take(
@@ -223,22 +223,22 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
     ) -> _Step[Found]:
         """Take what a thread has decoded, or look again."""
         with self._ended_by_error(turn):
-            taken = self._engine.take(turn, decoded)
+            taken = self._engine.polls.take(turn, decoded)
             if found(taken):
-                self._engine.poll_ends(turn)
+                self._engine.polls.end(turn)
                 return _Step(taken)
         return self._look(turn, decode, max_messages, deadline_s)
 
     def _end(self, turn: PollTurn) -> None:
         if not turn.has_ended:
-            self._engine.poll_ends(turn)
+            self._engine.polls.end(turn)
 
     @contextmanager
     def _ended_by_error(self, turn: PollTurn) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            self._engine.poll_ends(turn)
+            self._engine.polls.end(turn)
             raise
 
     async def _wait(self, timeout_s: float) -> None:
@@ -252,7 +252,7 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         timers = [self._loop.call_later(after_s, self._wake) for after_s in (timeout_s, timeout_s + LOOK_AGAIN_S)]
         try:
             # Aside: an interrupt in the loop's selector would leave it in contradiction with the kernel.
-            aside(self._watch, self._engine.descriptors())
+            aside(self._watch, self._engine.polls.descriptors())
             await waiter
         finally:
             for timer in timers:

@@ -143,7 +143,7 @@ class PullConsumer(PullConsumerBase):
         """
         max_messages = number_in("max_messages", max_messages, POSITIVE)
         timeout_s = number_in("timeout_s", timeout_s, TIME_S)
-        decode = partial(decode_messages, on_unreadable=self._engine.unreadable.note)
+        decode = partial(decode_messages, on_unreadable=self._engine.polls.unreadable.note)
         turn = PollTurn()
         try:
             messages = as_messages(aside(turn.step, self._poll, turn, decode, max_messages, timeout_s))
@@ -178,7 +178,7 @@ class PullConsumer(PullConsumerBase):
         """
         max_messages = number_in("max_messages", max_messages, POSITIVE)
         timeout_s = number_in("timeout_s", timeout_s, TIME_S)
-        decode = self._engine.table_decoder(body_type, columns, unreadable)
+        decode = self._engine.polls.table_decoder(body_type, columns, unreadable)
         turn = PollTurn()
         try:
             table = as_table(aside(turn.step, self._poll, turn, decode, max_messages, timeout_s), body_type, columns)
@@ -203,25 +203,25 @@ class PullConsumer(PullConsumerBase):
         self, turn: PollTurn, decode: Decode[Found], max_messages: int, timeout_s: float
     ) -> list[tuple[PolledRecords, Found]]:
         """Poll, in a thread that no signal handler interrupts."""
-        engine = self._engine
-        engine.poll_begins(turn, max_messages, timeout_s)
+        engine, polls = self._engine, self._engine.polls
+        polls.begin(turn, max_messages, timeout_s)
         taken: list[tuple[PolledRecords, Found]] = []
         try:
             deadline_s = time.monotonic() + timeout_s
             while not (found(taken) or engine.closed or turn.abandoned):
                 self._wakeup.clear()
-                slices = engine.peek(max_messages)
+                slices = polls.peek(max_messages)
                 if slices:
-                    taken = engine.take(turn, engine.decode(decode, slices))
+                    taken = polls.take(turn, polls.decode(decode, slices))
                 elif (left_s := deadline_s - time.monotonic()) <= 0:
                     break
                 else:
-                    engine.raise_loss()
-                    self._wakeup.wait(engine.descriptors(), min(left_s, engine.wait_max_s()))
+                    polls.raise_loss()
+                    self._wakeup.wait(polls.descriptors(), min(left_s, polls.wait_max_s()))
         finally:
-            engine.poll_ends(turn)
+            polls.end(turn)
         if not taken:
-            engine.raise_failure()
+            polls.raise_failure()
         return taken
 
     # Committing

@@ -1,12 +1,12 @@
-"""PullEngine is the shell around one SubscriptionState, for PullConsumer (blocking) and AsyncPullConsumer (asyncio).
+"""PullEngine is the pull consumer that PullConsumer (blocking) and AsyncPullConsumer (asyncio) share.
 
-    GroupMember, OffsetCommitter    its group and its brokers: queues come and go, offsets are committed
-    InPlaceReader     a storage actor on this node: peek → units and records in its mapped files → take
-    Fetcher threads   elsewhere: records → SubscriptionState → `on_wakeup` → peek → take
+    GroupMember, OffsetCommitter    the group and the brokers: queues come and go, offsets are committed
+    QueueReader                     records from mapped files on this node, or by fetches
+    Polls                           a poll: peek → decode → take
 
-All decisions and all state about queues are SubscriptionState's, under one lock that is never held over a call. Offsets
-are committed to the brokers; the rest is gone with the process, so messages that were returned but not committed are
-delivered again.
+SubscriptionState makes all decisions and has all state about queues, under one lock that is never held during a call.
+Brokers keep the committed offsets. All other state ends with the process, so messages that polls returned and nobody
+committed are delivered again.
 """
 
 from __future__ import annotations
@@ -16,26 +16,16 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raymq.client.consumer.assignment.group_member import GroupMember
 from raymq.client.consumer.assignment.offset_committer import CommitThreads, OffsetCommitter, RemoteBrokerOffsetStore
-from raymq.client.consumer.fetcher import Fetcher
 from raymq.client.consumer.group_offsets import GroupOffsets
-from raymq.client.consumer.pull.fetched_records import (
-    Decode,
-    FetchedRecords,
-    Found,
-    PolledRecords,
-    check_table,
-    decode_tables,
-    shown_records,
-)
-from raymq.client.consumer.pull.in_place import InPlaceReader
-from raymq.client.consumer.pull.poll_turn import PollTurn, TakenRange
+from raymq.client.consumer.pull.polls import LostMessages, Polls
+from raymq.client.consumer.pull.queue_reader import QueueReader
 from raymq.client.consumer.pull.running import count_fetched, queue_state, running_info
 from raymq.client.consumer.pull.settings import PullSettings
 from raymq.client.consumer.pull.subscription_state import SubscriptionState
@@ -43,7 +33,6 @@ from raymq.client.consumer.queue_lookup import QueueLookup, QueueWatch
 from raymq.client.consumer.ready_messages import with_ready
 from raymq.client.consumer.rebalance_client import RebalanceClient
 from raymq.client.consumer.subscription import Expression, Expressions, Subscription
-from raymq.client.consumer.unreadable import UnreadableLog
 from raymq.client.predicates.source import GroupPredicate
 from raymq.common.errors import (
     ClientStateError,
@@ -53,12 +42,10 @@ from raymq.common.errors import (
     PredicateFailedError,
 )
 from raymq.common.members.questions import DirectConsumption, RunningInfo, thread_stacks
-from raymq.common.message import MessageExt, MessageQueue, PullStatus
+from raymq.common.message import MessageExt, MessageQueue
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
 from raymq.common.protocol.clients import ConsumerData
 from raymq.common.protocol.group import QueueOffset
-from raymq.common.protocol.store import FetchRequest, FetchResult
-from raymq.records.format.memory_records import LocatedRecords
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
 from raymq.remoting.storage_clients import StorageClients, call_master
@@ -67,10 +54,7 @@ from raymq.telemetry.trace.deliveries import DeliveryTrace
 from raymq.telemetry.trace.spans import Spans
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from raymq.records.kernels.column_bodies import BodyType
-    from raymq.records.kernels.columns import Unreadable
+    pass
 
 GROUP_CALL_TIMEOUT_S: Final = 20.0
 """For a call of the program's thread about offsets."""
@@ -109,47 +93,31 @@ class PullEngine:
         self.on_wakeup: Callable[[], None] = lambda: None
         """Called, from any thread, when a poll that waits should look for records again."""
         self._announce = announce
-        self._trace = trace
         self._spans = spans
-        self._poll_began_ns = 0
         self._on_close = on_close
         self._routes, self._storages = routes, storages
         self.names = names
         self._lookup = QueueLookup(routes, storages, names)
         self._watch = QueueWatch(self._lookup.queues, settings.queue_check_interval_s, f"queues-{settings.group}")
         self._lock = threading.Lock()
-        """Guards `_core`, `_losses` and `_unraised`; never held over a call."""
+        """Guards `_core` and `_lost`; never held during a call."""
         self._core = SubscriptionState(settings, time.monotonic())
         self._change_lock = threading.Lock()
         """Held over calls by `subscribe` and `assign`, which come one after another."""
         self._mode = ""
         """Either "subscribe" or "assign", whichever was called first: they exclude each other. Empty before."""
-        self._losses: dict[MessageQueue, tuple[int, DataLossError | PredicateFailedError]] = {}
-        """By queue the offset that could not be read last, and the error for the program."""
-        self._unraised: set[MessageQueue] = set()
-        """The queues of `_losses` whose error the program has not had yet."""
-        self._turn: PollTurn | None = None
-        """The last poll."""
         self._closing = threading.Event()
-        self._fetcher = Fetcher.by_routes(
-            routes,
-            storages,
-            wanted=self._wanted,
-            assigned=self._assigned,
-            request=self._request,
-            deliver=self._deliver,
-            lost=self._lose,
-            found=self._found,
-            predicate=self._predicate,
-        )
-        self._in_place = InPlaceReader(
+        self._lost = LostMessages()
+        self._reader = QueueReader(
             self._core,
             self._lock,
-            storage=storages.get,
-            replaced=self._fetcher.replaced,
-            lost=self._fetcher.unanswered,
-            by_fetches=self._fetcher.wake_readers,
-            came=partial(count_fetched, settings.group),
+            routes,
+            storages,
+            wake=self._wake,
+            lost=self._lose,
+            read_on=self._lost.forget,
+            count=partial(count_fetched, settings.group),
+            predicate=self._predicate,
         )
         self._offsets = GroupOffsets(settings.group)
         self._name = name = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -160,7 +128,7 @@ class PullEngine:
             store=RemoteBrokerOffsetStore(self._offsets, settings.start),
             threads=commits,
             interval_s=settings.auto_commit_interval_s if settings.auto_commit else None,
-            on_started=self._fetch,
+            on_started=self._reader.read_more,
             on_committed=self._release,
         )
         self._member = GroupMember(
@@ -175,8 +143,22 @@ class PullEngine:
             on_reset=self._committer.ask_about_resets,
             expressions=lambda: self._core.expressions,
         )
-        self.unreadable = UnreadableLog(settings.group)
-        """The messages that polls have gone past because they cannot be read."""
+        self.polls = Polls(
+            self._core,
+            self._lock,
+            settings,
+            names,
+            reader=self._reader,
+            member=self._member,
+            committer=self._committer,
+            lost=self._lost,
+            closing=self._closing,
+            check_open=self.check_open,
+            assigns=lambda: self._mode == "assign",
+            wake=self._wake,
+            trace=trace,
+            spans=spans,
+        )
         CLIENT_FIGURES.add(self, self._figures)
 
     @property
@@ -241,7 +223,7 @@ class PullEngine:
                 self._core.assign(subscriptions, starts, time.monotonic())
             self._committer.wake()
             self._announce_subscriptions()
-        self._fetch()
+        self._reader.read_more()
 
     def assignment(self) -> list[MessageQueue]:
         return self.names.shown_queues(self._with_core(lambda core: core.assigned_queues))
@@ -277,156 +259,6 @@ class PullEngine:
                 f"this consumer uses {self._mode}, which excludes {mode}; make another consumer for that"
             )
 
-    # Polling
-
-    def poll_begins(self, turn: PollTurn, max_messages: int, timeout_s: float) -> None:
-        """Begin a poll. With auto-commit, everything that earlier polls returned counts as finished. Raises the errors
-        that make polling useless, as PullConsumer.poll says."""
-        self.check_open()
-        self._settle_abandoned()
-        self._committer.raise_refusal()
-        self._member.raise_refusal()
-        self._raise_loss()
-        if self._spans is not None:
-            self._poll_began_ns = time.time_ns()
-        now_s = time.monotonic()
-        with self._lock:
-            self.check_open()  # under the lock: after `close` has looked for polls, none begins
-            if turn.abandoned:
-                raise ClientStateError("this poll was interrupted before it began")
-            self._core.poll_begins(now_s)
-            self._turn = turn
-            useless = not self._core.expressions and self._mode != "assign"
-            if useless:
-                self._core.poll_ends(now_s)
-                self._turn = None
-            leaves, commits = self._core.leaving, self._core.has_uncommitted
-        if leaves:
-            self._member.release()
-        if commits:
-            self._committer.wake()
-        if useless:
-            raise ClientStateError(
-                "this consumer has no subscription; call subscribe(topic) before poll(), or assign(queues)"
-            )
-
-    def _settle_abandoned(self) -> None:
-        """Give back the messages that the last poll took, if its caller was interrupted before it had them."""
-        turn = self._turn
-        if turn is None or not turn.abandoned:
-            return
-        self.on_wakeup()
-        turn.end_dropped(self.poll_ends)
-        if not turn.has_ended:
-            raise ClientStateError("an interrupted poll of this consumer has not ended yet; call again")
-        with self._lock:
-            if self._turn is turn:
-                self._core.give_back(turn.taken)
-                self._turn = None
-        self._fetch()
-
-    def poll_ends(self, turn: PollTurn) -> None:
-        """End the poll that began."""
-        with self._lock:
-            self._core.poll_ends(time.monotonic())
-            closed = self.closed
-        turn.has_ended = True
-        if closed:
-            self._in_place.close()
-
-    def raise_failure(self) -> None:
-        """Raise the error of a poll that found nothing, if there is one: the group could never be joined, it may not
-        read a queue now, or a queue's next message is lost."""
-        self._member.raise_failure()
-        with self._lock:
-            self._unraised.update(self._losses)
-            forbidden = next(iter(self._core.forbidden.values()), None)
-        self._raise_loss()
-        if forbidden is not None:
-            raise forbidden.with_traceback(None)
-
-    def raise_loss(self) -> None:
-        """Raise the errors for which a poll without messages does not wait: NoPermissionError while the group may read
-        none of this consumer's queues, and those of `_raise_loss`."""
-        with self._lock:
-            if self._core.all_forbidden:
-                raise next(iter(self._core.forbidden.values())).with_traceback(None)
-        self._raise_loss()
-
-    def _raise_loss(self) -> None:
-        """Raise DataLossError or PredicateFailedError if a queue's next message is lost, or its predicate failed on it,
-        once for each time it could not be read. The other queues go on."""
-        with self._lock:
-            for queue in sorted(self._unraised):
-                offset, error = self._losses[queue]
-                if not self._core.reads(queue, offset):
-                    del self._losses[queue]
-                elif self._core.get(queue).position < offset:
-                    continue  # records before it are still buffered
-                self._unraised.discard(queue)
-                if queue in self._losses:
-                    raise error
-
-    def peek(self, max_messages: int) -> list[PolledRecords]:
-        """The next records; they stay buffered until they are taken. On the node of their storage actor they are found
-        here, in its mapped files."""
-        self._member.fence()  # the process may have stood still since the call before
-        self._in_place.look()
-        with self._lock:
-            missing = max_messages - self._core.buffered_count
-        if missing > 0:
-            self._in_place.read(missing)
-        with self._lock:
-            return self._core.peek(max_messages)
-
-    def descriptors(self) -> list[int]:
-        """The descriptors that become readable when a poll that waits should look again."""
-        return self._in_place.descriptors()
-
-    def wait_max_s(self) -> float:
-        """How long a poll may wait before it looks again, whatever happens."""
-        return self._in_place.wait_max_s()
-
-    def decode(self, decode: Decode[Found], slices: list[PolledRecords]) -> list[tuple[PolledRecords, Found]]:
-        """Return `decode(slices)`, with the topics' names within the namespace. Takes time, but waits for nothing."""
-        return self._shown(decode(slices))
-
-    def _shown(self, decoded: list[tuple[PolledRecords, Found]]) -> list[tuple[PolledRecords, Found]]:
-        """Decoded records, with the topics' names within the namespace."""
-        if not self.names:
-            return decoded
-        return [(part, cast("Found", shown_records(found, self.names))) for part, found in decoded]
-
-    def take(self, turn: PollTurn, decoded: Iterable[tuple[PolledRecords, Found]]) -> list[tuple[PolledRecords, Found]]:
-        """Take the slices that are still current, and return them: they count as returned by the poll."""
-        self._member.fence()
-        taken = []
-        with self._lock:
-            before = self._core.hungry_count
-            for part, found in decoded:
-                if self._core.is_current(part):
-                    expected, start = self._expected(found), self._core.get(part.queue).position
-                    self._core.taken(part, expected)
-                    turn.taken.append(TakenRange(part.queue, start, self._core.get(part.queue).position, expected))
-                    taken.append((part, found))
-            more = self._core.hungry_count > before
-        if self._trace is not None:
-            for part, found in taken:
-                self._trace.polled(part.queue.topic, found)
-        if self._spans is not None:
-            for part, found in taken:
-                if len(found):
-                    self._spans.received(self.settings.group, part.queue.topic, found, self._poll_began_ns)
-        if more:
-            self._fetch()
-        return taken
-
-    def _expected(self, found: Sized) -> list[int]:
-        """The offsets of messages that the program is to acknowledge."""
-        if not self.settings.acknowledge_each:
-            return []
-        return [message.queue_offset for message in cast("list[MessageExt]", found)]  # see `table_decoder`
-
     # Positions
 
     def position(self, queue: MessageQueue) -> int:
@@ -437,7 +269,7 @@ class PullEngine:
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
         self._with_core(lambda core: core.resume([self.names.queue(queue) for queue in queues]))
-        self._fetch()
+        self._reader.read_more()
 
     def paused(self) -> list[MessageQueue]:
         return self.names.shown_queues(self._with_core(lambda core: core.paused))
@@ -471,7 +303,7 @@ class PullEngine:
 
     def _seek(self, queue: MessageQueue, offset: int) -> None:
         self._with_core(lambda core: core.seek(self.names.queue(queue), offset))
-        self._fetch()
+        self._reader.read_more()
 
     # Committing
 
@@ -488,22 +320,6 @@ class PullEngine:
         if self._spans is not None:
             self._spans.settled(self.settings.group, sorted({queue.topic for queue in committed}), began_ns)
         return {self.names.shown_queue(queue): offset for queue, offset in committed.items()}
-
-    def table_decoder(
-        self, body_type: BodyType, columns: Sequence[str] | None, unreadable: Unreadable
-    ) -> Decode[pa.RecordBatch]:
-        """The function that decodes polled records for a table. ClientStateError if polls must return messages,
-        InvalidArgumentError unless tables can be made so."""
-        if self.settings.acknowledge_each:
-            raise ClientStateError("this consumer acknowledges each message: use poll, not poll_table")
-        check_table(body_type, columns, unreadable)
-        return partial(
-            decode_tables,
-            body_type=body_type,
-            columns=columns,
-            unreadable=unreadable,
-            on_unreadable=self.unreadable.note,
-        )
 
     def acknowledge(self, messages: Iterable[MessageExt]) -> None:
         """Count messages as finished; they are committed soon. Waits for nothing."""
@@ -550,7 +366,7 @@ class PullEngine:
         """Commit the finished messages, release revoked queues, and return the committed offsets. `finished`: the
         program has finished with everything that polls returned."""
         self._member.fence()
-        self._settle_abandoned()
+        self.polls.settle_abandoned()
         if finished:
             with self._lock:
                 self._core.finish_all()
@@ -571,50 +387,8 @@ class PullEngine:
 
     # Reading
 
-    def _fetch(self) -> None:
-        """Look for records of queues, or at offsets, that may be wanted now and were not before."""
-        with self._lock:
-            hungry = list(self._core.wanted())
-        self._in_place.take_up(hungry)
-        self._fetcher.wake_readers()
+    def _wake(self) -> None:
         self.on_wakeup()
-
-    def _found(self, queue: MessageQueue, name: str) -> None:
-        if self._in_place.found(queue, name):
-            self.on_wakeup()
-
-    def _wanted(self) -> Mapping[MessageQueue, int]:
-        with self._lock:
-            return self._core.wanted()
-
-    def _assigned(self) -> frozenset[MessageQueue]:
-        with self._lock:
-            return frozenset(self._core.assigned_queues)
-
-    def _request(self, queue: MessageQueue, offset: int) -> FetchRequest:
-        with self._lock:
-            return self._core.request(queue, offset)
-
-    def _deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
-        if result.status is PullStatus.OFFSET_ILLEGAL:
-            with self._lock:
-                jumps = self._core.out_of_range(queue, offset, result.next_offset)
-            if jumps:
-                logger.warning("%s: offset %d is gone, going on at %d", queue, offset, result.next_offset)
-                self._in_place.take_up([queue])
-                self.on_wakeup()
-            return
-        records = LocatedRecords.of_fetch(result.records, result.count, offset, result.next_offset)
-        fetched = FetchedRecords(records, result.next_offset)
-        count_fetched(self.settings.group, queue, fetched, len(result.records))
-        with self._lock:
-            self._losses.pop(queue, None)
-            self._unraised.discard(queue)
-            news = self._core.fetched(queue, offset, fetched) and fetched.count > 0
-        if self._in_place.is_to_be_found_again(queue):
-            self._fetcher.find_again(queue)
-        if self._in_place.take_up([queue]) or news:
-            self.on_wakeup()
 
     def _predicate(self, queue: MessageQueue) -> GroupPredicate | None:
         with self._lock:
@@ -622,18 +396,16 @@ class PullEngine:
         return None if predicate is None else GroupPredicate(self.settings.group, predicate)
 
     def _lose(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
-        told = error
         if isinstance(error, DataLossError):
-            told = DataLossError(
+            error = DataLossError(
                 f"{queue}: the message at offset {offset} cannot be read: {error}; bring the file back, or seek behind "
                 "what is lost (raymq topic describe tells what the queue holds)"
             )
         with self._lock:
             if not self._core.reads(queue, offset):
                 return  # the position has changed meanwhile
-            self._losses[queue] = (offset, told)
-            self._unraised.add(queue)
-        self.on_wakeup()
+            self._lost.add(queue, offset, error)
+        self._wake()
 
     def _figures(self) -> list[ConsumerFigures]:
         with self._lock:
@@ -650,20 +422,16 @@ class PullEngine:
             if self._closing.is_set():
                 return
             self._closing.set()
-        self.on_wakeup()
-        turn = self._turn
-        if turn is not None and turn.abandoned:
-            turn.end_dropped(self.poll_ends)
-        with self._lock:
-            polling = self._core.polling
+        self._wake()
+        polling = self.polls.end_abandoned()
         CLIENT_FIGURES.remove(self)
         try:
             if self.settings.auto_commit:
                 self._commit(finished=finished)
         finally:
-            self._fetcher.stop()
+            self._reader.stop()
             if not polling:  # else the poll closes it, once it has ended
-                self._in_place.close()
+                self._reader.close_files()
             self._watch.stop()
             self._member.leave()
             self._committer.close()

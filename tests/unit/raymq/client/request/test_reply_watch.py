@@ -61,16 +61,16 @@ def no_route(topic):
 
 def deliver(scene, offset: int, result: FetchResult) -> None:
     """Fetch from an offset, and hand over the result."""
-    scene.watch._request(QUEUE, offset)
-    scene.watch._deliver(QUEUE, offset, result)
+    scene.watch._reader._request(QUEUE, offset)
+    scene.watch._reader._deliver(QUEUE, offset, result)
 
 
 def test_it_begins_at_the_end_and_leaves_replies_to_others_out(scene):
     assert scene.watch.watches(QUEUE)
-    assert scene.watch._wanted() == {QUEUE: 40}
+    assert scene.watch._reader._wanted() == {QUEUE: 40}
     deliver(scene, 40, found(43, ME, "another", ME))
     assert scene.taken == [ME.encode()] * 2
-    assert scene.watch._wanted() == {QUEUE: 43}
+    assert scene.watch._reader._wanted() == {QUEUE: 43}
 
 
 def test_a_result_that_comes_twice_is_taken_once(scene):
@@ -81,9 +81,9 @@ def test_a_result_that_comes_twice_is_taken_once(scene):
 
 def test_it_goes_on_behind_what_is_gone_or_lost(scene):
     deliver(scene, 40, FetchResult(PullStatus.OFFSET_ILLEGAL, 50, 50, 60, b"", 0))
-    assert scene.watch._wanted() == {QUEUE: 50}
+    assert scene.watch._reader._wanted() == {QUEUE: 50}
     scene.watch._lose(QUEUE, 50, OSError("lost"))
-    assert scene.watch._wanted() == {QUEUE: 51}
+    assert scene.watch._reader._wanted() == {QUEUE: 51}
 
 
 def test_a_damaged_reply_is_left_out(scene):
@@ -93,9 +93,9 @@ def test_a_damaged_reply_is_left_out(scene):
     damaged[body_at] ^= 0xFF
     deliver(scene, 40, FetchResult(PullStatus.FOUND, 42, 0, 100, bytes(damaged) + records(ME, offset=41), 2))
     assert scene.taken == [ME.encode()]
-    assert scene.watch._wanted() == {QUEUE: 42}
+    assert scene.watch._reader._wanted() == {QUEUE: 42}
 
 
 def test_nothing_is_read_once_nobody_has_asked_for_a_while(scene):
     scene.idle_s = IDLE_AFTER_S
-    assert scene.watch._wanted() == {}
+    assert scene.watch._reader._wanted() == {}

@@ -140,11 +140,11 @@ def test_a_poll_that_has_nothing_to_look_at_waits(consume, storages, monkeypatch
     consumer = consume(Q0)
     poll(consumer, 5)
     looks = []
-    peek = consumer._engine.peek
-    monkeypatch.setattr(consumer._engine, "peek", lambda count: looks.append(count) or peek(count))
+    peek = consumer._engine.polls.peek
+    monkeypatch.setattr(consumer._engine.polls, "peek", lambda count: looks.append(count) or peek(count))
     assert consumer.poll(timeout_s=0.3) == []
     assert len(looks) < 100
-    assert consumer._engine.wait_max_s() > 1.0
+    assert consumer._engine.polls.wait_max_s() > 1.0
 
 
 @pytest.mark.parametrize("change", ["seek", "resume", "assign"])
@@ -238,7 +238,7 @@ def test_a_queue_that_is_found_before_it_is_given_up_stays_where_it_was_found(co
     """The thread that finds storage actors may be quicker than the one that polls."""
     consumer = consume(Q0)
     poll(consumer, 5)
-    reader = consumer._engine._in_place
+    reader = consumer._engine._reader._in_place
     other = MappedStorage(store)
     storages["storage-a-1"] = other
     reader._replaced = lambda queue, name, pull_from: name == "storage-a-0" and reader.found(queue, "storage-a-1")
@@ -364,7 +364,7 @@ def test_a_watch_that_does_not_answer_in_time_is_replaced(consume, store, storag
 def test_a_watch_that_ends_while_its_queue_is_found_does_not_leave_the_queue_unread(consume, store, storages):
     consumer = consume(Q0)
     poll(consumer, 5)
-    reader = consumer._engine._in_place
+    reader = consumer._engine._reader._in_place
     [(name, ended)] = reader._stores.items()
     usual = reader._open
     reader._open = lambda name: ended  # as it was before the polling thread has noticed

@@ -1,0 +1,259 @@
+"""Polls are the polls of one pull consumer, from the beginning of each until the program has its messages.
+
+    begin → (peek → decode → take, or wait)… → end
+
+Both twins use it: PullConsumer in one thread, AsyncPullConsumer in steps on the event loop.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence, Sized
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from raymq.client.consumer.assignment.group_member import GroupMember
+from raymq.client.consumer.assignment.offset_committer import OffsetCommitter
+from raymq.client.consumer.pull.fetched_records import (
+    Decode,
+    Found,
+    PolledRecords,
+    check_table,
+    decode_tables,
+    shown_records,
+)
+from raymq.client.consumer.pull.poll_turn import PollTurn, TakenRange
+from raymq.client.consumer.pull.queue_reader import QueueReader
+from raymq.client.consumer.pull.settings import PullSettings
+from raymq.client.consumer.pull.subscription_state import SubscriptionState
+from raymq.client.consumer.unreadable import UnreadableLog
+from raymq.common.errors import ClientStateError, DataLossError, PredicateFailedError
+from raymq.common.message import MessageExt, MessageQueue
+from raymq.common.namespaces import Namespace
+from raymq.telemetry.trace.deliveries import DeliveryTrace
+from raymq.telemetry.trace.spans import Spans
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from raymq.records.kernels.column_bodies import BodyType
+    from raymq.records.kernels.columns import Unreadable
+
+
+class LostMessages:
+    """The messages that could not be read, each with the error for the program. Guarded by the consumer's lock."""
+
+    def __init__(self) -> None:
+        self._errors: dict[MessageQueue, tuple[int, DataLossError | PredicateFailedError]] = {}
+        """By queue the offset that could not be read last, and the error."""
+        self._unraised: set[MessageQueue] = set()
+        """The queues whose error the program has not had yet."""
+
+    def add(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
+        """Note that the message at an offset could not be read, once more or for the first time."""
+        self._errors[queue] = (offset, error)
+        self._unraised.add(queue)
+
+    def forget(self, queue: MessageQueue) -> None:
+        """Forget the lost message of a queue, which has been read on."""
+        self._errors.pop(queue, None)
+        self._unraised.discard(queue)
+
+    def raise_again(self) -> None:
+        """Have `raise_one` raise errors that the program has had already."""
+        self._unraised.update(self._errors)
+
+    def raise_one(self, core: SubscriptionState) -> None:
+        """Raise the error of a queue that `core` still reads at the lost message, unless it was raised before. A queue
+        with buffered records before the lost message returns these first."""
+        for queue in sorted(self._unraised):
+            offset, error = self._errors[queue]
+            if not core.reads(queue, offset):
+                del self._errors[queue]
+            elif core.get(queue).position < offset:
+                continue
+            self._unraised.discard(queue)
+            if queue in self._errors:
+                raise error
+
+
+class Polls:
+    """The polls of one consumer, one at a time. `core`, guarded by `lock`, has its queues.
+
+    `check_open` raises ClientStateError after `close`. `assigns()` is true if the program has called `assign`. `wake`
+    wakes a poll that waits.
+    """
+
+    def __init__(
+        self,
+        core: SubscriptionState,
+        lock: threading.Lock,
+        settings: PullSettings,
+        names: Namespace,
+        *,
+        reader: QueueReader,
+        member: GroupMember,
+        committer: OffsetCommitter,
+        lost: LostMessages,
+        closing: threading.Event,
+        check_open: Callable[[], None],
+        assigns: Callable[[], bool],
+        wake: Callable[[], None],
+        trace: DeliveryTrace | None,
+        spans: Spans | None,
+    ) -> None:
+        self._core, self._lock, self._settings, self._names = core, lock, settings, names
+        self._reader, self._member, self._committer, self._lost = reader, member, committer, lost
+        self._closing, self._check_open, self._assigns, self._wake = closing, check_open, assigns, wake
+        self._trace, self._spans = trace, spans
+        self._began_ns = 0
+        self._turn: PollTurn | None = None
+        """The last poll."""
+        self.unreadable = UnreadableLog(settings.group)
+        """The messages that polls have gone past because they cannot be read."""
+        self.descriptors, self.wait_max_s = reader.descriptors, reader.wait_max_s
+
+    def begin(self, turn: PollTurn, max_messages: int, timeout_s: float) -> None:
+        """Begin a poll. With auto-commit, everything that earlier polls returned counts as finished. Raises the errors
+        that make polling useless, as PullConsumer.poll says."""
+        self._check_open()
+        self.settle_abandoned()
+        self._committer.raise_refusal()
+        self._member.raise_refusal()
+        with self._lock:
+            self._lost.raise_one(self._core)
+        if self._spans is not None:
+            self._began_ns = time.time_ns()
+        now_s = time.monotonic()
+        with self._lock:
+            self._check_open()  # under the lock: after `close` has looked for polls, none begins
+            if turn.abandoned:
+                raise ClientStateError("this poll was interrupted before it began")
+            self._core.poll_begins(now_s)
+            self._turn = turn
+            useless = not self._core.expressions and not self._assigns()
+            if useless:
+                self._core.poll_ends(now_s)
+                self._turn = None
+            leaves, commits = self._core.leaving, self._core.has_uncommitted
+        if leaves:
+            self._member.release()
+        if commits:
+            self._committer.wake()
+        if useless:
+            raise ClientStateError(
+                "this consumer has no subscription; call subscribe(topic) before poll(), or assign(queues)"
+            )
+
+    def settle_abandoned(self) -> None:
+        """Give back the messages that the last poll took, if its caller was interrupted before it had them."""
+        turn = self._turn
+        if turn is None or not turn.abandoned:
+            return
+        self._wake()
+        turn.end_dropped(self.end)
+        if not turn.has_ended:
+            raise ClientStateError("an interrupted poll of this consumer has not ended yet; call again")
+        with self._lock:
+            if self._turn is turn:
+                self._core.give_back(turn.taken)
+                self._turn = None
+        self._reader.read_more()
+
+    def end(self, turn: PollTurn) -> None:
+        """End the poll that began."""
+        with self._lock:
+            self._core.poll_ends(time.monotonic())
+            closed = self._closing.is_set()
+        turn.has_ended = True
+        if closed:
+            self._reader.close_files()
+
+    def raise_failure(self) -> None:
+        """Raise the error of a poll that found nothing, if there is one: the group could never be joined, it may not
+        read a queue now, or a queue's next message is lost."""
+        self._member.raise_failure()
+        with self._lock:
+            self._lost.raise_again()
+            forbidden = next(iter(self._core.forbidden.values()), None)
+            self._lost.raise_one(self._core)
+        if forbidden is not None:
+            raise forbidden.with_traceback(None)
+
+    def raise_loss(self) -> None:
+        """Raise the errors for which a poll without messages does not wait: NoPermissionError while the group may read
+        none of this consumer's queues, and the error of a lost message."""
+        with self._lock:
+            if self._core.all_forbidden:
+                raise next(iter(self._core.forbidden.values())).with_traceback(None)
+            self._lost.raise_one(self._core)
+
+    def peek(self, max_messages: int) -> list[PolledRecords]:
+        """The next records; they stay buffered until they are taken. On the node of their storage actor they are found
+        here, in its mapped files."""
+        self._member.fence()  # the process may have stood still since the call before
+        self._reader.look(max_messages)
+        with self._lock:
+            return self._core.peek(max_messages)
+
+    def decode(self, decode: Decode[Found], slices: list[PolledRecords]) -> list[tuple[PolledRecords, Found]]:
+        """Return `decode(slices)`, with the topics' names within the namespace. Takes time, but waits for nothing."""
+        decoded = decode(slices)
+        if not self._names:
+            return decoded
+        return [(part, cast("Found", shown_records(found, self._names))) for part, found in decoded]
+
+    def take(self, turn: PollTurn, decoded: Iterable[tuple[PolledRecords, Found]]) -> list[tuple[PolledRecords, Found]]:
+        """Take the slices that are still current, and return them: they count as returned by the poll."""
+        self._member.fence()
+        taken = []
+        with self._lock:
+            before = self._core.hungry_count
+            for part, found in decoded:
+                if self._core.is_current(part):
+                    expected, start = self._expected(found), self._core.get(part.queue).position
+                    self._core.taken(part, expected)
+                    turn.taken.append(TakenRange(part.queue, start, self._core.get(part.queue).position, expected))
+                    taken.append((part, found))
+            more = self._core.hungry_count > before
+        if self._trace is not None:
+            for part, found in taken:
+                self._trace.polled(part.queue.topic, found)
+        if self._spans is not None:
+            for part, found in taken:
+                if len(found):
+                    self._spans.received(self._settings.group, part.queue.topic, found, self._began_ns)
+        if more:
+            self._reader.read_more()
+        return taken
+
+    def _expected(self, found: Sized) -> list[int]:
+        """The offsets of messages that the program is to acknowledge."""
+        if not self._settings.acknowledge_each:
+            return []
+        return [message.queue_offset for message in cast("list[MessageExt]", found)]  # see `table_decoder`
+
+    def end_abandoned(self) -> bool:
+        """End the last poll if its caller was interrupted. Returns True if another poll is still under way."""
+        turn = self._turn
+        if turn is not None and turn.abandoned:
+            turn.end_dropped(self.end)
+        with self._lock:
+            return self._core.polling
+
+    def table_decoder(
+        self, body_type: BodyType, columns: Sequence[str] | None, unreadable: Unreadable
+    ) -> Decode[pa.RecordBatch]:
+        """The function that decodes polled records for a table. ClientStateError if polls must return messages,
+        InvalidArgumentError unless tables can be made so."""
+        if self._settings.acknowledge_each:
+            raise ClientStateError("this consumer acknowledges each message: use poll, not poll_table")
+        check_table(body_type, columns, unreadable)
+        return partial(
+            decode_tables,
+            body_type=body_type,
+            columns=columns,
+            unreadable=unreadable,
+            on_unreadable=self.unreadable.note,
+        )

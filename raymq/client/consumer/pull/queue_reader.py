@@ -1,0 +1,153 @@
+"""QueueReader brings records into a SubscriptionState: from mapped files on this node, and by fetches elsewhere.
+
+    InPlaceReader     a storage actor on this node: records in its mapped files, found by the thread that polls
+    Fetcher threads   a storage actor elsewhere: long polls, whose results are buffered until they are polled
+
+A pull consumer and the watch of a client's replies (raymq.client.request.reply_watch) read their queues with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from raymq.client.consumer.fetcher import Fetcher, Lost
+from raymq.client.consumer.pull.fetched_records import FetchedRecords
+from raymq.client.consumer.pull.in_place import InPlaceReader
+from raymq.client.consumer.pull.subscription_state import SubscriptionState
+from raymq.client.predicates.source import GroupPredicate
+from raymq.common.message import MessageQueue, PullStatus
+from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.records.format.memory_records import LocatedRecords
+from raymq.remoting.route_cache import RouteCache
+from raymq.remoting.storage_clients import StorageClients
+
+logger = logging.getLogger(__name__)
+
+
+class QueueReader:
+    """Reads the queues of `core`, which `lock` guards. Thread-safe; one thread at a time may `look`.
+
+    `wake()` has a thread that waits for records look again. `lost` is called when a queue's next message cannot be
+    read. `fetched()` is called after a fetch has buffered records; by default, `wake` is. `read_on(queue)` is called
+    with the lock held when a fetch has read a queue. `count` is called with records that were found and their bytes.
+    `predicate(queue)` gives the predicate of a queue. While `rests()` is true, nothing is fetched.
+    """
+
+    def __init__(
+        self,
+        core: SubscriptionState,
+        lock: threading.Lock,
+        routes: RouteCache,
+        storages: StorageClients,
+        *,
+        wake: Callable[[], None],
+        lost: Lost,
+        fetched: Callable[[], object] | None = None,
+        read_on: Callable[[MessageQueue], None] = lambda queue: None,
+        count: Callable[[MessageQueue, FetchedRecords, int], None] = lambda queue, records, size_bytes: None,
+        predicate: Callable[[MessageQueue], GroupPredicate | None] = lambda queue: None,
+        rests: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._core, self._lock = core, lock
+        self._wake, self._fetched = wake, wake if fetched is None else fetched
+        self._read_on, self._count, self._rests = read_on, count, rests
+        self._fetcher = Fetcher.by_routes(
+            routes,
+            storages,
+            wanted=self._wanted,
+            assigned=self._assigned,
+            request=self._request,
+            deliver=self._deliver,
+            lost=lost,
+            found=self._found,
+            predicate=predicate,
+        )
+        self._in_place = InPlaceReader(
+            core,
+            lock,
+            storage=storages.get,
+            replaced=self._fetcher.replaced,
+            lost=self._fetcher.unanswered,
+            by_fetches=self._fetcher.wake_readers,
+            came=count,
+        )
+
+    def look(self, max_messages: int) -> None:
+        """Find records in mapped files if fewer than `max_messages` are buffered."""
+        self._in_place.look()
+        with self._lock:
+            missing = max_messages - self._core.buffered_count
+        if missing > 0:
+            self._in_place.read(missing)
+
+    def descriptors(self) -> list[int]:
+        """The descriptors that become readable when a thread that waits should look again."""
+        return self._in_place.descriptors()
+
+    def wait_max_s(self) -> float:
+        """The longest time in s to wait before the next look, whatever happens."""
+        return self._in_place.wait_max_s()
+
+    def read_more(self) -> None:
+        """Read queues that may be wanted now, or from offsets that may be wanted now, and were not before."""
+        with self._lock:
+            hungry = list(self._core.wanted())
+        self._in_place.take_up(hungry)
+        self._fetcher.wake_readers()
+        self._wake()
+
+    def stop(self) -> None:
+        """End the threads. A long poll under way ends within its wait."""
+        self._fetcher.stop()
+
+    def close_files(self) -> None:
+        """Close the connections to the storage actors on this node. Call it after the last `look`."""
+        self._in_place.close()
+
+    # Called by the fetcher's threads
+
+    def _wanted(self) -> Mapping[MessageQueue, int]:
+        if self._rests():
+            return {}
+        with self._lock:
+            return self._core.wanted()
+
+    def _assigned(self) -> frozenset[MessageQueue]:
+        with self._lock:
+            return frozenset(self._core.assigned_queues)
+
+    def _request(self, queue: MessageQueue, offset: int) -> FetchRequest:
+        with self._lock:
+            return self._core.request(queue, offset)
+
+    def _found(self, queue: MessageQueue, name: str) -> None:
+        if self._in_place.found(queue, name):
+            self._wake()
+
+    def _deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
+        if result.status is PullStatus.OFFSET_ILLEGAL:
+            self._jump(queue, offset, result.next_offset)
+            return
+        records = LocatedRecords.of_fetch(result.records, result.count, offset, result.next_offset)
+        fetched = FetchedRecords(records, result.next_offset)
+        self._count(queue, fetched, len(result.records))
+        with self._lock:
+            self._read_on(queue)
+            is_new = self._core.fetched(queue, offset, fetched) and fetched.count > 0
+        if is_new:
+            self._fetched()
+        if self._in_place.is_to_be_found_again(queue):
+            self._fetcher.find_again(queue)
+        if self._in_place.take_up([queue]):
+            self._wake()
+
+    def _jump(self, queue: MessageQueue, offset: int, next_offset: int) -> None:
+        """Read a queue from `next_offset` on, because it does not hold `offset`."""
+        with self._lock:
+            jumps = self._core.out_of_range(queue, offset, next_offset)
+        if jumps:
+            logger.warning("%s: offset %d is gone, going on at %d", queue, offset, next_offset)
+            self._in_place.take_up([queue])
+            self._wake()
