@@ -1,10 +1,9 @@
-"""Many cases in one test, where each case as a test of its own would cost more than what it checks; and the number of
-examples that Hypothesis tries.
-"""
+"""Checks of many cases in one test, the number of Hypothesis examples, and the seed of a chaos test."""
 
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -20,10 +19,20 @@ def examples(full: int) -> int:
     return min(full, QUICK_EXAMPLES) if os.environ.get("RAYMQ_QUICK") == "1" else full
 
 
-def check_all(cases: Iterable[Case], check: Callable[[Case], None]) -> None:
-    """Call `check` with each case, and raise the errors of all failed cases together. Without a case it fails.
+def chaos_seed() -> int:
+    """Return RAYMQ_CHAOS_SEED, or a new random number if the variable is not set, and print it.
 
-    Each error has its case as a note.
+    Call this function while a test runs, never at import: the output of a failed test must show the seed.
+    """
+    seed = int(os.environ.get("RAYMQ_CHAOS_SEED", random.SystemRandom().randrange(10**6)))
+    print(f"RAYMQ_CHAOS_SEED={seed}")
+    return seed
+
+
+def check_all(cases: Iterable[Case], check: Callable[[Case], None]) -> None:
+    """Call `check` with each case, and raise the errors of all failed cases as one group. Fails if there is no case.
+
+    A note on each error names the case.
     """
     count, errors = 0, []
     for case in cases:

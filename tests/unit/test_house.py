@@ -259,15 +259,23 @@ def test_no_docstring_begins_with_a_relative_word():
 DICE = {"random", "secrets", "uuid", "uuid4"}
 
 
-def test_no_case_of_a_test_is_drawn_at_random():
-    """pytest-xdist refuses to run tests if its workers do not collect the same cases."""
+def evaluated_at_import(tree: ast.Module) -> Iterator[ast.expr | ast.stmt]:
+    """Yield the nodes that Python evaluates when a test module is imported: module constants and decorators."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield from node.decorator_list
+    yield from (statement for statement in tree.body if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Expr)))
+
+
+def test_no_test_module_draws_random_numbers_at_import():
+    """pytest-xdist refuses to run tests if its workers collect different cases, and a test must print its own seed."""
     drawn = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
         text = path.read_text()
-        if "parametrize" not in text or not any(word in text for word in DICE):
+        if not re.search(r"^(import|from) (random|secrets|uuid)\b", text, re.MULTILINE):
             continue  # to parse every test takes seconds
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "parametrize":
-                names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
-                drawn += [f"{path.relative_to(ROOT)}:{node.lineno}"] if names & DICE else []
+        for node in evaluated_at_import(ast.parse(text)):
+            calls = [call.func for call in ast.walk(node) if isinstance(call, ast.Call)]
+            names = {name.id for call in calls for name in ast.walk(call) if isinstance(name, ast.Name)}
+            drawn += [f"{path.relative_to(ROOT)}:{node.lineno}"] if names & DICE else []
     assert drawn == []

@@ -22,6 +22,7 @@ import raymq
 from raymq.records.format.layout import BODY_CRC_OFFSET, BODY_OFFSET, BODY_SIZE_OFFSET, MAGIC_OFFSET, TOTAL_SIZE_OFFSET
 from storage.files.damage import DamageNotes
 from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
+from tests.support.cases import chaos_seed
 from tests.support.clusters.cluster import SMALL_LOG_FILE_BYTES, Sandbox, actor_processes, one_group
 from tests.support.history.checker import check
 from tests.support.history.history import History
@@ -182,9 +183,7 @@ def earlier_bodies(mq: raymq.Client) -> list[bytes]:
 def test_a_flipped_bit_in_one_log_loses_nothing_after_every_process_was_killed(
     mq: raymq.Client, box: Sandbox, topic: str
 ) -> None:
-    seed = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
-    print(f"RAYMQ_CHAOS_SEED={seed}")
-    rng, history = random.Random(seed), History()
+    rng, history = random.Random(chaos_seed()), History()
     group = DamagedGroup(box, rng)
     group.replicas.settled()
     fill_log(mq)

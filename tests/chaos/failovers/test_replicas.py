@@ -5,7 +5,6 @@ RAYMQ_CHAOS_SEED repeats the order of a run's faults.
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ import ray
 
 import raymq
 from raymq.client.cluster.launcher import launch
+from tests.support.cases import chaos_seed
 from tests.support.clusters.cluster import Sandbox, kill_actors, one_group, poll_until
 from tests.support.clusters.faults import standing_still
 from tests.support.history.checker import check
@@ -26,7 +26,6 @@ from tests.support.history.watcher import Watcher
 from tests.support.history.workload import Senders, read_back
 from tests.support.replicas.ray_replicas import RayReplicas, log_checksum
 
-SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 BROKER = "broker-a"
 REPLICAS = 3
@@ -76,13 +75,13 @@ class Faults:
 def test_nothing_acknowledged_is_lost_or_doubled_while_servers_are_killed_and_stopped(
     mq: raymq.Client, box: Sandbox, replicas: RayReplicas, topic: str, group: str
 ) -> None:
-    print(f"RAYMQ_CHAOS_SEED={SEED}")
+    seed = chaos_seed()
     history = History()
     senders = Senders(mq, topic, producers=2, count=10**6, history=history, pause_s=0.005)
     with Watcher(mq, topic, group) as watcher:
         senders.start()
         try:
-            for fault in Faults(replicas, random.Random(SEED)).in_some_order():
+            for fault in Faults(replicas, random.Random(seed)).in_some_order():
                 enough = len(history) + BETWEEN_FAULTS
                 eventually(lambda enough=enough: len(history) >= enough, "sends that end")  # type: ignore[misc]
                 replicas.settled()

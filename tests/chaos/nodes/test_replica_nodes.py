@@ -23,6 +23,7 @@ from placement.operations import balance, drain
 from raymq.common.config.cluster import load_settings
 from raymq.tools.doctor.examination import examine, take_snapshot
 from raymq.tools.doctor.findings import State
+from tests.support.cases import chaos_seed
 from tests.support.clusters.cluster import descendants, one_group
 from tests.support.clusters.faults import standing_still
 from tests.support.clusters.nodes import LOOPBACK, Nodes
@@ -33,7 +34,6 @@ from tests.support.history.workload import Senders, read_back
 from tests.support.replicas.placed_group import PlacedGroup
 
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
-SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 BROKER = "broker-a"
 REPLICAS = 3
 BETWEEN_FAULTS = 200
@@ -120,8 +120,8 @@ def test_a_node_that_is_killed_with_the_master_and_returns_is_taken_back(
 def test_nothing_is_lost_while_masters_and_their_nodes_are_killed_and_stopped(
     mq: raymq.Client, replicas: PlacedGroup, machines: Nodes, topic: str
 ) -> None:
-    print(f"RAYMQ_CHAOS_SEED={SEED}")
-    rng = random.Random(SEED)
+    seed = chaos_seed()
+    rng = random.Random(seed)
 
     def kill_node() -> None:
         name = rng.choice(["left", "right"])  # without the head there is no cluster: test_everything_killed.py

@@ -12,12 +12,12 @@ import random
 import threading
 
 import raymq
+from tests.support.cases import chaos_seed
 from tests.support.clusters.faults import ActorKiller
 from tests.support.history.checker import check
 from tests.support.history.history import History, Sent
 from tests.support.history.workload import Senders, read_back
 
-SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 KILLS = int(os.environ.get("RAYMQ_CHAOS_KILLS", "20" if os.environ.get("RAYMQ_SOAK") == "1" else "5"))
 PRODUCERS = 2
 MESSAGES_PER_KILL = 8000
@@ -60,12 +60,12 @@ class OffsetWatch:
 def test_nothing_is_lost_or_twice_and_no_offset_goes_back_when_brokers_are_killed(
     mq: raymq.Client, topic: str, group: str
 ) -> None:
-    print(f"RAYMQ_CHAOS_SEED={SEED}")
+    seed = chaos_seed()
     history = History()
     count = KILLS * MESSAGES_PER_KILL
     senders = Senders(mq, topic, producers=PRODUCERS, count=count, history=history)
     total = PRODUCERS * count
-    killer = ActorKiller(["Broker"], random.Random(SEED), kills=KILLS, total=total, progress=lambda: len(history))
+    killer = ActorKiller(["Broker"], random.Random(seed), kills=KILLS, total=total, progress=lambda: len(history))
     watch = OffsetWatch(mq, group)
     consumed: set[Sent] = set()
     first = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET

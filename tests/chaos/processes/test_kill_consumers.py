@@ -18,13 +18,13 @@ import pytest
 
 import raymq
 from raymq.common.message import MessageExt
+from tests.support.cases import chaos_seed
 from tests.support.clusters.faults import ActorKiller
 from tests.support.history.history import History, Outcome, Sent
 from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
 from tests.support.history.workload import Senders
 
-SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 KILLS = int(os.environ.get("RAYMQ_CHAOS_CONSUMER_KILLS", "50" if os.environ.get("RAYMQ_SOAK") else "5"))
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 PRODUCERS = 2
@@ -84,7 +84,7 @@ def steps_back(heard: Sequence[Heard]) -> list[int]:
 def test_consumers_killed_under_load_lose_nothing_and_repeat_little(
     mq: raymq.Client, topic: str, group: str, tmp_path: Path, orderly: bool
 ) -> None:
-    print(f"RAYMQ_CHAOS_SEED={SEED}")
+    seed = chaos_seed()
     notes, history = ListenerNotes(tmp_path / "notes"), History()
     count = KILLS * MESSAGES_PER_KILL
     push = mq.push_consumer(
@@ -97,7 +97,7 @@ def test_consumers_killed_under_load_lose_nothing_and_repeat_little(
     senders = Senders(mq, topic, producers=PRODUCERS, count=count, history=history)
     killer = ActorKiller(
         ("Pull", "Listener"),
-        random.Random(SEED),
+        random.Random(seed),
         kills=KILLS,
         total=PRODUCERS * count,
         progress=lambda: notes.path.stat().st_size // LINE_BYTES,

@@ -20,13 +20,13 @@ import ray
 
 import raymq
 from raymq.common.protocol.group import GroupConfig
+from tests.support.cases import chaos_seed
 from tests.support.clusters.faults import ActorKiller
 from tests.support.history.history import History, Outcome
 from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
 from tests.support.history.workload import Senders
 
-SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 KILLS = int(os.environ.get("RAYMQ_CHAOS_KILLS", "40" if os.environ.get("RAYMQ_SOAK") == "1" else "6"))
 CONSUMERS = 4
 PRODUCERS = 2
@@ -132,15 +132,15 @@ def deliveries_of(notes: ListenerNotes) -> dict[str, Deliveries]:
 def test_every_message_is_acknowledged_in_the_end_and_attempts_are_counted_right(
     mq: raymq.Client, topic: str, group: str, tmp_path: Path
 ) -> None:
-    print(f"RAYMQ_CHAOS_SEED={SEED}")
+    seed = chaos_seed()
     mq.admin.create_group(GroupConfig(group, retry_max_times=1000))
     history, notes = History(), ListenerNotes(tmp_path / "notes")
     count = KILLS * MESSAGES_PER_KILL // PRODUCERS
     senders = Senders(mq, topic, producers=PRODUCERS, count=count, history=history, pause_s=0.001)
     total = PRODUCERS * count
-    takers = start_consumers(topic, group, notes, SEED)
+    takers = start_consumers(topic, group, notes, seed)
     kinds = ["Taker", "Broker", "Storage"]
-    killer = ActorKiller(kinds, random.Random(SEED), kills=KILLS, total=total, progress=lambda: len(history))
+    killer = ActorKiller(kinds, random.Random(seed), kills=KILLS, total=total, progress=lambda: len(history))
     senders.start()
     killer.start()
 

@@ -10,12 +10,12 @@ import os
 import random
 
 import raymq
+from tests.support.cases import chaos_seed
 from tests.support.clusters.faults import StorageKiller
 from tests.support.history.checker import check
 from tests.support.history.history import History
 from tests.support.history.workload import Senders, read_back
 
-SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 KILLS = int(os.environ.get("RAYMQ_CHAOS_KILLS", "6"))
 PRODUCERS = 4
 MESSAGES_PER_KILL = 2500
@@ -25,12 +25,12 @@ STORAGES = ("storage-broker-a-0", "storage-broker-b-0")
 def test_everything_acknowledged_is_read_back_once_and_in_order_after_storage_kills(
     mq: raymq.Client, topic: str
 ) -> None:
-    print(f"RAYMQ_CHAOS_SEED={SEED}")
+    seed = chaos_seed()
     history = History()
     count = KILLS * MESSAGES_PER_KILL
     senders = Senders(mq, topic, producers=PRODUCERS, count=count, history=history)
     killer = StorageKiller(
-        mq, STORAGES, random.Random(SEED), kills=KILLS, total=PRODUCERS * count, progress=lambda: len(history)
+        mq, STORAGES, random.Random(seed), kills=KILLS, total=PRODUCERS * count, progress=lambda: len(history)
     )
     senders.start()
     killer.start()

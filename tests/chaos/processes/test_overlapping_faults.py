@@ -16,6 +16,7 @@ import pytest
 
 import raymq
 from raymq.common.message import MessageExt
+from tests.support.cases import chaos_seed
 from tests.support.clusters.cluster import Sandbox, kill_actors, one_group
 from tests.support.clusters.state_users import StateUsers
 from tests.support.clusters.storm import Storm, Weather
@@ -27,7 +28,6 @@ from tests.support.history.watcher import Watcher
 from tests.support.history.workload import Senders, read_back
 from tests.support.replicas.ray_replicas import RayReplicas, log_checksum
 
-SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 SECONDS = float(os.environ.get("RAYMQ_CHAOS_SECONDS", "300" if SOAK else "25"))
 MASTER_KILLS = 20 if SOAK else 5
@@ -93,12 +93,13 @@ def replicas(mq: raymq.Client) -> RayReplicas:
 def test_a_storm_of_overlapping_faults_loses_doubles_reorders_and_forgets_nothing(
     mq: raymq.Client, box: Sandbox, replicas: RayReplicas, topic: str, group: str, tmp_path: Path
 ) -> None:
-    print(f"RAYMQ_CHAOS_SEED={SEED}, left out: {sorted(LEFT_OUT)}")
+    seed = chaos_seed()
+    print(f"left out: {sorted(LEFT_OUT)}")
     history, notes = TimedHistory(), ListenerNotes(tmp_path / "notes")
     senders = Senders(mq, topic, producers=2, count=10**6, history=history, pause_s=0.005)
     push = mq.push_consumer(f"{group}-push", orderly=True, consume_from=FIRST)
     users = StateUsers(BROKER, topic, QUEUES, makers=2, committers=4, pause_s=0.1, prefix="storm")
-    storm = Storm(Weather(KILLS, STOPS), random.Random(SEED), SECONDS)
+    storm = Storm(Weather(KILLS, STOPS), random.Random(seed), SECONDS)
     with Watcher(mq, topic, group, patient=True) as puller, push.subscribe(topic).on_message(Listen(notes)).start():
         with users:
             senders.start()
@@ -167,8 +168,8 @@ def assert_in_order(heard: list[tuple[int, int, Sent]], stored: set[tuple[int, i
 def test_what_the_broker_answered_is_known_after_its_master_was_killed_again_and_again(
     mq: raymq.Client, replicas: RayReplicas, topic: str
 ) -> None:
-    print(f"RAYMQ_CHAOS_SEED={SEED}")
-    rng = random.Random(SEED)
+    seed = chaos_seed()
+    rng = random.Random(seed)
     users = StateUsers(BROKER, topic, QUEUES, makers=8, committers=4, pause_s=0.01, prefix="kills")
     with users:
         for _ in range(MASTER_KILLS):

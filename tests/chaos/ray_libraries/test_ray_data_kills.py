@@ -30,11 +30,11 @@ import raymq
 from raymq.common.errors import DataLossError
 from raymq.data import TopicDatasource, read_topic, write_topic
 from raymq.data.shared_client import worker_client
+from tests.support.cases import chaos_seed
 from tests.support.clusters.cluster import Sandbox, one_group
 from tests.support.history.waiting import eventually
 from tests.support.replicas.ray_replicas import RayReplicas
 
-SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 BROKER = "broker-a"
 SETTINGS = one_group("{replicas: 2, spread: false, min_in_sync_replicas: 1}")
 KILLS = int(os.environ.get("RAYMQ_CHAOS_DATA_KILLS", "10" if os.environ.get("RAYMQ_SOAK") == "1" else "3"))
@@ -227,7 +227,7 @@ def test_rows_are_read_once_though_workers_are_killed(mq: raymq.Client, filled: 
 
 
 def test_rows_are_stored_once_though_workers_are_killed(mq: raymq.Client, topic: str, tmp_path: Path) -> None:
-    print(f"RAYMQ_CHAOS_SEED={SEED}")
+    seed = chaos_seed()
     counts: dict[str, int] = {}
 
     def grow_and_die(batch: pa.Table) -> pa.Table:
@@ -236,7 +236,7 @@ def test_rows_are_stored_once_though_workers_are_killed(mq: raymq.Client, topic:
         task = ray.get_runtime_context().get_task_id()
         counts[task] = counts.get(task, 0) + 1
         mark = tmp_path / task
-        if counts[task] == random.Random(f"{SEED} {task}").randint(2, 6) and not mark.exists():
+        if counts[task] == random.Random(f"{seed} {task}").randint(2, 6) and not mark.exists():
             deadline_s = time.monotonic() + 60
             stored = 0
             while not stored and time.monotonic() < deadline_s:

@@ -14,21 +14,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import chaos_seed
 from tests.support.spark.batch_files import PLACE, BatchFiles
 from tests.support.spark.killed_driver import Driver, kill_again_and_again
 from tests.support.spark.numbers_program import LATER, GrowingTopics
 
-SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 KILLS = 10 if os.environ.get("RAYMQ_SOAK") == "1" else 3
 PROGRAM = "tests.support.spark.numbers_program"
 
 
 @pytest.mark.timeout(600)  # four JVMs, or eleven
 def test_rows_missing_0_doubled_0_after_kills_of_the_driver(tmp_path: Path) -> None:
-    print(f"RAYMQ_CHAOS_SEED={SEED}")
+    seed = chaos_seed()
     sink = BatchFiles(tmp_path / "sink", PLACE)
     (tmp_path / "began").write_text(str(time.time()))
-    kill_again_and_again(lambda: Driver(PROGRAM, tmp_path, str(tmp_path)), sink, random.Random(SEED), KILLS)
+    kill_again_and_again(lambda: Driver(PROGRAM, tmp_path, str(tmp_path)), sink, random.Random(seed), KILLS)
     (tmp_path / "ended").write_text(str(time.time()))
     Driver(PROGRAM, tmp_path, str(tmp_path), "end").finish()
     expected = {row[1:] for row in GrowingTopics(tmp_path).messages}

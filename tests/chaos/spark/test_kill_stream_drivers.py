@@ -13,13 +13,13 @@ import pytest
 import ray
 
 import raymq
+from tests.support.cases import chaos_seed
 from tests.support.clusters.cluster import one_group
 from tests.support.replicas.ray_replicas import RayReplicas
 from tests.support.spark.batch_files import BatchFiles
 from tests.support.spark.killed_driver import Driver, kill_again_and_again
 from tests.support.spark.live_topic import check_sink, sending
 
-SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 PROGRAM = "tests.support.spark.query_program"
 KILLS = int(os.environ.get("RAYMQ_CHAOS_SPARK_KILLS", "10" if os.environ.get("RAYMQ_SOAK") else "2"))
 """tests/chaos/simulation/test_stream_restarts.py has more of them."""
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(180 + 30 * KILLS)
 def test_a_query_whose_driver_is_killed_goes_on_from_its_checkpoint(
     mq: raymq.Client, topic: str, tmp_path: Path
 ) -> None:
-    print(f"RAYMQ_CHAOS_SEED={SEED}")
+    seed = chaos_seed()
     sink = BatchFiles(tmp_path / "sink")
     variables = {"RAYMQ_TEST_ADDRESS": ray.get_runtime_context().gcs_address}
 
@@ -40,6 +40,6 @@ def test_a_query_whose_driver_is_killed_goes_on_from_its_checkpoint(
 
     RayReplicas("broker-a", 2).settled()
     with sending(mq, topic):
-        kill_again_and_again(start, sink, random.Random(SEED), KILLS)
+        kill_again_and_again(start, sink, random.Random(seed), KILLS)
     start("end").finish()
     check_sink(mq, topic, sink)

@@ -10,24 +10,24 @@ sent again. RAYMQ_SOAK=1 makes it ten times as many, RAYMQ_CHAOS_SEED repeats on
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.cases import chaos_seed
+
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 KILLS = int(os.environ.get("RAYMQ_CHAOS_KILLS", "5000" if SOAK else "500"))
-SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 SERVER = Path(__file__).with_name("kill_server.py")
 
 
 @pytest.mark.timeout(300 + 2 * KILLS)
 @pytest.mark.parametrize("flush", ["SYNC_FLUSH", "ASYNC_FLUSH"])
 def test_what_was_acknowledged_is_there_once_and_in_order_after_every_kill(tmp_path, flush):
-    print(f"RAYMQ_CHAOS_SEED={SEED}")
-    command = [sys.executable, str(SERVER), str(tmp_path), flush, str(SEED), str(KILLS)]
+    seed = chaos_seed()
+    command = [sys.executable, str(SERVER), str(tmp_path), flush, str(seed), str(KILLS)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     print(result.stdout)
     assert result.returncode == 0, result.stderr[-10_000:]
@@ -36,8 +36,8 @@ def test_what_was_acknowledged_is_there_once_and_in_order_after_every_kill(tmp_p
 
 @pytest.mark.timeout(300 + 2 * KILLS)
 def test_of_what_only_the_pool_held_a_kill_leaves_the_beginning(tmp_path):
-    print(f"RAYMQ_CHAOS_SEED={SEED}")
-    command = [sys.executable, str(SERVER), str(tmp_path), "POOL", str(SEED), str(max(KILLS // 5, 1))]
+    seed = chaos_seed()
+    command = [sys.executable, str(SERVER), str(tmp_path), "POOL", str(seed), str(max(KILLS // 5, 1))]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     print(result.stdout)
     assert result.returncode == 0, result.stderr[-10_000:]

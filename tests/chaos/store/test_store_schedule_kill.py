@@ -21,11 +21,11 @@ import pytest
 
 from raymq.common.delay import TIMER_TOPIC
 from raymq.common.names import SCHEDULE_TOPIC
+from tests.support.cases import chaos_seed
 from tests.support.history.waiting import eventually
 from tests.support.stores.stores import bodies_of, open_store
 
 KILLS = int(os.environ.get("RAYMQ_CHAOS_KILLS", "8"))
-SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 APPENDER = Path(__file__).with_name("delayed_appender.py")
 TARGET_QUEUES = 3
 LONGEST_LIFE_S = 1.5
@@ -53,8 +53,8 @@ def run_and_kill(root: Path, acknowledged: dict[str, int], life_s: float) -> Non
 
 @pytest.mark.timeout(120 + 10 * KILLS)
 def test_what_was_acknowledged_is_delivered_once_over_every_kill(tmp_path):
-    print(f"RAYMQ_CHAOS_SEED={SEED}")
-    dice = random.Random(SEED)
+    seed = chaos_seed()
+    dice = random.Random(seed)
     root, acknowledged = tmp_path / "store", {"level": 0, "timer": 0}
     for _ in range(KILLS):
         run_and_kill(root, acknowledged, dice.uniform(0.1, LONGEST_LIFE_S))

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import chaos_seed
 from tests.support.stores.stores import bodies_of, open_store
 
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 COUNT = int(os.environ.get("RAYMQ_CHAOS_TRANSACTIONS", "10000" if SOAK else "600"))
-SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 WORKER = Path(__file__).with_name("transaction_worker.py")
 LIFE_S = (0.05, 2.0)
 START_TIMEOUT_S = 60.0
@@ -48,8 +48,8 @@ def run_and_kill(root: Path, database: Path, life_s: float, count: int) -> bool:
 
 @pytest.mark.timeout(60 + COUNT // 2)
 def test_the_outcomes_of_database_and_topic_are_equal_over_every_kill(tmp_path):
-    print(f"RAYMQ_CHAOS_SEED={SEED}")
-    dice, root, database, kills = random.Random(SEED), tmp_path / "store", tmp_path / "outcomes.db", 0
+    seed = chaos_seed()
+    dice, root, database, kills = random.Random(seed), tmp_path / "store", tmp_path / "outcomes.db", 0
     with sqlite3.connect(database) as connection:
         connection.execute("CREATE TABLE begun (number INTEGER PRIMARY KEY AUTOINCREMENT)")
         connection.execute("CREATE TABLE outcomes (id TEXT PRIMARY KEY, commits BOOLEAN)")

@@ -21,11 +21,11 @@ import pytest
 import ray
 
 import raymq
+from tests.support.cases import chaos_seed
 from tests.support.clusters.cluster import SETTINGS as CLUSTER_SETTINGS
 from tests.support.clusters.storm import Storm, Weather
 from tests.support.history.waiting import eventually
 
-SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 COUNT = int(os.environ.get("RAYMQ_CHAOS_TRANSACTIONS", "10000" if SOAK else "200"))
 PRODUCERS = 3
@@ -159,14 +159,14 @@ def open_ones(mq: raymq.Client) -> int:
 
 @pytest.mark.timeout(STORM_S + 600)
 def test_committed_is_visible_once_and_nothing_else_ever(mq: raymq.Client, topic: str, tmp_path: Path) -> None:
-    print(f"RAYMQ_CHAOS_SEED={SEED}")
+    seed = chaos_seed()
     database = tmp_path / "payments.db"
     make_database(database)
     payer = ray.remote(max_restarts=-1, max_task_retries=-1, num_cpus=0)(payer_class())
     payers = [payer.remote(topic, str(database), THREADS) for _ in range(PRODUCERS)]
     assert len(set(ray.get([one.ping.remote() for one in payers], timeout=120))) == PRODUCERS
     eventually(lambda: begun(database) > 20, "transactions")
-    storm = Storm(WEATHER, random.Random(SEED), STORM_S)
+    storm = Storm(WEATHER, random.Random(seed), STORM_S)
     storm.start()
     try:
         eventually(lambda: begun(database) >= COUNT, f"{COUNT} transactions", STORM_S + SETTLED_S)
