@@ -132,10 +132,7 @@ class DirectAppends:
         if lane is None or self._is_closed or self._storage is not storage or sum(map(len, bodies)) > DIRECT_MAX_BYTES:
             return False
         batch = self._records.encode(bodies)
-        encoded = encode_append([batch], self._handles)
-        if encoded is None:
-            return False
-        opens, parts = encoded
+        opens, parts = encode_append([batch], self._handles)
         before = b"".join([lane.pack_unanswered(FrameKind.OPEN, one) for one in opens]) if opens else b""
         now_s = time.monotonic()
         self._sent = _Sent(self._records, batch, done, now_s + ATTEMPT_TIMEOUT_S)

@@ -8,7 +8,6 @@ methods may wait, and run in a pool of threads.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
@@ -19,14 +18,12 @@ from raymq.common.errors import RaymqError
 from raymq.common.protocol.group import CommitAnswer, OffsetCommit
 from raymq.common.protocol.stats import RequestFigures
 from raymq.remoting.broker_client import LANE_RESULTS
-from raymq.remoting.lane.address import LaneAddress, rays_tls
+from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import ControlCalls, encode_result
 from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane.loop import Loop
 from raymq.remoting.lane.server import LaneServer
-
-logger = logging.getLogger(__name__)
 
 LANE_THREADS: Final = 16
 """The most calls that wait in threads at a time; further calls queue."""
@@ -95,19 +92,13 @@ class BrokerLane:
         self._heartbeats, self._others = self._pool.queues["heartbeat"], self._pool.queues["client"]
         methods = {name: getattr(broker, name) for name in LANE_RESULTS if name not in answered_later}
         calls = ControlCalls(methods, self._call_soon, answered_later, guard=lane_guard())
-        try:
-            self._server = LaneServer(label, {FrameKind.CALL: calls}, host=host, tls=rays_tls(), users=lane_users())
-        except (OSError, KeyError) as error:  # the address, or the files of TLS
-            logger.error(
-                "%s cannot open a lane for other nodes; their clients call actor methods instead: %r", label, error
-            )
-            self._server = LaneServer(label, {FrameKind.CALL: calls}, users=lane_users())
+        self._host, self._server = host, LaneServer(label, {FrameKind.CALL: calls}, users=lane_users())
         self._pool.refuse_by(self._server.loop)
 
     @property
     def address(self) -> LaneAddress:
-        """The address at which clients open lanes."""
-        return self._server.address
+        """The address at which clients open lanes, on this node and on others (LaneServer.open_to_nodes)."""
+        return self._server.open_to_nodes(self._host)
 
     @property
     def loop(self) -> Loop:

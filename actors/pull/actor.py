@@ -22,7 +22,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from typing import Any, Final
 
 import ray
@@ -34,7 +33,7 @@ from actors.pull.push_instance import PushInstance
 from actors.pull.services import PullServices
 from actors.register import next_life
 from actors.threads import take_turns_quickly
-from raymq.client.consumer.push.feed_client import FEED_CALL_TIMEOUT_S, NEXT_WAIT_S, PullDescription, TaskReport
+from raymq.client.consumer.push.feed_client import PullDescription
 from raymq.client.consumer.push.hosting import HostAnswer, Hosting
 from raymq.common.errors import ServiceNotAvailableError
 from raymq.common.message import MessageQueue
@@ -96,21 +95,8 @@ class Pull:
         return answer
 
     def describe(self) -> PullDescription:
-        """Return the address at which Listeners of this node open lanes, which serve `next_tasks` and `report`."""
+        """Return the address at which Listeners open lanes, which serve `next_tasks` and `report`."""
         return PullDescription(self._services.feeds.address)
-
-    def next_tasks(self, name: str, life: str, epoch: int, got: int) -> bytes:
-        """Return the next tasks of an instance for its Listener that has no lane: an encoded HandOver.
-
-        Waits for tasks up to NEXT_WAIT_S; see ListenerFeed.asked.
-        """
-        hand_over: Future[bytes] = Future()
-        self._services.feeds.feed(name).asked(life, epoch, got, hand_over.set_result)
-        return hand_over.result(NEXT_WAIT_S + FEED_CALL_TIMEOUT_S)
-
-    def report(self, name: str, life: str, epoch: int, reports: Sequence[TaskReport]) -> None:
-        """Take reports of a Listener that has no lane; see ListenerFeed.reported."""
-        self._services.feeds.feed(name).reported(life, epoch, reports)
 
     def status(self) -> dict[str, Any]:
         """Return the status of all instances, for `raymq status`."""
@@ -215,5 +201,5 @@ class Pull:
 
 
 PULL_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 64}
-"""Each Listener without a lane occupies a thread while it waits for tasks."""
+"""Each `host` of a Listener, and each status call of a client, occupies a thread."""
 PullActor = ray.remote(**PULL_OPTIONS)(actor_class(Pull))

@@ -5,8 +5,7 @@
     ListenerFeed one per instance: tasks that are due answer the Listener's question for tasks
 
 On the store's node a task names positions in the store's mapped files, which the Listener reads itself. Otherwise, or
-if the Listener cannot read the files, the task has the records' bytes. A Listener without a lane asks and reports by
-actor calls (raymq.client.consumer.push.feed_client), which run in Ray's threads.
+if the Listener cannot read the files, the task has the records' bytes.
 
 The Listener calls about every HOST_INTERVAL_S (raymq.client.consumer.push.hosting), so that a new process of the
 Listener is noticed at once. If the Listener's lane breaks, the feed calls the Listener. Once its process is known to
@@ -85,7 +84,9 @@ class _LaneUser:
 class FeedThread:
     """Runs the turns of feeds, and serves their Listeners' lanes, in one thread. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str) -> None:
+        """`host`: the IP address of this node, for Listeners on other nodes."""
+        self._host = host
         self._lock = threading.Lock()
         """Guards `_feeds` and `_woken`."""
         self._feeds: dict[str, ListenerFeed] = {}
@@ -102,8 +103,8 @@ class FeedThread:
 
     @property
     def address(self) -> LaneAddress:
-        """The address at which Listeners open lanes."""
-        return self._server.address
+        """The address at which Listeners open lanes (LaneServer.open_to_nodes)."""
+        return self._server.open_to_nodes(self._host)
 
     def add(self, feed: ListenerFeed) -> None:
         """Run a feed's turns from now on."""

@@ -177,7 +177,7 @@ class PullServices:
         self.heartbeats = Heartbeats(self.routes, host, node_id)
         self.fetcher = SharedFetcher(self.routes, self.storages)
         self.commits = CommitThreads()
-        self.feeds = FeedThread()
+        self.feeds = FeedThread(host)
         self.calls = ThreadPoolExecutor(PULL_CALL_THREADS, "calls")
         self._brokers: dict[str, ActorRef] = {}
         self.wake_members: Callable[[], None] = lambda: None

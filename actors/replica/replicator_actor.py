@@ -6,11 +6,9 @@ actors.replica.log_carrier.
     slave.following ─▶ master, epoch ─▶ master.history ─▶ slave.align ─▶ mend damage (actors.replica.log_mender)
                                                 └─▶ read the log (from) ══ chunk ══▶ append it at the slave ─▶ from, …
 
-Chunks go over a lane to each of the two storage actors. If a lane cannot be opened, chunks go by actor calls for
-CALLS_S, with the same meaning. A chunk is then passed by object reference, so that this actor does not hold its bytes,
-and each request acknowledges what the slave has on its disk. The reference is sent to the slave only once the chunk
-exists: Ray keeps the order of calls, and the next call would wait for a chunk that never comes. While a hanging master
-does not answer, the Replicator checks at intervals whether the slave follows another master.
+Chunks go over a lane to each of the two storage actors. If a lane cannot be opened or breaks, the Replicator pauses,
+asks the slave again for its master, and asks both storage actors for the present addresses of their lanes. While a
+hanging master does not answer, the Replicator checks at intervals whether the slave follows another master.
 
 What survives its death: nothing, and nothing has to; the slave has its own end offset. Everything it calls is safe to
 repeat: a chunk that does not continue the slave's log is refused.
@@ -23,14 +21,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import closing
 from functools import partial
 from typing import Any, Final
 
 import ray
 
 from actors.actor_class import actor_class
-from actors.core.replica.orders import Copied, Following
+from actors.core.replica.orders import Following
 from actors.options import PERSISTENT
 from actors.replica.log_carrier import LATE_S, REPLICATE_CALL_TIMEOUT_S, REPLICATE_LONG_POLL_S, LogCarrier
 from actors.replica.log_mender import MEND_INTERVAL_S, mend_both
@@ -40,13 +38,10 @@ from raymq.common.names import StorageName
 from raymq.common.retry import Backoff
 from raymq.remoting.actor_ref import ActorRef, resolve
 from raymq.remoting.lane.client import Lane
-from raymq.remoting.lane_pool import DESCRIBE_TIMEOUT_S, LANE_NOT_OPENED
+from raymq.remoting.lane_pool import DESCRIBE_TIMEOUT_S, LANE_NOT_OPENED, lane_error
 from raymq.remoting.storage_client import StorageDescription
-from storage.replication.log_chunks import CHUNK_MAX_BYTES
 
 HISTORY_TIMEOUT_S: Final = 3.0
-CALLS_S: Final = 10.0
-"""How long chunks go by actor calls before lanes are tried again."""
 
 logger = logging.getLogger(__name__)
 
@@ -113,27 +108,18 @@ class Replicator:
             return
         there = resolve(described, f"{master.name}.describe", DESCRIBE_TIMEOUT_S)
         here = self._slave.call("describe", timeout_s=DESCRIBE_TIMEOUT_S)
-        with ExitStack() as lanes:
-            try:
-                ends = self._open_lane(there, lanes), self._open_lane(here, lanes)
-            except LANE_NOT_OPENED as error:
-                if isinstance(error, RaymqError):
-                    raise  # RequestTimeoutError is an OSError by way of TimeoutError
-                logger.info("%s copies by actor calls, because a lane cannot be opened: %r", self._name, error)
-            else:
-                carrier = LogCarrier(
-                    *ends,
-                    following,
-                    self._name.replica,
-                    position,
-                    is_followed=partial(self._is_followed, following),
-                    on_copied=self._note_copied,
-                    stopping=self._stopping,
-                    flow_bytes_s=self._flow_bytes_s,
-                )
-                carrier.run()
-                return
-        self._copy_by_calls(master, following, position)
+        with closing(self._open_lane(there)) as from_master, closing(self._open_lane(here)) as to_slave:
+            LogCarrier(
+                from_master,
+                to_slave,
+                following,
+                self._name.replica,
+                position,
+                is_followed=partial(self._is_followed, following),
+                on_copied=self._note_copied,
+                stopping=self._stopping,
+                flow_bytes_s=self._flow_bytes_s,
+            ).run()
 
     def _mend(self, following: Following) -> None:
         """Mend the damaged ranges of either log with the bytes of the other log."""
@@ -151,11 +137,12 @@ class Replicator:
             except RaymqError as error:
                 logger.info("%s was not looked through for damage: %s", self._name, error)
 
-    def _open_lane(self, description: StorageDescription, lanes: ExitStack) -> Lane:
-        """Open a lane to a storage actor, which `lanes` closes. Raises as LANE_NOT_OPENED."""
-        lane = Lane(description.lane, remote=description.node_id != self._node_id)
-        lanes.callback(lane.close)
-        return lane
+    def _open_lane(self, description: StorageDescription) -> Lane:
+        """Open a lane to a storage actor. ServiceNotAvailableError if that fails."""
+        try:
+            return Lane(description.lane, remote=description.node_id != self._node_id)
+        except LANE_NOT_OPENED as error:
+            raise lane_error(f"the copies for {self._name} wait", description.name, description.lane, error) from error
 
     def _note_copied(self, copied_bytes: int) -> None:
         self._copied += copied_bytes
@@ -166,37 +153,19 @@ class Replicator:
         now: Following | None = self._slave.call("following", 0.0, timeout_s=REPLICATE_CALL_TIMEOUT_S)
         return now is not None and (now.master, now.epoch) == (following.master, following.epoch)
 
-    def _copy_by_calls(self, master: ActorRef, following: Following, position: int) -> None:
-        """Copy as `_copy` does, but by actor calls, for a while."""
-        copied = Copied(position, position, 0)
-        until_s = time.monotonic() + CALLS_S
-        while not self._stopping.is_set() and time.monotonic() < until_s:
-            started_s = time.monotonic()
-            request = following.request(self._name.replica, copied.next_offset, copied.acked_offset)
-            chunk = master.start("read_log", request, CHUNK_MAX_BYTES, REPLICATE_LONG_POLL_S)
-            if not self._await_answer(chunk, following, REPLICATE_LONG_POLL_S + LATE_S):
-                return
-            appended = self._slave.start("append_log", following.epoch, chunk)
-            copied = resolve(appended, f"{self._name}.append_log", REPLICATE_CALL_TIMEOUT_S)
-            self._note_copied(copied.copied_bytes)
-            if self._flow_bytes_s:
-                took_s = time.monotonic() - started_s
-                self._stopping.wait(max(copied.copied_bytes / self._flow_bytes_s - took_s, 0.0))
-
     def _await_answer(self, answer: Any, following: Following, wait_s: float) -> bool:
-        """Wait for a master's answer, or its error; the answer is late after `wait_s`.
+        """Wait for a master's answer or error; the answer is late after `wait_s`.
 
-        Returns False if the slave follows another master now.
+        Returns False if the slave follows another master now. RequestTimeoutError if the master hangs.
         """
-        deadline_s = time.monotonic() + REPLICATE_LONG_POLL_S + REPLICATE_CALL_TIMEOUT_S
+        longest_s = REPLICATE_LONG_POLL_S + REPLICATE_CALL_TIMEOUT_S
+        deadline_s = time.monotonic() + longest_s
         while not ray.wait([answer], timeout=wait_s, fetch_local=False)[0]:
             wait_s = LATE_S
             if not self._is_followed(following):
                 return False
             if self._stopping.is_set() or time.monotonic() >= deadline_s:
-                raise RequestTimeoutError(
-                    f"replica {following.master}, to read its log,", REPLICATE_LONG_POLL_S + REPLICATE_CALL_TIMEOUT_S
-                )
+                raise RequestTimeoutError(f"replica {following.master}, to say where its lane is,", longest_s)
         return True
 
 

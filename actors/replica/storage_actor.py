@@ -5,8 +5,9 @@ A change of a remote method, or of its threads, belongs here.
 In a broker group of one replica it is the master, always. In one of several it carries out the Controller's orders: it
 leads, or it follows by way of a Replicator (actors.replica.replica).
 
-The data plane of a broker group. It is pinned to the node whose disk holds the directory; producers and consumers call
-it directly, over lanes (actors.replica.data_plane) or as an actor, with the same meaning.
+The data plane of a broker group. It is pinned to the node whose disk holds the directory. Producers, consumers and
+other servers call it over lanes (actors.replica.data_plane). The actor methods `append`, `fetch` and `queue_bounds` are
+for programs that call the actor by its handle; they have the same meaning.
 
 What survives its death: everything acknowledged. The store is recovered from its directory when Ray starts the actor
 again (storage.recovery.recovery). Safe to repeat: all reads, and appends that carry a producer sequence.
@@ -21,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any, Final
 
 import ray
@@ -30,7 +30,7 @@ from actors.access.door import lane_guard, lane_meter, lane_users
 from actors.actor_class import actor_class
 from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics, topics_of_state
-from actors.core.replica.orders import MASTER_LEASE_S, Copied, Following, LogRequest, Order, ReplicaState
+from actors.core.replica.orders import MASTER_LEASE_S, Following, Order, ReplicaState
 from actors.core.replica.rules import ReplicaRules
 from actors.metrics_thread import MetricsThread
 from actors.options import PERSISTENT
@@ -63,9 +63,8 @@ from raymq.common.protocol.store import (
     QueueSpan,
     StoreStatistics,
 )
-from raymq.common.protocol.transactions import CheckRound, EndResult, EndTransactionRequest, TransactionFigures
+from raymq.common.protocol.transactions import CheckRound, TransactionFigures
 from raymq.records.format.encode import EncodedBatch
-from raymq.remoting.lane.address import rays_tls
 from raymq.remoting.lane.frames import PAYLOAD_MAX
 from raymq.remoting.lane.server import Handler, allow_descriptors
 from raymq.remoting.storage_client import StorageDescription
@@ -73,7 +72,7 @@ from storage.files.config_files import ConfigFiles
 from storage.files.lock import stores_below
 from storage.message_store import MessageStore
 from storage.queue.topic_attributes import TOPICS_FILE
-from storage.replication.epochs import EpochHistory, LogChunk, SyncStateSet
+from storage.replication.epochs import EpochHistory, SyncStateSet
 from storage.retention.cleaner import HOLDS_FILE
 
 FRAME_OVERHEAD_BYTES: Final = 16 << 20
@@ -176,8 +175,7 @@ class Storage:
         assert source is not None
         allow_descriptors()
         longest = max(self._settings.max_append_bytes, self._settings.max_message_size_bytes)
-        plane = partial(
-            DataPlane,
+        return DataPlane(
             str(self._name),
             source,
             deleted=self._deleted,
@@ -198,11 +196,6 @@ class Storage:
             guard=lane_guard(),
             meter=lane_meter(),
         )
-        try:
-            return plane(host=self._host, tls=rays_tls())
-        except (OSError, KeyError) as error:  # the address, or the files of TLS
-            logger.error("%s has no lanes for other nodes, whose calls are actor methods now: %r", self._name, error)
-            return plane()
 
     def _log_handlers(self, plane: DataPlane) -> Mapping[int, Handler]:
         return {} if self._replica is None else LogLanes(plane, self._replica).handlers
@@ -296,15 +289,6 @@ class Storage:
             results = store.append(batches) if self._replica is None else self._replica.append(batches)
             self._deleted.check(batches)  # deleted in the meantime: nobody will see the messages
             return results
-
-    @ray.method(concurrency_group="append")
-    def end_transaction(self, end: EndTransactionRequest) -> EndResult:
-        """Commit or roll back a transaction (TransactionService.start_end). Safe to repeat."""
-        store = self._open()
-        with self._append_limit.enter():
-            if self._replica is None:
-                return store.transactions.end(end, require_topic=self._deleted.require)
-            return self._replica.end_transaction(end, require_topic=self._deleted.require)
 
     @ray.method(concurrency_group="control")
     def check_transactions(self, groups: Sequence[str], start_ms: int) -> CheckRound:
@@ -459,7 +443,7 @@ class Storage:
             commit_log_file_size=self._settings.mapped_file_size_commit_log_bytes,
             consume_queue_file_size=self._settings.mapped_file_size_consume_queue_bytes,
             store_host=self._store_host,
-            lane=self._lanes.address,
+            lane=self._lanes.server.open_to_nodes(self._host),
             max_message_size_bytes=self._settings.max_message_size_bytes,
             consume_queue_ext_file_size=self._settings.mapped_file_size_consume_queue_ext_bytes,
             commit_log_directories=tuple(map(str, self._settings.commit_log_directories)),
@@ -500,16 +484,6 @@ class Storage:
     def align(self, epoch: int, master: EpochHistory) -> int:
         """Cut the end that differs from the master's log (Replica.align)."""
         return self._require_replica().align(epoch, master)
-
-    @ray.method(concurrency_group="replicate")
-    def read_log(self, request: LogRequest, max_bytes: int, wait_s: float) -> LogChunk:
-        """A master's log from an offset on, for a follower (Replica.read_log)."""
-        return self._require_replica().read_log(request, max_bytes, wait_s)
-
-    @ray.method(concurrency_group="replicate")
-    def append_log(self, epoch: int, chunk: LogChunk) -> Copied:
-        """Append a chunk of the master's log (Replica.append_log)."""
-        return self._require_replica().append_log(epoch, chunk)
 
     @ray.method(concurrency_group="replicate")
     def log_holes(self) -> tuple[Hole, ...]:

@@ -1,10 +1,10 @@
-"""Calls to brokers: over lanes where possible, else as actor methods of the same meaning.
+"""Calls to brokers: frequent calls over lanes, all others as actor methods.
 
-A change of how clients reach a broker belongs here, or in raymq.remoting.lane_pool if it holds for storage actors, too.
+A change of how clients reach a broker belongs here, or in raymq.remoting.lane_pool if it also holds for storage actors.
 On the broker's node the lane is a Unix socket, from other nodes TCP.
 
-Failures are of two kinds, as those of a storage client: an error that the broker raised says that it refused; a
-ServiceNotAvailableError or RequestTimeoutError says that there was no answer, and that the call may have run. All calls
+Failures are of two kinds. An error that the broker raised means that the broker refused the call. A
+ServiceNotAvailableError or RequestTimeoutError means that no answer came, and that the call may have run. All calls
 over lanes are safe to repeat.
 """
 
@@ -22,7 +22,7 @@ from raymq.common.protocol.transactions import TransactionCheck
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import decode_result, encode_call
-from raymq.remoting.lane.client import Lane
+from raymq.remoting.lane.client import Lane, open_anywhere
 from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane_pool import LanePool
 from raymq.telemetry.metrics.client_figures import ClientMetrics
@@ -50,12 +50,12 @@ LANE_RESULTS: Final[dict[str, Any]] = {
     "ack_messages": int,
     "change_invisible": list[LeasedRange | None],
 }
-"""The methods that a broker's lane serves, with the types of their results."""
+"""The methods that a broker serves over lanes, with the types of their results."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerDescription:
-    """The answer of a broker to `describe`: the Ray node it runs on, and the address of its lane."""
+    """The answer of a broker to `describe`: its name, its Ray node, and the address of its lane."""
 
     name: str
     node_id: str
@@ -68,46 +68,37 @@ class BrokerClient:
     def __init__(self, name: str) -> None:
         self.name = name
         self._actor = ActorRef(name)
-        self._lanes: LanePool[BrokerDescription, Lane] = LanePool(self._actor, name, _open_lane)
+        self._lanes: LanePool[BrokerDescription, Lane] = LanePool(
+            self._actor, name, lambda description, timeout_s: open_anywhere(description.lane, timeout_s)
+        )
 
     def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Call a method of the broker. Raises what the method raised; RequestTimeoutError or ServiceNotAvailableError
-        without an answer: the call may have run."""
+        """Call a method of the broker: over a lane if LANE_RESULTS has the method, else as an actor method.
+
+        Raises what the method raised; RequestTimeoutError or ServiceNotAvailableError without an answer: the call may
+        have run.
+        """
         if method not in LANE_RESULTS:
             return self._actor.call(method, *args, timeout_s=timeout_s)
 
-        def over_lane(lane: Lane, left_s: float) -> tuple[Any]:
+        def over_lane(lane: Lane, left_s: float) -> Any:
             answer = lane.call(FrameKind.CALL, (encode_call(method, args),), left_s)
-            return (decode_result(answer.payload, LANE_RESULTS[method]),)
+            return decode_result(answer.payload, LANE_RESULTS[method])
 
-        # In a tuple, because None is a result, too.
-        [result] = self._lanes.call(
-            method, over_lane, lambda left_s: (self._actor.call(method, *args, timeout_s=left_s),), timeout_s
-        )
-        return result
+        return self._lanes.call(method, over_lane, timeout_s)
 
     def drop_lanes(self) -> None:
         """Drop the broker's description and the idle lanes. The next call opens new ones."""
         self._lanes.drop()
 
 
-def _open_lane(description: BrokerDescription, timeout_s: float) -> Lane:
-    address = description.lane
-    try:
-        return Lane(address, timeout_s=timeout_s)
-    except ConnectionRefusedError:  # no such socket here: the broker is on another node, or gone
-        if not address.port:
-            raise
-        return Lane(address, remote=True, timeout_s=timeout_s)
-
-
 _clients: Final[dict[tuple[int, str], BrokerClient]] = {}
-"""By process id, since a forked child must not use its parent's lanes, and by name."""
+"""The clients by process id and broker name. A forked child must not use its parent's lanes."""
 _clients_lock: Final = shared_lock()
 
 
 def broker_client(name: str) -> BrokerClient:
-    """The client of a broker that this process's consumers and administration share."""
+    """Return the client of a broker, which all consumers and Admins of this process share."""
     key = os.getpid(), name
     with _clients_lock:
         client = _clients.get(key)
@@ -117,7 +108,7 @@ def broker_client(name: str) -> BrokerClient:
 
 
 def close_broker_clients() -> None:
-    """Close the idle lanes of all clients. They may be used further, and open new ones."""
+    """Close the idle lanes of all shared clients. A client that is used again opens new lanes."""
     with _clients_lock:
         clients = list(_clients.values())
         _clients.clear()

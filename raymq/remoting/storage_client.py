@@ -1,11 +1,11 @@
-"""Calls to a storage actor: one client object per actor, over lanes where possible, else by actor methods.
+"""Calls to a storage actor: the data plane over lanes, `control` as actor methods. One client object per actor.
 
 A client keeps lanes to its actor (raymq.remoting.lane_pool). On the actor's node they are Unix sockets, and the client
 reads messages from the mapped files itself: it only asks the actor for the end of a queue. From other nodes they are
-TCP. Where no lane can be opened, a call is an actor method with the same meaning.
+TCP.
 
-Failures are of two kinds. An error that the store raised says that the call was refused and changed nothing. A
-ServiceNotAvailableError or RequestTimeoutError says that there was no answer: the call may have run. Repeating is safe
+Failures are of two kinds. An error that the store raised means that the store refused the call and changed nothing. A
+ServiceNotAvailableError or RequestTimeoutError means that no answer came: the call may have run. Repeating is safe
 for reads, and for appends that carry a producer sequence.
 """
 
@@ -41,7 +41,7 @@ from raymq.records.format.memory_records import LocatedRecords
 from raymq.records.logfiles.log_reader import LogReader, StoreFiles
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane.address import LaneAddress
-from raymq.remoting.lane.reads import NO_READS, can_carry
+from raymq.remoting.lane.reads import NO_READS
 from raymq.remoting.lane_pool import DESCRIBE_TIMEOUT_S, LANE_NOT_OPENED, LanePool
 from raymq.remoting.storage_lane import EndsWatch, StorageLane
 
@@ -152,13 +152,12 @@ class StorageClient:
         self._reads = _Reads()
 
     def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
-        """Store batches; each carries its producer sequence, so that a repeat stores nothing twice."""
-        return self._lanes.call(
-            "append",
-            lambda lane, left_s: lane.append(batches, left_s),
-            lambda left_s: self._actor.call("append", list(batches), timeout_s=left_s),
-            timeout_s,
-        )
+        """Store batches, and return one result per batch, in order.
+
+        Each batch carries its producer sequence, so that a repetition stores nothing twice. After an error some batches
+        may be stored. MessageIllegalError: a lane cannot carry a batch; nothing of it was sent.
+        """
+        return self._lanes.call("append", lambda lane, left_s: lane.append(batches, left_s), timeout_s)
 
     def append_one(self, record: LoneRecord, timeout_s: float) -> AppendResult:
         """`append` of one message: in fewer steps if it is small, and a lane is idle on which its queue is known."""
@@ -262,9 +261,7 @@ class StorageClient:
     def _fetch(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
-        def over_lane(lane: StorageLane, left_s: float) -> list[FetchResult] | None:
-            if not can_carry(requests):
-                return None
+        def over_lane(lane: StorageLane, left_s: float) -> list[FetchResult]:
             reads = self._reads.take()
             try:
                 return lane.fetch(requests, max_bytes, wait_s, left_s, reads)
@@ -272,12 +269,7 @@ class StorageClient:
                 self._reads.put_back(reads)
                 raise
 
-        return self._lanes.call(
-            "fetch",
-            over_lane,
-            lambda left_s: self._actor.call("fetch", list(requests), max_bytes, wait_s, timeout_s=left_s),
-            wait_s + timeout_s,
-        )
+        return self._lanes.call("fetch", over_lane, wait_s + timeout_s)
 
     def open_watch(self, *, anywhere: bool = False) -> EndsWatch | None:
         """A watch of this actor's queues, for a consumer on its node that reads the files itself; None if this client
@@ -358,7 +350,10 @@ class StorageClient:
         return record
 
     def control(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Call a method that is not on the data plane: always as an actor method."""
+        """Call an actor method, for a question or an order that is too rare for lanes.
+
+        Raises as ActorRef.call.
+        """
         return self._actor.call(method, *args, timeout_s=timeout_s)
 
     def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> StorageDescription:
@@ -395,18 +390,10 @@ class StorageClient:
             return self._reader
 
     def _control_call(self, method: str, arguments: tuple[Any, ...], result: Any, timeout_s: float) -> Any:
-        return self._lanes.call(
-            method,
-            lambda lane, left_s: lane.call(method, arguments, result, left_s),
-            lambda left_s: self._actor.call(method, *arguments, timeout_s=left_s),
-            timeout_s,
-        )
+        return self._lanes.call(method, lambda lane, left_s: lane.call(method, arguments, result, left_s), timeout_s)
 
-    def _open_lane(self, description: StorageDescription, timeout_s: float) -> StorageLane | None:
-        remote = description.node_id != self._node_id
-        if remote and not description.lane.port:
-            return None
-        return StorageLane(description.lane, remote=remote, timeout_s=timeout_s)
+    def _open_lane(self, description: StorageDescription, timeout_s: float) -> StorageLane:
+        return StorageLane(description.lane, remote=description.node_id != self._node_id, timeout_s=timeout_s)
 
 
 def _may_read(root: str) -> bool:

@@ -8,10 +8,19 @@ from contextlib import suppress
 from typing import Any, Final
 
 from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
+from raymq.common.message import PullStatus
 from raymq.common.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, ReadsInPlace
+from raymq.common.retry import left_s
 from raymq.records.format.encode import EncodedBatch, LoneRecord
 from raymq.remoting.lane.address import LaneAddress
-from raymq.remoting.lane.appends import ClientHandles, decode_result, decode_results, encode_append, encode_one
+from raymq.remoting.lane.appends import (
+    HANDLES_MAX,
+    ClientHandles,
+    decode_result,
+    decode_results,
+    encode_append,
+    encode_one,
+)
 from raymq.remoting.lane.calls import decode_result as decode_call_result, encode_call
 from raymq.remoting.lane.client import OPEN_TIMEOUT_S, Lane
 from raymq.remoting.lane.frames import COUNT_MAX, FrameKind
@@ -26,9 +35,9 @@ from raymq.remoting.lane.reads import (
 )
 
 FAREWELL_TIMEOUT_S: Final = 0.1
-"""Bounds sending the last reads of a watch that is closed; they are statistics only."""
+"""Limits sending the last count of reads when a watch is closed; the count is only for statistics."""
 WATCH_TIMEOUT_S: Final = 5.0
-"""Bounds sending a watch's question, and receiving the rest of an answer that has begun to come."""
+"""Limits sending a watch's request, and receiving the rest of an answer that has begun to arrive."""
 
 
 class StorageLane:
@@ -39,7 +48,7 @@ class StorageLane:
     """
 
     def __init__(self, address: LaneAddress, *, remote: bool, timeout_s: float = OPEN_TIMEOUT_S) -> None:
-        """Open it; raises as `Lane`."""
+        """Open the lane. Raises as `Lane`."""
         self._lane = Lane(address, remote=remote, timeout_s=timeout_s)
         self._handles = ClientHandles()
 
@@ -52,18 +61,24 @@ class StorageLane:
         """Close the lane. Idempotent."""
         self._lane.close()
 
-    def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult] | None:
-        """Store batches. None, and nothing was sent, if a lane cannot carry them."""
-        encoded = encode_append(batches, self._handles)
-        if encoded is None:
-            return None
-        opens, parts = encoded
+    def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
+        """Store batches. Many batches go in several frames; after an error those of the first frames may be stored."""
+        if len(batches) <= HANDLES_MAX:
+            return self._append(batches, timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        results: list[AppendResult] = []
+        for start in range(0, len(batches), HANDLES_MAX):
+            results += self._append(batches[start : start + HANDLES_MAX], left_s(deadline_s))
+        return results
+
+    def _append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
+        opens, parts = encode_append(batches, self._handles)
         before = b"".join([self._lane.pack_unanswered(FrameKind.OPEN, one) for one in opens]) if opens else b""
         answer = self._lane.call(FrameKind.APPEND, parts, timeout_s, count=len(batches), before=before)
         return decode_results(answer.payload, answer.count)
 
     def append_one(self, record: LoneRecord, timeout_s: float) -> AppendResult | None:
-        """`append` of one small message. None, and nothing was sent, if its queue has no handle yet."""
+        """Store one small message. Returns None, and sends nothing, if the message's queue has no handle yet."""
         handle = self._handles.known(record.topic, record.queue_id)
         if handle is None:
             return None
@@ -78,13 +93,31 @@ class StorageLane:
         timeout_s: float,
         reads: ReadsInPlace = NO_READS,
     ) -> list[FetchResult]:
-        """Read from several queues. `reads`: what was read in place since the last fetch."""
+        """Read from several queues. `reads`: what was read in place since the last fetch.
+
+        The requests of more than COUNT_MAX queues go in several frames, which share the time and the bytes.
+        """
+        if len(requests) <= COUNT_MAX:
+            return self._fetch(requests, max_bytes, wait_s, timeout_s, reads)
+        deadline_s, waits_s = time.monotonic() + timeout_s, wait_s / -(-len(requests) // COUNT_MAX)
+        results: list[FetchResult] = []
+        for start in range(0, len(requests), COUNT_MAX):
+            portion = requests[start : start + COUNT_MAX]
+            found = self._fetch(portion, max_bytes, waits_s, left_s(deadline_s), reads)
+            max_bytes, reads = max(1, max_bytes - sum(len(one.records) for one in found)) if max_bytes else 0, NO_READS
+            waits_s = 0.0 if any(one.status is PullStatus.FOUND for one in found) else waits_s
+            results += found
+        return results
+
+    def _fetch(
+        self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float, reads: ReadsInPlace
+    ) -> list[FetchResult]:
         payload = encode_fetch(requests, max_bytes, wait_s, reads)
         answer = self._lane.call(FrameKind.FETCH, (payload,), timeout_s, count=len(requests))
         return decode_fetched(answer.payload, answer.count)
 
     def call(self, method: str, arguments: Sequence[Any], result: Any, timeout_s: float) -> Any:
-        """A control call, whose result is of type `result`."""
+        """Call a method by its name. Returns its result, decoded as type `result`."""
         answer = self._lane.call(FrameKind.CALL, (encode_call(method, arguments),), timeout_s)
         return decode_call_result(answer.payload, result)
 

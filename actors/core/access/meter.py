@@ -14,11 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol
 
-from raymq.common.protocol.consume_result import HandOver
 from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.remoting.access.quotas import Quotas
 from raymq.remoting.access.users import CONSUME_BOUNDS, User
-from raymq.remoting.lane.calls import decode_result
 
 
 class Portion(NamedTuple):
@@ -89,13 +87,7 @@ def weigh_results(results: Sequence[FetchResult]) -> tuple[int, int]:
     return sum(len(one.records) for one in read), sum(one.count for one in read)
 
 
-def _weigh_hand_over(payload: bytes) -> tuple[int, int]:
-    hand_over: HandOver = decode_result(payload, HandOver)
-    return sum(one.size_bytes for one in hand_over.tasks), sum(one.count for one in hand_over.tasks)
-
-
 HANDED_OUT: Final[Mapping[str, Callable[[Any], tuple[int, int]]]] = {  # Any: the answers of all methods
     "fetch": weigh_results,
-    "next_tasks": _weigh_hand_over,
 }
 """The bytes and messages in the answer of a call that hands some out to consume, by method."""

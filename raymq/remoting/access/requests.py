@@ -302,6 +302,11 @@ _SERVERS: Final[Mapping[str, str]] = {
 FOR_SERVERS: Final = frozenset(f"{server}.{name}" for server, names in _SERVERS.items() for name in names.split())
 """Methods for raymq's own actors and super users."""
 
+OVER_LANES_ONLY: Final = frozenset(
+    {"Storage.end_transaction", "Storage.read_log", "Storage.append_log", "Pull.next_tasks", "Pull.report"}
+)
+"""Requests that have a rule above and no actor method: they travel over lanes only."""
+
 
 def rules_of(server_class: str) -> dict[str, Rule]:
     """The rules of one class of servers, by method."""

@@ -31,9 +31,10 @@ NO_TLS: Final = frozenset({"wrong version number", "http request", "packet lengt
 
 @dataclass(frozen=True, slots=True)
 class LaneAddress:
-    """The address of a lane's server: the `name` of its abstract Unix socket, and the secret that opens it.
+    """The address of a lane's server: the `name` of its abstract Unix socket, and the secret that opens a lane.
 
-    From other nodes it is reached at `host` and `port`, within TLS if `tls`; port 0: not at all.
+    Clients on other nodes connect to `host` and `port`, within TLS if `tls` is set. If `port` is 0, the server serves
+    its own node only, and `own_node_only` says why.
     """
 
     name: str
@@ -41,6 +42,12 @@ class LaneAddress:
     host: str = ""
     port: int = 0
     tls: bool = False
+    own_node_only: str = "it was started without an address for other nodes"
+
+    @property
+    def place(self) -> str:
+        """The address as texts show it: host and port, or the name of the socket on the server's node."""
+        return f"{self.host}:{self.port}" if self.port else f"{self.name[1:]} on its own node"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,12 @@ from typing import Final
 
 import numpy as np
 
-from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.common.errors import InvalidArgumentError, MessageIllegalError, ServiceNotAvailableError
 from raymq.common.message import SendStatus
 from raymq.common.protocol.store import AppendResult
 from raymq.records.format.encode import EncodedBatch, LoneRecord, ProducerSequence
 from raymq.records.format.message_id import IdRange
-from raymq.remoting.lane.frames import COUNT_MAX, PAYLOAD_MAX, Buffer, ProtocolError
+from raymq.remoting.lane.frames import PAYLOAD_MAX, Buffer, ProtocolError
 
 HANDLES_MAX: Final = 1024
 """The most handles of a connection."""
@@ -105,24 +105,24 @@ class ServerHandles:
             raise ProtocolError(f"a client used handle {handle}, which it did not open") from None
 
 
-def encode_append(batches: Sequence[EncodedBatch], handles: ClientHandles) -> tuple[list[bytes], list[Buffer]] | None:
-    """The payloads of the OPENs that must go ahead, and the parts of an APPEND's payload.
+def encode_append(batches: Sequence[EncodedBatch], handles: ClientHandles) -> tuple[list[bytes], list[Buffer]]:
+    """The payloads of the OPENs that must go ahead, and the parts of an APPEND's payload, of up to HANDLES_MAX batches.
 
-    None if a lane cannot carry the batches: more than a frame holds, or numbers beyond its fields. Nothing was opened
-    then.
+    MessageIllegalError if a frame cannot hold the batches: they are too long, or have numbers beyond its fields.
     """
-    if len(batches) > COUNT_MAX or sum([len(batch.records) for batch in batches]) > PAYLOAD_MAX // 2:
-        return None
+    assert len(batches) <= HANDLES_MAX
+    size = sum([len(batch.records) for batch in batches])
+    if size > PAYLOAD_MAX // 2:
+        raise MessageIllegalError(f"an append of {size} bytes is longer than {PAYLOAD_MAX // 2}: send it in parts")
     opens: list[bytes] = []
     parts: list[Buffer] = []
-    if len({(batch.topic, batch.queue_id) for batch in batches}) > HANDLES_MAX:
-        return None
     try:
         for batch in batches:
             _encode_batch(batch, handles, opens, parts)
-    except struct.error:
+    except struct.error as error:
         handles.forget()
-        return None
+        queues = ", ".join(sorted({f"{batch.topic}:{batch.queue_id}" for batch in batches[:5]}))
+        raise MessageIllegalError(f"a batch for {queues} has a number beyond a lane's fields: {error}") from error
     return opens, parts
 
 

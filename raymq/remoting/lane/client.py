@@ -87,7 +87,7 @@ class Lane:
 
     def _connect(self, address: LaneAddress, timeout_s: float) -> socket.socket:
         if not address.port:
-            raise ConnectionRefusedError(f"{address.name[1:]} has no lane for other nodes")
+            raise ConnectionRefusedError(f"the server has no lane for other nodes: {address.own_node_only}")
         stream = socket.create_connection((address.host, address.port), timeout_s)
         try:
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -341,6 +341,16 @@ class Lane:
             return
         self._timeouts_s[index] = left_s
         self._stream.setsockopt(socket.SOL_SOCKET, option, timeval(left_s))
+
+
+def open_anywhere(address: LaneAddress, timeout_s: float) -> Lane:
+    """Open a lane by the server's Unix socket if that is on this node, else by TCP. Raises as `Lane`."""
+    try:
+        return Lane(address, timeout_s=timeout_s)
+    except ConnectionRefusedError:  # no such socket here: the server is on another node, or gone
+        if not address.port:
+            raise
+        return Lane(address, remote=True, timeout_s=timeout_s)
 
 
 def timeval(timeout_s: float) -> bytes:

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
 from raymq.common.message import PullStatus
 from raymq.common.protocol.store import FetchRequest, FetchResult, QueueEnds, ReadsInPlace
-from raymq.remoting.lane.frames import COUNT_MAX, Buffer
+from raymq.remoting.lane.frames import Buffer
 
 _FETCH: Final = struct.Struct("<qdIII")
 _WAIT: Final = struct.Struct("<dII")
@@ -57,11 +57,6 @@ class Fetch(NamedTuple):
     max_bytes: int
     wait_s: float
     reads: ReadsInPlace = NO_READS
-
-
-def can_carry(requests: Sequence[FetchRequest]) -> bool:
-    """True if one frame holds so many requests."""
-    return len(requests) <= COUNT_MAX
 
 
 def _topics(names: Iterable[str]) -> tuple[dict[str, int], list[bytes]]:

@@ -15,13 +15,15 @@ import secrets
 import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from raymq.common.errors import RaymqError, ServiceNotAvailableError
-from raymq.remoting.lane.address import LaneAddress, TlsContext, TlsFiles
+from raymq.remoting.lane.address import LaneAddress, TlsContext, TlsFiles, rays_tls, told_seldom
 from raymq.remoting.lane.buffers import FrameBuffers
 from raymq.remoting.lane.connection import (
     SHARED_BUFFER_BYTES,
@@ -106,7 +108,8 @@ class LaneServer:
     ) -> None:
         """`label` is part of the socket's name. With `host`, an IP address of this node, the server also listens there,
         within TLS if `tls` is given; each new connection gets the certificate that is in its files then. With `users`,
-        only a client that signs as one of them gets a lane. OSError when it cannot."""
+        only a client that signs as one of them gets a lane. OSError if the server cannot listen.
+        """
         self.users = users
         self.label, self.bulk_kinds = label, bulk_kinds
         self.handlers: Mapping[int, Handler] = dict(handlers)
@@ -122,17 +125,46 @@ class LaneServer:
         self._connections: set[Connection] = set()
         self._turn_timer: Timer | None = None
         self._is_closed = False
-        self._tls = None if tls is None else TlsContext(tls, TlsFiles.server_context)
+        self._tls: TlsContext | None = None
+        self._listening = threading.Lock()
         name = f"\0raymq-{label}-{secrets.token_hex(8)}"
-        self._doors = [_Door(_listen(socket.AF_UNIX, name))]
-        port = 0
+        self._doors: list[_Door] = []
+        self._listen(socket.AF_UNIX, name)
+        self.address = LaneAddress(name, secrets.token_bytes(32))
         if host:
-            self._doors.append(_Door(_listen(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, 0))))
-            port = self._doors[1].listener.getsockname()[1]
-        self.address = LaneAddress(name, secrets.token_bytes(32), host, port, tls is not None)
-        for door in self._doors:
-            self.loop.watch(door.listener.fileno(), select.EPOLLIN, partial(self._accept, door))
+            self._listen_at(host, tls)
         self.loop.start()
+
+    def open_to_nodes(self, host: str, tls: Callable[[], TlsFiles | None] = rays_tls) -> LaneAddress:
+        """Listen at `host` for clients on other nodes, unless the server does already, and return the address.
+
+        If that fails, the server keeps serving its own node, the address says why, and the next call retries. Any
+        thread may call this.
+        """
+        with self._listening:
+            if not self.address.port and not self._is_closed:
+                try:
+                    self._listen_at(host, tls())
+                except (OSError, KeyError) as error:
+                    reason = f"RAY_USE_TLS is set and {error} is not" if isinstance(error, KeyError) else str(error)
+                    text = f"{self.label} cannot listen at {host}: {reason}"
+                    self.address = replace(self.address, own_node_only=text)
+                    told_seldom.warn(
+                        ("listen", self.label, reason), f"{text}. Clients on other nodes get an error; it is retried"
+                    )
+            return self.address
+
+    def _listen_at(self, host: str, tls: TlsFiles | None) -> None:
+        if tls is not None:
+            self._tls = TlsContext(tls, TlsFiles.server_context)
+        port = self._listen(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, 0)).getsockname()[1]
+        self.address = replace(self.address, host=host, port=port, tls=tls is not None)
+
+    def _listen(self, family: int, address: str | tuple[str, int]) -> socket.socket:
+        door = _Door(_listen(family, address))
+        self._doors.append(door)
+        self.loop.watch(door.listener.fileno(), select.EPOLLIN, partial(self._accept, door))
+        return door.listener
 
     def close(self) -> None:
         """Stop accepting, end every connection, and the thread. Idempotent."""

@@ -31,10 +31,10 @@ UNINTERRUPTED = 3
 class Program:
     def __init__(self, root: Path, stride: int) -> None:
         self.stride = stride
-        self.double = StorageDouble(open_store(root))
+        self.double = StorageDouble(open_store(root), host="127.0.0.1")
         where = description(self.double.lanes.address, root=str(root))
         self.client = StorageClient("storage-a-0", "elsewhere")
-        self.client._actor = FakeActor(self.double.methods(lambda: where))
+        self.client._actor = FakeActor({"describe": lambda: where})
         self.client._lanes._actor = self.client._actor
         self.interrupter = Interrupter()
         self.points: dict[str, int] = {}

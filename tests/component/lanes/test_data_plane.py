@@ -1,4 +1,4 @@
-"""The data plane of a storage actor, the same over every way to it: Unix lanes, TCP lanes, TLS lanes, actor methods."""
+"""The data plane of a storage actor, the same over Unix lanes, TCP lanes and TLS lanes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from raymq.common.protocol.store import Boundary, FetchRequest, FetchResult, Que
 from raymq.records.format.encode import EncodedBatch
 from raymq.records.format.hashing import tags_code
 from raymq.records.format.message_id import IdRange
-from raymq.remoting import storage_client
+from raymq.remoting import storage_client, storage_lane
 from raymq.remoting.lane import appends
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane.frames import FrameKind
@@ -37,11 +37,11 @@ from raymq.remoting.lane.reads import decode_ends, encode_queues, encode_wait
 from raymq.remoting.storage_client import FoundInPlace, StorageClient
 from storage.running_flags import RunningFlag
 from tests.support.clients.fakes import WAIT_S, FakeActor, description
-from tests.support.clients.lanes import StorageDouble, make_certificates, unix_only
+from tests.support.clients.lanes import StorageDouble, make_certificates
 from tests.support.history.waiting import eventually
 from tests.support.stores.stores import bodies_of, make_batch, open_store
 
-WAYS = ["unix", "tcp", "tls", "actor"]
+WAYS = ["unix", "tcp", "tls"]
 
 
 @pytest.fixture
@@ -83,11 +83,10 @@ def connect(monkeypatch, tmp_path, double, way):
     def connect(*, on_node=None, **settings):
         tls = tls_files(tmp_path, monkeypatch) if way == "tls" else None
         actor = double(tls=tls, **settings)
-        address = unix_only(actor.lanes.address) if way == "actor" else actor.lanes.address
         here = on_node if on_node is not None else way == "unix"
         root = str(tmp_path / "not-readable-from-here") if on_node is None else str(actor.store.status().root)
-        where = description(address, node_id="here" if here else "elsewhere", root=root)
-        fake = FakeActor(actor.methods(lambda: where))
+        where = description(actor.lanes.address, node_id="here" if here else "elsewhere", root=root)
+        fake = FakeActor({"describe": lambda: where})
         monkeypatch.setattr(storage_client, "ActorRef", lambda name: fake)
         clients.append(StorageClient("storage-a-0", "here"))
         return actor, clients[-1], fake
@@ -108,7 +107,7 @@ def tls_files(directory, monkeypatch):
     return files
 
 
-def test_what_is_appended_is_read_and_only_the_actors_way_calls_the_actor(connect, way):
+def test_what_is_appended_is_read_without_actor_calls(connect):
     actor, client, fake = connect()
     assert [result.queue_offset for result in client.append([make_batch([b"one", b"two"])], WAIT_S)] == [0]
     [first, second] = client.append([make_batch([b"three"]), make_batch([b"x"] * 40, queue_id=7)], WAIT_S)
@@ -117,13 +116,12 @@ def test_what_is_appended_is_read_and_only_the_actors_way_calls_the_actor(connec
     assert bodies_of(actor.store) == [b"one", b"two", b"three"]
     assert bodies_of(actor.store, queue_id=7) == [b"x"] * 40
     requests = [FetchRequest("orders", 0, 1, 100), FetchRequest("orders", 7, 9, 3), FetchRequest("orders", 1, 0, 1)]
-    assert client.fetch(requests, 1 << 20, 0.0, WAIT_S) == actor.fetch(requests, 1 << 20, 0.0)
+    assert client.fetch(requests, 1 << 20, 0.0, WAIT_S) == actor.store.fetch(requests, max_bytes=1 << 20, wait_s=0.0)
     assert client.queue_bounds("orders", 7, WAIT_S) == actor.queue_bounds("orders", 7)
     assert client.offset_by_time("orders", 7, 0, WAIT_S) == 0
     late = client.offset_by_time("orders", 7, 2**62, WAIT_S, Boundary.UPPER)
     assert late == actor.offset_by_time("orders", 7, 2**62, Boundary.UPPER)
-    data_calls = ["append", "append", "fetch", "queue_bounds", "offset_by_time", "offset_by_time"]
-    assert fake.calls == ["describe", *(data_calls if way == "actor" else [])]
+    assert fake.calls == ["describe"]
 
 
 def test_large_batches_arrive_whole(connect):
@@ -266,6 +264,7 @@ def test_many_appends_at_a_time_all_get_their_own_answers(connect):
 
 def test_more_queues_than_a_connection_has_handles(connect, monkeypatch):
     monkeypatch.setattr(appends, "HANDLES_MAX", 4)
+    monkeypatch.setattr(storage_lane, "HANDLES_MAX", 4)
     actor, client, _ = connect()
     for queue_id in [0, 1, 2, 3, 0, 4, 5, 0, 6, 7, 8, 1, 2]:
         client.append([make_batch([b"%d" % queue_id], queue_id=queue_id)], WAIT_S)

@@ -51,7 +51,7 @@ def use(actor, monkeypatch) -> Iterator[Callable[[], tuple[StorageClient, FakeAc
 
     def use() -> tuple[StorageClient, FakeActor]:
         node = "elsewhere" if actor.lanes.address.port else "here"
-        fake = FakeActor(actor.methods(lambda: description(actor.lanes.address, node_id=node, root="/not-here")))
+        fake = FakeActor({"describe": lambda: description(actor.lanes.address, node_id=node, root="/not-here")})
         monkeypatch.setattr(storage_client, "ActorRef", lambda name: fake)
         clients.append(StorageClient("storage-a-0", "here"))
         return clients[-1], fake

@@ -31,7 +31,7 @@ def client(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     store = open_store(tmp_path / "store", enable_lmq=True, enable_multi_dispatch=True)
     actor = StorageDouble(store, capacity=10_000, host="127.0.0.1", tls=None)
     where = description(actor.lanes.address, node_id=request.param, root=str(store.status().root))
-    fake = FakeActor(actor.methods(lambda: where))
+    fake = FakeActor({"describe": lambda: where})
     monkeypatch.setattr(storage_client, "ActorRef", lambda name: fake)
     client = StorageClient("storage-a-0", "here")
     yield client

@@ -19,11 +19,11 @@ from raymq.records.filters.sql import SqlFilter
 from raymq.remoting import storage_client
 from raymq.remoting.storage_client import StorageClient
 from tests.support.clients.fakes import WAIT_S, FakeActor, description
-from tests.support.clients.lanes import StorageDouble, unix_only
+from tests.support.clients.lanes import StorageDouble
 from tests.support.stores.stores import make_batch, open_store
 from tests.unit.actors.broker.test_receives import LONG_S, Broker, spans
 
-WAYS = ["in place", "unix", "tcp", "fetches"]
+WAYS = ["in place", "unix", "tcp"]
 ALL = Subscription.parse("orders")
 
 
@@ -31,13 +31,12 @@ ALL = Subscription.parse("orders")
 def connect(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_flushes: None
 ) -> Iterator[tuple[StorageDouble, StorageClient]]:
-    """The double of a storage actor, and a client of it; "fetches": from another node without a lane."""
+    """The double of a storage actor, and a client of it."""
     way = request.param
-    actor = StorageDouble(open_store(tmp_path / "store", flush_disk_type=FlushDiskType.ASYNC_FLUSH))
-    address = unix_only(actor.lanes.address) if way == "fetches" else actor.lanes.address
+    actor = StorageDouble(open_store(tmp_path / "store", flush_disk_type=FlushDiskType.ASYNC_FLUSH), host="127.0.0.1")
     root = str(actor.store.status().root) if way == "in place" else str(tmp_path / "not-readable-from-here")
-    where = description(address, node_id="here" if way in ("in place", "unix") else "elsewhere", root=root)
-    monkeypatch.setattr(storage_client, "ActorRef", lambda name: FakeActor(actor.methods(lambda: where)))
+    where = description(actor.lanes.address, node_id="here" if way in ("in place", "unix") else "elsewhere", root=root)
+    monkeypatch.setattr(storage_client, "ActorRef", lambda name: FakeActor({"describe": lambda: where}))
     monkeypatch.setattr(queue_ends, "FETCH_PAUSE_S", 0.01)
     client = StorageClient("storage-a-0", "here")
     yield actor, client

@@ -59,7 +59,7 @@ def hold(monkeypatch, tmp_path) -> Iterator[Callable[..., HeldStore]]:
 
     def hold(**settings: int) -> HeldStore:
         actor = StorageDouble(open_store(tmp_path / "store"), host="127.0.0.1", queues=StoreOptions(**settings))
-        fake = FakeActor(actor.methods(lambda: description(actor.lanes.address, node_id="elsewhere")))
+        fake = FakeActor({"describe": lambda: description(actor.lanes.address, node_id="elsewhere")})
         monkeypatch.setattr(storage_client, "ActorRef", lambda name: fake)
         go_on, began = threading.Event(), threading.Semaphore(0)
         read = actor.store.fetch

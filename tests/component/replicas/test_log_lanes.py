@@ -53,7 +53,7 @@ def lanes(group: LocalReplicas) -> Iterator[dict[int, list[Lane]]]:
         opened: dict[int, list[Lane]] = {MASTER: [], SLAVE: []}
         for replica in (MASTER, SLAVE):
             for _ in range(READ_THREADS + 2):
-                opened[replica].append(Lane(group._planes[replica].address))
+                opened[replica].append(Lane(group.planes[replica].address))
                 stack.callback(opened[replica][-1].close)
         yield opened
 
@@ -189,6 +189,6 @@ def test_a_carrier_whose_master_goes_away_ends_and_says_so(group, lanes):
         on_copied=lambda copied_bytes: None,
         stopping=threading.Event(),
     )
-    group._planes[MASTER].close()
+    group.planes[MASTER].close()
     with pytest.raises(ServiceNotAvailableError, match="broke"):
         carrier.run()

@@ -1,9 +1,13 @@
-"""Storage actors without Ray, for tests of lanes: a real store behind a real data plane, and clients of each way."""
+"""Storage actors without Ray, for tests of lanes: a real store behind a real data plane."""
 
 from __future__ import annotations
 
+import select
+import socket
 import subprocess
-from collections.abc import Callable, Sequence
+import threading
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +15,7 @@ from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics
 from actors.replica.data_plane import DataPlane
 from raymq.common.config.store import StoreOptions
-from raymq.common.protocol.store import AppendResult, Boundary, FetchRequest, FetchResult, QueueBounds
-from raymq.records.format.encode import EncodedBatch
+from raymq.common.protocol.store import Boundary, QueueBounds
 from raymq.remoting.lane.address import LaneAddress, TlsFiles
 from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.frames import FrameKind
@@ -24,7 +27,7 @@ ECHO, LATER, REFUSE, SILENT, BREAK = range(FrameKind.OTHER, FrameKind.OTHER + 5)
 
 
 class StorageDouble:
-    """A storage actor of a store: its data plane, and its data-plane methods as a FakeActor calls them."""
+    """The lanes of a storage actor, before a real store."""
 
     def __init__(
         self,
@@ -56,25 +59,51 @@ class StorageDouble:
         self.lanes.close()
         self.store.close()
 
-    def methods(self, describe: Callable[[], Any]) -> dict[str, Callable[..., Any]]:
-        names = ("append", "fetch", "queue_bounds", "offset_by_time")
-        return {"describe": describe, **{name: getattr(self, name) for name in names}}
-
-    def append(self, batches: Sequence[EncodedBatch]) -> list[AppendResult]:
-        with self.limit.enter():
-            self.deleted.check(batches)
-            results = self.store.append(batches)
-            self.deleted.check(batches)
-            return results
-
-    def fetch(self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
-        return self.store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
-
     def queue_bounds(self, topic: str, queue_id: int) -> QueueBounds:
         return self.store.queue_bounds(topic, queue_id)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
         return self.store.offset_by_time(topic, queue_id, timestamp_ms, boundary)
+
+
+class CuttingProxy:
+    """Forwards one connection at a time to a server, and cuts it after `cut_bytes` of the server's answers."""
+
+    def __init__(self, address: LaneAddress, cut_bytes: int) -> None:
+        self._to, self._cut_bytes = (address.host, address.port), cut_bytes
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = replace(address, host="127.0.0.1", port=self._listener.getsockname()[1])
+        self.cuts = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            with closing(client), closing(socket.create_connection(self._to)) as server:
+                self._forward(client, server)
+
+    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+        left = self._cut_bytes
+        while left > 0:
+            for ready in select.select([client, server], [], [])[0]:
+                try:
+                    data = ready.recv(min(left, 4096) if ready is server else 4096)
+                    (client if ready is server else server).sendall(data)
+                except OSError:  # one side is gone
+                    return
+                if not data:
+                    return
+                left -= len(data) if ready is server else 0
+        self.cuts += 1
+
+    def close(self) -> None:
+        """Take no more connections. A forwarded connection ends with either side."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
 
 def echo_server(error: Exception | None = None, *, late: list[LaneRequest] | None = None, **options: Any) -> LaneServer:

@@ -25,6 +25,7 @@ from raymq.common.errors import RaymqError
 from raymq.common.message import SendStatus
 from raymq.common.protocol.store import AppendResult
 from raymq.records.format.encode import EncodedBatch
+from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane_pool import LANE_NOT_OPENED
 from storage.append.durability import StartedAppend
@@ -58,7 +59,8 @@ class LocalReplicas:
     """Replicas below `root`, with a Controller that is asked by `control` and Replicators that run by `copy`.
 
     `start` runs both in a thread, as their actors do. With `log_disks` each keeps its log on so many disks; with
-    `lanes` chunks go over lanes, else by the calls of the actor methods. A chunk has about `chunk_bytes`.
+    `lanes` chunks go over lanes, which are TCP with a `host`, else by the calls of the actor methods. A chunk has about
+    `chunk_bytes`.
     """
 
     def __init__(
@@ -69,12 +71,13 @@ class LocalReplicas:
         *,
         log_disks: int = 0,
         lanes: bool = False,
+        host: str = "",
         chunk_bytes: int = 1 << 20,
         **store: Any,
     ) -> None:
-        self._root, self._store, self._log_disks, self._lanes = root, store, log_disks, lanes
+        self._root, self._store, self._log_disks, self._lanes, self._host = root, store, log_disks, lanes, host
         self._chunk_bytes = chunk_bytes
-        self._planes: dict[int, DataPlane] = {}
+        self.planes: dict[int, DataPlane] = {}
         self.rules = rules or PATIENT
         self.replicas: dict[int, Replica] = {}
         self.names = frozenset(range(replicas))
@@ -101,15 +104,27 @@ class LocalReplicas:
         store = partial(self._open_store, settings)
         replica = self.replicas[name] = Replica(GROUP, name, settings, self.rules, store)
         if self._lanes:
-            self._planes[name] = DataPlane(
-                f"{GROUP}-{name}",
-                replica,
-                deleted=DeletedTopics(replica.any_store.read_config, replica.any_store.write_config),
-                limit=AppendLimit(10_000),
-                methods={},
-                more=lambda plane: LogLanes(plane, replica).handlers,
-            )
+            self._open_plane(name)
         return replica
+
+    def _open_plane(self, name: int) -> None:
+        replica = self.replicas[name]
+        self.planes[name] = DataPlane(
+            f"{GROUP}-{name}",
+            replica,
+            deleted=DeletedTopics(replica.any_store.read_config, replica.any_store.write_config),
+            limit=AppendLimit(10_000),
+            methods={},
+            more=lambda plane: LogLanes(plane, replica).handlers,
+            host=self._host,
+        )
+
+    def restart_lanes(self, name: int) -> LaneAddress:
+        """Break all lanes of a replica, serve new lanes at another address, and return the former address."""
+        former = self.planes[name].address
+        self.planes.pop(name).close()
+        self._open_plane(name)
+        return former
 
     @staticmethod
     def _open_store(settings: Any, on_stored: Any) -> MessageStore:
@@ -117,7 +132,7 @@ class LocalReplicas:
 
     def close(self, name: int) -> None:
         if self._lanes:
-            self._planes.pop(name).close()
+            self.planes.pop(name).close()
         self.replicas.pop(name).close()
 
     def control(self, rounds: int = 4) -> None:
@@ -181,8 +196,8 @@ class LocalReplicas:
                 done.set()
 
         with (
-            closing(Lane(self._planes[following.master].address)) as master,
-            closing(Lane(self._planes[name].address)) as slave,
+            closing(Lane(self.planes[following.master].address)) as master,
+            closing(Lane(self.planes[name].address)) as slave,
         ):
             LogCarrier(
                 *(master, slave, following, name, position),

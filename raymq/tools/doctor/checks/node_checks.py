@@ -85,7 +85,7 @@ def clocks(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def lanes(snapshot: DoctorSnapshot) -> list[Finding]:
-    """From each node every server is reached by a lane: so both ways between nodes that have servers."""
+    """Check that each node opened a lane to every server."""
     found = []
     for node in snapshot.nodes:
         if not node.lanes:
@@ -95,13 +95,13 @@ def lanes(snapshot: DoctorSnapshot) -> list[Finding]:
         broken = [lane for lane in closed if lane.has_tcp]
         if broken:
             named = "; ".join(f"{lane.server} on {lane.server_node}: {lane.error}" for lane in broken[:3])
-            do = "open the nodes' ports to each other (Ray uses any above 1023): calls are slower without lanes"
-            found.append(warn(f"{len(broken)} of {len(node.lanes)} lanes do not open: {named}", do, node.ip))
+            do = "open the nodes' ports to each other (Ray uses any above 1023): messages travel over lanes only"
+            found.append(fail(f"{len(broken)} of {len(node.lanes)} lanes do not open: {named}", do, node.ip))
         elif none:
             found.append(
-                warn(
+                fail(
                     f"no lane for other nodes: {', '.join(none)}",
-                    "have Ray listen on the node's address, not on loopback only, when it is started",
+                    "have Ray listen on the node's address, not on loopback only, and name TLS files that can be read",
                     node.ip,
                 )
             )

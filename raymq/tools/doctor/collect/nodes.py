@@ -166,7 +166,7 @@ def _try_lane(server: Server, here: str, nodes: Mapping[str, str]) -> LaneFacts:
     """Open a lane to a server and close it again."""
     place, is_remote = nodes.get(server.node_id, server.node_id[:8]), server.node_id != here
     if is_remote and not server.lane.port:
-        return LaneFacts(server.name, place, "it has none for other nodes", has_tcp=False)
+        return LaneFacts(server.name, place, server.lane.own_node_only, has_tcp=False)
     try:
         Lane(server.lane, remote=is_remote, timeout_s=LANE_OPEN_TIMEOUT_S).close()
     except LANE_NOT_OPENED as error:

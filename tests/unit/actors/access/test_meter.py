@@ -9,10 +9,8 @@ import pytest
 from actors.core.access.meter import HANDED_OUT, Meter, Portion
 from raymq.common.errors import QuotaExceededError
 from raymq.common.message import MessageQueue, PullStatus
-from raymq.common.protocol.consume_result import HandOver, LogPlaces, ShippedTask
 from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.remoting.access.users import User
-from raymq.remoting.lane.calls import encode_result
 
 USERS = {
     "free": User("free", b"", bytes_per_second=1),
@@ -57,22 +55,8 @@ def test_one_request_reads_a_seconds_worth_at_most() -> None:
     [
         ("fetch", [FetchResult(PullStatus.FOUND, 3, 0, 9, b"x" * 70, 3)], (70, 3)),
         ("fetch", [FetchResult(PullStatus.FOUND, 3, 0, 9, b"", 3)], (0, 0)),
-        ("next_tasks", encode_result(HandOver(1, 1)), (0, 0)),
-        (
-            "next_tasks",
-            encode_result(
-                HandOver(
-                    *(1, 2),
-                    (
-                        ShippedTask(1, QUEUE, 2, b"x" * 50),
-                        ShippedTask(2, QUEUE, 1, places=(LogPlaces(bytes(8), (30).to_bytes(8, "little")),)),
-                    ),
-                )
-            ),
-            (80, 3),
-        ),
     ],
-    ids=["records", "offsets", "nothing", "tasks"],
+    ids=["records", "offsets"],
 )
 def test_an_answer_weighs_what_is_in_it(method: str, answer: Any, weight: tuple[int, int]) -> None:
     assert HANDED_OUT[method](answer) == weight

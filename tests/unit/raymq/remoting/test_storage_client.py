@@ -1,9 +1,12 @@
-"""StorageClient: lanes on the actor's node, actor calls from other nodes, and lost answers."""
+"""StorageClient: its lanes, lanes that cannot be opened or break, and lost answers."""
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -19,14 +22,15 @@ from raymq.common.protocol.store import QueueBounds, QueueSpan
 from raymq.common.retry import persist_until
 from raymq.remoting import lane_pool, storage_client
 from raymq.remoting.lane import server as lane_server
+from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import ControlCalls
 from raymq.remoting.lane.connection import LaneRequest
-from raymq.remoting.lane.frames import FrameKind
+from raymq.remoting.lane.frames import HEADER, FrameKind
+from raymq.remoting.lane.handshake import HELLO_BYTES, VERDICT_BYTES
 from raymq.remoting.lane.server import LaneServer
-from raymq.remoting.lane_pool import LANES_MAX
 from raymq.remoting.storage_client import StorageClient
 from tests.support.clients.fakes import WAIT_S, FakeActor, description
-from tests.support.history.waiting import eventually
+from tests.support.clients.lanes import CuttingProxy
 
 BOUNDS = QueueBounds(1, 9, 1)
 
@@ -41,7 +45,9 @@ def servers():
             FrameKind.OPEN: lambda request: request.drop(),
             FrameKind.CALL: ControlCalls(methods, lambda name, call, fail: call()),
         }
-        opened.append(LaneServer("test", handlers | {FrameKind.APPEND: methods.get("append", LaneRequest.drop)}))
+        opened.append(
+            LaneServer("test", handlers | {FrameKind.APPEND: methods.get("append", LaneRequest.drop)}, host="127.0.0.1")
+        )
         return opened[-1]
 
     yield serve
@@ -87,39 +93,119 @@ def test_on_the_stores_node_calls_go_over_a_lane_that_is_kept(client, servers):
     assert actor.calls == ["describe"]
 
 
-def test_from_another_node_calls_go_to_the_actor_if_it_has_no_lane_for_other_nodes(client):
-    storage, actor = client(
-        describe=lambda: description(node_id="elsewhere"), queue_bounds=lambda topic, queue_id: BOUNDS
-    )
-    assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
+@pytest.fixture
+def patience(monkeypatch):
+    """Sets how long a call tries to open a lane, in seconds."""
+
+    def patience(seconds: float) -> None:
+        monkeypatch.setattr(lane_pool, "OPEN_PATIENCE_S", seconds)
+
+    return patience
+
+
+def test_from_another_node_a_server_without_a_port_is_an_error_that_says_why(client, patience):
+    patience(0.2)
+    address = LaneAddress("\0raymq-a", b"x" * 32, own_node_only="storage-a-0 cannot listen at node-9: no address")
+    storage, actor = client(describe=lambda: description(address, node_id="elsewhere"))
     assert storage.reader() is None
-    assert actor.calls == ["describe", "queue_bounds"]
+    with pytest.raises(ServiceNotAvailableError, match=r"nothing was sent .*cannot listen at node-9") as caught:
+        storage.queue_bounds("orders", 0, WAIT_S)
+    assert "queue_bounds" in str(caught.value)
+    assert "raymq doctor" in str(caught.value)
+    assert set(actor.calls) == {"describe"}
 
 
-def test_where_no_lane_can_be_opened_the_actor_is_called_and_asked_for_its_address_again(client):
-    storage, actor = client(describe=description, queue_bounds=lambda topic, queue_id: BOUNDS)
-    assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
-    assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
-    assert actor.calls == ["describe", "queue_bounds"] * 2
-    assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
-    assert actor.calls[4:] == ["queue_bounds"]  # the address is the same: no lane is tried for a while
+def test_a_port_that_refuses_is_an_error_that_names_the_address(client, patience):
+    patience(0.2)
+    with closing(socket.socket()) as bound:  # not listening: the kernel refuses connections
+        bound.bind(("127.0.0.1", 0))
+        address = LaneAddress("\0raymq-a", b"x" * 32, *bound.getsockname())
+        storage, actor = client(describe=lambda: description(address, node_id="elsewhere"))
+        with pytest.raises(ServiceNotAvailableError, match=rf"at 127.0.0.1:{address.port} can be opened.*refused"):
+            storage.append([], WAIT_S)
+    assert actor.calls.count("describe") == len(actor.calls) > 1  # the address is looked up for each attempt
 
 
-def test_a_lane_that_could_not_be_opened_is_tried_again_after_a_pause(client, servers, monkeypatch):
-    server = servers({"queue_bounds": lambda topic, queue_id: QueueBounds(2, 3, 2)})
-    storage, _ = client(describe=lambda: description(server.address), queue_bounds=lambda topic, queue_id: BOUNDS)
-    monkeypatch.setattr(lane_server, "CONNECTIONS_MAX", 0)
-    assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
-    monkeypatch.setattr(lane_server, "CONNECTIONS_MAX", 1)
-    eventually(lambda: storage.queue_bounds("orders", 0, WAIT_S) == QueueBounds(2, 3, 2), "a lane is opened")
+def test_a_port_that_never_answers_costs_no_more_than_the_calls_timeout(client, monkeypatch):
+    monkeypatch.setattr(lane_pool, "OPEN_TIMEOUT_S", 0.05)
+    with closing(socket.socket()) as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(8)
+        address = LaneAddress("\0raymq-a", b"x" * 32, *silent.getsockname())
+        storage, _ = client(describe=lambda: description(address, node_id="elsewhere"))
+        with pytest.raises(ServiceNotAvailableError, match="no lane to storage-a-0"):
+            storage.append([], 0.3)
 
 
-def test_a_new_address_is_tried_at_once(client, servers):
+def test_a_call_waits_until_the_server_takes_connections_again(client, servers, patience, monkeypatch):
+    patience(WAIT_S)
     server = servers({"queue_bounds": lambda topic, queue_id: BOUNDS})
-    described = [description(), description(server.address)]
-    storage, _ = client(describe=lambda: described.pop(0), queue_bounds=lambda topic, queue_id: QueueBounds(0, 0, 0))
-    assert storage.queue_bounds("orders", 0, WAIT_S) == QueueBounds(0, 0, 0)
+    monkeypatch.setattr(lane_server, "CONNECTIONS_MAX", 0)
+    asked = threading.Semaphore(0)
+
+    def describe():
+        asked.release()
+        return description(server.address)
+
+    storage, _ = client(describe=describe)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(storage.queue_bounds("orders", 0, WAIT_S)))
+    thread.start()
+    for _ in range(3):  # it was refused at least twice
+        assert asked.acquire(timeout=WAIT_S)
+    monkeypatch.setattr(lane_server, "CONNECTIONS_MAX", 1)
+    thread.join(WAIT_S)
+    assert found == [BOUNDS]
+
+
+@pytest.mark.parametrize("node_id", ["here", "elsewhere"])
+@pytest.mark.parametrize("fault", ["nobody listens", "another secret"])
+def test_a_call_finds_the_new_address_of_a_restarted_server(client, servers, node_id, fault):
+    server = servers({"queue_bounds": lambda topic, queue_id: BOUNDS})
+    with closing(LaneServer("old", {}, host="127.0.0.1")) as other:
+        old = replace(other.address, secret=b"x" * 32)
+    if fault == "another secret":
+        old = replace(server.address, secret=b"x" * 32)
+    described = [description(old, node_id=node_id), description(server.address, node_id=node_id)]
+    storage, actor = client(describe=lambda: described.pop(0))
     assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
+    assert actor.calls == ["describe"] * 2
+
+
+def test_an_actor_that_ends_while_a_lane_is_tried_is_reported(client):
+    described = [description()]
+
+    def describe():
+        if not described:
+            raise ServiceNotAvailableError("storage-a-0 is not reachable now")
+        return described.pop()
+
+    storage, _ = client(describe=describe)
+    with pytest.raises(ServiceNotAvailableError, match="is not reachable now"):
+        storage.queue_bounds("orders", 0, WAIT_S)
+
+
+HANDSHAKE_BYTES = HELLO_BYTES + VERDICT_BYTES
+
+
+@pytest.mark.parametrize("cut_bytes", [1, HELLO_BYTES, HANDSHAKE_BYTES - 1])
+def test_a_lane_that_is_cut_in_its_handshake_is_opened_again(client, servers, cut_bytes):
+    server = servers({"queue_bounds": lambda topic, queue_id: BOUNDS})
+    with closing(CuttingProxy(server.address, cut_bytes)) as proxy:
+        addresses = [proxy.address, server.address]
+        storage, _ = client(describe=lambda: description(addresses.pop(0), node_id="elsewhere"))
+        assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
+
+
+@pytest.mark.parametrize("more_bytes", [1, HEADER.size, HEADER.size + 7])
+def test_a_lane_that_is_cut_in_an_answer_is_an_error_once_and_the_next_call_works(client, servers, more_bytes):
+    server = servers({"queue_bounds": lambda topic, queue_id: BOUNDS})
+    with closing(CuttingProxy(server.address, HANDSHAKE_BYTES + more_bytes)) as proxy:
+        addresses = [proxy.address, server.address]
+        storage, _ = client(describe=lambda: description(addresses.pop(0), node_id="elsewhere"))
+        with pytest.raises(ServiceNotAvailableError, match="broke during queue_bounds"):
+            storage.queue_bounds("orders", 0, WAIT_S)
+        assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
 
 
 def test_after_a_restart_of_the_actor_its_new_lane_is_used(client, servers):
@@ -157,35 +243,6 @@ def test_a_lane_call_without_an_answer_is_a_timeout_and_the_next_call_takes_anot
     with pytest.raises(RequestTimeoutError):
         storage.append([], 0.2)
     assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
-
-
-@pytest.mark.parametrize("failure", [ServiceNotAvailableError("restarting"), RequestTimeoutError("append", 1.0)])
-def test_an_actor_call_without_an_answer_makes_the_client_ask_for_the_address_again(client, failure):
-    def append(batches):
-        raise failure
-
-    storage, actor = client(describe=lambda: description(node_id="elsewhere"), append=append)
-    for _ in range(2):
-        with pytest.raises(type(failure)):
-            storage.append([], WAIT_S)
-    assert actor.calls == ["describe", "append"] * 2
-
-
-def test_beyond_the_limit_of_lanes_calls_go_to_the_actor(client, servers):
-    kept = []
-    server = servers({"append": kept.append})
-    storage, actor = client(describe=lambda: description(server.address), append=lambda batches: "by the actor")
-    storage.describe()
-    threads = [threading.Thread(target=storage.append, args=([], WAIT_S)) for _ in range(LANES_MAX)]
-    for thread in threads:
-        thread.start()
-    eventually(lambda: len(kept) == LANES_MAX, "all lanes are in use")
-    assert storage.append([], WAIT_S) == "by the actor"
-    for request in kept:
-        request.answer()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert actor.calls == ["describe", "append"]
 
 
 def test_control_calls_always_go_to_the_actor(client):

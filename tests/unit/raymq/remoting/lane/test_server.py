@@ -717,3 +717,36 @@ def test_a_server_process_may_open_as_many_files_as_its_hard_limit_allows(monkey
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 65_536)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_server_that_cannot_listen_for_other_nodes_says_why_and_tries_again(caplog):
+    with closing(LaneServer("test", {ECHO: lambda request: request.answer(b"yes")})) as server:
+        for _ in range(2):
+            address = server.open_to_nodes("203.0.113.7", lambda: None)  # no address of this machine
+            assert address.port == 0
+            assert "test cannot listen at 203.0.113.7" in address.own_node_only
+            with pytest.raises(ConnectionRefusedError, match=r"no lane for other nodes: test cannot listen"):
+                Lane(address, remote=True)
+            with closing(Lane(address)) as lane:
+                assert bytes(lane.call(ECHO, (), WAIT_S).payload) == b"yes"
+        assert len([one for one in caplog.records if "cannot listen at 203.0.113.7" in one.getMessage()]) == 1
+        opened = server.open_to_nodes("127.0.0.1", lambda: None)
+        assert server.open_to_nodes("127.0.0.1", lambda: None) == server.address == opened
+        with closing(Lane(opened, remote=True)) as lane:
+            assert bytes(lane.call(ECHO, (), WAIT_S).payload) == b"yes"
+
+
+def test_a_server_whose_tls_files_are_missing_opens_its_port_once_they_are_named(monkeypatch):
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    monkeypatch.delenv("RAY_TLS_SERVER_CERT", raising=False)
+    with closing(LaneServer("tls-test", {})) as server:
+        address = server.open_to_nodes("127.0.0.1")
+        assert (address.port, "RAY_TLS_SERVER_CERT" in address.own_node_only) == (0, True)
+        monkeypatch.setenv("RAY_USE_TLS", "0")
+        assert server.open_to_nodes("127.0.0.1").port > 0
+
+
+def test_a_server_that_is_closed_opens_no_port():
+    server = LaneServer("test", {})
+    server.close()
+    assert server.open_to_nodes("127.0.0.1", lambda: None).port == 0

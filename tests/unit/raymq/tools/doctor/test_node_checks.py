@@ -36,8 +36,8 @@ ILL = [
     ("clocks", {"skew_ms": -900.0}, State.WARN, "-900 ms"),
     ("clocks", {"skew_ms": 60_000.0}, State.FAIL, "+60,000 ms"),
     ("clocks", {"skew_ms": 900.0, "skew_error_ms": 500.0}, State.OK, "± 500"),
-    ("lanes", {"lanes": (LaneFacts("broker-a", "10.0.0.1", "timed out"),)}, State.WARN, "broker-a on 10.0.0.1"),
-    ("lanes", {"lanes": (LaneFacts("broker-a", "10.0.0.1", "none", has_tcp=False),)}, State.WARN, "no lane"),
+    ("lanes", {"lanes": (LaneFacts("broker-a", "10.0.0.1", "timed out"),)}, State.FAIL, "broker-a on 10.0.0.1"),
+    ("lanes", {"lanes": (LaneFacts("broker-a", "10.0.0.1", "none", has_tcp=False),)}, State.FAIL, "no lane"),
 ]
 
 
