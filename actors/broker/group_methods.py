@@ -186,17 +186,6 @@ class GroupMethods(ABC):
         """Return the names of all groups of this broker group, sorted."""
         return sorted(self._log.ready().groups)
 
-    def commit_offsets(self, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]]) -> CommitAnswer:
-        """Commit, per topic and queue id, the offset of the next message to consume. Durable on return.
-
-        The answer names the queues whose commits were rejected, and why. If the group's consume_enable is off, or the
-        group may not read the topic, the commits count, and the answer names the queues as stopped. GroupNotExistError,
-        InvalidArgumentError.
-        """
-        commit = _Commit(group, commits, self._owners)
-        self._log.change(commit.decide)
-        return self._committed(commit)
-
     def _commit_soon(
         self,
         group: str,
@@ -204,9 +193,12 @@ class GroupMethods(ABC):
         answer: Callable[[CommitAnswer], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """Commit as `commit_offsets`, without waiting. SystemBusyError.
+        """Commit, per topic and queue id, the offset of the next message to consume, without waiting. SystemBusyError.
 
-        Once the commit is durable, or failed, the writing thread calls `answer` or `fail`. Neither may block.
+        Once the commit is durable, or failed, the writing thread calls `answer` or `fail`. Neither may block. The
+        answer names the queues whose commits were rejected, and why. If the group's consume_enable is off, or the group
+        may not read the topic, the commits count, and the answer names the queues as stopped. `fail` gets
+        GroupNotExistError or InvalidArgumentError.
         """
         commit = _Commit(group, commits, self._owners)
 

@@ -43,17 +43,11 @@ class QuestionMethods:
         self._askers: dict[str, Future[bytes]] = {}
         """The askers that wait for an answer, by ticket."""
 
-    def take_questions(self, client_id: str, wait_s: float) -> list[Question]:
-        """Return the questions that wait for a client, and record that it polls. Safe to repeat.
-
-        Over a lane the answer comes with the first question, or after `wait_s` (at most QUESTION_WAIT_S); as an actor
-        method it comes at once.
-        """
-        with self._questions_lock:
-            return self._questions.take(client_id, time.monotonic())
-
     def _take_questions_soon(self, lane: LaneRequest, client_id: str, wait_s: float) -> None:
-        """Take questions for the lane, as `take_questions`."""
+        """Take the questions that wait for a client, and record that it polls. Safe to repeat.
+
+        The answer comes with the first question, or after `wait_s`, at most QUESTION_WAIT_S.
+        """
         now_s = time.monotonic()
         with self._questions_lock:
             taken = self._questions.take(client_id, now_s)

@@ -9,7 +9,6 @@ queue.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Final
 
@@ -18,15 +17,14 @@ from actors.broker.master_store import MasterStore
 from actors.broker.monitor import BrokerMonitor
 from actors.broker.pop.queue_ends import QueueEndsWatch
 from actors.broker.pop.receives import LOOK_TIMEOUT_S, Receives
-from actors.broker.state_log import CHANGE_TIMEOUT_S, LEASE_CLOCK, StateLog
+from actors.broker.state_log import LEASE_CLOCK, StateLog
 from actors.core.broker.state import BrokerState, Change
 from actors.core.broker.stats import GROUP_GET_NUMS
 from actors.core.pop.receive import Committed, lease_range
 from actors.core.pop.settle import SettleDecision, decide_ack, decide_invisible
 from raymq.common.config.cluster import BrokerSettings
-from raymq.common.errors import RequestTimeoutError
 from raymq.common.protocol.group import StartOffsetQuery
-from raymq.common.protocol.pop import LeasedRange, LeasePart, ReceiveAnswer, ReceiveRequest
+from raymq.common.protocol.pop import LeasedRange, LeasePart, ReceiveRequest
 from raymq.remoting.lane.calls import encode_result
 from raymq.remoting.lane.connection import LaneRequest
 
@@ -77,39 +75,23 @@ class PopMethods(GroupMethods):
 
         self._change(decide)
 
-    def receive_messages(self, request: ReceiveRequest) -> ReceiveAnswer:
+    def _receive_soon(self, lane: LaneRequest, request: ReceiveRequest) -> None:
         """Lease up to `request.max_messages` messages, after waiting up to `request.wait_s` for the first.
 
-        Returns their offsets; the consumer reads the messages itself. Durable on return, and safe to repeat under the
-        same attempt id.
+        Answers with the messages' offsets; the consumer reads the messages itself. The leases are durable then.
+        Repeating is safe under the same attempt id.
 
         InvalidArgumentError, GroupNotExistError, TopicNotExistError, NoPermissionError. SystemBusyError: too many
         receives wait.
         """
-        future: Future[ReceiveAnswer] = Future()
-        self._receives.submit(request, future.set_result, future.set_exception)
-        try:
-            return future.result(request.wait_s + RECEIVE_GRACE_S)
-        except FutureTimeoutError as error:
-            if isinstance(error, RequestTimeoutError):
-                raise
-            raise RequestTimeoutError("the broker, to hand out messages,", request.wait_s + RECEIVE_GRACE_S) from None
-
-    def _receive_soon(self, lane: LaneRequest, request: ReceiveRequest) -> None:
-        """Receive messages for the lane, as `receive_messages`."""
         self._receives.submit(request, lambda answer: lane.answer(encode_result(answer)), _failing(lane, "a receive"))
 
-    def ack_messages(self, group: str, parts: Sequence[LeasePart]) -> int:
-        """Acknowledge received messages. Returns how many were acknowledged. Durable on return, and safe to repeat.
-
-        Messages whose lease has ended, because they were settled or leased again, do not count. GroupNotExistError,
-        InvalidArgumentError.
-        """
-        settled = self._settle(group, lambda state, committed: decide_ack(state.pop, committed, group, parts))
-        return self._acked(group, parts, settled)
-
     def _ack_soon(self, lane: LaneRequest, group: str, parts: list[LeasePart]) -> None:
-        """Acknowledge messages for the lane, as `ack_messages`."""
+        """Acknowledge received messages. Answers with the number of acknowledged messages, once that is durable.
+
+        Messages whose lease has ended, because they were settled or leased again, do not count. Repeating is safe.
+        GroupNotExistError, InvalidArgumentError.
+        """
         self._settle_soon(
             group,
             lambda state, committed: decide_ack(state.pop, committed, group, parts),
@@ -122,39 +104,22 @@ class PopMethods(GroupMethods):
             self._monitor.count(GROUP_GET_NUMS, f"{topic}@{group}", settled.counts.get(topic, 0))
         return settled.count
 
-    def change_invisible(
-        self, group: str, parts: Sequence[LeasePart], invisible_ms: int, counted: bool = True
-    ) -> list[LeasedRange | None]:
-        """Make received messages visible again `invisible_ms` from now. Durable on return.
+    def _change_invisible_soon(
+        self, lane: LaneRequest, group: str, parts: list[LeasePart], invisible_ms: int, counted: bool = True
+    ) -> None:
+        """Make received messages visible again `invisible_ms` from now. Answers once that is durable.
 
-        Returns the new lease of each part; None if the old lease has ended. Without `counted` the attempt is not
+        The answer has the new lease of each part; None if the old lease has ended. Without `counted` the attempt is not
         counted, because nobody has seen the messages.
 
         GroupNotExistError, InvalidArgumentError, SystemBusyError.
         """
-        settled = self._settle(group, _invisible(group, parts, invisible_ms, counted))
-        return _new_ranges(parts, settled)
-
-    def _change_invisible_soon(
-        self, lane: LaneRequest, group: str, parts: list[LeasePart], invisible_ms: int, counted: bool = True
-    ) -> None:
-        """Change the leases for the lane, as `change_invisible`."""
         self._settle_soon(
             group,
             _invisible(group, parts, invisible_ms, counted),
             lambda settled: lane.answer(encode_result(_new_ranges(parts, settled))),
             _failing(lane, "a change of the invisible time"),
         )
-
-    def _settle(self, group: str, settle: Settle) -> SettleDecision:
-        done: Future[SettleDecision] = Future()
-        self._settle_soon(group, settle, done.set_result, done.set_exception)
-        try:
-            return done.result(CHANGE_TIMEOUT_S)
-        except FutureTimeoutError as error:
-            if isinstance(error, RequestTimeoutError):
-                raise
-            raise RequestTimeoutError("the broker, to settle messages,", CHANGE_TIMEOUT_S) from None
 
     def _settle_soon(
         self,

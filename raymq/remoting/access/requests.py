@@ -303,7 +303,11 @@ FOR_SERVERS: Final = frozenset(f"{server}.{name}" for server, names in _SERVERS.
 """Methods for raymq's own actors and super users."""
 
 OVER_LANES_ONLY: Final = frozenset(
-    {"Storage.end_transaction", "Storage.read_log", "Storage.append_log", "Pull.next_tasks", "Pull.report"}
+    {
+        *("Storage.end_transaction", "Storage.read_log", "Storage.append_log", "Pull.next_tasks", "Pull.report"),
+        *("Broker.commit_offsets", "Broker.receive_messages", "Broker.ack_messages", "Broker.change_invisible"),
+        "Broker.take_questions",
+    }
 )
 """Requests that have a rule above and no actor method: they travel over lanes only."""
 

@@ -68,9 +68,13 @@ class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
         self.clients = ClientRegistry()
         self.lane = self.open_lane()
 
+    @property
+    def later(self) -> dict[str, Any]:
+        """The methods that answer by themselves."""
+        return {**self._answered_later, "take_questions": self._take_questions_soon}
+
     def open_lane(self) -> BrokerLane:
-        later = {**self._answered_later, "take_questions": self._take_questions_soon}
-        self.lane = BrokerLane("test", self, self._commit_soon, "127.0.0.1", later)
+        self.lane = BrokerLane("test", self, self._commit_soon, "127.0.0.1", self.later)
         return self.lane
 
     @property
@@ -365,7 +369,7 @@ def test_calls_that_no_thread_takes_in_time_are_refused_and_heartbeats_wait_in_a
         goes_on.wait(WAIT_S)
 
     monkeypatch.setattr(broker, "unregister_client", stand_still)
-    broker.lane = BrokerLane("test", broker, broker._commit_soon, "127.0.0.1", broker._answered_later, options)
+    broker.lane = BrokerLane("test", broker, broker._commit_soon, "127.0.0.1", broker.later, options)
     client, actor = client_of(broker, "unix", monkeypatch)
 
     def end(name: str) -> None:

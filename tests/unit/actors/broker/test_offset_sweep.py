@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from actors.broker.group_methods import GroupMethods
 from actors.broker.state_log import StateLog
 from raymq.common.errors import GroupNotExistError
-from raymq.common.protocol.group import OffsetCommit
+from raymq.common.protocol.group import CommitAnswer, OffsetCommit
 from raymq.common.protocol.store import QueueBounds
+from tests.support.clients.fakes import WAIT_S
 from tests.unit.actors.broker.test_state_log import Sender, Store
 
 
@@ -39,6 +41,12 @@ class Groups(GroupMethods):
 
     def _change(self, decide: Any) -> bool:
         return self._log.change(decide)
+
+    def commit_offsets(self, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]]) -> CommitAnswer:
+        """Commit as a client does over a lane, and wait for the answer."""
+        answer: Future[CommitAnswer] = Future()
+        self._commit_soon(group, commits, answer.set_result, answer.set_exception)
+        return answer.result(WAIT_S)
 
     def _subscriptions(self) -> Mapping[str, Collection[str]] | None:
         return self.subscriptions

@@ -178,16 +178,6 @@ def test_a_second_call_of_a_client_takes_the_place_of_the_first(broker: Broker) 
         assert asked.result(WAIT_S) == MemberAnswer("mine")
 
 
-def test_an_actor_call_for_questions_is_answered_at_once(broker: Broker) -> None:
-    assert broker.take_questions("c", 20.0) == []
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, broker)
-        eventually(lambda: bool(broker._askers), "the question")
-        [question] = broker.take_questions("c", 20.0)
-        broker.answer_question("c", question.ticket, encode_answer(MemberAnswer("polled")))
-        assert asked.result(WAIT_S) == MemberAnswer("polled")
-
-
 def test_an_answer_has_a_longest_length(broker: Broker) -> None:
     with pytest.raises(InvalidArgumentError, match="at most"):
         broker.answer_question("c", "1", bytes(module.MEMBER_ANSWER_MAX_BYTES + 1))
