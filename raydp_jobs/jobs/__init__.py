@@ -1,15 +1,15 @@
-"""Finished jobs on topics, each a file with a command and a `main`, and an entry under `raymq job`.
+"""Finished jobs on topics, each a module with a command, a `main`, and an entry under `raymq job`.
 
     topic_stats.py      figures of topics: counts, bytes, rates, tags and keys over time; topic_figures.py shows them
-    archive.py          a topic as Parquet files by day, which later runs go on with: archive_files.py says how the
-                        files are named and follow each other, _writer.py writes them, _check.py checks them
-    replay.py           Parquet files sent to a topic again, each row once; replay_source.py says in which order
+    archive.py          a topic as Parquet files by day; later runs continue it. archive_files.py defines the names
+                        of the files, archive_writer.py writes them, archive_check.py checks them
+    replay.py           Parquet files sent to a topic again, each row once; replay_source.py defines the order
     dead_letters.py     why and when messages died, by consumer group
     windowed_counts.py  a stream of topics counted in windows of time, the counts in another topic
     spark_job.py        the connection, the Spark session, the progress and the errors of a job that needs Spark
     times.py            the times that jobs take as options
     pictures.py         the pictures of jobs
 
-A job has a function `run`, which takes what it works on and returns its result, for programs and tests; its command
-parses options, calls `run` and prints.
+A job has a function `run` for programs and tests, which takes its inputs and returns its result. The command parses
+options, calls `run` and prints.
 """

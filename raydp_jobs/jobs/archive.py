@@ -1,12 +1,12 @@
-"""A topic as Parquet files by day, which later runs go on with.
+"""Archives a topic as Parquet files by day. Later runs continue the archive.
 
-    driver     lock the archive, empty its staging, look where each queue goes on
-    rounds     plan the next million messages or so → tasks write files in staging → the driver checks each file and
-               renames it into place, in the order of its offsets
+    driver     lock the archive, empty its staging directory, find the next offset of each queue
+    rounds     plan about a million messages → tasks write files in staging → the driver checks each file and renames it
+               into place, in the order of its offsets
 
-A run can be killed between any two of these steps: files in place are whole and follow each other without a gap, and
-the next run empties staging and goes on behind them. Only the holder of the lock renames; a task of a run that is over
-finds its staging gone. Files are flushed before they are renamed, and each rename before the next.
+A run may be killed at any moment: files in place are whole and follow each other without a gap, and the next run
+empties staging and continues after them. Only the holder of the lock renames files. A task of a dead run finds its
+staging directory deleted. Files are flushed before they are renamed, and each rename before the next.
 
 Executors write the files and the driver renames them, so all of them must see the directory under the same path.
 """
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
 
 ROUND_MESSAGES: Final = 1_000_000
-"""About the most messages that are written between two looks at what is in place."""
+"""The approximate number of messages that a round writes before files are checked and renamed."""
 _REPORT: Final = (
     "broker_name string, queue_id int, start_offset long, end_offset long, day string, rows long, bytes long"
 )
@@ -67,7 +67,7 @@ Stage = Callable[[Sequence[OffsetRange], Path], list[Written]]
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """The result of one run: `messages` and `files` that it added, with their `bytes`, and the same by queue."""
+    """The result of one run: the added `messages`, `files` and `bytes`, in total and by queue."""
 
     topic: str
     messages: int
@@ -88,14 +88,14 @@ def run(
     on_plan: Callable[[int], None] = lambda total: None,
     on_written: Callable[[int], None] = lambda count: None,
 ) -> Archived:
-    """Archive the messages that a topic has now and the archive does not, those stored `before_ms` only if it is given.
+    """Archive the topic's present messages that are not in the archive yet. `before_ms`: only messages stored earlier.
 
-    `on_plan` is called with their number, `on_written` with each number that is in place. On success the archive has
-    every message up to there, each once. On any failure it has a part of them, and a next run goes on.
+    `on_plan` is called with their number, `on_written` with each number of messages in place. On success the archive
+    has each message exactly once. After a failure it has a part of the messages, and the next run continues.
 
-    ClientStateError while another run works on the archive; DataLossError for messages that were deleted before they
-    were archived, unless `skip_lost`; StoreCorruptError for an archive with gaps or foreign files, or of an older topic
-    of this name; else raises as `read_topic` does.
+    Raises ClientStateError while another run holds the archive; DataLossError for messages that were deleted before
+    they were archived, unless `skip_lost`; StoreCorruptError for an archive with gaps or foreign files, or of an older
+    topic of this name; and the errors of `read_topic`.
     """
     from raymq.client.scan.queue_bounds import ClusterQueues
 
@@ -140,8 +140,8 @@ def archive(
     on_plan: Callable[[int], None] = lambda total: None,
     on_written: Callable[[int], None] = lambda count: None,
 ) -> Archived:
-    """Bring the messages between the bounds of `queues` into `folder`, the directory of their topic, which the caller
-    has locked. Errors as `run`."""
+    """Archive the messages between the bounds of `queues` into `folder`, the topic's directory, which the caller has
+    locked. Raises like `run`."""
     done = next_offsets(find_pieces(folder))
     starts = {
         queue: done.get((queue.broker_name, queue.queue_id), bounds.min_offset) for queue, bounds in queues.items()
@@ -162,7 +162,8 @@ def archive(
 
 
 def _write_round(part: Round, topic: str, staging: Path, stage: Stage) -> list[Written]:
-    """The files of a round, whole in staging and checked, in the order in which they come into place."""
+    """Write the files of a round into staging and check them. Returns them in the order in which they must be
+    renamed."""
     written = stage(part.ranges, staging) if part.ranges else []
     for one in written:
         path = staging / one.piece.path
@@ -186,7 +187,7 @@ def _write_round(part: Round, topic: str, staging: Path, stage: Stage) -> list[W
 
 
 def _empty(ranges: Iterable[OffsetRange], written: Iterable[Written]) -> list[Piece]:
-    """The ranges that had no message at all, so that they have no file."""
+    """Return the ranges without any message, which have no file."""
     starts = {(*one.piece.queue, one.piece.start_offset) for one in written}
     return [
         Piece(item.broker_name, item.queue_id, item.start_offset, item.end_offset, "")
@@ -204,7 +205,7 @@ def _write_absent(piece: Piece, staging: Path) -> Written:
 
 
 def put_in_place(folder: Path, staging: Path, piece: Piece) -> None:
-    """Rename a whole file out of staging, so that it is a part of the archive; on return the disk has the name."""
+    """Rename a whole file out of staging into the archive. On return the name is on disk."""
     target = folder / piece.path
     if not target.parent.is_dir():
         target.parent.mkdir()
@@ -215,7 +216,8 @@ def put_in_place(folder: Path, staging: Path, piece: Piece) -> None:
 
 @contextmanager
 def staging_in(folder: Path) -> Iterator[Path]:
-    """An empty staging directory of this round's own; those of others are removed, and this one at the end."""
+    """Create an empty staging directory for this round. Removes staging directories of other rounds, and this one at
+    the end."""
     staging = folder / STAGING / uuid.uuid4().hex
     shutil.rmtree(folder / STAGING, ignore_errors=True)
     staging.mkdir(parents=True)
@@ -227,7 +229,7 @@ def staging_in(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[Path]:
-    """Make a topic's directory if there is none, and keep other runs out of it. ClientStateError if one is there."""
+    """Create a topic's directory if necessary, and lock it. Raises ClientStateError if another run holds the lock."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -244,8 +246,8 @@ def locked(folder: Path) -> Iterator[Path]:
 
 
 def spark_stage(spark: SparkSession, client: Client) -> Stage:
-    """Writes each range in a task of its own, in an executor that reads it from the client's cluster: on the node whose
-    disk holds it, if an executor there is free."""
+    """Return a stage that writes each range in a separate Spark task, which reads it from the client's cluster. A task
+    runs on the node with the range's disk if an executor there is free."""
     from raydp_jobs.source.locality import preferred_hosts
     from raydp_jobs.source.reader import read_ranges
     from raydp_jobs.worker_client import address_of_cluster
@@ -268,7 +270,8 @@ def stage_with(
     read: Callable[[OffsetRange], Iterator[pa.RecordBatch]],
     hosts: Callable[[Sequence[OffsetRange]], list[list[str]]] = lambda ranges: [[] for _ in ranges],
 ) -> Stage:
-    """Writes each range, as `read` gives its messages, in a task of its own, if possible on one of its `hosts`."""
+    """Return a stage that writes each range in a separate task, preferably on one of its `hosts`. `read` yields the
+    range's messages."""
     from raydp_jobs.source.locality import numbered_partitions
 
     def stage(ranges: Sequence[OffsetRange], staging: Path) -> list[Written]:
@@ -319,10 +322,9 @@ def command(
     address: str | None,
     as_json: bool,
 ) -> None:
-    """Archive a topic in a directory, as Parquet files by day, each message once. A next run adds what came since.
+    """Archive a topic in a directory, as Parquet files by day, each message once. A later run adds newer messages.
 
-    Exit code 1 when --verify finds something wrong.
-    Example: raymq job archive orders /data/archive --before 2026-03-02
+    Exit code 1 if --verify finds a problem. Example: raymq job archive orders /data/archive --before 2026-03-02
     """
     if only_verify:
         _verify(directory, check_topic(topic_name), as_json)
@@ -380,7 +382,7 @@ def _show(text: str, rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """The job as a program: ``python -m raydp_jobs.jobs.archive orders /data/archive``."""
+    """Run the job as a program: ``python -m raydp_jobs.jobs.archive orders /data/archive``."""
     run_command(command)
 
 

@@ -1,5 +1,4 @@
-"""Checks an archive: each file against its name, its metadata and its rows, and the files of a queue against each
-other."""
+"""Checks an archive: each file against its name, metadata and rows, and the files of a queue against each other."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ BATCH_ROWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class ArchivedQueue:
-    """The part of a queue that an archive has: offsets from `start_offset` up to, not including, `end_offset`. `absent`
-    offsets hold no message: most were deleted before they could be archived."""
+    """The archived part of a queue: offsets from `start_offset` up to, not including, `end_offset`. `absent`: offsets
+    in it without a message, most of them deleted before they could be archived."""
 
     broker_name: str
     queue_id: int
@@ -36,21 +35,22 @@ class ArchivedQueue:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveReport:
-    """The state of an archive: its queues, and each problem in a sentence."""
+    """The state of an archive: its queues, and each problem in one sentence."""
 
     queues: tuple[ArchivedQueue, ...]
     problems: tuple[str, ...]
 
     @property
     def messages(self) -> int:
-        """The messages in the archive."""
+        """The number of messages in the archive."""
         return sum(queue.messages for queue in self.queues)
 
 
 def check_file(path: Path, topic: str, piece: Piece) -> int:
-    """Compare a file's metadata with its piece, and the footer's row count and offsets with both; returns the rows.
+    """Compare a file's metadata with its piece, and the footer's row count and offsets with both. Returns the number of
+    rows.
 
-    StoreCorruptError if they differ, or if the file is not whole. Reads the footer only.
+    Raises StoreCorruptError if they differ, or if the file is not whole. Reads only the footer.
     """
     try:
         footer = pq.read_metadata(path)
@@ -71,7 +71,7 @@ def check_file(path: Path, topic: str, piece: Piece) -> int:
 
 
 def _bounds(footer: Any, name: str) -> Iterator[tuple[int, int]]:
-    """The least and the greatest value of a column in each row group that has statistics."""
+    """Yield the least and the greatest value of a column in each row group with statistics."""
     for group in range(footer.num_row_groups):
         columns = [footer.row_group(group).column(index) for index in range(footer.num_columns)]
         for column in columns:
@@ -80,9 +80,9 @@ def _bounds(footer: Any, name: str) -> Iterator[tuple[int, int]]:
 
 
 def check_rows(path: Path, topic: str, piece: Piece) -> None:
-    """Read a whole file, with its pages' checksums, and check that its rows are the piece's, in order and each once.
+    """Read a whole file with its checksums, and check that its rows are the piece's messages, in order and each once.
 
-    StoreCorruptError if not.
+    Raises StoreCorruptError otherwise.
     """
     position, day = piece.start_offset, date.fromisoformat(piece.day)
     queue = {"topic": topic, "broker_name": piece.broker_name, "queue_id": piece.queue_id}
@@ -108,9 +108,9 @@ def check_rows(path: Path, topic: str, piece: Piece) -> None:
 
 
 def verify(directory: Path, topic: str, advance: Callable[[int], None] = lambda count: None) -> ArchiveReport:
-    """Check every file of a topic's archive, all its rows included, and that no queue has a gap.
+    """Check every file of a topic's archive with all its rows, and that no queue has a gap.
 
-    `advance` is called after each file with 1. Problems are told, not raised.
+    `advance` is called with 1 after each file. Returns problems, and does not raise them.
     """
     problems: list[str] = []
     folder = directory / topic
@@ -131,7 +131,7 @@ def verify(directory: Path, topic: str, advance: Callable[[int], None] = lambda 
 
 
 def summary(pieces: list[Piece], rows: dict[Piece, int]) -> tuple[ArchivedQueue, ...]:
-    """The queues of some pieces, whose rows are known."""
+    """Summarise pieces with known numbers of rows by queue."""
     of_queue: dict[QueueKey, list[Piece]] = {}
     for piece in sorted(pieces):
         of_queue.setdefault(piece.queue, []).append(piece)

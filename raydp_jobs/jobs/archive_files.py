@@ -1,19 +1,19 @@
-"""The files of an archive: their names, the order they are in, and the offsets that come next.
+"""The files of an archive: their names, their order, and the next offsets.
 
 An archive of topic `orders` in a directory:
 
     orders/day=2026-03-01/broker-a.3.00000000000000000000-00000000000000001700.parquet
     orders/day=2026-03-02/broker-a.3.00000000000000001700-00000000000000002034.parquet
     orders/_absent/broker-a.3.00000000000000002034-00000000000000002100.absent
-    orders/_staging/…         files that are being written; nobody reads them
+    orders/_staging/…         unfinished files; no program reads them
     orders/.lock              held while a run works here
 
 A file holds the messages of one queue from its first offset up to, not including, its second, all stored on one day
-(UTC). The files of a queue follow each other without a gap: offsets that held no message any more when their turn came
-have a piece without rows in `_absent`. So the names alone say where the next run goes on. Nothing but whole files ever
-has such a name: each is written in `_staging`, flushed, checked, and renamed, in the order of its offsets.
+(UTC). The files of a queue follow each other without a gap: offsets whose messages were already deleted have a piece
+without rows in `_absent`. So the names alone determine where the next run continues. Only whole files have such names:
+each file is written in `_staging`, flushed, checked, and renamed, in the order of its offsets.
 
-Pure, beside listing directories. Spark and pandas read the directory as a table with a column `day`.
+The module does no I/O except listing directories. Spark and pandas read the directory as a table with a column `day`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from raymq.common.protocol.store import QueueBounds
 ABSENT: Final = "_absent"
 STAGING: Final = "_staging"
 SPLIT_MESSAGES: Final = 50_000
-"""A range is not divided between tasks into parts of fewer messages than this."""
+"""The fewest messages in a part of a range that is divided between tasks."""
 
 _NAME: Final = re.compile(r"(?P<broker>[^./]+)\.(?P<queue>\d+)\.(?P<start>\d{20})-(?P<end>\d{20})\.(?P<kind>\w+)")
 _DAY: Final = re.compile(r"day=(\d{4}-\d{2}-\d{2})")
@@ -44,7 +44,7 @@ QueueKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Piece:
-    """A file of an archive, by the messages in it. `day` is as in 2026-03-01, and empty for absent offsets."""
+    """A file of an archive. `day`: as in 2026-03-01; empty for absent offsets."""
 
     broker_name: str
     queue_id: int
@@ -54,7 +54,7 @@ class Piece:
 
     @property
     def queue(self) -> QueueKey:
-        """The queue whose messages it has."""
+        """The queue of the file's messages."""
         return self.broker_name, self.queue_id
 
     @property
@@ -66,7 +66,7 @@ class Piece:
 
     @classmethod
     def parse(cls, path: Path) -> Piece:
-        """The piece of a path below the topic's directory. StoreCorruptError for any other path."""
+        """Parse a path below the topic's directory into a piece. Raises StoreCorruptError for any other path."""
         name, day = _NAME.fullmatch(path.name), _DAY.fullmatch(path.parent.name)
         if name is not None and (day is not None or path.parent.name == ABSENT):
             piece = cls(name["broker"], int(name["queue"]), int(name["start"]), int(name["end"]), day[1] if day else "")
@@ -77,7 +77,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The next part of a topic to archive: `ranges` to be read, and `absent` offsets that held nothing any more."""
+    """The next part of a topic to archive: `ranges` to read, and `absent` offsets whose messages were deleted."""
 
     ranges: tuple[OffsetRange, ...]
     absent: tuple[Piece, ...]
@@ -87,9 +87,9 @@ class Round:
 
 
 def find_pieces(directory: Path) -> list[Piece]:
-    """The pieces in a topic's directory, by queue and offset; none if there is no directory.
+    """Return the pieces in a topic's directory, sorted by queue and offset; none if the directory does not exist.
 
-    StoreCorruptError for a file that is not the archive's. Hidden files are nobody's.
+    Raises StoreCorruptError for a foreign file. Hidden files are ignored.
     """
     found = []
     for folder in sorted(directory.iterdir()) if directory.is_dir() else []:
@@ -100,7 +100,7 @@ def find_pieces(directory: Path) -> list[Piece]:
 
 
 def problems_of(pieces: Iterable[Piece]) -> list[str]:
-    """The gaps and overlaps between the pieces of each queue, each in a sentence."""
+    """Return the gaps and overlaps between the pieces of each queue, each in one sentence."""
     problems = []
     for queue, group in groupby(sorted(pieces), key=lambda piece: piece.queue):
         for one, other in pairwise(group):
@@ -113,7 +113,7 @@ def problems_of(pieces: Iterable[Piece]) -> list[str]:
 
 
 def next_offsets(pieces: Iterable[Piece]) -> dict[QueueKey, int]:
-    """The offset that each queue of the archive goes on with. StoreCorruptError if there is a gap or an overlap."""
+    """Return the next offset of each queue of the archive. Raises StoreCorruptError for a gap or an overlap."""
     pieces = list(pieces)
     for problem in problems_of(pieces):
         raise StoreCorruptError(f"the archive is damaged: {problem}; bring the file back, or archive anew elsewhere")
@@ -128,10 +128,10 @@ def plan_round(
     parallelism: int = 1,
     skip_lost: bool = False,
 ) -> Round:
-    """The next `most` messages or fewer, shared between the queues that have some, behind what is `done`.
+    """Return the next messages after `done`, at most `most`, divided between the queues that have messages.
 
-    A queue that the archive does not have begins with its first message. Offsets behind `done` that a queue no longer
-    holds raise DataLossError, or are absent with `skip_lost`. StoreCorruptError for a queue that ends before `done`.
+    A queue that is not in the archive begins with its first message. Offsets after `done` that a queue no longer holds
+    raise DataLossError, or are absent with `skip_lost`. Raises StoreCorruptError for a queue that ends before `done`.
     """
     ranges, absent = [], []
     waiting = {queue: bounds for queue, bounds in queues.items() if _start(queue, bounds, done) < bounds.max_offset}
@@ -159,7 +159,7 @@ def plan_round(
 
 
 def _cut(item: OffsetRange, size: int) -> Iterator[OffsetRange]:
-    """A range in parts of `size` offsets, the last one of fewer."""
+    """Cut a range into parts of `size` offsets; the last part may be smaller."""
     for start in range(item.start_offset, item.end_offset, size):
         yield replace(item, start_offset=start, end_offset=min(start + size, item.end_offset))
 
@@ -169,7 +169,7 @@ def _start(queue: MessageQueue, bounds: QueueBounds, done: Mapping[QueueKey, int
 
 
 def check_cover(ranges: Iterable[OffsetRange], pieces: Iterable[Piece]) -> None:
-    """StoreCorruptError unless the pieces are the ranges, each cut into one piece or more without a gap."""
+    """Raise StoreCorruptError unless the pieces cover the ranges, each with one or more pieces without a gap."""
     left = sorted(pieces)
     for item in sorted(ranges, key=lambda one: (one.broker_name, one.queue_id, one.start_offset)):
         position = item.start_offset

@@ -1,8 +1,8 @@
-"""The Parquet files of an archive, written by Spark's tasks into the staging directory of one run.
+"""Writes the Parquet files of an archive into the staging directory of one run, in Spark's tasks.
 
-A task gets a range of one queue and writes its messages in their order, a file for each day, or several if a day is
-long. Each file's Parquet metadata says what it holds; pages have checksums. A file gets its name, in staging, when it
-is whole and flushed.
+A task gets a range of one queue and writes its messages in order, one file for each day, or several for a long day.
+Each file's Parquet metadata describes its content; pages have checksums. A file gets its name in staging when it is
+whole and flushed.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from raymq.client.scan.ranges import OffsetRange
 from raymq.common.errors import StoreCorruptError
 
 ARCHIVE_FILE_BYTES: Final = 512 * 1024 * 1024
-"""About the most bytes of messages in one file, before compression."""
+"""The approximate limit of a file's messages in bytes, before compression."""
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
-"""The bytes of messages that a task holds before it writes them."""
+"""The bytes of messages that a task collects before it writes them."""
 _DAY_US: Final = 86_400_000_000
 _EPOCH: Final = date(1970, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A whole file in staging: its piece, and how many messages and bytes it has."""
+    """A whole file in staging: its piece, and its numbers of messages and bytes."""
 
     piece: Piece
     rows: int
@@ -43,7 +43,7 @@ class Written:
 
 
 def metadata_of(topic: str, piece: Piece, rows: int) -> dict[str, str]:
-    """The entries of a file's Parquet metadata: the offsets in it, and what else its name says."""
+    """Return the entries of a file's Parquet metadata: its offsets and the other parts of its name."""
     return {
         "raymq.topic": topic,
         "raymq.broker_name": piece.broker_name,
@@ -58,10 +58,10 @@ def metadata_of(topic: str, piece: Piece, rows: int) -> dict[str, str]:
 def write_range(
     item: OffsetRange, batches: Iterable[pa.RecordBatch], staging: Path, *, file_bytes: int = ARCHIVE_FILE_BYTES
 ) -> list[Written]:
-    """Write the messages of a range, in the order of their offsets, as files in `staging`; returns them in order.
+    """Write the messages of a range, in the order of their offsets, as files in `staging`. Returns the files in order.
 
-    Together the files cover the range: offsets without a message belong to the file before them, those at the
-    beginning to the first. Without any message the result is empty. FileNotFoundError when `staging` is gone.
+    Together the files cover the range: offsets without a message belong to the file before them, or at the beginning to
+    the first file. A range without any message has no file. Raises FileNotFoundError if `staging` was deleted.
     """
     written: list[Written] = []
     current: _OpenFile | None = None
@@ -85,8 +85,8 @@ def write_range(
 
 
 def _days(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Neighbouring messages that were stored on the same day, with the day. A damaged message, whose time is unknown,
-    counts for the day of the message before it, or else of the one behind it."""
+    """Yield neighbouring messages that were stored on the same day, with the day. A damaged message has no time: it
+    counts for the day of the message before it, or else after it."""
     times = batch.column("store_timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
     if times.null_count:
         times = pc.fill_null(pc.fill_null_backward(pc.fill_null_forward(times)), 0)
@@ -99,7 +99,7 @@ def _days(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
 
 @dataclass(slots=True)
 class _OpenFile:
-    """A file that grows, under a name of its own: another attempt of the same task may write the same messages."""
+    """A growing file with a unique name, because another attempt of the same task may write the same messages."""
 
     item: OffsetRange
     day: str
@@ -126,14 +126,14 @@ class _OpenFile:
             self._write_held()
 
     def close(self, end: int) -> Written:
-        """Finish the file, which holds the offsets before `end`, and give it its name."""
+        """Finish the file, which holds the offsets before `end`, and give it its final name."""
         self._write_held()
         piece = Piece(self.item.broker_name, self.item.queue_id, self.start, end, self.day)
         self._writer.add_key_value_metadata(metadata_of(self.item.topic, piece, self.rows))
         self._writer.close()
         size = flush_file(self._path)
         target = self.staging / piece.path
-        target.parent.mkdir(exist_ok=True)  # not its parents: a run that is over has removed its staging
+        target.parent.mkdir(exist_ok=True)  # not its parents: the end of a run removes its staging directory
         os.replace(self._path, target)
         return Written(piece, self.rows, size)
 
@@ -144,7 +144,7 @@ class _OpenFile:
 
 
 def flush_file(path: Path) -> int:
-    """Have a file's bytes, or a directory's names, on disk; returns the file's size."""
+    """Flush a file's bytes, or a directory's names, to disk. Returns the file's size."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

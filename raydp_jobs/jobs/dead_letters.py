@@ -1,10 +1,10 @@
 """Why and when messages died: the dead letters of consumer groups, counted by reason, topic and time.
 
-The reason is a property of the message, `error`, if whoever gave it up has put one there; else it is told from the
-number of attempts and the group's setting.
+The reason is the message's property `error`, if a consumer has set it. Otherwise it is derived from the number of
+attempts and the group's setting.
 
-Needs no Spark: dead letters are few, and an answer in a second is worth more than many at once. They are read one after
-another, and only counts are kept.
+The job needs no Spark: there are few dead letters, and an answer in a second matters more than throughput. Dead letters
+are read one after another, and only counts stay in memory.
 """
 
 from __future__ import annotations
@@ -43,24 +43,25 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
 
 REASON_PROPERTY: Final = "error"
-"""The property with the reason in words; raymq.serve puts it there, and any program may."""
+"""The property with the reason in words. raymq.serve sets it, and any program may."""
 REASON_CHARACTERS: Final = 100
 CAUSES_MAX: Final = 500
-"""The most pairs of topic and reason that are counted apart for a group; texts that differ each time have no end."""
+"""The most pairs of topic and reason that are counted separately for a group, because reasons may differ in each
+message."""
 DRAWN_CAUSES: Final = 8
 OTHERS: Final = "(other reasons)"
 _ADVANCE: Final = 1000
 
 Cause = tuple[str, str]
-"""The topic that messages were sent to, and the reason why they died."""
+"""The topic to which messages were sent, and the reason why they died."""
 
 
 @dataclass(slots=True)
 class Deaths:
-    """The dead letters of one group, counted: `letters` in all, `waiting` of them not brought back.
+    """The dead letters of one group: `letters` in total, `waiting` of them not replayed.
 
-    `causes`: how many died of each cause; `over_time`: how many, by the beginning of the stretch of time in which they
-    died (s since 1970) and by cause; `examples`: the message id of the newest of each cause.
+    `causes`: numbers of dead letters by cause. `over_time`: numbers by cause and by the beginning of the period in
+    which the messages died (s since 1970). `examples`: the message id of the newest dead letter of each cause.
     """
 
     group: str
@@ -98,9 +99,10 @@ def run(
     reason_property: str = REASON_PROPERTY,
     on_read: Callable[[int], None] = lambda count: None,
 ) -> list[Deaths]:
-    """The dead letters of each group, by default of all groups that have some, in order of their names.
+    """Count the dead letters of each group, by default of all groups that have some, sorted by name.
 
-    InvalidArgumentError for a group that never had a dead letter. `on_read` is called with numbers of letters read.
+    Raises InvalidArgumentError for a group that never had a dead letter. `on_read` is called with numbers of letters
+    read.
     """
     named = list(dict.fromkeys(check_group(group) for group in groups))
     found = []
@@ -115,12 +117,12 @@ def run(
 
 
 def groups_with_letters(topics: Iterable[str]) -> list[str]:
-    """The groups that have a dead-letter topic."""
+    """Return the groups that have a dead-letter topic."""
     return sorted(topic.removeprefix(DLQ_PREFIX) for topic in topics if topic.startswith(DLQ_PREFIX))
 
 
 def retries_of(client: Client, group: str) -> int | None:
-    """The group's limit of retries as it is set now; None for a group that is no longer known."""
+    """Return the group's present limit of retries; None for a group that no longer exists."""
     try:
         return int(client.admin.group_config(group).retry_max_times)
     except GroupNotExistError:
@@ -136,7 +138,7 @@ def count(
     period: Period = ALWAYS,
     on_read: Callable[[int], None] = lambda count: None,
 ) -> Deaths:
-    """The dead letters of a group, counted, those that died outside of `period` left out."""
+    """Count the dead letters of a group that died within `period`."""
     deaths = Deaths(group)
     read = 0
     for letter in letters:
@@ -150,7 +152,7 @@ def count(
 
 
 def reason_of(letter: DeadLetter, retry_max_times: int | None, reason_property: str = REASON_PROPERTY) -> str:
-    """The reason in a line: the first one of the message's property, or else told from its attempts."""
+    """Return the reason in one line: the first line of the message's property, or else derived from its attempts."""
     told = letter.message.properties.get(reason_property, "").strip()
     if told:
         line = told.splitlines()[0]
@@ -166,7 +168,7 @@ def reason_of(letter: DeadLetter, retry_max_times: int | None, reason_property: 
 
 
 def deaths_json(found: Iterable[Deaths], every_s: int) -> dict[str, Any]:
-    """The counts as `--json` prints them."""
+    """Return the counts as `--json` prints them."""
     return {"every_s": every_s, "groups": [_group_json(deaths) for deaths in found]}
 
 
@@ -228,7 +230,8 @@ def show(found: Sequence[Deaths]) -> None:
 
 
 def draw(figure: Figure, found: Sequence[Deaths], every_s: int) -> None:
-    """Draw the deaths over time, a panel for each group, by the most common causes; the others are stacked on top."""
+    """Draw the deaths over time, one panel for each group, by the most common causes; the other causes are stacked on
+    top."""
     panels = figure.subplots(max(len(found), 1), 1, sharex=True, squeeze=False)
     figure.suptitle(f"dead letters in {every_s} s")
     for axes, one in zip(panels[:, 0], found, strict=False):
@@ -237,7 +240,7 @@ def draw(figure: Figure, found: Sequence[Deaths], every_s: int) -> None:
 
 
 def series_of(deaths: Deaths) -> dict[str, list[float]]:
-    """The deaths of each stretch of time by cause: the DRAWN_CAUSES most common, and the others together."""
+    """Return the deaths of each period by cause: the DRAWN_CAUSES most common causes, and the others together."""
     times = sorted(deaths.over_time)
     common = [cause for cause, _ in deaths.causes.most_common(DRAWN_CAUSES)]
     series = {f"{topic}: {reason}": _over(deaths, times, {(topic, reason)}) for topic, reason in common}
@@ -293,7 +296,7 @@ def command(
 
 
 def main() -> None:
-    """The job as a program: ``python -m raydp_jobs.jobs.dead_letters billing``."""
+    """Run the job as a program: ``python -m raydp_jobs.jobs.dead_letters billing``."""
     run_command(command)
 
 

@@ -1,6 +1,6 @@
-"""The pictures of jobs: PNG files, drawn by matplotlib without a display.
+"""Draws the pictures of jobs as PNG files, with matplotlib and without a display.
 
-matplotlib is an extra; a job that draws nothing never imports it.
+matplotlib is an optional dependency; a job without a picture never imports it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _DPI: Final = 100
 
 
 def check_picture(path: Path | None) -> None:
-    """Refuse a picture that cannot be drawn or saved, before a job begins; None is no picture.
+    """Refuse a picture that cannot be drawn or saved, before a job begins. None means no picture.
 
-    ConfigError without matplotlib, InvalidArgumentError for a path in no directory or without the ending .png.
+    Raises ConfigError without matplotlib, and InvalidArgumentError for a path without an existing directory or the
+    suffix .png.
     """
     if path is None:
         return
@@ -39,7 +40,8 @@ def check_picture(path: Path | None) -> None:
 
 
 def save_picture(path: Path, draw: Callable[[Figure], None]) -> None:
-    """Have `draw` fill an empty figure of PICTURE_SIZE_PX and save it; `path` has a whole picture or what it had."""
+    """Let `draw` fill an empty figure of PICTURE_SIZE_PX, and save it. The file is replaced as a whole, or unchanged on
+    failure."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -55,7 +57,7 @@ def save_picture(path: Path, draw: Callable[[Figure], None]) -> None:
 def bars_over_time(
     axes: Any, times: list[datetime], width_s: float, series: dict[str, list[float]], title: str
 ) -> None:
-    """Draw stacked bars, one stack per time and as wide as `width_s` seconds; each series has a value per time."""
+    """Draw one stack of bars per time, each `width_s` seconds wide. Each series has one value per time."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     below = [0.0] * len(times)
@@ -73,6 +75,6 @@ def bars_over_time(
 
 
 def literal(text: str) -> str:
-    """A text from a topic as a label: "$" begins no formula, and a first "_" does not hide it."""
+    """Escape a text from a topic for a label: "$" would begin a formula, and a first "_" would hide the label."""
     text = text.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

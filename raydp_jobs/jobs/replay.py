@@ -1,13 +1,12 @@
-"""Parquet files sent to a topic again: an archive, or any with a body column; each row once, however often it is run.
+"""Sends Parquet files to a topic again: an archive, or any files with a body column. Each row is stored once.
 
-    lines of rows (replay_source)  →  merged, the oldest next row first  →  at the asked rate  →  a writer per line
+    lines of rows (replay_source)  →  merged, the oldest next row first  →  at the requested rate  →  a writer per line
 
-A line's writer stores each row under the line's identity and the row's number, so that a second run sends what the
-first did not, and nothing twice. The queues that rows go to are fixed by the first run, in the NameServers' KV
-configuration: a topic that gets more queues meanwhile does not move rows. A queue of an archive goes to one queue of
-the topic, in its order.
+A line's writer stores each row under the line's identity and the row's number. So a second run sends only the rows that
+the first run did not send. The first run stores the target queues in the NameServers' KV configuration, so a topic that
+gets more queues later does not move rows. All rows of an archived queue go to one queue of the topic, in order.
 
-Needs no Spark: one process sends more than most topics are meant to get at once, and keeps to one rate.
+The job needs no Spark: one process is faster than the rate that most topics should get, and controls one rate.
 """
 
 from __future__ import annotations
@@ -57,16 +56,16 @@ if TYPE_CHECKING:
     from raymq.client.producer.repeatable.writer import RepeatableWriter
 
 OPEN_LINES_MAX: Final = 16
-"""The lines that are read and written at a time; each has a file open and a producer."""
+"""The most lines that are read and written at a time. Each open line has a file and a producer."""
 REPLAYS: Final = "raymq-replays"
-"""The namespace of the NameServers' KV configuration with the queues of each replay."""
+"""The namespace in the NameServers' KV configuration with the queues of each replay."""
 _BURST_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """The result: of the `rows` of the files `selected` were to be sent; `sent` were, the other `stored_before` had
-    been by an earlier run under the same `name`."""
+    """The result of a replay. `rows`: rows in the files. `selected`: rows to send. `sent`: rows that were sent now.
+    `stored_before`: rows that an earlier run under the same `name` had stored."""
 
     topic: str
     name: str
@@ -77,7 +76,7 @@ class ReplayResult:
 
 
 class Pace:
-    """Holds a sender to a rate: rows per second over any time, and those of a tenth of a second at once."""
+    """Limits a sender to a rate of rows per second, with bursts of a tenth of a second."""
 
     def __init__(self, rate: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = None if rate is None else number_in("rate", rate, RATE)
@@ -86,15 +85,15 @@ class Pace:
 
     @property
     def rows_max(self) -> int | None:
-        """The most rows to send in one go; None without a rate."""
+        """The most rows to send at once; None without a rate."""
         return None if self._rate is None else max(int(self._rate * _BURST_S), 1)
 
     def pause_s(self, rows: int) -> float:
-        """The time to wait, in s, after so many rows were sent."""
+        """Return the seconds to wait after `rows` rows were sent."""
         if self._rate is None:
             return 0.0
         now_s = self._clock()
-        # Time in which nobody sent is not made up for.
+        # Idle time gives no additional rows later.
         self._free_s = max(self._free_s, now_s - _BURST_S) + rows / self._rate
         return max(self._free_s - now_s, 0.0)
 
@@ -111,13 +110,13 @@ def run(
     on_read: Callable[[int], None] = lambda count: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> ReplayResult:
-    """Send the selected rows of `source` to a topic that is there, at most `rate` a second, each once.
+    """Send the selected rows of `source` to an existing topic, each once, with at most `rate` rows per second.
 
-    On success all are stored, as durably as the cluster's settings say. After any failure a beginning of each line is,
-    and a run with the same source, selection and `name` (default: the source's path) goes on. `on_plan` is called with
-    the number of rows in the files, `on_read` with each number that was read.
+    On success all rows are stored, as durably as the cluster's settings require. After a failure a beginning of each
+    line is stored; a run with the same source, selection and `name` (default: the source's path) continues. `on_plan`
+    is called with the number of rows in the files, `on_read` with numbers of rows read.
 
-    Errors of `lines_of`, `read_line` and `RepeatableWriter`; InvalidArgumentError for a rate that is none.
+    Raises the errors of `lines_of`, `read_line` and `RepeatableWriter`, and InvalidArgumentError for an invalid rate.
     """
     name = str(source.absolute()) if name is None else name
     pace, lines = Pace(rate), lines_of(source)
@@ -136,8 +135,8 @@ def run(
 
 
 def open_writer(client: Client, queues: Sequence[MessageQueue], line: Line, identity: str) -> RepeatableWriter:
-    """A writer of a line's rows: to one of the topic's queues if they were one queue's, else to all, block by block.
-    Another line of the source, or one less, changes nothing for this one."""
+    """Open a writer of a line's rows. Rows of an archived queue go to one of the topic's queues; other rows go to all
+    queues, block by block. The writer does not depend on the source's other lines."""
     topic, place = queues[0].topic, line.place % len(queues)
     if line.is_queue:
         return client.repeatable_writer(topic, producer_id=identity, queues=[queues[place]])
@@ -151,7 +150,8 @@ def write_lines(
     on_read: Callable[[int], None] = lambda count: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[int, int, int, int]:
-    """Write the lines' rows, which are all stored on return; the rows, those selected, sent, and stored before."""
+    """Write the lines' rows, which are all stored on return. Returns the numbers of rows read, selected, sent, and
+    stored before."""
     rows = selected = 0
     for index, count, batch in merged([read_line(line, selection) for line, _ in writers]):
         send(writers[index][1], batch, pace, sleep)
@@ -162,7 +162,7 @@ def write_lines(
 
 
 def send(writer: RepeatableWriter, batch: pa.RecordBatch, pace: Pace, sleep: Callable[[float], None]) -> None:
-    """Write the rows of a batch at the rate of `pace`; those that were stored before take no time."""
+    """Write the rows of a batch at the rate of `pace`. Rows that an earlier run stored take no time."""
     step = pace.rows_max or max(batch.num_rows, 1)
     for first in range(0, batch.num_rows, step):
         part = batch.slice(first, step)
@@ -174,7 +174,7 @@ def send(writer: RepeatableWriter, batch: pa.RecordBatch, pace: Pace, sleep: Cal
 
 
 def merged(lines: Sequence[Iterator[tuple[int, pa.RecordBatch]]]) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-    """The batches of all lines, each with its line's index, so that all lines advance alike: in rows that were read."""
+    """Merge the batches of all lines, each with its line's index, so that all lines advance equally in rows read."""
     heap = [(0, index) for index in range(len(lines))]
     while heap:
         read, index = heap[0]
@@ -187,7 +187,8 @@ def merged(lines: Sequence[Iterator[tuple[int, pa.RecordBatch]]]) -> Iterator[tu
 
 
 def fixed_queues(client: Client, topic: str, name: str) -> tuple[MessageQueue, ...]:
-    """The queues of the topic when a replay of this name was first run, which is now if there was none."""
+    """Return the topic's queues at the first run of a replay with this name. The first run stores its present
+    queues."""
     key = f"{topic}/{name}"
     there = client.write_queues(topic)
     fixed = client.admin.list_kv(REPLAYS).get(key)
@@ -199,7 +200,7 @@ def fixed_queues(client: Client, topic: str, name: str) -> tuple[MessageQueue, .
 
 
 def parse_queues(texts: Iterable[str]) -> frozenset[tuple[str, int]]:
-    """Queues from ``"broker-a:3"``. InvalidArgumentError for another form."""
+    """Parse queues from ``"broker-a:3"``. Raises InvalidArgumentError for another form."""
     queues = set()
     for text in texts:
         queue = parse_queue("", text)
@@ -234,8 +235,8 @@ def command(
     address: str | None,
     as_json: bool,
 ) -> None:
-    """Send Parquet files to a topic again: an archive of a topic, or any with a column "body". Each row is stored once,
-    however often this is run.
+    """Send Parquet files to a topic again: an archive of a topic, or any files with a column "body". Each row is stored
+    once, even if the command runs again.
 
     Example: raymq job replay /data/archive/orders orders-again --rate 5000/s --from 2026-03-01
     """
@@ -257,7 +258,7 @@ def command(
 
 
 def main() -> None:
-    """The job as a program: ``python -m raydp_jobs.jobs.replay /data/archive/orders orders-again``."""
+    """Run the job as a program: ``python -m raydp_jobs.jobs.replay /data/archive/orders orders-again``."""
     run_command(command)
 
 

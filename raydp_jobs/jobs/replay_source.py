@@ -1,10 +1,11 @@
-"""The messages that a replay reads: Parquet files, in lines whose rows always come in the same order.
+"""The messages that a replay reads: Parquet files, in lines whose rows always have the same order.
 
     an archive            one line per queue: its files, in the order of their offsets
     any other directory   one line per file, in the order of their names
 
-A line is what a replay can go on with: its rows have numbers, and each row is stored once under its number. So a line
-may grow at its end between two runs; a line whose beginning has changed has another identity, and is another line.
+A replay can continue a line: its rows have numbers, and each row is stored once under its number. So a line may grow at
+its end between two runs. If the beginning of a line changes, its identity changes, and the replay treats it as a new
+line.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from raymq.common.errors import InvalidArgumentError, StoreCorruptError
 from raymq.records.kernels.byte_column import text_array
 
 SENT_COLUMNS: Final = ("body", "tags", "keys", "properties", "sharding_key")
-"""The columns that a replayed message has, of those that are there; others are left out."""
+"""The columns of a replayed message, if the files have them. Other columns are ignored."""
 READ_ROWS: Final = 4096
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Files whose rows follow each other. `name` says which line of its source it is, and where it begins; `place` is a
-    number that lines next to each other have next to each other; `is_queue`: its rows were one queue's."""
+    """Files whose rows follow each other. `name`: identifies the line and its beginning within the source. `place`: a
+    number, consecutive for consecutive lines. `is_queue`: the rows were one queue's messages."""
 
     name: str
     files: tuple[Path, ...]
@@ -47,8 +48,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The messages to replay: those stored in `period`, of these `queues` (broker group and queue id) and with one of
-    these `tags`; no queues and no tags mean all."""
+    """The messages to replay: stored in `period`, from one of these `queues` (broker group and queue id), with one of
+    these `tags`. No queues mean all queues, and no tags mean all tags."""
 
     period: Period = ALWAYS
     queues: frozenset[tuple[str, int]] = frozenset()
@@ -56,13 +57,13 @@ class Selection:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that it looks at."""
+        """The columns that the selection needs."""
         wanted = ["store_timestamp"] if self.period != ALWAYS else []
         wanted += ["broker_name", "queue_id"] if self.queues else []
         return wanted + (["tags"] if self.tags else [])
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of a batch that are selected, in their order."""
+        """Return the selected rows of a batch, in order."""
         masks = []
         if self.period != ALWAYS:
             stored_ms = batch.column("store_timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
@@ -81,7 +82,7 @@ class Selection:
         return batch.filter(_combined(pc.and_, masks)) if masks else batch
 
     def text(self) -> str:
-        """All of it in words, for an identity."""
+        """The selection as text, for an identity."""
         queues = ",".join(f"{broker}:{queue_id}" for broker, queue_id in sorted(self.queues))
         return f"{self.period.start_ms} {self.period.end_ms} [{queues}] [{','.join(sorted(self.tags))}]"
 
@@ -98,9 +99,9 @@ def _combined(combine: pc.Function, masks: list[pa.Array]) -> pa.Array:
 
 
 def lines_of(source: Path) -> list[Line]:
-    """The lines of an archive of one topic, of a directory with Parquet files, or of one such file.
+    """Return the lines of an archive of one topic, of a directory with Parquet files, or of one Parquet file.
 
-    InvalidArgumentError when there is nothing of that; StoreCorruptError for an archive with a gap.
+    Raises InvalidArgumentError for any other path, and StoreCorruptError for an archive with a gap.
     """
     if source.is_file():
         return [_file_line(source, source.name)]
@@ -121,12 +122,13 @@ def lines_of(source: Path) -> list[Line]:
 
 def _archive_lines(source: Path) -> list[Line]:
     pieces = find_pieces(source)
-    next_offsets(pieces)  # an archive with a gap is refused
+    next_offsets(pieces)  # refuses an archive with a gap
     lines = []
     for (broker_name, queue_id), group in groupby(pieces, key=lambda piece: piece.queue):
         files = [piece for piece in group if piece.day]
         if files:
-            # Whoever deletes the oldest files moves the numbers of all rows behind them: then it is another line.
+            # If the oldest files are deleted, all later rows get other numbers. The start offset in the name makes it a
+            # new line.
             name = f"{broker_name}:{queue_id} from {files[0].start_offset}"
             place = crc32(broker_name.encode()) + queue_id
             lines.append(Line(name, tuple(source / piece.path for piece in files), place, True))
@@ -152,7 +154,7 @@ def _is_hidden(path: Path) -> bool:
 
 
 def metadata_of_file(path: Path) -> pq.FileMetaData:
-    """A file's footer; StoreCorruptError if it has none."""
+    """Return a file's footer. Raises StoreCorruptError if the file has none."""
     try:
         return pq.read_metadata(path)
     except (OSError, pa.ArrowException) as error:
@@ -160,10 +162,10 @@ def metadata_of_file(path: Path) -> pq.FileMetaData:
 
 
 def read_line(line: Line, selection: Selection) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of a line in their order: how many were read, and those of them that are selected, with the columns that
-    a message has.
+    """Yield the rows of a line in order: the number of rows read, and the selected rows of these with the columns of a
+    message.
 
-    InvalidArgumentError for a file without the columns that the selection looks at, or without bodies;
+    Raises InvalidArgumentError for a file without bodies or without a column that the selection needs, and
     StoreCorruptError for a damaged file.
     """
     for path in line.files:
@@ -182,7 +184,7 @@ def read_line(line: Line, selection: Selection) -> Iterator[tuple[int, pa.Record
 
 
 def _readable(batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
-    """The rows of an archive that have a body: a message that could not be read has none, and is left out."""
+    """Return the rows of an archive that have a body. A message that could not be read has no body, and is left out."""
     body = batch.column("body")
     if not body.null_count:
         return batch
@@ -191,7 +193,7 @@ def _readable(batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
 
 
 def producer_id(name: str, line: Line, selection: Selection) -> str:
-    """The identity under which the rows of a line are stored once: of 64 characters, another one for another replay,
-    line or selection."""
+    """Return the identity under which a line's rows are stored, of 64 characters. It differs for each replay, line and
+    selection."""
     text = f"{name}\n{line.name}\n{selection.text()}"
     return f"replay/{hashlib.sha256(text.encode()).hexdigest()[:48]}"

@@ -1,4 +1,4 @@
-"""The frame of a job that needs Spark: the connection, the session, progress in tasks, and errors in one line."""
+"""The common part of jobs that need Spark: connection, session, progress of tasks, and errors in one line."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
 
 PARTITIONS_PER_CORE: Final = 4
-"""Partitions of what jobs aggregate. Spark's 200 are for more than counts of tags and minutes."""
+"""Spark partitions per core for aggregated results. Spark's default of 200 is too many for counts of tags and
+minutes."""
 _SHUFFLE: Final = "spark.sql.shuffle.partitions"
 _LOOK_S: Final = 0.25
-"""The time between two looks at Spark's tasks, while a bar shows them."""
+"""The time between two queries of Spark's tasks while a bar shows them."""
 _RAISED: Final = re.compile(r"^(?:Caused by: )?(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
 """A line of a traceback that names an exception."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSize:
-    """The CPUs and the memory of a job's Spark session: `executor_memory` is the heap of each, such as "1g"."""
+    """The CPUs and the memory of a job's Spark session. `executor_memory`: the heap of each executor, such as "1g"."""
 
     executors: int = 1
     executor_cores: int = 1
@@ -45,7 +46,7 @@ class SessionSize:
 
 
 def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of every job that runs on Spark, which the command gets as one `size`."""
+    """Add the options of every job on Spark to a command, which gets them as one `size`."""
 
     @click.option("--executors", type=NumberType(SPARK_COUNT), default=1, show_default=True, help="Spark's executors.")
     @click.option("--executor-cores", type=NumberType(SPARK_COUNT), default=1, show_default=True, help="Cores of each.")
@@ -61,10 +62,9 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def spark_job(
     name: str, address: str | None, size: SessionSize, *, quiet: bool, configs: Mapping[str, str] | None = None
 ) -> Iterator[tuple[SparkSession, Client]]:
-    """A Spark session, with these `configs` of Spark's, and a client for the length of a job; with `quiet` nothing is
-    shown meanwhile.
+    """Open a Spark session with Spark's `configs`, and a client, for the duration of a job. `quiet`: show no progress.
 
-    Raises as `raymq.connect` and `spark_session` do; errors of Spark's tasks come out as `clear_errors` says.
+    Raises like `raymq.connect` and `spark_session`. Errors of Spark's tasks are converted as by `clear_errors`.
     """
     with steps(quiet=quiet) as progress:
         progress("loading Spark")
@@ -87,8 +87,8 @@ def spark_job(
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """Turn an exception that Spark raises into a RaymqError with one line: the one that its task raised, if it is one
-    of raymq.common.errors, else the first that Spark's text names."""
+    """Convert an exception of Spark into a RaymqError with one line: the error that its task raised, if it is in
+    raymq.common.errors, else the first error in Spark's text."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
@@ -96,7 +96,7 @@ def clear_errors() -> Iterator[None]:
 
 
 def job_error(text: str) -> RaymqError:
-    """The error that a text of Spark's, mostly two tracebacks of two languages, is about."""
+    """Return the error in a text of Spark, which mostly contains tracebacks of two languages."""
     if (ours := raymq_error(text)) is not None:
         return ours
     named = _RAISED.findall(text)
@@ -107,7 +107,7 @@ def job_error(text: str) -> RaymqError:
 
 @contextmanager
 def tasks_counted(spark: SparkSession, description: str, *, quiet: bool) -> Iterator[None]:
-    """Show a bar of the Spark tasks that the block has begun and finished, if standard error is a terminal."""
+    """Show a bar of Spark tasks that the block has started and finished, if standard error is a terminal."""
     with counting(description, talks=quiet) as counter:
         if not counter.shown:
             yield

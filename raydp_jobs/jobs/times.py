@@ -1,4 +1,4 @@
-"""Times of jobs: the part of a topic's time that a job looks at, and the stretches that it divides time into."""
+"""Times of jobs: the part of a topic's time that a job reads, and the intervals for its counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raymq.common.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """The time from `start_ms` up to, not including, `end_ms`, in ms since 1970; None is no bound."""
+    """The time from `start_ms` up to, not including, `end_ms`, in ms since 1970. None is no bound."""
 
     start_ms: int | None = None
     end_ms: int | None = None
@@ -29,12 +29,12 @@ class Period:
             raise InvalidArgumentError("--from must be before --to")
 
     def has(self, time_ms: int) -> bool:
-        """True if a time is in it."""
+        """True if the period contains a time."""
         return (self.start_ms is None or time_ms >= self.start_ms) and (self.end_ms is None or time_ms < self.end_ms)
 
     def scan_options(self) -> ScanOptions:
-        """The options of a read that covers this time, and little more: offsets follow times only roughly where clocks
-        went back, so `of` comes behind it."""
+        """Return options of a read that covers this period, and little more. Offsets only roughly follow times after a
+        clock was set back, so `of` filters afterwards."""
         options: ScanOptions = {}
         if self.start_ms is not None:
             options["starting_timestamp"] = self.start_ms
@@ -44,7 +44,7 @@ class Period:
         return options
 
     def of(self, messages: DataFrame) -> DataFrame:
-        """The messages that were stored in this time."""
+        """Return the messages that were stored in this period."""
         stored_ms = sf.unix_millis("store_timestamp")
         if self.start_ms is not None:
             messages = messages.where(stored_ms >= self.start_ms)
@@ -52,11 +52,11 @@ class Period:
 
 
 ALWAYS: Final = Period()
-"""All of time."""
+"""A period without bounds."""
 
 
 def period_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options --from and --to, which the command gets as one `period`."""
+    """Add the options --from and --to to a command, which gets them as one `period`."""
 
     @click.option("--from", "start", metavar="TIME", help="Messages stored from then on: ISO 8601, or -2h, -7d.")
     @click.option("--to", "end", metavar="TIME", help="Messages stored before then.")
@@ -70,7 +70,7 @@ def period_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def every_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The option --every, the length of the stretches of time, which the command gets as `every_s`."""
+    """Add the option --every to a command, the length of intervals, which the command gets as `every_s`."""
     return click.option(
         "--every",
         "every_s",
@@ -87,8 +87,8 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> i
 
 
 def seconds_of(text: str) -> int:
-    """A length of time in seconds from ``"30s"``, ``"1m"``, ``"2h"`` or ``"1d"``; InvalidArgumentError for another
-    form."""
+    """Parse a duration in seconds from ``"30s"``, ``"1m"``, ``"2h"`` or ``"1d"``. Raises InvalidArgumentError for
+    another form."""
     lengths = parse_delay_levels(text)
     if len(lengths) != 1:
         raise InvalidArgumentError(f"{text!r} is not one length of time: write for example 1m")
@@ -96,5 +96,5 @@ def seconds_of(text: str) -> int:
 
 
 def iso_time(moment: datetime | None) -> str | None:
-    """A time as people write it, in UTC; None stays None."""
+    """Format a time for people, in UTC. None stays None."""
     return None if moment is None else moment.astimezone(UTC).isoformat(timespec="milliseconds")

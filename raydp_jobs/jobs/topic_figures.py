@@ -1,4 +1,4 @@
-"""The figures of topics that `topic_stats` finds: as JSON, as tables, and as a picture."""
+"""The figures that `topic_stats` computes: as JSON, as tables, and as a picture."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN_BUCKETS: Final = 30
-"""The newest buckets, which the table has; JSON and the picture have all."""
+"""The number of newest buckets in the table. JSON and the picture have all buckets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The messages of `every_s` seconds from `start` on. `tags`: how many messages have each of the topic's common
-    tags; None stands for no tag. `keys`: how many different keys there are."""
+    """The messages of `every_s` seconds from `start` on. `tags`: numbers of messages with each of the topic's common
+    tags; None stands for no tag. `keys`: the number of different keys."""
 
     start: datetime
     messages: int
@@ -32,9 +32,9 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class TopicFigures:
-    """The figures of one topic. `first` and `last` are None without messages; `bytes` are those of bodies.
+    """The figures of one topic. `first` and `last`: None without messages. `bytes`: of bodies.
 
-    `tags`: how many messages each of the most common tags has; the rest are `other_tags`.
+    `tags`: numbers of messages with each of the most common tags. `other_tags`: the number with other tags.
     """
 
     topic: str
@@ -50,16 +50,16 @@ class TopicFigures:
 
     @property
     def seconds(self) -> float:
-        """The time between the first message and the last."""
+        """The seconds between the first message and the last."""
         return (self.last - self.first).total_seconds() if self.first and self.last else 0.0
 
     def per_second(self, amount: int) -> float | None:
-        """An amount as a rate over the topic's time; None for a topic without a length in time."""
+        """Return an amount as a rate over the topic's time; None if the topic's time has no length."""
         return round(amount / self.seconds, 3) if self.seconds else None
 
 
 def figures_json(found: Iterable[TopicFigures], every_s: int) -> dict[str, Any]:
-    """The figures as `--json` prints them; rates are per second."""
+    """Return the figures as `--json` prints them. Rates are per second."""
     return {"every_s": every_s, "topics": [_topic_json(one, every_s) for one in found]}
 
 
@@ -96,7 +96,7 @@ def _tags_json(tags: dict[str | None, int]) -> list[dict[str, Any]]:
 
 
 def show(found: Sequence[TopicFigures], every_s: int) -> None:
-    """Print the figures as tables: the topics, their tags, and the newest SHOWN_BUCKETS buckets of each."""
+    """Print the figures as tables: the topics, their tags, and the newest SHOWN_BUCKETS buckets of each topic."""
     names = ["topic", "messages", "bytes", "largest body", "keys", "first", "last", "messages/s", "bytes/s"]
     rows = [
         [
@@ -138,7 +138,7 @@ def _tag_name(tag: str | None) -> str:
 
 
 def draw(figure: Figure, found: Sequence[TopicFigures], every_s: int) -> None:
-    """Draw rates and keys over time: of one topic by tag, of several topics each."""
+    """Draw rates and keys over time: by tag for one topic, by topic for several."""
     upper, middle, lower = figure.subplots(3, 1, sharex=True)
     series = rates_by_tag(found[0], every_s) if len(found) == 1 else None
     times = sorted({bucket.start for one in found for bucket in one.buckets})
@@ -158,7 +158,8 @@ def draw(figure: Figure, found: Sequence[TopicFigures], every_s: int) -> None:
 
 
 def rates_by_tag(one: TopicFigures, every_s: int) -> dict[str, list[float]]:
-    """The messages per second of each common tag in each bucket, and of the others together, if there are some."""
+    """Return the messages per second of each common tag in each bucket, and of the other tags together, if there are
+    any."""
     series = {_tag_name(tag): [bucket.tags[tag] / every_s for bucket in one.buckets] for tag in one.tags}
     if one.other_tags:
         rest = [bucket.messages - sum(bucket.tags.values()) for bucket in one.buckets]

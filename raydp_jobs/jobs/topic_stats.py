@@ -1,12 +1,11 @@
-"""Figures of topics: how many messages and bytes, how fast, with which tags and keys, over time.
+"""Computes figures of topics: numbers of messages and bytes, rates, tags and keys, over time.
 
     read_topic → lean → counted            one row per topic, bucket of time and tag; read once, kept in Spark
                           ├─ totals        one row per topic
                           ├─ tag_totals    one row per topic and tag
                           └─ buckets       one row per topic, bucket and tag; rare tags together
 
-The time is that of storing. Keys are counted by sketches (HyperLogLog), which are exact for few and off by 2 % for
-many.
+Times are store times. Sketches (HyperLogLog) count keys: exactly for few keys, within 2 % for many.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
 
 BUCKETS_MAX: Final = 20_000
-"""The most buckets of time, over all topics: two weeks of minutes. They are all held by this process."""
+"""The most buckets of time over all topics: two weeks of minutes. This process holds all buckets in memory."""
 TAGS_MAX: Final = 100
 
 
@@ -56,8 +55,9 @@ def run(
     period: Period = ALWAYS,
     quiet: bool = True,
 ) -> list[TopicFigures]:
-    """The figures of each topic, in the given order, over buckets of `every_s` seconds and with the `top` most common
-    tags by name. InvalidArgumentError when there are more than BUCKETS_MAX buckets; else raises as `read_topic`."""
+    """Compute the figures of each topic, in the given order, over buckets of `every_s` seconds and with the `top` most
+    common tags by name. Raises InvalidArgumentError for more than BUCKETS_MAX buckets, and the errors of
+    `read_topic`."""
     from raydp_jobs.source.reader import read_topic
 
     messages = read_topic(
@@ -90,14 +90,15 @@ def run(
 
 
 def lean(messages: DataFrame) -> DataFrame:
-    """Messages with nothing but what is counted: topic, tags, keys, time of storing and the size of the body."""
+    """Return messages with only the counted columns: topic, tags, keys, store time and size of the body."""
     return messages.select("topic", "tags", "keys", "store_timestamp", sf.col("body_size").alias("size"))
 
 
 def counted(messages: DataFrame, every_s: int) -> DataFrame:
-    """One row per topic, bucket (`start`, a time) and tag: messages, bytes, largest, first, last, and a sketch of keys.
+    """Return one row per topic, bucket (`start`, a time) and tag: messages, bytes, largest, first, last, and a sketch
+    of keys.
 
-    A message with several keys is several rows on the way; only its first is counted.
+    A message with several keys becomes several rows in between; only its first row counts as a message.
     """
     start = sf.window("store_timestamp", f"{every_s} seconds").getField("start").alias("start")
     rows = messages.select(
@@ -115,7 +116,7 @@ def counted(messages: DataFrame, every_s: int) -> DataFrame:
 
 
 def totals(counts: DataFrame) -> DataFrame:
-    """One row per topic, of the rows of `counted`."""
+    """Return one row per topic, from the rows of `counted`."""
     return counts.groupBy("topic").agg(
         sf.sum("messages").alias("messages"),
         sf.sum("bytes").alias("bytes"),
@@ -127,7 +128,7 @@ def totals(counts: DataFrame) -> DataFrame:
 
 
 def tag_totals(counts: DataFrame) -> DataFrame:
-    """The TAGS_MAX most common tags of each topic, with their messages, the most common first."""
+    """Return the TAGS_MAX most common tags of each topic, with their numbers of messages, the most common first."""
     order = Window.partitionBy("topic").orderBy(sf.desc("messages"), "tags")
     sums = counts.groupBy("topic", "tags").agg(sf.sum("messages").alias("messages"))
     ranked = sums.withColumn("rank", sf.row_number().over(order))
@@ -135,8 +136,8 @@ def tag_totals(counts: DataFrame) -> DataFrame:
 
 
 def buckets(counts: DataFrame, common: dict[str, dict[str | None, int]]) -> DataFrame:
-    """One row per topic and bucket: messages, bytes, keys, and a list of the messages of each `common` tag by its place
-    there."""
+    """Return one row per topic and bucket: messages, bytes, keys, and a list of the messages of each `common` tag by
+    the tag's index."""
     named = {topic: list(tags) for topic, tags in common.items()}
     places = []
     for index in range(max(map(len, named.values()), default=0)):
@@ -157,8 +158,8 @@ def buckets(counts: DataFrame, common: dict[str, dict[str | None, int]]) -> Data
 
 
 def epoch(time: Column) -> Column:
-    """A time as seconds since 1970, as a number: `collect` would give a time of this machine's zone without saying
-    so."""
+    """Return a time as a number of seconds since 1970. `collect` would silently convert a time to this machine's time
+    zone."""
     return sf.unix_micros(time) / 1_000_000
 
 
@@ -166,7 +167,7 @@ def epoch(time: Column) -> Column:
 
 
 def common_tags(rows: Iterable[dict[str, Any]], top: int) -> dict[str, dict[str | None, int]]:
-    """The `top` first tags of each topic with their messages, of the rows of `tag_totals`."""
+    """Return the `top` first tags of each topic with their numbers of messages, from the rows of `tag_totals`."""
     result: dict[str, dict[str | None, int]] = {}
     for row in rows:
         of_topic = result.setdefault(row["topic"], {})
@@ -178,11 +179,11 @@ def common_tags(rows: Iterable[dict[str, Any]], top: int) -> dict[str, dict[str 
 def figures(
     topics: Sequence[str], of_topics: Iterable[Any], common: dict[str, dict[str | None, int]], of_buckets: Iterable[Any]
 ) -> list[TopicFigures]:
-    """The collected rows of the three steps, put together by topic."""
+    """Combine the collected rows of the three steps by topic."""
     totals_of = {row["topic"]: row for row in of_topics}
     buckets_of: dict[str, list[Bucket]] = {}
     for row in of_buckets:
-        # Spark's list is as long as the topic with the most tags needs it.
+        # Spark's list has the length that the topic with the most tags needs.
         counts = dict(zip(common[row["topic"]], row["tags"], strict=False))
         bucket = Bucket(_time(row["start"]), row["messages"], row["bytes"], row["keys"], counts)
         buckets_of.setdefault(row["topic"], []).append(bucket)
@@ -228,7 +229,7 @@ def command(
     address: str | None,
     as_json: bool,
 ) -> None:
-    """Show how many messages and bytes topics have, how fast they came, and their tags and keys over time.
+    """Show how many messages and bytes topics have, at which rates, and their tags and keys over time.
 
     Example: raymq job topic-stats orders --every 1h --from -2d --picture orders.png
     """
@@ -246,7 +247,7 @@ def _printed(found: list[TopicFigures], every_s: int, picture: Path | None) -> d
 
 
 def main() -> None:
-    """The job as a program: ``python -m raydp_jobs.jobs.topic_stats orders``."""
+    """Run the job as a program: ``python -m raydp_jobs.jobs.topic_stats orders``."""
     run_command(command)
 
 

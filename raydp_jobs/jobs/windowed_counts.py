@@ -1,10 +1,10 @@
-"""A stream of topics counted by tag or key in windows of time; the counts are messages of another topic.
+"""Counts a stream of topics by tag or key in windows of time. The counts are messages of another topic.
 
     stream_topic → counted → as_messages → topic_sink
-                   a window is counted until the watermark has passed its end; then it is sent, once and for ever
+                   a window is counted until the watermark has passed its end; then its counts are sent, once
 
-A restart goes on from the checkpoint: no message is counted twice or left out, and no count is sent twice. Messages
-that come when their window was sent already are left out, and told.
+A restart continues from the checkpoint: each message is counted once, and each count is sent once. Messages that arrive
+after their window's counts were sent are left out, and reported.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
 
 OPTIONS_FILE: Final = "raymq-windowed-counts.json"
-"""The file in a checkpoint that says which windows are counted there."""
+"""The file in a checkpoint that describes the windows counted there."""
 _LOOK_S: Final = 1
 
 By = Literal["tags", "keys"]
@@ -53,7 +53,7 @@ Sink = Callable[[DataFrame, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The counting: of messages by tag or key (`by`), in windows of `length_s` seconds of their `time`, a new one each
+    """How to count: by tag or key (`by`), in windows of `length_s` seconds of the messages' `time`, a new window each
     `slide_s` seconds, that close `late_s` seconds after their end."""
 
     length_s: int = 60
@@ -72,8 +72,8 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The result of a run: the `counts` that it sent, each of a window and a tag or key, in so many batches. At least
-    `late` messages came when their window was sent already: Spark counts some of them together."""
+    """The result of a run: the number of `counts` sent, each of a window and a tag or key, and of batches. `late`: the
+    least number of messages that arrived after their window's counts were sent; Spark counts some of them together."""
 
     target: str
     batches: int
@@ -96,18 +96,18 @@ def run(
     commit_group: str | None = None,
     on_counts: Callable[[int], None] = lambda count: None,
 ) -> Counted:
-    """Count `topics` into `target` until somebody stops the query; with `available_now` what is there now.
+    """Count `topics` into `target` until the query is stopped. `available_now`: only count the present messages.
 
-    `checkpoint`: a directory of this job's own, which it goes on from; `start`, where it begins without one.
-    `on_counts` is called with each number of counts that are stored. However this ends, the query is stopped.
-    InvalidArgumentError for a checkpoint of other windows; else errors as `stream_topic` and `topic_sink`.
+    `checkpoint`: a directory of this job, from which it continues; `start`: the beginning without a checkpoint.
+    `on_counts` is called with each number of stored counts. The query is stopped at the end. Raises
+    InvalidArgumentError for a checkpoint of other windows, and the errors of `stream_topic` and `topic_sink`.
     """
     from raydp_jobs.sink.writer import topic_sink
     from raydp_jobs.stream.topic_stream import stream_topic
 
     if target in topics:
         raise InvalidArgumentError(f"the counts of {target} would be counted again: send them to another topic")
-    client.write_queues(target)  # so that an error is told now and not in the first batch
+    client.write_queues(target)  # raises errors now, and not in the first batch
     messages = stream_topic(
         spark,
         topics,
@@ -125,14 +125,14 @@ def run(
 
 
 class StoredCounts:
-    """Adds up what a query has stored."""
+    """Adds up the counts that a query has stored."""
 
     def __init__(self, on_counts: Callable[[int], None]) -> None:
         self._on_counts = on_counts
         self.batches = self.counts = 0
 
     def add(self, batch: int, summary: WriteSummary) -> None:
-        """Note a batch that is stored."""
+        """Add a stored batch."""
         self.batches += 1
         self.counts += summary.rows
         self._on_counts(summary.rows)
@@ -141,7 +141,7 @@ class StoredCounts:
 def begin(
     messages: DataFrame, windows: Windows, sink: Sink, checkpoint: Path, *, trigger_s: int, available_now: bool
 ) -> StreamingQuery:
-    """Start the query that counts `messages` and gives the counts, as messages, to `sink`."""
+    """Start the query that counts `messages` and passes the counts, as messages, to `sink`."""
     counts = as_messages(counted(messages, windows), windows.by)
     writer = counts.writeStream.foreachBatch(sink).outputMode("append").option("checkpointLocation", str(checkpoint))
     writer = (
@@ -151,7 +151,7 @@ def begin(
 
 
 def await_end(query: StreamingQuery, target: str, stored: StoredCounts) -> Counted:
-    """Wait for the end of a query, which is stopped when this is interrupted. Raises as the query."""
+    """Wait for the end of a query, which is stopped if the wait is interrupted. Raises the query's error."""
     late, seen = 0, -1
     try:
         ended = False
@@ -166,7 +166,8 @@ def await_end(query: StreamingQuery, target: str, stored: StoredCounts) -> Count
 
 
 def late_messages(progress: Any) -> int:
-    """The rows that a batch left out because their windows were sent already, after it put equal ones together."""
+    """Return the number of rows that a batch left out because their windows were already sent, after equal rows were
+    combined."""
     return sum(int(one["numRowsDroppedByWatermark"]) for one in progress["stateOperators"])
 
 
@@ -174,8 +175,8 @@ def late_messages(progress: Any) -> int:
 
 
 def counted(messages: DataFrame, windows: Windows) -> DataFrame:
-    """One row per topic, window and tag or key (`value`, null for messages without): `start`, `end` and `messages`. A
-    message with several keys is counted for each."""
+    """Return one row per topic, window and tag or key (`value`, null for messages without): `start`, `end` and
+    `messages`. A message with several keys counts for each key."""
     value = sf.col("tags") if windows.by == "tags" else sf.explode_outer(sf.array_distinct("keys"))
     time = sf.col(f"{windows.time}_timestamp").alias("time")
     window = sf.window("time", f"{windows.length_s} seconds", f"{windows.slide_s} seconds")
@@ -189,8 +190,8 @@ def counted(messages: DataFrame, windows: Windows) -> DataFrame:
 
 
 def as_messages(counts: DataFrame, by: By) -> DataFrame:
-    """The rows of `counted` as messages: a JSON object, with the tag or key that is counted as its own, and the counts
-    of each in one queue, in their order."""
+    """Return the rows of `counted` as messages. The body is a JSON object; the counted tag or key is also the message's
+    tag or key. All counts of one tag or key go to one queue, in order."""
     body = sf.to_json(
         sf.struct(
             "topic",
@@ -214,15 +215,15 @@ def as_messages(counts: DataFrame, by: By) -> DataFrame:
 
 
 def fix_options(checkpoint: Path, options: dict[str, Any]) -> None:
-    """Note in a checkpoint what is counted there, or compare it with what is noted: Spark itself would go on with the
-    windows of before under new names. InvalidArgumentError if it is something else."""
+    """Store in a checkpoint what is counted there, or compare it with the stored description. Spark itself would
+    continue old windows under new names. Raises InvalidArgumentError if the description differs."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     path, text = checkpoint / OPTIONS_FILE, json.dumps(options, sort_keys=True)
     if not path.exists():
         partial = checkpoint / f".{uuid.uuid4().hex}.partial"
         partial.write_text(text)
         try:
-            os.link(partial, path)  # whole or not there, and the first one counts
+            os.link(partial, path)  # the file is created whole or not at all, and the first one counts
         except FileExistsError:
             pass
         finally:
@@ -306,7 +307,7 @@ def command(
     address: str | None,
     as_json: bool,
 ) -> None:
-    """Count TOPICs by tag or key in windows of time, as they come; each count is a message of topic TARGET.
+    """Count TOPICs by tag or key in windows of time, continuously; each count is a message of topic TARGET.
 
     Example: raymq job windowed-counts orders order-counts --checkpoint /data/order-counts --window 5m
     """
@@ -338,7 +339,8 @@ def _text(done: Counted) -> str:
 
 
 def main() -> None:
-    """The job as a program: ``python -m raydp_jobs.jobs.windowed_counts orders counts --checkpoint /data/counts``."""
+    """Run the job as a program: ``python -m raydp_jobs.jobs.windowed_counts orders counts --checkpoint
+    /data/counts``."""
     run_command(command)
 
 

@@ -1,4 +1,4 @@
-"""The columns of a DataFrame that is written to a topic: their check in the driver, and the order of its rows."""
+"""The columns of a DataFrame that is written to a topic: their check in the driver, and the order of the rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raymq.common.errors import InvalidArgumentError
 Sort = Literal["auto", "always", "never"]
 
 _SHUFFLE: Final = re.compile("(?<!Broadcast)Exchange")
-"""A step of a plan after which rows come in any order; one that broadcasts the small side of a join is none."""
+"""A step of a plan after which rows have no fixed order. Broadcasting the small side of a join keeps the order."""
 
 
 def _is_texts(kind: types.DataType) -> bool:
@@ -55,12 +55,12 @@ _KINDS: Final[dict[str, tuple[Callable[[types.DataType], bool], str, str]]] = {
         "F.col('deliver_time').cast('timestamp')",
     ),
 }
-"""By column: its type, that type's name, and an expression that makes it."""
+"""For each column: its type, the type's name, and an expression that creates a value."""
 
 
 def check_columns(df: DataFrame) -> None:
-    """InvalidArgumentError, which names everything that is wrong with the columns and how to mend it, unless the rows
-    of `df` can be written to a topic."""
+    """Raise InvalidArgumentError unless the rows of `df` can be written to a topic. The error names all problems and
+    their solutions."""
     names = df.columns
     wrong = [] if "body" in names else ["column 'body' is missing: name one so, with df.withColumnRenamed(…, 'body')"]
     wrong += [f"column {name!r} is there twice" for name in sorted({name for name in names if names.count(name) > 1})]
@@ -82,11 +82,11 @@ def check_columns(df: DataFrame) -> None:
 
 
 def in_fixed_order(df: DataFrame, sort: Sort) -> DataFrame:
-    """`df` with rows that come in the same order each time a partition is computed.
+    """Return `df` with rows in the same order each time a partition is computed.
 
-    Rows that came through an exchange do not by themselves, so with "auto" those are sorted within their partition: by
-    the order that the DataFrame has already, then by a hash of all columns, then by the columns. InvalidArgumentError
-    for another `sort`.
+    Rows after an exchange have no fixed order. With "auto" such rows are sorted within their partition: by the
+    DataFrame's present order, then by a hash of all columns, then by the columns. Raises InvalidArgumentError for
+    another `sort`.
     """
     if sort not in ("auto", "always", "never"):
         raise InvalidArgumentError(f"sort is 'auto', 'always' or 'never', not {sort!r}")
@@ -94,34 +94,35 @@ def in_fixed_order(df: DataFrame, sort: Sort) -> DataFrame:
         return df
     given = _present_order(df)
     if given is None:
-        return df  # sorted by columns that were dropped since: their order cannot be given again
+        return df  # sorted by columns that were dropped later, so the order cannot be restored
     values = [_sortable(field) for field in df.schema]
     return df.sortWithinPartitions(*given, functions.xxhash64(*values), *values)
 
 
 def has_exchange(df: DataFrame) -> bool:
-    """True if rows come from another stage's tasks, in whatever order those end."""
+    """True if rows come from another stage's tasks, in the order in which those tasks end."""
     execution = df._jdf.queryExecution()
     plan = execution.executedPlan().toString()
     if _SHUFFLE.search(plan):
         return True
-    if "ExistingRDD" not in plan:  # which hides what it was made by, as a streaming query's batch does
+    if "ExistingRDD" not in plan:  # it hides the plan that computed it, as a streaming query's batch does
         return False
     return "Shuffled" in execution.toRdd().toDebugString()
 
 
 def is_adaptive(df: DataFrame) -> bool:
-    """True if the number of partitions is not known before the stages that they are made from have run."""
+    """True if the number of partitions is unknown until earlier stages have run."""
     return bool(df._jdf.queryExecution().executedPlan().toString().startswith("AdaptiveSparkPlan"))
 
 
 def partitions_of(df: DataFrame) -> int:
-    """The number of partitions; 0 if it is not known yet."""
+    """Return the number of partitions; 0 if it is not known yet."""
     return 0 if is_adaptive(df) else int(df._jdf.queryExecution().toRdd().getNumPartitions())
 
 
 def _present_order(df: DataFrame) -> Sequence[Column] | None:
-    """The order that the rows of each partition have by their plan; None if that is by columns that are not there."""
+    """Return the order of each partition's rows in the plan; None if the order depends on columns that no longer
+    exist."""
     plan: Any = df._jdf.queryExecution().executedPlan()
     ordering, output = plan.outputOrdering(), plan.outputSet()
     jvm: Any = df.sparkSession._jvm

@@ -1,12 +1,12 @@
-"""The tasks of a write to a topic: each writes the rows of one partition, and tells how many and where to.
+"""The tasks of a write to a topic. Each task writes the rows of one partition and returns their numbers and queues.
 
-A task's rows are written under the producer id QUERY/PARTITION and the batch's number as epoch, so that the store
-recognises them when the task, or the whole batch, is tried again (raymq.client.producer.repeatable). A task that fails
-raises, and Spark tries it again; only an error that no repeat can mend is told to the driver as a row, at once.
+A task's rows are written under the producer id QUERY/PARTITION, with the batch's number as epoch. So the store
+recognises the rows when the task or the whole batch is repeated (raymq.client.producer.repeatable). A failed task
+raises, and Spark repeats it. An error that no repeat can solve is returned to the driver at once, as a row.
 
-Memory: one of Spark's Arrow batches, and the producer's buffer.
+A task holds one of Spark's Arrow batches and the producer's buffer in memory.
 
-The cluster as a write to a topic uses it: in the driver, and in Spark's workers.
+The module also has the connection to the cluster, in the driver and in Spark's workers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RESULT_SCHEMA: Final = (
     "stored_before long, broker_name string, queue_topic string, queue_id int, rows long, first_offset long, "
     "end_offset long, error string, error_kind string"
 )
-"""A row per queue that got rows; one without a queue says how many rows the partition had, or the error."""
+"""One row per queue that got rows. A row without a queue has the number of the partition's rows, or the error."""
 _ARROW_SCHEMA: Final = pa.schema(
     [
         ("stored_before", pa.int64()),
@@ -60,22 +60,22 @@ _FOR_GOOD: Final = (
     NoPermissionError,
     TopicNotExistError,
 )
-"""Errors that a repeat of the task would meet again."""
+"""Errors that a repeated task would meet again."""
 
 logger = logging.getLogger(__name__)
 
 
 class Writers(Protocol):
-    """Makes the writers of a write's tasks, in Spark's workers; it is pickled to get there."""
+    """Creates the writers of a write's tasks, in Spark's workers. It is pickled for the workers."""
 
     def open(self, producer_id: str, epoch: int, first_queue: int) -> RepeatableWriter: ...
 
 
 @dataclass(frozen=True)
 class TaskWrite:
-    """The write of one batch, as its tasks carry it out: a function for `DataFrame.mapInArrow`.
+    """The write of one batch by its tasks: a function for `DataFrame.mapInArrow`.
 
-    `query`: what is the same in each repeat of the query, `batch` the batch's number.
+    `query`: an id that is the same in each repeat of the query. `batch`: the batch's number.
     """
 
     writers: Writers
@@ -83,11 +83,11 @@ class TaskWrite:
     batch: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the rows of this task's partition; one batch of RESULT_SCHEMA."""
+        """Write the rows of this task's partition. Yields one batch of RESULT_SCHEMA."""
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
         try:
-            # The first queue differs, so that partitions with few rows are spread.
+            # Each partition starts with another queue, so that partitions with few rows use all queues.
             with self.writers.open(f"{self.query}/{partition}", self.batch, partition) as writer:
                 for batch in batches:
                     if batch.num_rows:
@@ -100,7 +100,7 @@ class TaskWrite:
 
 
 def check_partition(topic: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Check the rows of a partition without writing them: for `DataFrame.mapInArrow`."""
+    """Check the rows of a partition without writing them: a function for `DataFrame.mapInArrow`."""
     context = TaskContext.get()
     partition = 0 if context is None else context.partitionId()
     for batch in batches:
@@ -113,8 +113,8 @@ def check_partition(topic: str, batches: Iterable[pa.RecordBatch]) -> Iterator[p
 
 @dataclass(frozen=True, slots=True)
 class QueueRows:
-    """Rows that a write has stored in one queue: `rows` of the offsets from `first_offset` up to `end_offset`, among
-    which other producers' messages may lie."""
+    """Rows that a write has stored in one queue: `rows` rows at offsets from `first_offset` up to `end_offset`. Other
+    producers' messages may lie between them."""
 
     queue: MessageQueue
     rows: int
@@ -124,8 +124,8 @@ class QueueRows:
 
 @dataclass(frozen=True, slots=True)
 class WriteSummary:
-    """The result of a write: all its `rows` are stored, `stored_before` of them by an earlier attempt, the others in
-    `queues`, which are sorted. Rows with a deliver time are in the queues in which they wait."""
+    """The result of a write. All `rows` are stored: an earlier attempt stored `stored_before` of them, the others are
+    in `queues`, which are sorted. Rows with a deliver time are in the queues in which they wait."""
 
     rows: int
     stored_before: int
@@ -133,7 +133,7 @@ class WriteSummary:
 
     @classmethod
     def of(cls, rows: Iterable[Any]) -> WriteSummary:
-        """The summary of what the tasks have told. Raises the error that a task told."""
+        """Return the summary of the tasks' results. Raises the error of a task."""
         count = before = 0
         queues: dict[MessageQueue, QueueRows] = {}
         for row in rows:
@@ -175,7 +175,7 @@ def _failed(error: RaymqError, partition: int) -> dict[str, Any]:
 
 
 def _told(kind: str, text: str) -> RaymqError:
-    """The error that a task told, as one of the same class where that takes a text."""
+    """Return a task's error, with its class if the class takes a text."""
     found = getattr(errors, kind, RaymqError)
     return MessageIllegalError(text) if found is MessageIllegalError else InvalidArgumentError(text)
 
@@ -186,27 +186,28 @@ def _rows(rows: Iterable[dict[str, Any]] | Sequence[dict[str, Any]]) -> pa.Recor
 
 
 class TopicConnection(Protocol):
-    """A cluster with a topic, seen from the driver."""
+    """The driver's connection to a cluster with a topic."""
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The topic's queues now. TopicNotExistError, NoPermissionError, ServiceNotAvailableError."""
+        """Return the topic's present queues. Raises TopicNotExistError, NoPermissionError or
+        ServiceNotAvailableError."""
         ...
 
     def writers(self, topic: str, queues: tuple[MessageQueue, ...], now_ms: int | None) -> Writers:
-        """The maker of the tasks' writers."""
+        """Return an object that creates the tasks' writers."""
         ...
 
 
 @dataclass(frozen=True)
 class ClusterConnection(TopicConnection):
-    """The raymq of the Ray cluster that this process is connected to. `client` None: each use connects. `settings` are
-    those of ProducerSettings. InvalidArgumentError."""
+    """The raymq of the Ray cluster to which this process is connected. `client` None: each use connects. `settings`:
+    as in ProducerSettings. Raises InvalidArgumentError."""
 
     client: Client | None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ProducerSettings(**self.settings)  # refuses here, before any job, what the tasks could not use
+        ProducerSettings(**self.settings)  # refuses settings that tasks could not use, before any job
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         with nullcontext(self.client) if self.client is not None else connect() as client:
@@ -220,7 +221,7 @@ class ClusterConnection(TopicConnection):
 
 @dataclass(frozen=True)
 class ClusterWriters(Writers):
-    """Makes writers in a worker of the Ray cluster at `address`."""
+    """Creates writers in a worker of the Ray cluster at `address`."""
 
     address: ClusterAddress
     topic: str

@@ -1,10 +1,10 @@
-"""Fixes what a repeat of a batch relies on, before the batch is written: in a file, once and for ever.
+"""Stores the values that a repeated batch depends on, in a file, before the batch is written.
 
     PLACE/TOPIC/17.json    {"version": 1, "queues": "broker-a:4;broker-b:4", "time_ms": 1795378333520, "partitions": 8}
 
-PLACE is in a streaming query's checkpoint. Whoever comes first writes the file, with Spark's own way of writing its
-checkpoint's files (CheckpointFileManager: whole or not there, on each file system that Spark knows); all others read
-it. The file of a batch goes when its hundredth successor is planned: Spark repeats only the last one.
+PLACE is in a streaming query's checkpoint. The first driver writes the file, as Spark writes its checkpoint's files
+(CheckpointFileManager: whole or not at all, on each file system that Spark supports); other drivers read it. The file
+of a batch is deleted when its hundredth successor is planned. Spark only repeats the last batch.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from raymq.common.protocol.route import format_order_config, parse_order_config
 
 VERSION: Final = 1
 KEPT: Final = 100
-"""Batches whose files are kept, as many as Spark keeps of its own."""
+"""The number of batches whose files are kept, as many as Spark keeps of its own files."""
 
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """The `queues` that a batch's rows may go to, the time in ms since 1970 from which their deliver times count, None
-    if that is not fixed, and the number of partitions, 0 if that is not known."""
+    """The values that a batch's write depends on. `queues`: the queues for the batch's rows. `time_ms`: the time in ms
+    since 1970 from which deliver times count; None if it is not fixed. `partitions`: 0 if their number is unknown."""
 
     queues: tuple[MessageQueue, ...]
     time_ms: int | None
     partitions: int
 
     def encode(self) -> str:
-        """The plan as the text of its file."""
+        """Return the plan as the text of its file."""
         counts: dict[str, int] = {}
         for queue in self.queues:
             counts[queue.broker_name] = counts.get(queue.broker_name, 0) + 1
@@ -50,7 +50,7 @@ class WritePlan:
 
     @classmethod
     def decode(cls, topic: str, text: str, path: str) -> WritePlan:
-        """The plan in the file at `path`. InvalidArgumentError for a file that raymq has not written."""
+        """Parse the plan in the file at `path`. Raises InvalidArgumentError for a file that raymq has not written."""
         try:
             values = json.loads(text)
             if values["version"] != VERSION:
@@ -67,7 +67,7 @@ class WritePlan:
 
 
 class PlanFiles:
-    """The plans of one query's writes to one topic, in directory `place` of a file system that Spark knows."""
+    """The plans of one query's writes to one topic, in directory `place` of a file system that Spark supports."""
 
     def __init__(self, spark: SparkSession, place: str) -> None:
         self._jvm: Any = spark._jvm
@@ -77,7 +77,8 @@ class PlanFiles:
         self._files = getattr(companion, "MODULE$").create(self._path(place), conf)
 
     def fix(self, topic: str, batch: int, planned: WritePlan) -> WritePlan:
-        """The plan of a batch: the one that was written first, which may be `planned`. On return it is on disk."""
+        """Return the plan of a batch: the first plan that was written, which may be `planned`. On return it is on
+        disk."""
         path = f"{self._place}/{batch}.json"
         if not self._files.exists(self._path(path)):
             self._files.mkdirs(self._path(self._place))
@@ -96,7 +97,7 @@ class PlanFiles:
             stream.close()
         except Py4JJavaError:
             stream.cancel()
-            if not self._files.exists(self._path(path)):  # else another driver came first, and its plan counts
+            if not self._files.exists(self._path(path)):  # another driver wrote its plan first, and that plan counts
                 raise
 
     def _read(self, path: str) -> str:

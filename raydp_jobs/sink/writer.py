@@ -1,10 +1,10 @@
-"""Writes DataFrames to a topic: `write_topic` for one, `topic_sink` for the batches of a streaming query.
+"""Writes DataFrames to a topic: `write_topic` for one DataFrame, `topic_sink` for the batches of a streaming query.
 
-    driver    check columns ▶ fix queues, time and partitions (plans.py) ▶ sort where the order is not fixed ▶ one job
+    driver    check columns ▶ fix queues, time and partitions (plans.py) ▶ sort if the order is not fixed ▶ one job
     tasks     Arrow batches ▶ RepeatableWriter ▶ a row per queue, which the driver adds up (partitions.py)
 
-A row is stored once by (query, batch, partition, number): the query and the partition are the producer id, the batch is
-the epoch, the number gives queue and sequence.
+The key (query, batch, partition, number) identifies a row, which is stored once. Query and partition are the producer
+id, the batch is the epoch, and the number determines queue and sequence.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from raymq.common.names import check_user_topic
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 _RUN_ID: Final = "spark.jobGroup.id"
-"""Spark makes the run's id the job group of a streaming query's jobs."""
+"""Spark uses the run's id as the job group of a streaming query's jobs."""
 _QUERIES_MAX: Final = 1000
-"""Queries of this process of which the last batch is remembered."""
+"""The most queries of this process whose last batch is remembered."""
 _NAME: Final = re.compile("[A-Za-z0-9_-]*")
 
 Progress = Callable[[int, WriteSummary], object]
@@ -59,28 +59,29 @@ def write_topic(
     client: Client | None = None,
     **settings: Unpack[ProducerOptions],
 ) -> WriteSummary:
-    """Write each row of `df` as a message of `topic`, and return when all are stored as durably as the cluster's
-    settings say.
+    """Write each row of `df` as a message of `topic`. On return all rows are stored, as durably as the cluster's
+    settings require.
 
-    Columns: `body` (binary or string); optional, and null where a row has none: `tags` (string), `keys` (string or
-    array of strings), `properties` (map of string to string), `sharding_key` (string or whole number), `deliver_time`
-    (timestamp). Rows of a partition with one sharding key go to one queue in their order, the others to all queues in
-    turn. Partitions are written in parallel by the executors; no row goes through the driver.
+    Columns: `body` (binary or string); optional, and null if a row has none: `tags` (string), `keys` (string or array
+    of strings), `properties` (map of string to string), `sharding_key` (string or whole number), `deliver_time`
+    (timestamp). Rows of a partition with one sharding key go to one queue in order; other rows go to all queues in
+    turn. Executors write the partitions in parallel; no row passes through the driver.
 
-    A task that Spark tries again, or runs twice, stores no row twice. With `write_id`, a text that names this write,
-    neither does a repeat of the whole write, in another process too, as long as `df` then has the same rows in the same
-    partitions. `plan_location`, a directory on a file system that Spark knows, keeps what a repeat relies on beside
-    that: the topic's queues and the time of the first attempt. Without it the topic must not get queues before the
-    repeat, and no `deliver_time` may be more than a day ahead.
+    If Spark repeats a task, or runs it twice, each row is still stored once. With `write_id`, a text that names this
+    write, the same holds for a repeat of the whole write, even in another process, if `df` then has the same rows in
+    the same partitions. `plan_location`, a directory on a file system that Spark supports, stores the topic's queues
+    and the time of the first attempt for repeats. Without it, the topic must not get queues before the repeat, and no
+    `deliver_time` may be more than a day ahead.
 
-    `sort`: rows that came through an exchange (a join, an aggregation, a repartition) are in another order each time,
-    so "auto" sorts those within their partition, "always" all, "never" none (your rows come in a fixed order).
+    `sort`: rows after an exchange (a join, an aggregation, a repartition) have another order each time. "auto" sorts
+    such rows within their partition, "always" sorts all rows, "never" none (your rows have a fixed order).
     `check_first` reads `df` twice: first to check its rows; otherwise an illegal row ends the write in the middle.
-    `settings` are those of ProducerSettings: `send_timeout_s`, `max_buffered_bytes`, `compression` ….
+    `settings` are as in ProducerSettings: `send_timeout_s`, `max_buffered_bytes`, `compression` ….
 
-    Before any job: InvalidArgumentError for columns and options, TopicNotExistError, NoPermissionError. Later
-    MessageIllegalError for a row (too large, empty body …), and ServiceNotAvailableError when a broker did not
-    come back, or did not answer, while Spark tried each task several times. After these a part of the rows is stored.
+    Before any job, raises InvalidArgumentError for columns and options, TopicNotExistError, NoPermissionError. Later
+    raises MessageIllegalError for a row (too large, empty body …), and ServiceNotAvailableError if a broker did not
+    return or did not answer while Spark repeated each task several times. After a later error a part of the rows is
+    stored.
     """
     if df.isStreaming:
         raise InvalidArgumentError(
@@ -109,21 +110,21 @@ def topic_sink(
     on_batch: Progress | None = None,
     **settings: Unpack[ProducerOptions],
 ) -> Callable[[DataFrame, int], None]:
-    """A function for `foreachBatch` that writes each batch of a streaming query to `topic`, each row once:
+    """Return a function for `foreachBatch` that writes each batch of a streaming query to `topic`, each row once:
 
         query = (
             df.writeStream.foreachBatch(topic_sink("totals"))
             .option("checkpointLocation", path).outputMode("update").start()
         )
 
-    Trigger, output mode and checkpoint are the query's. Columns, errors, `sort`, `check_first` and `settings` are those
-    of `write_topic`. A batch that is tried again, after a restart from the checkpoint too, adds nothing that is stored
-    already: rows are known by the query's id, which is in the checkpoint, the batch, the partition and their number.
+    Trigger, output mode and checkpoint are the query's. Columns, errors, `sort`, `check_first` and `settings` are as
+    for `write_topic`. A repeated batch, even after a restart from the checkpoint, adds no row that is already stored: a
+    row is identified by the query's id, which is in the checkpoint, the batch, the partition and the row's number.
 
-    The topic's queues, the number of partitions and the time are fixed per batch in `raymq-sink/` of the checkpoint; or
-    in `plan_location`, which a query needs that was not started by the default SparkSession. `on_batch` is called with
-    the batch's number and the WriteSummary of each batch that is stored. A query that writes to one topic twice gives
-    each of its sinks a `name` of its own.
+    The topic's queues, the number of partitions and the time are fixed per batch in `raymq-sink/` of the checkpoint, or
+    in `plan_location`. A query that the default SparkSession did not start needs `plan_location`. `on_batch` is called
+    with the batch's number and the WriteSummary of each stored batch. A query that writes to one topic twice gives each
+    of its sinks another `name`.
     """
     check_user_topic(topic)
     if not _NAME.fullmatch(name):
@@ -140,8 +141,8 @@ class _BatchWrite:
         self._connection, self._sort, self._check_first = connection, sort, check_first
 
     def write(self, df: DataFrame, query: str, batch: int, place: str | None, *, fixes_time: bool) -> WriteSummary:
-        """Write the rows of a batch of `query`, and keep its plan in directory `place`. `fixes_time`: deliver times
-        count from now also without a place."""
+        """Write the rows of a batch of `query`, and store its plan in directory `place`. `fixes_time`: deliver times
+        count from now on, even without a place."""
         check_columns(df)
         rows = in_fixed_order(df, self._sort)
         now_ms = time.time_ns() // 1_000_000
@@ -173,7 +174,7 @@ class _StreamWrite:
 
     _lock: Final = threading.Lock()
     _written: Final[dict[tuple[str, str, str], tuple[str, int]]] = {}
-    """By query, topic and name the run and the batch that was written last, in this process."""
+    """The run and the last written batch in this process, by query, topic and name."""
 
     def __init__(self, write: _BatchWrite, name: str, place: str | None, on_batch: Progress | None) -> None:
         self._write, self._name, self._place, self._on_batch = write, name, place, on_batch
@@ -193,8 +194,8 @@ class _StreamWrite:
             self._on_batch(batch, summary)
 
     def _refuse_second(self, query: str, run: str, batch: int) -> None:
-        """ClientStateError if this run has written the batch to the topic already. One that failed may be tried
-        again."""
+        """Raise ClientStateError if this run has already written the batch to the topic. A failed batch may be
+        repeated."""
         with self._lock:
             if self._written.get((query, self._write.topic, self._name)) == (run, batch):
                 raise ClientStateError(
@@ -208,12 +209,12 @@ def _check(topic: str, batches: Any) -> Any:
 
 
 def _short(query: str, topic: str) -> str:
-    """A query's part of the producer ids: short, since it is in each record."""
+    """Return the query's part of the producer ids. It is short, because each record contains it."""
     return hashlib.blake2b(f"{query}\n{topic}".encode(), digest_size=8).hexdigest()
 
 
 def _present_query(df: DataFrame) -> tuple[str, str]:
-    """The ids of the streaming query whose batch `df` is, and of its run."""
+    """Return the ids of the streaming query with the batch `df`, and of its run."""
     context = df.sparkSession.sparkContext
     query, run = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_RUN_ID)
     if not query:
@@ -224,7 +225,7 @@ def _present_query(df: DataFrame) -> tuple[str, str]:
 
 
 def _checkpoint_of(query: str) -> str:
-    """The directory of a running query's checkpoint."""
+    """Return the directory of a running query's checkpoint."""
     for spark in (SparkSession.getActiveSession(), SparkSession._instantiatedSession):
         found: Any = None if spark is None else spark._jsparkSession.streams().get(query)
         if found is not None:
@@ -236,7 +237,8 @@ def _checkpoint_of(query: str) -> str:
 
 
 def _collect(df: DataFrame) -> WriteSummary:
-    """Run the job, and add up what its tasks tell. The error of a task that Spark gave up is raymq's, where it is."""
+    """Run the job, and add up its tasks' results. If Spark gives a task up, raises the task's error of raymq, if there
+    is one."""
     try:
         rows = df.collect()
     except (PySparkException, Py4JJavaError) as error:

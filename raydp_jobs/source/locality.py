@@ -1,7 +1,7 @@
-"""Tasks run on the node whose disk holds what they read, if an executor there is free: that is asked of Spark.
+"""Asks Spark to run tasks on the node with the disk that they read, if an executor there is free.
 
-RayDP's executors have their node's IP address as their host, so a broker group's host is that of the Ray node on which
-its master's storage actor runs. Spark waits `spark.locality.wait` for a free core there, then takes another executor,
+RayDP's executors have their node's IP address as their host. So a broker group's host is the address of the Ray node
+with its master's storage actor. Spark waits `spark.locality.wait` for a free core there, then uses another executor,
 which reads over a lane.
 """
 
@@ -21,7 +21,7 @@ _SCHEMA: Final = '{"type":"struct","fields":[{"name":"partition","type":"integer
 
 
 def preferred_hosts(routes: RouteSource, partitions: Iterable[ScanPartition]) -> list[list[str]]:
-    """The hosts on which each partition is best read: none, or that of its broker group's master."""
+    """Return the preferred hosts of each partition: none, or the host of its broker group's master."""
     nodes: dict[str, str] = {}
     places = []
     for partition in partitions:
@@ -33,21 +33,22 @@ def preferred_hosts(routes: RouteSource, partitions: Iterable[ScanPartition]) ->
 
 
 def node_hosts() -> Mapping[str, str]:
-    """The IP address of each live node of the Ray cluster, by its id."""
+    """Return the IP address of each live node of the Ray cluster, by node id."""
     return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
 
 
 def numbered_partitions(spark: SparkSession, hosts: Sequence[Sequence[str]]) -> DataFrame:
-    """A DataFrame with a partition for each of `hosts`, to run there if there are any: its one row has its number."""
+    """Return a DataFrame with a partition for each of `hosts`, on one of these hosts if there are any. Its one row has
+    the partition's number."""
     return placed_rows(spark, spark._jsparkSession.parseDataType(_SCHEMA), list(enumerate(hosts)))
 
 
 def placed_rows(spark: SparkSession, schema: Any, rows: Sequence[tuple[object, Sequence[str]]]) -> DataFrame:
-    """A DataFrame with a partition for each of `rows`, of one value, to run on one of the row's hosts if it has any.
-    `schema` is the JVM's, of one column."""
+    """Return a DataFrame with a partition for each of `rows`, of one value, on one of the row's hosts if there are any.
+    `schema`: a schema of the JVM with one column."""
     context, jvm = spark.sparkContext, spark.sparkContext._jvm
     assert jvm is not None
-    # Looking a class of the JVM up costs several calls of Py4J, of 0.3 ms each: once, not for each row.
+    # Looking up a class of the JVM costs several calls of Py4J, 0.3 ms each: once, not for each row.
     new_list, new_pair, new_row = jvm.java.util.ArrayList, jvm.scala.Tuple2, jvm.org.apache.spark.sql.RowFactory.create
     to_seq, any_object = jvm.org.apache.spark.api.python.PythonUtils.toSeq, jvm.java.lang.Object
 

@@ -1,6 +1,7 @@
-"""Offsets that tasks have left out because they are gone, told in the driver's log by way of an accumulator of Spark.
+"""Reports offsets that tasks left out because their messages were deleted, in the driver's log, with a Spark
+accumulator.
 
-A task's losses come to the driver when it has succeeded. Spark may run a task twice; then they come twice.
+The driver gets a task's losses when the task has succeeded. If Spark runs a task twice, the losses are reported twice.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 def count_losses(spark: SparkSession) -> Accumulator[list[OffsetRange]]:
-    """An accumulator for the ranges that tasks leave out; each list that is added becomes warnings in the driver."""
-    parameter: Any = SimpleNamespace(zero=_none, addInPlace=_tell)  # an AccumulatorParam, by its methods
+    """Create an accumulator for the ranges that tasks leave out. The driver logs a warning for each added range."""
+    parameter: Any = SimpleNamespace(zero=_none, addInPlace=_tell)  # Spark duck-types an AccumulatorParam
     accumulator: Accumulator[list[OffsetRange]] = spark.sparkContext.accumulator([], parameter)
     return accumulator
 
@@ -30,7 +31,7 @@ def _none(value: list[OffsetRange]) -> list[OffsetRange]:
 
 
 def _tell(before: list[OffsetRange], lost: list[OffsetRange]) -> list[OffsetRange]:
-    if TaskContext.get() is not None:  # in a task, which collects them for the driver
+    if TaskContext.get() is not None:  # runs in a task, which collects the ranges for the driver
         return [*before, *lost]
     for one in lost:
         logger.warning(

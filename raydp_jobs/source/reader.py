@@ -4,8 +4,8 @@
     executor    a Python worker connects to the cluster once in its life, then for each range:
                 mapped files or the storage actor → record bytes → Arrow columns → Spark
 
-The plan is fixed when the DataFrame is made: reading it again reads the same offsets. Only numbers and names travel
-from the driver to the workers; object references would not do there, for a worker has a Ray connection of its own.
+The plan is fixed when the DataFrame is created: reading it again reads the same offsets. The driver sends only numbers
+and names to the workers; object references would not work, because a worker has its own Ray connection.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ MORE_SPARK_COLUMNS: Final = StructType(
         StructField("error", _TEXT),
     ]
 )
-"""The columns that `read_topic` has only when they are asked for by name, as raymq.records.kernels.columns has them."""
+"""The columns that `read_topic` returns only if their names are requested, as in raymq.records.kernels.columns."""
 _FIELDS: Final = {field.name: field for field in (*SPARK_SCHEMA, *MORE_SPARK_COLUMNS)}
 
 _MICROSECONDS: Final = pa.timestamp("us", tz="UTC")
 
 SMALL_COLUMNS_BYTES: Final = 256
-"""The bytes that a message counts for at most in a partition of a read without `body`."""
+"""The most bytes that a message counts for in a partition of a read without `body`."""
 
 
 @checked
@@ -90,21 +90,23 @@ def read_topic(
     client: Client | None = None,
     **options: Unpack[ScanOptions],
 ) -> DataFrame:
-    """The messages of topics, between two offsets of each of their queues, as a DataFrame with `SPARK_SCHEMA`, or with
-    these `columns` of it and of `MORE_SPARK_COLUMNS`.
+    """Read the messages of topics, between two offsets of each of their queues, as a DataFrame.
 
-    `options` are those of `plan_ranges`, as in Spark's Kafka source; offsets per queue are
-    ``{"broker-a": {"0": 12, "1": -2}}`` or the same as JSON, with -2 for earliest and -1 for latest. ``"latest"`` is
-    the end at the moment of this call. `tags` filters like a subscription, ``"paid || refunded"``, and
-    `expression` by properties, ``raymq.sql("price > 5")``, both before a body is read. A query without
-    `body` is several times faster with `columns` that leave it out. A message that cannot be read has a null `body`,
-    and the column `error` says why; with `unreadable` "raise", the job fails with BodyUnreadableError instead.
-    Partitions have about `partition_bytes` bytes of records, and are `min_partitions` at least. `client`: what
-    `raymq.connect()` gave, else a connection is made for the plan.
+    `columns`: by default `SPARK_SCHEMA`; else some columns of it and of `MORE_SPARK_COLUMNS`. A query without `body` is
+    several times faster with `columns` that omit it. `options` are as in `plan_ranges`, as in Spark's Kafka source;
+    offsets per queue are ``{"broker-a": {"0": 12, "1": -2}}`` or the same as JSON, with -2 for earliest and -1 for
+    latest. ``"latest"`` is the end at the moment of this call. `tags` filters like a subscription, ``"paid ||
+    refunded"``, and `expression` by properties, ``raymq.sql("price > 5")``, both before a body is read.
 
-    Order holds within a queue and partition. Raises as `plan_ranges`, `plan_partitions` and `Subscription.parse` do,
-    before any Spark job. With `fail_on_data_loss` a job fails when messages of the plan have been deleted meanwhile;
-    without, it leaves them out, and a warning in the driver's log (`raydp_jobs.source.losses`) says which.
+    A message that cannot be read has a null `body`, and the column `error` has the reason; with `unreadable` "raise"
+    the job fails with BodyUnreadableError. Partitions have about `partition_bytes` bytes of records, and are
+    `min_partitions` at least. `client`: the result of `raymq.connect()`; without it, a connection is opened for the
+    plan.
+
+    Order holds within a queue and partition. Raises like `plan_ranges`, `plan_partitions` and `Subscription.parse`,
+    before any Spark job. With `fail_on_data_loss` a job fails if messages of the plan were deleted before their read;
+    without it, the job leaves these messages out, and a warning in the driver's log (`raydp_jobs.source.losses`) names
+    them.
     """
     wanted = Subscription.parse("any", tags).tags
     sql = text_of(expression)
@@ -147,8 +149,8 @@ def read_topic(
 
 
 def spark_schema(columns: Sequence[str] | None = None) -> StructType:
-    """SPARK_SCHEMA, or these `columns` of it and of MORE_SPARK_COLUMNS in this order. InvalidArgumentError for columns
-    that there are not."""
+    """Return SPARK_SCHEMA, or these `columns` of it and of MORE_SPARK_COLUMNS, in this order. Raises
+    InvalidArgumentError for unknown columns."""
     return StructType([_FIELDS[name] for name in schema_with("binary", columns).names])
 
 
@@ -164,8 +166,8 @@ def read_ranges(
     unreadable: Unreadable = "null",
     creations: Creations = NO_CREATIONS,
 ) -> Iterator[pa.RecordBatch]:
-    """In a Spark worker: the messages of some ranges, as Spark takes them. `tags` empty means all, and so
-    does no `sql`. `on_loss` is called with each range of lost messages. `creations`: as for `open_ranges`."""
+    """Read the messages of some ranges in a Spark worker, as Spark takes them. Empty `tags`, and an empty `sql`, mean
+    all messages. `on_loss` is called with each range of lost messages. `creations`: as for `open_ranges`."""
     client = worker_client(address)
     schema = _arrow_schema(columns)
     batches = open_ranges(
@@ -186,7 +188,8 @@ def read_ranges(
 
 
 def _arrow_schema(columns: Sequence[str] | None) -> pa.Schema:
-    """The columns of raymq.records.kernels.columns with the only types of bodies and timestamps that Spark accepts."""
+    """Return the columns of raymq.records.kernels.columns with the types of bodies and timestamps that Spark
+    accepts."""
     return pa.schema(
         [
             field.with_type(_MICROSECONDS) if pa.types.is_timestamp(field.type) else field

@@ -1,12 +1,11 @@
-"""The cluster behind a streaming source: which queues there are, what they hold, and what answers.
+"""The cluster of a streaming source: its queues, their bounds, and the commits of finished offsets.
 
-Queues are looked for, and broker groups asked, by threads of their own: one that hangs takes no time from a query that
-has messages elsewhere.
+Separate threads look for queues and ask broker groups for bounds. So a broker group that does not answer does not delay
+a query that has messages elsewhere.
 
-A query's finished offsets, committed to a consumer group, so that `raymq group describe` shows the query's lag.
-
-The group only shows: a query goes on from its checkpoint, whatever the group's offsets are. A query is no member of the
-group, so its commits fence nobody; a consumer that is a member should not use the same group.
+A query's finished offsets are committed to a consumer group, so that `raymq group describe` shows the query's lag. They
+are only for display: a query continues from its checkpoint, whatever the group's offsets are. A query is not a member
+of the group, so its commits fence no consumer; members of the group should not exist.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from raymq.common.retry import left_s
 from raymq.remoting.namespaced_routes import NamespacedRoutes
 
 DISCOVERY_INTERVAL_S: Final = 5.0
-"""New queues, and new topics of a pattern, are looked for this often."""
+"""The time between two searches for new queues, and for new topics that match a pattern."""
 DELETED_AFTER_S: Final = 30.0
-"""A topic that no NameServer has known for so long is taken for deleted."""
+"""A topic that no NameServer has reported for this time counts as deleted."""
 ANSWER_TIMEOUT_S: Final = 1.0
-"""A batch waits so long for the bounds of each broker group, then it is made without them."""
+"""How long a batch waits for the bounds of each broker group. Then the batch is planned without the group."""
 ASKING_THREADS_MAX: Final = 16
 
 logger = logging.getLogger(__name__)
@@ -50,13 +49,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TopicChoice:
-    """The topics of a stream: one or several names, or a pattern that whole names match."""
+    """The topics of a stream: one or several names, or a pattern that matches whole names."""
 
     topic: str | Sequence[str] | None = None
     pattern: str | None = None
 
     def now(self, source: ScanSource) -> list[str]:
-        """The names, or the topics that match the pattern now: none is no error, for one may come. IllegalNameError,
+        """Return the names, or the topics that match the pattern now, which may be none. Raises IllegalNameError or
         InvalidArgumentError."""
         try:
             return select_topics(source, self.topic, self.pattern)
@@ -77,8 +76,8 @@ class TopicChoice:
 class TopicCluster(StreamCluster):
     """The topics of `choice` in the cluster, for the queries of one DataFrame.
 
-    `starting`: the starting_… options. `group`: the consumer group that is told of finished offsets. `client`: a
-    connection to use; else one is made when it is needed, and closed with the last query.
+    `starting`: the starting_… options. `group`: the consumer group that gets finished offsets. `client`: a connection
+    to use; without it, a connection is opened when it is needed, and closed with the last query.
     """
 
     def __init__(
@@ -103,8 +102,8 @@ class TopicCluster(StreamCluster):
         self._missing_since_s: dict[str, float] = {}
 
     def queues(self) -> Sequence[MessageQueue]:
-        """The queues as last found, at most DISCOVERY_INTERVAL_S ago while NameServers answer. The first call waits for
-        them; TopicNotExistError if a topic that was named does not exist then."""
+        """Return the queues that were found at most DISCOVERY_INTERVAL_S ago, or last if NameServers do not answer. The
+        first call waits for the queues. It raises TopicNotExistError if a named topic does not exist."""
         with self._lock:
             connection = self._connected()
             if self._looked_s == float("-inf"):
@@ -154,7 +153,7 @@ class TopicCluster(StreamCluster):
         return starts
 
     def deleted(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
-        """The queues of topics that are no choice any more, or that have not been found for DELETED_AFTER_S."""
+        """Return the queues of topics that no longer match the choice, or that were not found for DELETED_AFTER_S."""
         with self._lock:
             there, now_s = {queue.topic for queue in self._known}, self._clock()
             for topic in there & self._missing_since_s.keys():
@@ -186,7 +185,7 @@ class TopicCluster(StreamCluster):
             return self._commits.commit({names.queue(queue): offset for queue, offset in offsets.items()})
 
     def address(self) -> ClusterAddress:
-        """The cluster, as workers connect to it."""
+        """Return the address with which workers connect to the cluster."""
         with self._lock:
             return address_of_cluster(self._connected().client)
 
@@ -200,7 +199,7 @@ class TopicCluster(StreamCluster):
     def _answer(
         self, broker_name: str, answer: Future[Mapping[MessageQueue, QueueBounds]], needed: bool
     ) -> Mapping[MessageQueue, QueueBounds]:
-        """The bounds that a broker group has told, nothing if it is still being asked or has failed."""
+        """Return the bounds that a broker group has answered; empty if the request is still running or has failed."""
         if not answer.done():
             problem = f"no answer in {ANSWER_TIMEOUT_S:g} s"
         else:
@@ -222,7 +221,7 @@ class TopicCluster(StreamCluster):
         return {}
 
     def _look(self, connection: _Connection, *, tolerant: bool) -> list[MessageQueue]:
-        """The queues of the topics that there are now."""
+        """Return the queues of the topics that exist now."""
         found: list[MessageQueue] = []
         for topic in self._choice.now(connection.queues):
             try:
@@ -237,14 +236,14 @@ class TopicCluster(StreamCluster):
             return self._connected().queues
 
     def _connected(self) -> _Connection:
-        """Called with the lock."""
+        """Return the connection. The caller holds the lock."""
         if self._connection is None:
             self._connection = _Connection(self._client if self._client is not None else connect())
         return self._connection
 
 
 class _Connection:
-    """A client, and the threads that ask through it."""
+    """A client, and the threads that make requests through it."""
 
     def __init__(self, client: Client) -> None:
         self.client, self.routes = client, NamespacedRoutes(client.routes, client.names)
@@ -252,22 +251,22 @@ class _Connection:
         self.pool = ThreadPoolExecutor(ASKING_THREADS_MAX, "stream-asks")
 
     def close(self, keep: Client | None) -> None:
-        """End the threads, and the client unless it is `keep`. Calls under way end by themselves."""
+        """End the threads, and the client unless it is `keep`. Running calls end by themselves."""
         self.pool.shutdown(wait=False, cancel_futures=True)
         if self.client is not keep:
             self.client.close()
 
 
 COMMIT_BUDGET_S: Final = 5.0
-"""The time that a commit may take from the query; one that fails is made good by the next."""
+"""The time that a commit may take from the query. The next commit replaces a failed one."""
 COMMIT_PAUSE_S: Final = 1.0
 NOT_A_MEMBER: Final = 0
-"""The generation of a commit that fences nobody and is not fenced."""
+"""The generation of a commit that neither fences other commits nor is fenced."""
 _FROM_FIRST: Final = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
 
 
 class GroupCommits:
-    """Commits offsets for one group, which is made if it does not exist. Not thread-safe."""
+    """Commits offsets for one group, which is created if it does not exist. Not thread-safe."""
 
     def __init__(self, group: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._offsets, self._clock = GroupOffsets(check_group(group)), clock
@@ -275,10 +274,11 @@ class GroupCommits:
         self._try_again_s = float("-inf")
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
-        """Commit the offset of the next message of each queue, also back: the group shows where the query is.
+        """Commit the offset of the next message of each queue. The offset may move back, because the group shows the
+        query's position.
 
-        False, with a warning, when the brokers could not commit all of it within COMMIT_BUDGET_S; then nothing is tried
-        for COMMIT_PAUSE_S.
+        Returns False, with a logged warning, if the brokers could not commit all offsets within COMMIT_BUDGET_S.
+        Further commits are then skipped for COMMIT_PAUSE_S.
         """
         if self._clock() < self._try_again_s:
             return False
@@ -301,8 +301,8 @@ class GroupCommits:
         return True
 
     def _try(self, offsets: Mapping[MessageQueue, int], deadline_s: float) -> set[MessageQueue]:
-        """Commit; returns the queues that were not committed because they have been reset, whose versions are known
-        now."""
+        """Commit, and return the queues that were not committed because their offset was reset. Their reset versions
+        are known now."""
         commits = {
             queue: OffsetCommit(offset, NOT_A_MEMBER, self._versions[queue], backwards=True)
             for queue, offset in offsets.items()

@@ -1,7 +1,7 @@
-"""The decisions of a streaming query: where its next batch ends, and what each task of a batch reads.
+"""Decides where the next batch of a streaming query ends, and what each task of a batch reads.
 
-Pure: no Spark, no cluster, no clock. The end of the batch before and the queues' bounds come in, StreamOffsets go out,
-and a batch's parts depend on nothing but the StreamOffsets of two neighbours.
+The module uses no Spark, no cluster and no clock. Its inputs are the end of the previous batch and the queues' bounds,
+its output is StreamOffsets. The parts of a batch depend only on the StreamOffsets of its beginning and its end.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from raymq.common.message import MessageQueue
 from raymq.common.protocol.store import QueueBounds
 
 TASK_MIN_MESSAGES = 2_000
-"""Fewer messages than this are not worth a Spark task of their own."""
+"""The fewest messages that are worth a separate Spark task."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
     """The options that bound a batch.
 
-    `max_offsets`: the most offsets in a batch; `min_offsets`: the fewest that make one, as long as the caller is
-    patient. `min_partitions`: at least so many Spark partitions. `parallelism`: the tasks that run at one time, which a
-    large batch is cut for. `fail_on_data_loss`: lost messages are an error, else they are left out.
+    `max_offsets`: the most offsets in a batch. `min_offsets`: the fewest offsets of a batch, until the longest delay
+    has passed. `min_partitions`: the least number of Spark partitions. `parallelism`: the number of tasks that run at
+    one time; a large batch is divided among them. `fail_on_data_loss`: lost messages are an error, else they are left
+    out.
     """
 
     max_offsets: int | None = None
@@ -57,7 +58,7 @@ class BatchLimits:
 class LostOffsets:
     """Offsets of a queue that the query should have read and never will: [`start_offset`, `end_offset`).
 
-    `anew`: the queue's topic was deleted and created anew, so the offsets from `start_offset` on were another topic's.
+    `anew`: the queue's topic was deleted and created again, so offsets from `start_offset` on belong to an older topic.
     """
 
     queue: MessageQueue
@@ -89,18 +90,19 @@ def plan_batch(
     patient: bool = False,
     creations: Creations = NO_CREATIONS,
 ) -> BatchPlan:
-    """The batch after `previous` (None: the query's first one, which there always is) in the queues of `bounds`.
+    """Plan the batch after `previous` in the queues of `bounds`. `previous` None: the query's first batch, which always
+    exists.
 
-    A queue that `previous` does not know begins at its offset in `starts`, which may be EARLIEST or LATEST, else at its
-    first message. One that `bounds` does not know, because its broker group does not answer or its topic was deleted,
-    stays where it is. `until`: nothing is read from these offsets on, nor from other queues. `patient`: fewer messages
-    than `limits.min_offsets` are left for later. `creations`: the creation ids of the topics, read after `bounds`.
+    A queue that `previous` does not contain begins at its offset in `starts`, which may be EARLIEST or LATEST, else at
+    its first message. A queue that `bounds` does not contain, because its broker group does not answer or its topic was
+    deleted, keeps its offset. `until`: the batch reads no offsets from these on, and no other queues. `patient`: a
+    batch of fewer messages than `limits.min_offsets` is postponed. `creations`: the creation ids of the topics, read
+    after `bounds`.
 
-    With `limits.fail_on_data_loss`, DataLossError for offsets that are gone and for a topic that was created anew since
-    `previous`, whose offsets would mean other messages, and OffsetOutOfRangeError for a start
-    beyond a queue's end. Without, such a queue goes on as RocketMQ's consumers do: at the first offset that it holds
-    where older ones were deleted or it began anew at 0, else at its end. A topic that was created anew is read from its
-    beginning.
+    With `limits.fail_on_data_loss`, raises DataLossError for deleted offsets, and for a topic that was created again
+    since `previous`, because its offsets mean other messages; raises OffsetOutOfRangeError for a start beyond a queue's
+    end. Without it, such a queue continues as in RocketMQ's consumers: at its first offset if older messages were
+    deleted or the queue started again at 0, else at its end. A topic that was created again is read from its beginning.
     """
     known = previous.offsets if previous is not None else {}
     begins: dict[MessageQueue, int] = {}
@@ -135,13 +137,13 @@ def plan_batch(
 
 
 def forget_queues(previous: StreamOffsets, queues: Sequence[MessageQueue]) -> StreamOffsets:
-    """`previous` without queues whose topic does not exist any more."""
+    """Return `previous` without the queues of deleted topics."""
     kept = {queue: offset for queue, offset in previous.offsets.items() if queue not in queues}
     return replace(previous, offsets=kept, starts={}, creations=creations_of(kept, previous.creations, NO_CREATIONS))
 
 
 def batch_ranges(previous: StreamOffsets | None, end: StreamOffsets) -> list[OffsetRange]:
-    """The ranges of the batch that ends at `end`, sorted by queue. `previous` is the end of the batch before."""
+    """Return the ranges of the batch that ends at `end`, sorted by queue. `previous`: the end of the previous batch."""
     known = previous.offsets if previous is not None else {}
     return [
         OffsetRange(*_names(queue), start, end.offsets[queue])
@@ -151,7 +153,7 @@ def batch_ranges(previous: StreamOffsets | None, end: StreamOffsets) -> list[Off
 
 
 def batch_partitions(previous: StreamOffsets | None, end: StreamOffsets) -> list[ScanPartition]:
-    """The parts of that batch, one for each Spark partition: the same arguments always give the same parts."""
+    """Return the parts of the batch, one for each Spark partition. Equal arguments always give equal parts."""
     ranges = batch_ranges(previous, end)
     per_part = -(-sum(one.size for one in ranges) // end.partitions)
     return plan_partitions(
@@ -160,7 +162,7 @@ def batch_partitions(previous: StreamOffsets | None, end: StreamOffsets) -> list
 
 
 class _Counts:
-    """Says that each message has one byte, so that parts are made by their numbers of messages, which do not change."""
+    """Reports one byte per message, so that parts depend on numbers of messages, which do not change."""
 
     def range_bytes(self, ranges: Sequence[OffsetRange]) -> Sequence[Sequence[int]]:
         return [[one.size] for one in ranges]
@@ -172,12 +174,13 @@ def _offsets_after(
     ranges: Sequence[OffsetRange],
     limits: BatchLimits,
 ) -> StreamOffsets:
-    """The end of a batch of `ranges`, in queues that begin at `begins`."""
+    """Return the end of a batch of `ranges`, in queues that begin at `begins`."""
     offsets = dict(previous.offsets) if previous is not None else {}
     starts: dict[MessageQueue, int] = {}
     ends = {one.queue: one.end_offset for one in ranges}
     for queue, begin in begins.items():
-        # A new queue without messages in this batch is still new for the next one; the first batch fixes all begins.
+        # A new queue without messages in this batch is still new in the next one. The first batch fixes the beginnings
+        # of all queues.
         if previous is not None and queue not in offsets and queue not in ends:
             continue
         if offsets.get(queue) != begin:
@@ -193,7 +196,7 @@ def _names(queue: MessageQueue) -> tuple[str, str, int]:
 
 
 def _begin(queue: MessageQueue, bounds: QueueBounds, start: int, *, fail_on_data_loss: bool) -> int:
-    """The offset at which a queue begins that is new to the query."""
+    """Return the offset at which a queue begins that is new to the query."""
     if start == LATEST:
         return bounds.max_offset
     return bounded_range(queue, bounds, start, LATEST, fail_on_data_loss=fail_on_data_loss).start_offset
@@ -208,7 +211,7 @@ def _loss(queue: MessageQueue, position: int, bounds: QueueBounds) -> LostOffset
 
 
 def _go_on(position: int, bounds: QueueBounds) -> int:
-    """The offset at which a queue that has lost `position` is read on."""
+    """Return the offset at which the query continues in a queue that no longer has `position`."""
     return bounds.min_offset if position < bounds.min_offset or not bounds.min_offset else bounds.max_offset
 
 

@@ -1,30 +1,29 @@
 """The offsets of a streaming query: JSON texts in Spark's own offset log, from which any batch can be read again.
 
 On disk
-    CHECKPOINT/offsets/17       Spark writes it before batch 17 runs, and never changes it. One line per source; ours:
+    CHECKPOINT/offsets/17       Spark writes it before batch 17 runs, and never changes it. One line per source, such as
     {"creations":{"orders":{"broker-a":"9f…"}},"offsets":{"orders":{"broker-a":{"0":1200,"1":980}}},"partitions":4,
      "starts":{},"tags":"paid","version":1}, in one line
-    CHECKPOINT/commits/17       Spark writes it when batch 17 is done
+    CHECKPOINT/commits/17       Spark writes it after batch 17
 
 Batch 17 has the messages of each queue from its offset in file 16 up to, not including, its offset in file 17. `starts`
-names the queues whose part begins elsewhere: all of them in batch 0, later the queues that are new and those that have
-lost messages. `partitions` and `tags` are those of the plan, so batch 17 is the same rows in the same Spark partitions
-for ever, whatever the options of a restarted query say. `creations` tells a topic from a later one of the same name,
-whose offsets mean other messages; files of older versions have none, and go on as they did. Two numbers per queue and a
-text per topic and broker group: nothing grows with the messages, and Spark deletes old files
+names the queues whose part begins elsewhere: all queues in batch 0, later new queues and queues that have lost
+messages. `partitions` and `tags` belong to the plan, so batch 17 always has the same rows in the same Spark partitions,
+whatever options a restarted query has. `creations` distinguishes a topic from a later one of the same name, whose
+offsets mean other messages. Files of older versions have no `creations`, and continue as before. The size is two
+numbers per queue and a text per topic and broker group, independent of the number of messages. Spark deletes old files
 (spark.sql.streaming.minBatchesToRetain).
 
 After a crash
-    before offsets/17 is there      the batch was never planned: it is planned anew, with the bounds of that moment
-    after it, before commits/17     Spark runs batch 17 again from this file: the same rows
+    before offsets/17 exists        the batch was never planned: it is planned again, with the bounds of that moment
+    then, before commits/17         Spark runs batch 17 again from this file: the same rows
     after commits/17                the next batch begins at these offsets
 
-Of two drivers on one checkpoint one creates the file, whole or not at all; Spark ends the other one's query.
+If two drivers use one checkpoint, one of them creates the file, as a whole or not at all; Spark ends the other's query.
 
-The progress of a streaming query over topics: offsets, messages and lag, as values that print as JSON.
-
-Spark's own progress has all of it (`query.lastProgress["sources"]`): these offsets, and the metrics that are
-made here. `stream_progress` reads them back. Pure.
+The module also has the progress of a streaming query over topics: offsets, messages and lag, as values that print as
+JSON. Spark's own progress contains them (`query.lastProgress["sources"]`), with the metrics of this module.
+`stream_progress` reads them. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ FORMAT_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class StreamOffsets:
-    """The end of a batch, and all it takes to read that batch again once the end of the batch before is known.
+    """The end of a batch, and everything that is needed to read the batch again, given the end of the previous batch.
 
-    `offsets`: the offset of each queue at which the next batch begins. `starts`: the offsets at which this batch begins
-    in queues where that is not the end of the batch before. `partitions`: the number of Spark partitions that the batch
-    is cut for. `tags`: the subscription's expression; `sql`: the filter expression, empty for none. `creations`: by
-    topic and broker group, the creation id of the topic that the offsets are of; "" for a topic that has none, and no
-    entry where the id is not known.
+    `offsets`: for each queue, the offset at which the next batch begins. `starts`: the offsets at which this batch
+    begins in queues where it does not begin at the end of the previous batch. `partitions`: the number of Spark
+    partitions of the batch. `tags`: the subscription's expression. `sql`: the filter expression, empty for none.
+    `creations`: by topic and broker group, the creation id of the offsets' topic; "" for a topic without an id, and no
+    entry if the id is unknown.
     """
 
     offsets: Mapping[MessageQueue, int]
@@ -63,7 +62,7 @@ class StreamOffsets:
     creations: Creations = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The offsets as text: equal offsets give equal texts."""
+        """Return the offsets as text. Equal offsets give equal texts."""
         fields = {
             "version": FORMAT_VERSION,
             "offsets": nested(self.offsets),
@@ -77,7 +76,7 @@ class StreamOffsets:
 
     @classmethod
     def from_json(cls, text: str) -> StreamOffsets:
-        """The offsets that `to_json` made a text of; InvalidArgumentError for another text, or of a later version."""
+        """Parse the text of `to_json`. Raises InvalidArgumentError for another text, or a later version."""
         try:
             fields = json.loads(text)
             version = fields["version"]
@@ -102,7 +101,7 @@ class StreamOffsets:
 
 
 def creations_of(queues: Iterable[MessageQueue], before: Creations, now: Creations) -> dict[str, dict[str, str]]:
-    """The creation ids of the queues' topics, those of `now` over those of `before`."""
+    """Return the creation ids of the queues' topics: the ids in `now`, else the ids in `before`."""
     merged: dict[str, dict[str, str]] = {}
     for queue in queues:
         known, present = (ids.get(queue.topic, {}).get(queue.broker_name) for ids in (before, now))
@@ -113,7 +112,7 @@ def creations_of(queues: Iterable[MessageQueue], before: Creations, now: Creatio
 
 
 def nested(values: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:
-    """Values per queue as JSON has them: by topic, broker group and queue id, in order."""
+    """Return values per queue in the form of JSON: by topic, broker group and queue id, sorted."""
     result: dict[str, dict[str, dict[str, int]]] = {}
     for queue in sorted(values):
         by_broker = result.setdefault(queue.topic, {})
@@ -139,8 +138,8 @@ class TopicProgress:
     """The last trigger of a query, in one of its topic sources.
 
     `batch_id`: the batch, which has `messages` messages from `start_offsets` (None in a query's first batch) up to, not
-    including, `end_offsets`. `latest_offsets` are the queues' ends at that moment, `lag` the messages between the two,
-    before any filter.
+    including, `end_offsets`. `latest_offsets`: the queues' ends at that moment. `lag`: the messages between
+    `end_offsets` and `latest_offsets`, before any filter.
     """
 
     source: str
@@ -153,13 +152,13 @@ class TopicProgress:
     lag: int
 
     def to_json(self) -> str:
-        """The same as a JSON object."""
+        """Return the progress as a JSON object."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
 def stream_progress(query: StreamingQuery) -> list[TopicProgress]:
-    """The progress of a query's topic sources in its last trigger; empty before that. `query`: what
-    `writeStream.start()` gave."""
+    """Return the progress of a query's topic sources in its last trigger; empty before the first one. `query`: the
+    result of `writeStream.start()`."""
     progress = query.lastProgress
     if progress is None:
         return []
@@ -181,14 +180,14 @@ def _of_source(progress: Mapping[str, Any], source: Mapping[str, Any]) -> TopicP
 
 
 def _fields(offset: Any) -> Mapping[str, Any] | None:
-    """An offset of Spark's progress, which has JSON as objects, or as text."""
+    """Return an offset of Spark's progress, which contains JSON as objects or as text."""
     fields: Mapping[str, Any] | None = json.loads(offset) if isinstance(offset, str) else offset
     return fields
 
 
 def lag_metrics(end: StreamOffsets | None, latest: Mapping[MessageQueue, int]) -> dict[str, str]:
-    """The metrics of a source: how far the end of its last batch is behind the queues' ends, with the names of Spark's
-    Kafka source, and in all queues together."""
+    """Return the lag metrics of a source, with the names of Spark's Kafka source: the distance from the end of the
+    last batch to the queues' ends, and the total over all queues."""
     reached = end.offsets if end is not None else {}
     behind = [max(0, last - reached.get(queue, 0)) for queue, last in latest.items()] or [0]
     return {

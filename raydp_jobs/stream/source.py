@@ -1,8 +1,9 @@
-"""TopicSource answers the questions of Spark's streaming engine: where the next batch may end, and what is in a batch.
+"""Answers Spark's streaming engine: where the next batch may end, and what a batch contains.
 
-No Spark in here, and no Ray: raydp_jobs.stream.spark_source has Spark ask, a StreamCluster knows the cluster. One
-object serves all queries that are started from one DataFrame, each with an id and a thread of its own. It keeps nothing
-that a query could not do without: all that matters is in the offsets, JSON texts (raydp_jobs.stream.progress).
+The module uses neither Spark nor Ray: raydp_jobs.stream.spark_source adapts Spark's interface, and a StreamCluster
+represents the cluster. One TopicSource serves all queries that are started from one DataFrame, each with its id and its
+thread. A TopicSource has no state that a query needs after a restart: the JSON texts of the offsets contain everything
+(raydp_jobs.stream.progress).
 """
 
 from __future__ import annotations
@@ -23,51 +24,53 @@ from raymq.common.message import MessageQueue
 from raymq.common.protocol.store import QueueBounds
 
 IDLE_POLL_INTERVAL_S: Final = 0.1
-"""An idle query asks for the queues' ends this often. Spark itself would ask every 10 ms."""
+"""The time between two requests of an idle query for the queues' ends. Spark itself would ask every 10 ms."""
 
 logger = logging.getLogger(__name__)
 
 
 class StreamCluster(Protocol):
-    """The cluster as a streaming source needs it. Thread-safe."""
+    """The cluster, as a streaming source needs it. Thread-safe."""
 
     def queues(self) -> Sequence[MessageQueue]:
-        """The queues of the topics to read, as far as known: new ones are found within seconds."""
+        """Return the known queues of the topics. New queues are found within seconds."""
         ...
 
     def bounds(self, queues: Sequence[MessageQueue], *, all_of_them: bool) -> Mapping[MessageQueue, QueueBounds]:
-        """The bounds of queues now. A broker group that does not answer is left out, or an error if `all_of_them`."""
+        """Return the present bounds of queues. A broker group that does not answer is left out, or raises an error with
+        `all_of_them`."""
         ...
 
     def creations(self, topics: Sequence[str]) -> Creations:
-        """The creation ids of topics now, by topic and broker group; nothing where nobody can tell now."""
+        """Return the present creation ids of topics, by topic and broker group; no entry if the id is unknown."""
         ...
 
     def starts(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
-        """The offset at which a new query starts in each queue, by its options; or EARLIEST or LATEST."""
+        """Return the offset at which a new query starts in each queue, by its options; may be EARLIEST or LATEST."""
         ...
 
     def deleted(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
-        """The queues among these whose topic does not exist any more."""
+        """Return the queues among `queues` whose topic was deleted."""
         ...
 
     def hosts(self, parts: Sequence[ScanPartition]) -> Sequence[Sequence[str]]:
-        """The hosts on which each part is best read."""
+        """Return the preferred hosts of each part."""
         ...
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
-        """Note that all messages before `offsets` are done; False if the cluster could not, which is no error here."""
+        """Commit that all messages before `offsets` are finished. Returns False, without an error, if the cluster could
+        not commit."""
         ...
 
     def close(self) -> None:
-        """No query reads any more; another may begin later."""
+        """Release resources: no query reads now. Another query may begin later."""
         ...
 
 
 @dataclass(slots=True)
 class _Query:
-    """A running query. `until`: its fixed end, with the trigger availableNow. `latest`: the queues' ends as last seen.
-    `committed`: the last offsets that the cluster knows are done."""
+    """A running query. `until`: its fixed end, with the trigger availableNow. `latest`: the last known ends of the
+    queues. `committed`: the last committed offsets."""
 
     until: Mapping[MessageQueue, int] | None = None
     latest: dict[MessageQueue, int] = field(default_factory=dict)
@@ -77,9 +80,9 @@ class _Query:
 
 
 class TopicSource:
-    """The source of the queries of one DataFrame. `query_id` is Spark's, of the query that asks.
+    """The source of the queries of one DataFrame. `query_id` is Spark's id of the calling query.
 
-    `max_trigger_delay_s`: a batch with fewer messages than `limits.min_offsets` waits no longer than this for more.
+    `max_trigger_delay_s`: the longest delay of a batch with fewer messages than `limits.min_offsets`.
     """
 
     def __init__(
@@ -102,10 +105,10 @@ class TopicSource:
         return self._limits.max_offsets is not None or self._limits.min_offsets is not None
 
     def latest_offset(self, query_id: str, start: str | None, *, unlimited: bool) -> str | None:
-        """The end of the batch after `start` (None: the first batch), or `start` when there is nothing to read.
+        """Return the end of the batch after `start` (None: the first batch), or `start` if there is nothing to read.
 
-        Spark asks once the batch that ends at `start` is done, so this is where that is committed. `unlimited`: the
-        batch is to have all there is. DataLossError, as raydp_jobs.stream.planner.plan_batch.
+        Spark calls this after the batch that ends at `start` has finished, so `start` is committed here. `unlimited`:
+        the batch should contain all messages. Raises DataLossError like raydp_jobs.stream.planner.plan_batch.
         """
         query = self._query(query_id)
         previous = StreamOffsets.from_json(start) if start is not None else None
@@ -120,28 +123,28 @@ class TopicSource:
         return plan.offsets.to_json()
 
     def prepare_available_now(self, query_id: str) -> None:
-        """Fix the end of a query with the trigger availableNow: the queues' ends now."""
+        """Fix the end of a query with the trigger availableNow at the present ends of the queues."""
         bounds = self._cluster.bounds(self._cluster.queues(), all_of_them=True)
         self._query(query_id).until = {queue: one.max_offset for queue, one in bounds.items()}
 
     def report_latest_offset(self, query_id: str) -> str:
-        """The queues' ends as the query last saw them, for its progress."""
+        """Return the last known ends of the queues, for the query's progress."""
         return StreamOffsets(self._latest(query_id)).to_json()
 
     def metrics(self, query_id: str, end: str | None) -> dict[str, str]:
-        """The lag of a query that has read up to `end`, for its progress."""
+        """Return the lag of a query that has read up to `end`, for its progress."""
         return lag_metrics(StreamOffsets.from_json(end) if end is not None else None, self._latest(query_id))
 
     def batch(self, start: str | None, end: str) -> tuple[list[tuple[ScanPartition, Sequence[str]]], str, str]:
-        """The parts of the batch between two offsets, each with the hosts to read it on, its tags, and its filter
-        expression."""
+        """Return the parts of the batch between two offsets, each with its preferred hosts, the batch's tags, and its
+        filter expression."""
         after = self._without_created_anew(StreamOffsets.from_json(end))
         parts = batch_partitions(StreamOffsets.from_json(start) if start is not None else None, after)
         hosts = self._cluster.hosts(parts) if parts else []
         return list(zip(parts, hosts, strict=True)), after.tags, after.sql
 
     def stop(self, query_id: str) -> None:
-        """Forget a query that has ended. The last one closes the cluster."""
+        """Forget a query that has ended. The last query closes the cluster."""
         with self._lock:
             self._queries.pop(query_id, None)
             last = not self._queries
@@ -149,7 +152,7 @@ class TopicSource:
             self._cluster.close()
 
     def _latest(self, query_id: str) -> Mapping[MessageQueue, int]:
-        """The queues' ends as a query last saw them; nothing once it has ended."""
+        """Return the last known ends of the queues for a query; empty after its end."""
         with self._lock:
             return self._queries[query_id].latest if query_id in self._queries else {}
 
@@ -161,7 +164,7 @@ class TopicSource:
         self._sleep(max(0.0, query.polled_s + IDLE_POLL_INTERVAL_S - self._clock()))
         queues = self._cluster.queues()
         limits = replace(self._limits, max_offsets=None, min_offsets=None) if unlimited else self._limits
-        # Before the bounds, for times: a message that comes in between must not be taken for an earlier one.
+        # Before the bounds: a message that arrives in between must not count as earlier than a start time.
         starts = self._cluster.starts(queues) if previous is None else None
         if previous is not None:
             previous = self._without_deleted(previous, queues)
@@ -169,7 +172,8 @@ class TopicSource:
         query.polled_s = self._clock()
         query.latest |= {queue: one.max_offset for queue, one in bounds.items()}
         patient = query.until is None and query.polled_s < query.batch_s + self._max_trigger_delay_s
-        # After the bounds, so that a topic that is the same one now was the same one then; not while nothing is new.
+        # Read the creation ids after the bounds: an unchanged id then also held when the bounds were read. Skipped
+        # while there is nothing new.
         known = previous.offsets if previous is not None else {}
         moved = previous is None or any(known.get(queue) != one.max_offset for queue, one in bounds.items())
         creations = self._cluster.creations(_topics_of(bounds)) if moved else {}
@@ -178,8 +182,8 @@ class TopicSource:
         )
 
     def _without_created_anew(self, end: StreamOffsets) -> StreamOffsets:
-        """The end of a batch that is about to be read, without queues whose topic was created anew since it was
-        planned: their offsets would mean other messages. DataLossError if that is not to be left out."""
+        """Return the end of a batch that is about to be read, without queues whose topic was created again since the
+        plan, because their offsets mean other messages. Raises DataLossError if lost messages are an error."""
         now = self._cluster.creations(_topics_of(end.offsets)) if end.creations else {}
         anew = [queue for queue in sorted(end.offsets) if is_created_anew(queue, end.creations, now)]
         if not anew:
@@ -206,5 +210,5 @@ class TopicSource:
 
 
 def _topics_of(queues: Iterable[MessageQueue]) -> list[str]:
-    """The topics of queues, each once, in order."""
+    """Return the topics of queues, each once, in order."""
     return sorted({queue.topic for queue in queues})

@@ -1,16 +1,16 @@
-"""Spark's structured streaming with a source in Python: no class of ours is on the JVM's class path.
+"""A streaming source for Spark in Python. It needs no raymq class on the JVM's class path.
 
-Spark's engine knows a source as an object with the interfaces `Source`, `SupportsTriggerAvailableNow` and
-`ReportsSourceMetrics`. They are the JVM's, so Py4J can have a Python object implement them, as PySpark itself does for
-`foreachBatch`. What happens with it is Spark's own work, as with its Kafka source: triggers, checkpoints, replay,
-watermarks, joins, output modes, progress.
+Spark's engine uses a source through the interfaces `Source`, `SupportsTriggerAvailableNow` and `ReportsSourceMetrics`.
+They are interfaces of the JVM, so Py4J lets a Python object implement them, as PySpark does for `foreachBatch`. Spark
+does everything else, as with its Kafka source: triggers, checkpoints, replay, watermarks, joins, output modes,
+progress.
 
     Spark's stream thread ──Py4J──→ SparkSource ──→ TopicSource    offsets, which Spark writes to its log
-                                        └─────────→ BatchFrames    a DataFrame with the messages between two of them
+                                        └─────────→ BatchFrames    a DataFrame with the messages between two offsets
 
-The DataFrame of one batch: a Spark task for each part, near the disk that holds it, read by a Python worker.
+The DataFrame of one batch has a Spark task for each part, near the disk with its messages, read by a Python worker.
 
-    driver      RDD with one row per part (JSON text), each with the hosts that hold it → mapInArrow
+    driver      RDD with one row per part (JSON text), each with its preferred hosts → mapInArrow
     executor    Python worker: row → ranges → Arrow columns → Spark
 
 The rows become the leaf of the batch's plan, so Spark counts messages, not parts, as the query's input.
@@ -36,23 +36,23 @@ from raymq.client.scan.partitions import ScanPartition
 from raymq.client.scan.ranges import OffsetRange
 
 _READ_ALL: Final = "ReadAllAvailable"
-"""The limit that Spark gives a query whose trigger wants everything in one batch."""
+"""The limit that Spark passes for a query whose trigger wants everything in one batch."""
 
 
 def stream_frame(
     spark: SparkSession, source: TopicSource, read: ReadRanges, schema: StructType, name: str
 ) -> DataFrame:
-    """The streaming DataFrame of a source, with the columns `schema`, which `read` fills in Spark's workers. `name` is
-    that of the topics, for Spark's progress."""
+    """Return the streaming DataFrame of a source, with the columns `schema`. `read` runs in Spark's workers and yields
+    rows. `name`: the topics' name in Spark's progress."""
     ensure_callback_server_started(spark.sparkContext._gateway)
     return SparkSource(spark, source, BatchFrames(spark, read, schema), f"{DESCRIPTION}[{name}]").frame(spark)
 
 
 class SparkSource:
-    """A TopicSource as Spark sees it. Py4J looks the interfaces' methods up by their Java names, in `__getattr__`."""
+    """Adapts a TopicSource to Spark's interfaces. Py4J looks up their methods by Java names, in `__getattr__`."""
 
     class Java:
-        """The interfaces, as Py4J wants them named."""
+        """The names of the interfaces, for Py4J."""
 
         implements: ClassVar[list[str]] = [
             "org.apache.spark.sql.execution.streaming.Source",
@@ -72,7 +72,7 @@ class SparkSource:
             "reportLatestOffset": lambda: self._offset(source.report_latest_offset(self._query_id())),
             "getBatch": self._batch,
             "metrics": self._metrics,
-            "commit": lambda end: None,  # TopicSource commits earlier
+            "commit": lambda end: None,  # TopicSource has already committed
             "stop": lambda: source.stop(self._query_id()),
             "toString": lambda: description,
             "hashCode": lambda: hash(id(self)) & 0x7FFFFFFF,
@@ -86,7 +86,7 @@ class SparkSource:
         return methods[name]
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The streaming DataFrame of this source."""
+        """Return the streaming DataFrame of this source."""
         relation = self._jvm.org.apache.spark.sql.execution.streaming.StreamingExecutionRelation(
             self,
             self._empty.queryExecution().analyzed().output(),
@@ -97,7 +97,7 @@ class SparkSource:
 
     def _default_read_limit(self) -> Any:
         limits = self._jvm.org.apache.spark.sql.connector.read.streaming.ReadLimit
-        # The number does not count here: it tells a trigger that bounds its batches from one that does not.
+        # Spark only checks whether the limit exists, not its number: it marks a trigger that bounds its batches.
         return limits.maxRows(1) if self._source.limited else limits.allAvailable()
 
     def _latest_offset(self, start: Any, limit: Any) -> Any:
@@ -120,19 +120,19 @@ class SparkSource:
         return self._jvm.org.apache.spark.sql.execution.streaming.SerializedOffset(text)
 
     def _query_id(self) -> str:
-        """The id of the query whose thread calls."""
+        """Return the id of the query of the calling thread."""
         return str(self._context.getLocalProperty("sql.streaming.queryId"))
 
 
 ReadRanges = Callable[[Sequence[OffsetRange], str, str], Iterable[pa.RecordBatch]]
-"""In a Spark worker: the messages of ranges, in order, whose tags match a subscription's expression, and that pass a
-filter expression, unless that is empty."""
+"""Reads messages in a Spark worker: the messages of ranges, in order, whose tags match a subscription's expression, and
+that pass a filter expression; an empty expression passes all."""
 
 _PART: Final = StructType([StructField("part", StringType())])
 
 
 class BatchFrames:
-    """Makes the DataFrames of batches, with columns `schema`, which `read` fills. `read` goes to the workers."""
+    """Creates the DataFrames of batches, with columns `schema`. `read` is sent to the workers, and yields rows."""
 
     def __init__(self, spark: SparkSession, read: ReadRanges, schema: StructType) -> None:
         self._spark = spark
@@ -143,12 +143,12 @@ class BatchFrames:
                 for text in rows_of_parts.column(0).to_pylist():
                     yield from read(*_read_part(text))
 
-        # Made once: what a batch costs in the driver is a few calls to the JVM, and no pickling.
+        # Created once, so that a batch costs the driver only a few calls to the JVM, and no pickling.
         self._function = pandas_udf(worker, returnType=schema, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
 
     def frame(self, parts: Sequence[tuple[ScanPartition, Sequence[str]]], tags: str, sql: str) -> Any:
-        """The JVM's streaming DataFrame with the messages of some parts, in this order. Each comes with the hosts that
-        its task should run on."""
+        """Return the JVM's streaming DataFrame with the messages of some parts, in order. Each part has the preferred
+        hosts of its task."""
         texts = [(_part_text(part.ranges, tags, sql), hosts) for part, hosts in parts]
         rows = placed_rows(self._spark, self._part_schema, texts)
         function = self._function(rows["part"])._jc.expr()

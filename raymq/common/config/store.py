@@ -181,7 +181,7 @@ class StoreOptions(SettingsSection):
     max_filter_message_size_bytes: Annotated[int, Field(ge=CONSUME_QUEUE_UNIT_BYTES, le=1 << 30)] = (
         MAX_FILTER_MESSAGE_SIZE_BYTES
     )
-    """Bytes of a consume queue, 20 per message, that one fetch with a tag filter looks through."""
+    """Bytes of a consume queue, 20 per message, that a fetch with a tag filter looks through."""
     fetch_waiters_max: Annotated[int, Field(ge=1, le=1 << 20)] = 16_384
     """Number of long polls that wait at a time; one more gets `SystemBusyError`."""
     dedup_producers_max: Annotated[int, Field(ge=1, le=10_000_000)] = 20_000

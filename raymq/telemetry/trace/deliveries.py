@@ -1,4 +1,4 @@
-"""Records the messages that one consumer gets, for the dispatcher of its process.
+"""Records the messages of one consumer, for the dispatcher of its process.
 
 A consumer without a trace has None instead of a DeliveryTrace, which costs one comparison per poll or task.
 """

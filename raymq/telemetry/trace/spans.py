@@ -4,7 +4,7 @@
                 CLIENT     several messages sent together: one span, one context for all of them
     receive T   CLIENT     a poll, with links to the contexts of its messages
     settle T    CLIENT     a commit of a pull consumer: only if the logger raymq.trace is at DEBUG
-    process T   CONSUMER   a listener call: the child of its message's context, or with links to those of several
+    process T   CONSUMER   a listener call: the child of its message's context, or with links to several contexts
 
 A process has spans if it sets a tracer provider before it connects, or in a listener's process before the listener is
 loaded. `spans_if_set` checks this once; a process without spans pays one comparison per call. The module imports
