@@ -1,4 +1,4 @@
-"""Starting one storage actor on the node with its disk, and ending one actor cleanly."""
+"""Starts a storage actor on the node with its disk, and ends an actor cleanly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def start_storage(plan: StoragePlan) -> None:
-    """Create a replica's storage actor on its node, unless it exists. Does not wait for it to answer."""
+    """Create a replica's storage actor on its node, unless the actor exists. Does not wait for the actor to answer."""
     strategy = NodeAffinitySchedulingStrategy(plan.node_id, soft=False)
     StorageActor.options(name=str(plan.name), get_if_exists=True, scheduling_strategy=strategy).remote(
         plan.name, plan.settings, plan.store_host, plan.replication, plan.metrics, **access_for(str(plan.name))
@@ -29,14 +29,14 @@ def start_storage(plan: StoragePlan) -> None:
 
 
 def end_actor(name: str) -> None:
-    """Have an actor close, and end it for good. One that does not close in CLOSE_TIMEOUT_S is killed all the same.
+    """Close an actor and end it permanently. An actor that does not close within CLOSE_TIMEOUT_S is killed.
 
-    NoPermissionError: this process's user may not close it; it goes on.
+    Raises NoPermissionError if this process's user may not close the actor, which then continues.
     """
     try:
         handle = ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
-        return  # gone meanwhile
+        return  # the actor ended in between
     if name in (CONSOLE, CONTROLLER) or name.startswith(("pull-", "rebalance-", "broker-", "storage-", "replicator-")):
         try:
             ActorRef(name).call("close", timeout_s=CLOSE_TIMEOUT_S)

@@ -1,16 +1,17 @@
-"""Controller: elects the master of each broker group of several replicas, gives the orders, and has replicas repaired.
+"""Elects the master of each broker group of several replicas, sends the orders, and runs the repair of replicas.
 
-A change of its remote methods, threads or journal belongs here; a change of an election in placement.election, of a
-repair in placement.repair.
+The module has the Controller's remote methods, threads and journal. placement.election decides elections, and
+placement.repair decides repairs.
 
-One thread per replica calls it about three times a second with its next order, and gets its account of itself. A
-replica that does not answer does not hold up the others. Decisions are in the journal before an order is given; while
-the journal cannot be written nothing is decided, the leases run out, and `status` shows the reason.
+One thread per replica calls it about three times a second with its next order, and gets the replica's report. A replica
+that does not answer does not delay the others. Decisions are in the journal before an order is sent. While the journal
+cannot be written, nothing is decided, the leases expire, and `status` shows the reason.
 
-What survives its death: the journal. Ray starts it again on its head node; masters go on by themselves for as
-long as their leases hold. Every call is safe to repeat.
+The journal survives the Controller's death. Ray restarts the Controller on its head node; masters continue while their
+leases are valid. Every call is safe to repeat.
 
-May wait for: Storage. Nobody waits for the Controller; a Broker is notified of a new master, and asks now and then.
+Waits for Storage actors. No actor waits for the Controller. It notifies a Broker of a new master, and the Broker also
+asks from time to time.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from storage.replication.epochs import SyncStateSet
 PING_INTERVAL_S: Final = 0.3
 PING_TIMEOUT_S: Final = 1.0
 DRAINING: Final = "draining"
-"""The journal's key for the ids of the nodes that are to be emptied; the others are broker groups."""
+"""The journal's key for the ids of nodes being drained. All other keys are broker groups."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class _WatchedReplica:
 
 
 class Controller:
-    """The shell around one GroupControl per broker group."""
+    """The Controller actor, with one GroupControl per broker group."""
 
     def __init__(self, settings: ControllerSettings) -> None:
         self._settings = settings
@@ -104,11 +105,12 @@ class Controller:
             ).start()
 
     def settings(self) -> ControllerSettings:
-        """The settings that it was started with."""
+        """Return the settings with which the Controller was started."""
         return self._settings
 
     def leader(self, group: str) -> GroupLeader:
-        """The present master of a broker group. InvalidArgumentError for a group that is not the Controller's."""
+        """Return the present master of a broker group. Raises InvalidArgumentError for a group without several
+        replicas."""
         with self._lock:
             control = self._require(group)
             record = control.record
@@ -117,7 +119,7 @@ class Controller:
             return GroupLeader(group, record.master, record.epoch, "")
 
     def designate(self, group: str, replica: int) -> None:
-        """Have a replica lead as soon as it has everything, without losing an append (`raymq balance`)."""
+        """Make a replica the master as soon as it is in sync, without losing an append (`raymq balance`)."""
         with self._lock:
             control = self._require(group)
             if replica not in control.able:
@@ -125,10 +127,11 @@ class Controller:
             control.designate(replica, time.monotonic())
 
     def balance(self) -> dict[str, int]:
-        """Have the first replica by priority lead each group; returns that replica, by group, where it does not lead
-        yet.
+        """Make the first replica by priority the master of each group. Returns this replica by group, for groups with
+        another master.
 
-        A replica that is not in sync is returned too, but not waited for: calling again later is safe.
+        A replica that is not in sync is returned too, but the Controller does not wait for it. Calling again later is
+        safe.
         """
         with self._lock:
             wanted: dict[str, int] = {}
@@ -140,31 +143,31 @@ class Controller:
             return wanted
 
     def drain(self, node_id: str, drained: bool = True) -> None:
-        """Have no replica run on a node any more (`raymq drain`), or with `drained` False allow it again.
+        """Move all replicas away from a node (`raymq drain`). With `drained` False, allow replicas there again.
 
-        Durable on return; the replicas move one after another. StoreError when the journal cannot be written.
+        Durable on return; the replicas move one after another. Raises StoreError if the journal cannot be written.
         """
         with self._lock:
             others = set(self._journal.values.get(DRAINING, ())) - {node_id}
             self._journal.put(DRAINING, sorted(others | {node_id} if drained else others))
 
     def draining(self) -> frozenset[str]:
-        """The ids of the nodes being emptied."""
+        """Return the ids of the nodes being drained."""
         with self._lock:
             return frozenset(self._journal.values.get(DRAINING, ()))
 
     def homes(self) -> dict[StorageName, str]:
-        """Replica to the id of its node, for those that run."""
+        """Return the node id of each running replica."""
         return dict(self._reconciler.node_ids)
 
     def status(self) -> dict[str, Any]:
-        """Each group's master, epoch and set, each replica's account, and the reasons of what is wrong."""
+        """Return each group's master, epoch and sync-state set, each replica's report, and the reasons of problems."""
         with self._lock:
             error = self._failure or self._reconciler.error
             return {"error": error, "groups": [self._group_status(group) for group in sorted(self._groups)]}
 
     def close(self) -> None:
-        """Stop deciding. Masters stop by themselves when their leases end."""
+        """Stop deciding. Masters stop when their leases expire."""
         self._stopping.set()
         self._metrics.close()
         for watched in self._watched.values():
@@ -205,7 +208,7 @@ class Controller:
         }
 
     def _min_in_sync(self, group: str) -> int:
-        """The replicas of a group that must be in sync for it to take messages."""
+        """Return the number of a group's replicas that must be in sync before it accepts messages."""
         planned = [storage for storage in self._settings.storages if storage.name.broker_name == group]
         return planned[0].replication.min_in_sync_replicas if planned else 1
 
@@ -254,8 +257,8 @@ class Controller:
         return state, ""
 
     def _decide(self, group: str, state: ReplicaState | None, asked_s: float) -> None:
-        """Note an account that was asked for at `asked_s` (None: the replica did not answer), write the decisions, and
-        assign the orders."""
+        """Record a replica's report that was requested at `asked_s` (None: the replica did not answer), write the
+        decisions, and assign the orders."""
         with self._lock:
             control, now_s = self._groups[group], time.monotonic()
             if state is not None:
@@ -290,7 +293,7 @@ class Controller:
         return True
 
     def _assign_order(self, order: Order) -> None:
-        """Have a replica's thread send an order, in place of an older one. A renewal does not wake the thread."""
+        """Let a replica's thread send an order instead of an older one. A renewal does not wake the thread."""
         watched = self._watched[StorageName(order.group, order.replica)]
         watched.order = order
         if isinstance(order, Follow):
@@ -300,7 +303,7 @@ class Controller:
             watched.wake.set()
 
     def _notify_broker(self, group: str) -> None:
-        """Have the broker look for its new master at once; by itself it does so every few seconds."""
+        """Tell the broker to ask for its new master now. Without this, it asks every few seconds."""
         try:
             ActorRef(group).tell("look_for_master")
         except RaymqError as error:
@@ -308,7 +311,7 @@ class Controller:
 
 
 def _lag(replica: int, leading: ReplicaState | None) -> dict[str, float | None]:
-    """A replica's lag, as its master reports it; None if that is not known."""
+    """Return a replica's lag in its master's report; None if it is unknown."""
     if leading is not None and leading.replica == replica:
         return {"lag_bytes": 0, "lag_s": 0.0}
     lag = None if leading is None else leading.lags.get(replica)

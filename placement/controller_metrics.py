@@ -1,4 +1,4 @@
-"""The Controller's metrics: masters, epochs, replicas in sync, their lag, and elections."""
+"""The Controller's metrics: masters, epochs, in-sync replicas, their lag, and elections."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ NO_MASTER: Final = "no_master_elected"
 
 
 class ControllerMetrics:
-    """Counts the elections of a Controller, and reports them with its status. Elections are counted by one thread at
-    a time, and reported by another."""
+    """Counts the elections of a Controller, and reports them with its status. One thread counts at a time, another one
+    reports."""
 
     def __init__(self) -> None:
         self._elections: Counter[tuple[str, str]] = Counter()
 
     def note(self, before: Record | None, after: Record) -> None:
-        """Count a decision that was written, if it is of another epoch than the one before: an election."""
+        """Count a written decision as an election if its epoch differs from the previous one."""
         if before is None or before.epoch != after.epoch:
             self._elections[after.group, NO_MASTER if after.master is None else ELECTED] += 1
 
     def report(self, reporter: Reporter, status: Callable[[], dict[str, Any]]) -> None:
-        """Report what `status` of the Controller says of each broker group, and the elections."""
+        """Report each broker group in the Controller's `status`, and the elections."""
         groups = status()["groups"]
         for group in groups:
             self._report_group(reporter, group)
@@ -43,7 +43,7 @@ class ControllerMetrics:
         reporter.gauge("raymq_in_sync_replicas", len(group["in_sync"]), broker=broker)
         for replica in group["replicas"]:
             if replica["lag_bytes"] is None:
-                continue  # its master does not say
+                continue  # its master does not report the lag
             labels = {
                 "broker": broker,
                 "storage": str(StorageName(broker, replica["replica"])),

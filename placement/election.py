@@ -1,28 +1,27 @@
-"""The master of a broker group: the decisions of the Controller, one `GroupControl` per group.
+"""Decides which replica is the master of a broker group. The Controller has one `GroupControl` per group.
 
-A change of when another replica leads, or of which one, belongs here. MASTER_STEPS has the step for each view of the
-present master.
+MASTER_STEPS has the next step for each view of the present master.
 
-The control gets each replica's account of itself (`note_account`) about three times a second, and returns what to do
-(`tick`): renew the master's lease, have others follow, or elect. Rules (spec/storage.md §11.2, §11.3):
+The control gets each replica's report (`note_account`) about three times a second, and returns the actions (`tick`):
+renew the master's lease, let other replicas follow, or elect. Rules (spec/storage.md §11.2, §11.3):
 
-- A replica is alive if its account came lately, by the Controller's clock: a process that stands still counts as dead.
-- While the last lease that was granted may still be held, no other replica is elected, unless the account of the
-  master's own new process shows that the old one is gone, or the master's account says that its disk has failed.
-- A replica whose disk has failed is not elected, and not followed.
-- An alive member of the sync-state set is elected, and none whose log is known to lack acknowledged messages while
-  another member may have them (actors.core.replica.candidates). After a restart of the whole set, the replicas that do
-  not answer yet are waited for, `grace_s` at most.
-- A group that never had a master starts with the replica with the longest log, once all accounts have come.
-- With fixed roles only `fixed_master` may lead, and none while it is away. It does not lead without the directory that
-  it led with, nor while another replica has a longer log, whose end would be cut.
-- A decision (`Record`) is journaled before an order is given, and the order is repeated until the replica's account
-  shows that it was carried out.
-- An order to lead is for the process that gave the account. If that process ended before it led, the election is
-  annulled: the set that it was elected from holds again.
+- A replica is alive if its report is recent by the Controller's clock: a suspended process counts as dead.
+- While the last lease may still be held, no other replica is elected, unless the report of the master's own new process
+  shows that the old process ended, or the master's report says that its disk has failed.
+- A replica with a failed disk is not elected, and not followed.
+- An alive member of the sync-state set is elected, but no replica whose log is known to lack acknowledged messages
+  while another member may have them (actors.core.replica.candidates). After a restart of the whole set, the control
+  waits for replicas that do not answer yet, at most `grace_s`.
+- A group that never had a master starts with the replica with the longest log, after all reports have arrived.
+- With fixed roles only `fixed_master` may lead. It does not lead without the directory that it led with, nor while
+  another replica has a longer log, whose end would be cut. While it is away, the group has no master.
+- A decision (`Record`) is journaled before an order is sent, and the order is repeated until the replica's report shows
+  that it was executed.
+- An order to lead is for the process that sent the report. If that process ended before it led, the election is
+  annulled, and the previous set is valid again.
 
-The newest `Record` of the group survives a crash, in the journal. If the journal is lost, the record is made from the
-replicas' own accounts, once all of them have come; not before, because a missing replica may know of a newer epoch.
+The newest `Record` of the group is in the journal and survives a crash. If the journal is lost, the record is rebuilt
+from the replicas' reports after all of them have arrived, because a missing replica may know of a newer epoch.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ from actors.core.replica.orders import MASTER_LEASE_S, Drain, Follow, Lead, Rene
 from storage.replication.epochs import SyncStateSet
 
 FIXED_MASTER: Final = 0
-"""The replica that leads where roles are fixed (replication.broker_role)."""
+"""The replica that leads with fixed roles (replication.broker_role)."""
 RECOVERED_EPOCH_GAP: Final = 100
-"""The number of epochs left out after the journal was lost."""
+"""The number of epochs that are skipped after the journal was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A decision of the Controller about a group, which is written to the journal before anything else is done.
+    """A decision of the Controller about a group. It is written to the journal before any other action.
 
-    `elected_from`: the set, member to id of its directory, from which the master was elected; it holds until the master
-    leads. `incarnation`: of the master's directory when it was elected, 0 if that is unknown. `loss`: the acknowledged
-    messages that the master lacked when it was elected, "" if it lacked none.
+    `elected_from`: the set from which the master was elected, member to id of its directory; it is valid until the
+    master leads. `incarnation`: the incarnation of the master's directory at its election, 0 if unknown. `loss`: the
+    acknowledged messages that the master lacked at its election, "" for none.
     """
 
     group: str
@@ -65,12 +64,15 @@ Action = Record | Lead | Renew | Follow | Drain
 
 @dataclass(frozen=True, slots=True)
 class ControlRules:
-    """Times in s. `dead_after_s`: silence after which a replica counts as dead. `lease_s`: the length of a lease,
-    counted from the account that it answers: so however long messages take, it ends for the replica no later than for
-    the Controller. `lease_margin_s`: the most that the rates of two clocks differ in that time. `drain_timeout_s`: the
-    longest wait of a master for its successor. `grace_s`: the longest wait for replicas that do not answer when a
-    master is due and no replica is sure to have every acknowledged message. `fixed_master`: with fixed roles, the only
-    replica that may lead."""
+    """The times of elections in s, and the fixed master.
+
+    `dead_after_s`: a replica counts as dead after this time without a report. `lease_s`: the length of a lease, counted
+    from the report that it answers. So the lease never ends later for the replica than for the Controller, however long
+    messages take. `lease_margin_s`: the greatest difference between two clocks' rates in that time. `drain_timeout_s`:
+    the longest wait of a master for its successor. `grace_s`: the longest wait for replicas that do not answer, if a
+    master is needed and no replica is sure to have every acknowledged message. `fixed_master`: with fixed roles, the
+    only replica that may lead.
+    """
 
     dead_after_s: float = 1.0
     lease_s: float = MASTER_LEASE_S
@@ -82,7 +84,7 @@ class ControlRules:
 
 
 class MasterView(Enum):
-    """The master of a group, as the Controller sees it."""
+    """The state of a group's master, as the Controller sees it."""
 
     NOBODY = "the group has no master"
     AWAY = "it does not answer, has not the directory that it led with, or may not lead any more"
@@ -95,7 +97,7 @@ class MasterView(Enum):
 
 
 class MasterStep(Enum):
-    """The Controller's answer to what it sees of a master."""
+    """The Controller's next step for a master."""
 
     WAIT = "do nothing until the lease is over"
     ORDER = "order it to lead"
@@ -121,12 +123,12 @@ MASTER_STEPS: Final[Mapping[tuple[MasterView, bool], MasterStep]] = {
     (MasterView.LEADING, False): MasterStep.RENEW,
     (MasterView.LEADING, True): MasterStep.RENEW,
 }
-"""The next step by the view of the master, and by whether the last lease it was granted is over (True)."""
+"""The next step by the view of the master, and by whether its last lease has expired (True)."""
 
 
 @dataclass(slots=True)
 class _Account:
-    """A replica's newest account, and when it was asked for and came, by the Controller's clock."""
+    """A replica's newest report, with the times of its request and its arrival by the Controller's clock."""
 
     state: ReplicaState
     asked_s: float
@@ -137,7 +139,7 @@ class _Account:
 class GroupControl:
     """The control of one broker group.
 
-    `replicas`: those of the spec; `priorities`: by replica, the smallest leads first; `learners` never lead.
+    `replicas`: the replicas of the plan. `priorities`: by replica; the smallest leads first. `learners` never lead.
     """
 
     group: str
@@ -149,47 +151,48 @@ class GroupControl:
     reason: str = "no replica was heard yet"
     """The reason why there is no master now; empty if there is one."""
     _accounts: dict[int, _Account] = field(default_factory=dict)
-    """The newest account of each replica."""
+    """The newest report of each replica."""
     _lease_until_s: float = 0.0
-    """The end of the last lease that was granted, with the margin, by the Controller's clock."""
+    """The end of the last lease, with the margin, by the Controller's clock."""
     _led_incarnation: int = -1
-    """The incarnation of the master's directory in which it has led the record's epoch; -1 before it has."""
+    """The incarnation of the master's directory in which it has led the record's epoch; -1 before."""
     _due_since_s: float | None = None
-    """The time since when a master is due and a replica that may lead answers; None while there is a master."""
+    """The time since when a master is needed and a replica that may lead answers; None while there is a master."""
     _designated: int | None = None
-    """The replica that is to lead as soon as that is safe."""
+    """The replica that should lead as soon as that is safe."""
     _designated_until_s: float = 0.0
-    """The time when the designation is dropped."""
+    """The time at which the designation is dropped."""
 
     @property
     def able(self) -> frozenset[int]:
-        """The replicas that may lead at all."""
+        """The replicas that may lead."""
         fixed = self.rules.fixed_master
         return self.replicas - self.learners if fixed is None else frozenset({fixed})
 
     def resume(self, record: Record, now_s: float) -> None:
-        """Start with the record of the journal: a lease that was granted before may still be held."""
+        """Start with the journal's record. A lease from before may still be held."""
         self.record = record
         self._lease_until_s = now_s + self.rules.lease_s + self.rules.lease_margin_s
 
     def note_account(self, state: ReplicaState, now_s: float, asked_s: float | None = None) -> None:
-        """Note a replica's account of itself, which was asked for at `asked_s`, by default now.
+        """Record a replica's report that was requested at `asked_s`, by default now.
 
-        An account that comes after a younger one of the same directory is ignored.
+        A report that arrives after a newer report of the same directory is ignored.
         """
         known = self._accounts.get(state.replica)
         if known is None or known.state.store_id != state.store_id or state.age > known.state.age:
             self._accounts[state.replica] = _Account(state, now_s if asked_s is None else asked_s, now_s)
 
     def designate(self, replica: int, now_s: float) -> None:
-        """Have `replica` lead as soon as that is safe (`raymq balance`). Dropped after `drain_timeout_s`, which
-        calling again meanwhile does not prolong: the master takes no appends while it waits for its successor."""
+        """Let `replica` lead as soon as that is safe (`raymq balance`). The designation is dropped after
+        `drain_timeout_s`; calling again does not extend it, because the master refuses appends while it waits for its
+        successor."""
         if replica == self._designated and now_s <= self._designated_until_s:
             return
         self._designated, self._designated_until_s = replica, now_s + self.rules.drain_timeout_s
 
     def alive(self, now_s: float) -> dict[int, ReplicaState]:
-        """The replicas whose account came lately, with that account."""
+        """Return the replicas with a recent report, and the reports."""
         return {
             replica: account.state
             for replica, account in self._accounts.items()
@@ -197,7 +200,7 @@ class GroupControl:
         }
 
     def tick(self, now_s: float) -> list[Action]:
-        """The actions to carry out now, in their order."""
+        """Return the actions to execute now, in order."""
         alive = self.alive(now_s)
         if self.record is None:
             self._recover(alive)
@@ -210,7 +213,7 @@ class GroupControl:
         return [*actions, *self._followers(alive)]
 
     def _serve_master(self, alive: dict[int, ReplicaState], now_s: float) -> list[Action] | None:
-        """The actions that the present master needs; None if another must be elected."""
+        """Return the actions that the present master needs; None if another replica must be elected."""
         record = self.record
         assert record is not None
         state = None if record.master is None else alive.get(record.master)
@@ -233,10 +236,10 @@ class GroupControl:
         return [*altered, self._renew(state, altered[0] if altered else record, alive)]
 
     def _view_master(self, record: Record, state: ReplicaState | None) -> MasterView:
-        """The record's master as its newest account shows it; `state` None if there was none lately."""
+        """Return the view of the record's master from its newest report. `state` None: there is no recent report."""
         if record.master is None:
             return MasterView.NOBODY
-        # Without its directory it has nothing; and it may have led before the settings were changed.
+        # Without its directory the replica has no messages. It may have led before the settings changed.
         lost = state is not None and record.sync_state_set.stores.get(state.replica) != state.store_id
         if state is None or lost or record.master not in self.able:
             return MasterView.AWAY
@@ -252,10 +255,10 @@ class GroupControl:
         return MasterView.NOT_LEADING
 
     def _alter(self, state: ReplicaState, record: Record) -> list[Record]:
-        """The record with the set that the master proposes; empty if it proposes none.
+        """Return the record with the set that the master proposes; empty without a proposal.
 
-        A proposal based on an outdated set is ignored. Every other one is answered by a newer set, the proposed one
-        without the replicas that may not be in it, so that the master sees that its proposal is settled.
+        A proposal based on an outdated set is ignored. Any other proposal is answered by a newer set, which omits
+        replicas that may not be members, so that the master sees that its proposal is settled.
         """
         asked, now = state.proposal, record.sync_state_set
         if asked is None or (asked.epoch, asked.version) != now.order or state.replica not in asked.stores:
@@ -269,7 +272,7 @@ class GroupControl:
         assert record is not None
         if to is None or to == record.master or now_s > self._designated_until_s:
             self._designated = None
-            # A master that drains for a successor who does not come leads on, in a new epoch.
+            # A master that drains, and whose successor does not start, continues to lead in a new epoch.
             return self._begin(state, record) if state.draining else []
         other = alive.get(to)
         if to not in record.sync_state_set.members or other is None or other.failed:
@@ -282,10 +285,10 @@ class GroupControl:
         return [self._renew(state, record, alive), Drain(self.group, state.replica, record.epoch, to)]
 
     def _annul(self, alive: dict[int, ReplicaState]) -> list[Action]:
-        """The record without an election whose master ended before it led; empty if there is no such election.
+        """Return the record without an election whose master ended before it led; empty if there is no such election.
 
-        The process that was elected is gone, and no other carries the order out. So nothing was acknowledged in the
-        epoch, and any member of the former set may be elected.
+        The elected process ended, and no other process executes the order. So nothing was acknowledged in the epoch,
+        and any member of the previous set may be elected.
         """
         record = self.record
         assert record is not None
@@ -304,7 +307,7 @@ class GroupControl:
             self._due_since_s = now_s
         since_s = now_s if self._due_since_s is None else self._due_since_s
         graced = now_s - since_s >= self.rules.grace_s
-        # No message is confirmed while a master is due: an account that was asked for later shows what is left.
+        # No message is acknowledged while a master is needed, so a report that is requested later is complete.
         fresh = frozenset(replica for replica in working if self._accounts[replica].asked_s >= since_s)
         if self.rules.fixed_master is None:
             stores, unclean = record.sync_state_set.stores, self.rules.unclean
@@ -327,7 +330,7 @@ class GroupControl:
         return Choice(None, reason) if reason else Choice(alive[fixed], loss=describe_lack(alive[fixed]))
 
     def _against_fixed_master(self, fixed: int, alive: dict[int, ReplicaState], record: Record) -> str:
-        """The reason why the only replica that may lead must not lead now; empty if it may."""
+        """Return the reason why the fixed master must not lead now; empty if it may lead."""
         state = alive.get(fixed)
         if state is None:
             return f"replica {fixed} does not answer, and no other may lead (broker_role): it is waited for"
@@ -339,7 +342,8 @@ class GroupControl:
                 "acknowledged message: bring that back, or have another replica lead, see docs/cluster.md"
             )
         longer = [replica for replica, other in alive.items() if other.rank > state.rank]
-        # If another led before, a member of the set has every acknowledged message: a longer log has others.
+        # If another replica led before, a member of the set has every acknowledged message: a longer log has other
+        # messages.
         if longer and record.master in (None, fixed):
             return (
                 f"replica {fixed} must lead (broker_role), but replica {names(longer)} has more than it: its disk has "
@@ -369,14 +373,14 @@ class GroupControl:
         return Renew(self.group, state.replica, record.sync_state_set, state.clock_s, frozenset(dead))
 
     def _note_lease(self, state: ReplicaState) -> None:
-        """Note that a lease is granted. It counts from the account, which was given no later than it came."""
+        """Record that a lease is granted. It starts at the report, which was sent no later than it arrived."""
         until_s = self._accounts[state.replica].at_s + self.rules.lease_s + self.rules.lease_margin_s
         self._lease_until_s = max(self._lease_until_s, until_s)
 
     def _followers(self, alive: dict[int, ReplicaState]) -> list[Action]:
         record = self.record
         if record is None or record.master is None or self._led_incarnation < 0:
-            return []  # a replica is followed only once it leads
+            return []  # a replica is followed only after it leads
         followed = (ReplicaRole.SLAVE, record.epoch, record.master)
         return [
             Follow(self.group, replica, record.epoch, record.master)
@@ -385,13 +389,13 @@ class GroupControl:
         ]
 
     def _recover(self, alive: dict[int, ReplicaState]) -> None:
-        """Make the record from the replicas' accounts, once all of them have come."""
+        """Rebuild the record from the replicas' reports, after all of them have arrived."""
         missing = self.replicas - alive.keys()
         if missing:
             self.reason = f"the journal knows nothing of this group, and replica {names(missing)} does not answer"
             return
         sets = [state.sync_state_set for state in alive.values() if state.sync_state_set is not None]
-        # An order of the last decision in the lost journal may still be on its way.
+        # An order of the last decision in the lost journal may still be in flight.
         epoch = max(state.epoch for state in alive.values()) + RECOVERED_EPOCH_GAP
         newest = max(sets, key=lambda one: one.order, default=None)
         everybody = {replica: state.store_id for replica, state in alive.items() if replica not in self.learners}

@@ -29,15 +29,15 @@ def inventory(
     timeout_s: float = INVENTORY_TIMEOUT_S,
     node_label: str | None = None,
 ) -> list[Node]:
-    """The Ray nodes that are alive now and carry `node_label`, with the stores below `data_dir` on each, and their
-    zones. Nodes without the label are not asked: they may come and go.
+    """Return the alive Ray nodes with the label `node_label`, their zones, and the stores below `data_dir` on each
+    node. Nodes without the label are not asked, because they may start and end at any time.
 
-    `draining`: ids of nodes that are being emptied. RaymqError when a node does not answer in time, ConfigError when
-    none carries the label.
+    `draining`: ids of nodes being drained. Raises RaymqError if a node does not answer in time, and ConfigError if no
+    node has the label.
     """
     alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
     able = carrying(node_label, {node_id: node.get("Labels") or {} for node_id, node in alive.items()})
-    here = ray.get_runtime_context().get_node_id()  # this node is read without a process of its own
+    here = ray.get_runtime_context().get_node_id()  # this node is read without another process
     asked = {node_id: _start_listing(node_id, data_dir) for node_id in able if node_id != here}
     nodes = []
     for node_id, node in alive.items():
@@ -54,19 +54,20 @@ def inventory(
 
 
 def head_node_id() -> str:
-    """The id of Ray's head node, without which there is no cluster; of this node if Ray does not name one."""
+    """Return the id of Ray's head node, without which the cluster ends; the id of this node if Ray does not name a
+    head."""
     heads = [node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD_RESOURCE in node["Resources"]]
     return str(heads[0]) if heads else ray.get_runtime_context().get_node_id()
 
 
 def _start_listing(node_id: str, data_dir: Path) -> Any:
-    """A reference to the result of `_list_stores` on a node."""
+    """Return a reference to the result of `_list_stores` on a node."""
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
     return _remote_list_stores.options(scheduling_strategy=strategy).remote(str(data_dir))
 
 
 def _list_stores(data_dir: str) -> dict[str, int]:
-    """The store directories on this node, by name, with the bytes of the logs that are in them."""
+    """Return the store directories on this node by name, with the bytes of their logs."""
     return {
         store.name: sum(file.stat().st_blocks * 512 for file in (store / COMMIT_LOG_DIR).glob("*"))
         for store in stores_below(data_dir_here(Path(data_dir)))
@@ -77,7 +78,7 @@ _remote_list_stores = ray.remote(num_cpus=0, max_retries=0)(remote_function(_lis
 
 
 def running() -> list[str]:
-    """Names of all raymq actors, sorted; those that Ray is starting again, too."""
+    """Return the names of all raymq actors, sorted, including actors that Ray is restarting."""
     return sorted(
         actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE
     )

@@ -1,10 +1,10 @@
-"""Carrying out a plan: start the actors, wait until they answer, stop them in the order that keeps data whole.
+"""Executes a plan: starts the actors, waits until they answer, and stops them in an order that keeps data complete.
 
-Starting is idempotent: an actor that runs already is left alone. Each step has a deadline; if one fails, the actors
-that this call started are stopped again, so that a failed start leaves nothing behind.
+Starting is idempotent: running actors are not touched. Each step has a deadline. If a step fails, the actors that the
+call started are stopped again, so a failed start leaves no actors.
 
-Run by a program of its own (placement.launcher_main), because Ray gives actors the import path of the program that
-created them, and a user's program may have a folder called `storage`.
+A separate program runs this module (placement.launcher_main), because Ray gives actors the import path of the program
+that created them, and a user's program may have a folder called `storage`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from raymq.common.names import CONSOLE, CONTROLLER
 from raymq.remoting.actor_ref import ActorRef
 
 SERVERS_READY_TIMEOUT_S: Final = 120.0
-"""The timeout for all actors to answer. Opening a store may mean recovering gigabytes of log."""
+"""The timeout for all actors to answer. Opening a store may require the recovery of gigabytes of log."""
 LAUNCH_CALL_TIMEOUT_S: Final = 10.0
 NO_LOGS: Final[Mapping[str, int]] = {}
 
@@ -43,11 +43,11 @@ def start(
     *,
     log_bytes: Mapping[str, int] = NO_LOGS,
 ) -> None:
-    """Start the actors that do not run yet, and return when every actor answers. `log_bytes`: the logs' sizes by
-    storage actor, for the progress.
+    """Start the actors that do not run, and return when every actor answers. `log_bytes`: the logs' sizes by storage
+    actor, for the progress.
 
-    Raises the error that kept one from starting (StoreLockedError, StoreError, RequestTimeoutError …); then every actor
-    that this call started has been stopped again.
+    Raises the error that prevented a start (StoreLockedError, StoreError, RequestTimeoutError …). Every actor that this
+    call started has been stopped then.
     """
     before = set(running())
     try:
@@ -79,7 +79,7 @@ def _start(plan: Plan, progress: ProgressCallback, deadline_s: float, log_bytes:
     if plan.controller is not None:
         progress("starting the Controller")
         _end_outdated(plan.controller)
-        # Its journal is on that node's disk.
+        # The Controller's journal is on that node's disk.
         ControllerActor.options(name=CONTROLLER, get_if_exists=True, scheduling_strategy=on_head).remote(
             plan.controller, **access_for(CONTROLLER)
         )
@@ -109,26 +109,26 @@ def _start(plan: Plan, progress: ProgressCallback, deadline_s: float, log_bytes:
 
 
 def store_roots_here() -> dict[str, str]:
-    """The directories of the stores that run on this process's node, by actor. A store that does not answer is left
-    out."""
+    """Return the directories of the stores that run on this process's node, by actor, without stores that do not
+    answer."""
     here, roots = ray.get_runtime_context().get_node_id(), {}
     for name in (name for name in running() if name.startswith("storage-")):
         try:
             described = ActorRef(name).call("describe", timeout_s=LAUNCH_CALL_TIMEOUT_S)
         except RaymqError:
-            continue  # `raymq status` says that it does not answer
+            continue  # `raymq status` reports a store that does not answer
         if described.node_id == here:
             roots[name] = described.root
     return roots
 
 
 def _recovery(log_bytes: int) -> str:
-    """The size of the log that a store opens with: it is read as far as it was not known to be whole."""
+    """Describe the size of a store's log: recovery reads the part that is not known to be complete."""
     return f", a log of {log_bytes >> 20:,} MiB" if log_bytes >> 20 else ""
 
 
 def _end_outdated(settings: ControllerSettings) -> None:
-    """End a Controller that has other settings; a new one goes on from its journal before the leases end."""
+    """End a Controller with other settings. A new one continues from its journal before the leases expire."""
     if CONTROLLER in running() and ActorRef(CONTROLLER).call("settings", timeout_s=LAUNCH_CALL_TIMEOUT_S) != settings:
         end_actor(CONTROLLER)
 
@@ -146,9 +146,9 @@ def _wait(name: str, method: str, deadline_s: float) -> None:
 
 
 def stop(progress: ProgressCallback = lambda step: None, only: Iterable[str] | None = None) -> list[str]:
-    """Stop raymq's actors (all, or `only` these); returns the names. Consumers first, stores last.
+    """Stop raymq's actors (all, or `only` these), consumers first and stores last. Returns their names.
 
-    An actor that does not close in CLOSE_TIMEOUT_S is killed; its store then recovers when it is opened again.
+    An actor that does not close within CLOSE_TIMEOUT_S is killed. Its store then recovers when it is opened again.
     """
     names = running() if only is None else list(only)
     order = sorted(names, key=lambda name: (_stop_rank(name), name))
@@ -159,7 +159,7 @@ def stop(progress: ProgressCallback = lambda step: None, only: Iterable[str] | N
 
 
 def _stop_rank(name: str) -> int:
-    # Without the Controller nobody is elected while the replicas of a group close one after another.
+    # Without the Controller there is no election while the replicas of a group close one after another.
     for rank, prefix in enumerate(
         (CONSOLE, "pull-", "rebalance-", "broker-", "nameserver-", CONTROLLER, "replicator-")
     ):

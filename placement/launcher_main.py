@@ -1,8 +1,8 @@
-"""The program that starts, stops and inspects the servers for `raymq.client.cluster.launcher`; the protocol is
-described there.
+"""The program that starts, stops and inspects the servers for `raymq.client.cluster.launcher`, which defines the
+protocol.
 
-`raymq.client.cluster.server_path` runs it, with `-P` and from the root directory, so that its job's import path, which
-the servers inherit, holds nothing but what is installed.
+`raymq.client.cluster.server_path` runs it with `-P` from the root directory. So its job's import path, which the
+servers inherit, contains only installed packages.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from raymq.common.names import NAMESPACE
 
 
 def main() -> None:
-    """Read one request, carry it out, answer."""
+    """Read one request, execute it, and answer."""
     signal.signal(signal.SIGTERM, _interrupt)
-    # A terminal's ctrl-C goes to the user's program, which then ends this one in its own time.
+    # A terminal's ctrl-C is for the user's program, which ends this program itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     request = json.loads(sys.stdin.readline())
     try:
@@ -90,7 +90,8 @@ def _carry_out(request: dict[str, Any]) -> Any:
 
 
 def _changes(plan: Plan, before: Sequence[str]) -> list[str]:
-    """Sentences that say what a start changed of a raymq that ran with the actors `before`, and what it did not."""
+    """Return sentences about the changes that a start made to a raymq with the actors `before`, and about settings that
+    it did not change."""
     began = sorted(set(running()) - set(before))
     notes = [f"raymq ran already: started {', '.join(began)}" if began else "raymq ran already: nothing was started"]
     unlike = differences(plan, before, launch.store_roots_here())
@@ -103,7 +104,7 @@ def _changes(plan: Plan, before: Sequence[str]) -> list[str]:
 
 
 def _log_bytes(plan: Plan, nodes: Sequence[Node]) -> dict[str, int]:
-    """The bytes of the log that each store of the plan has on its node."""
+    """Return the bytes of the log that each store of the plan has on its node."""
     stores = {node.node_id: node.stores for node in nodes}
     return {
         str(storage.name): stores.get(storage.node_id, {}).get(storage.settings.store_path_root_dir.name, 0)

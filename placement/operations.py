@@ -1,5 +1,7 @@
-"""The operator's commands to the Controller: empty a node, and have the first replicas by priority lead again; and to
-the stores of one node, to close. Installing the Grafana board on the head node, where Ray's files for Grafana are.
+"""The operator's commands: drain a node, balance the masters, close a node's stores, install the Grafana dashboard.
+
+The Controller executes drain and balance. The dashboard is installed on the head node, which has Ray's files for
+Grafana.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ POLL_S: Final = 0.3
 
 
 def placed_replicas() -> tuple[dict[StorageName, str], frozenset[str]]:
-    """The replicas with the ids of their nodes, and the ids of the nodes being emptied; both empty without a
+    """Return the replicas with the ids of their nodes, and the ids of the nodes being drained; both empty without a
     Controller."""
     if CONTROLLER not in running():
         return {}, frozenset()
@@ -37,11 +39,11 @@ def placed_replicas() -> tuple[dict[StorageName, str], frozenset[str]]:
 
 
 def drain(node: str, *, drained: bool, progress: ProgressCallback) -> dict[str, Any]:
-    """Empty a node, given by its address or the beginning of its id; with `drained` False, allow replicas there again.
+    """Drain a node, given by its address or the beginning of its id. With `drained` False, allow replicas there again.
 
-    Returns when no replica is left there, and its replicas are in sync elsewhere, or after DRAIN_WAIT_S with those that
-    are `left`: the Controller goes on with them. InvalidArgumentError if no node, or more than one, matches, and if no
-    broker group has several replicas.
+    Returns when the node has no replica and its replicas are in sync on other nodes, or after DRAIN_WAIT_S with the
+    replicas that are `left`; the Controller then continues. Raises InvalidArgumentError if no node, or more than one,
+    matches, and if no broker group has several replicas.
     """
     controller, node_id = _controller(), _find_node(node)
     controller.call("drain", node_id, drained, timeout_s=OPERATION_CALL_TIMEOUT_S)
@@ -56,10 +58,10 @@ def drain(node: str, *, drained: bool, progress: ProgressCallback) -> dict[str, 
 
 
 def close_stores_here(progress: ProgressCallback) -> list[str]:
-    """Close the stores whose actors run on this process's node, which is about to be taken away; returns their names.
+    """Close the stores whose actors run on this process's node, before the node is removed. Returns their names.
 
-    A closed store opens without recovery. Its actor stays and answers nothing, until it ends with the node: another
-    replica leads meanwhile. One that does not answer in time is left as it is, and recovers when it is opened again.
+    A closed store opens without recovery. Its actor stays without answering until it ends with the node, and another
+    replica leads. A store that does not answer in time stays open, and recovers when it is opened again.
     """
     here = ray.get_runtime_context().get_node_id()
     closed = []
@@ -76,17 +78,17 @@ def close_stores_here(progress: ProgressCallback) -> list[str]:
 
 
 def order_drain(node: str, *, drained: bool) -> None:
-    """As `drain`, without waiting: on return it is ordered. Raises as `drain`."""
+    """Order a drain without waiting. On return it is ordered. Raises like `drain`."""
     _controller().call("drain", _find_node(node), drained, timeout_s=OPERATION_CALL_TIMEOUT_S)
 
 
 def order_balance() -> None:
-    """As `balance`, without waiting: on return it is ordered. Raises as `balance`."""
+    """Order a balance without waiting. On return it is ordered. Raises like `balance`."""
     _controller().call("balance", timeout_s=OPERATION_CALL_TIMEOUT_S)
 
 
 def _replicas_left(controller: ActorRef, node_id: str, progress: ProgressCallback) -> list[str]:
-    """The replicas that still run on a node, or that are not in sync on their present node."""
+    """Return the replicas that still run on a node, or that are not in sync on their present node."""
     left = []
     for group in controller.call("status", timeout_s=OPERATION_CALL_TIMEOUT_S)["groups"]:
         for replica in group["replicas"]:
@@ -99,10 +101,10 @@ def _replicas_left(controller: ActorRef, node_id: str, progress: ProgressCallbac
 
 
 def balance(progress: ProgressCallback) -> dict[str, Any]:
-    """Have the first replica by priority lead each broker group, where it is in sync; no append is lost by it.
+    """Make the first in-sync replica by priority the master of each broker group, without losing an append.
 
-    Returns when they lead, or after BALANCE_WAIT_S. `wanted`: by broker group, the replica that should lead; `left`:
-    the groups where it does not lead yet.
+    Returns when these replicas lead, or after BALANCE_WAIT_S. `wanted`: the replica that should lead, by broker group.
+    `left`: the groups in which it does not lead yet.
     """
     controller = _controller()
     wanted: dict[str, int] = controller.call("balance", timeout_s=OPERATION_CALL_TIMEOUT_S)
@@ -125,7 +127,7 @@ def _controller() -> ActorRef:
 
 
 def _find_node(text: str) -> str:
-    """The id of the node with this address, or whose id begins with this text."""
+    """Return the id of the node with this address, or whose id begins with this text."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     found = [node for node in nodes if text and (node["NodeManagerAddress"] == text or node["NodeID"].startswith(text))]
     if len(found) != 1:
@@ -138,9 +140,10 @@ INSTALL_TIMEOUT_S: Final = 60.0
 
 
 def install_on_head(output: str | None = None, timeout_s: float = INSTALL_TIMEOUT_S) -> dict[str, Any]:
-    """Have a task on the head node write the board (raymq.tools.observability.ray_folder.install_board); its result.
+    """Let a task on the head node write the dashboard (raymq.tools.observability.ray_folder.install_board). Returns its
+    result.
 
-    A process of the head node, and not this one, has the environment variables that moved Ray's folders.
+    Only a process of the head node has the environment variables that move Ray's folders.
     """
     strategy = NodeAffinitySchedulingStrategy(head_node_id(), soft=False)
     installed: dict[str, Any] = resolve(
@@ -150,7 +153,8 @@ def install_on_head(output: str | None = None, timeout_s: float = INSTALL_TIMEOU
 
 
 def try_to_install(progress: ProgressCallback) -> None:
-    """Install the board as the last step of a start, which does not fail when this does; `progress` hears of it."""
+    """Install the dashboard as the last step of a start. A failure is passed to `progress`, and does not fail the
+    start."""
     progress("installing Grafana's board")
     try:
         install_on_head()

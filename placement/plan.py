@@ -1,7 +1,7 @@
-"""The plan: the actors of a cluster and their nodes. Pure; nothing is started here.
+"""The plan: the actors of a cluster and their nodes. This module starts nothing.
 
-Settings and an inventory of nodes become a `Plan`, which `placement.launch` carries out. The node of each replica is
-chosen in `placement.replica_nodes`.
+It turns settings and an inventory of nodes into a `Plan`, which `placement.launch` executes. `placement.replica_nodes`
+chooses the node of each replica.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from raymq.common.errors import ConfigError
 from raymq.common.names import CONTROLLER, NameServerName, StorageName
 
 FIRST_PORT = 10911
-"""RocketMQ's listen port. Nothing listens there: with the node's address it names a store in message ids."""
+"""RocketMQ's listen port. No process listens there: the port and the node's address identify a store in message ids."""
 
 KV_FILE: Final = "kvConfig.json"
 JOURNAL_FILE: Final = "journal"
@@ -29,7 +29,7 @@ JOURNAL_FILE: Final = "journal"
 
 @dataclass(frozen=True, slots=True)
 class NameServerPlan:
-    """One NameServer: its actor's name, and the file it keeps its KV configuration in."""
+    """One NameServer: its actor's name, and the file with its KV configuration."""
 
     name: NameServerName
     kv_path: Path
@@ -37,7 +37,7 @@ class NameServerPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All actors that have to run."""
+    """All actors that must run."""
 
     nameservers: tuple[NameServerPlan, ...]
     storages: tuple[StoragePlan, ...]
@@ -48,9 +48,9 @@ class Plan:
 
 
 def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[StorageName, str] | None = None) -> Plan:
-    """The plan for a cluster. ConfigError if the rules of placement cannot be kept (placement.replica_nodes).
+    """Make the plan for a cluster. Raises ConfigError if the placement rules cannot be kept (placement.replica_nodes).
 
-    `known`: replica to the id of the node its storage actor runs on now.
+    `known`: the node id of each replica's running storage actor.
     """
     servers = tuple(NameServerName(index) for index in range(settings.name_servers))
     nameservers = tuple(NameServerPlan(name, settings.data_dir / str(name) / KV_FILE) for name in servers)
@@ -89,7 +89,8 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
 
 
 def store_options(settings: ClusterSettings) -> StoreOptions:
-    """The options of all stores. Unset `check_compressed_body` follows access: with access on, strangers may send."""
+    """Return the options of all stores. An unset `check_compressed_body` follows access control: with it, strangers may
+    send."""
     store = settings.store
     if store.check_compressed_body is not None:
         return store
@@ -99,11 +100,11 @@ def store_options(settings: ClusterSettings) -> StoreOptions:
 def with_found_stores(
     settings: ClusterSettings, given: Collection[str], nodes: Sequence[Node]
 ) -> tuple[ClusterSettings, list[str]]:
-    """The settings that start every store on the nodes' disks, and what was changed for that, in sentences.
+    """Return the settings that start every store on the nodes' disks, and sentences about the changes that this needed.
 
-    `given`: the settings that a person has chosen. Where `broker_groups` is not one of them, it grows to what is found.
-    ConfigError if a store would stay stopped that `leave_out` does not name: its messages would be missing without a
-    word. Only nodes that have joined are seen: `raymq up --wait-nodes` waits for the others.
+    `given`: the settings that a user has chosen. Without `broker_groups` among them, it grows to the number of groups
+    found. Raises ConfigError if a store would stay stopped that `leave_out` does not name, because its messages would
+    silently be missing. Only joined nodes count: `raymq up --wait-nodes` waits for further nodes.
     """
     found, left_out = _found_stores(nodes), set(settings.leave_out)
     kept = {name for name in found if not {name.broker_name, store_directory(name)} & left_out}
@@ -125,7 +126,7 @@ def with_found_stores(
 def _refuse_missed(
     settings: ClusterSettings, groups: int, kept: Collection[StorageName], found: Mapping[StorageName, Node]
 ) -> None:
-    """Raise ConfigError if one of the `kept` stores would stay stopped. They need so many broker `groups`."""
+    """Raise ConfigError if one of the `kept` stores would stay stopped. The stores need `groups` broker groups."""
     missed = [name for name in sorted(kept) if name.broker_name not in settings.broker_names]
     if missed:
         group = missed[0].broker_name
@@ -145,7 +146,7 @@ def _refuse_missed(
 
 
 def _found_stores(nodes: Sequence[Node]) -> dict[StorageName, Node]:
-    """The stores in the nodes' data directories, each with a node that has its directory."""
+    """Return the stores in the nodes' data directories, each with a node that has its directory."""
     found = {}
     for node in nodes:
         for directory in node.stores:
@@ -156,12 +157,13 @@ def _found_stores(nodes: Sequence[Node]) -> dict[StorageName, Node]:
 
 
 def _listed(names: Sequence[StorageName], found: Mapping[StorageName, Node]) -> str:
-    """Stores with the nodes that have them."""
+    """Return stores with their nodes as text."""
     return ", ".join(f"{store_directory(name)} (on {found[name].ip})" for name in names)
 
 
 def differences(plan: Plan, running: Collection[str], roots: Mapping[str, str]) -> list[str]:
-    """The differences between a raymq that runs and the plan, in sentences. Starting the plan does not change it.
+    """Return the differences between a running raymq and the plan, in sentences. Starting the plan does not change
+    them.
 
     `running`: names of actors. `roots`: the directories of the running stores on this node, by actor.
     """
@@ -185,7 +187,8 @@ def _metrics(settings: ClusterSettings) -> MetricsSettings:
 
 
 def _settings_of(options: StoreOptions, root: Path) -> StoreSettings:
-    """The store settings of one replica. Directories of its log outside its root get the root's name below them."""
+    """Return the store settings of one replica. Log directories outside of its root get the root's name as a
+    subdirectory."""
     values = options.model_dump()
     for name in ("store_path_commit_log", "read_only_commit_log_store_paths"):
         values[name] = [path / root.name for path in values[name]]

@@ -1,7 +1,7 @@
-"""The Reconciler carries repair out: it lists the storage actors, and starts and ends those that placement.repair says.
+"""Executes repairs: lists the storage actors, and starts and ends actors as placement.repair decides.
 
-One thread, in rounds. It takes an inventory of the nodes only while a replica has no actor or a node is being drained.
-Nothing survives its process. A round that fails is tried again, and `error` has the reason.
+One thread works in rounds. It only takes an inventory of the nodes while a replica has no actor or a node is being
+drained. Nothing survives its process. A failed round is retried, and `error` has the reason.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 class Reconciler:
     """Keeps every replica's storage actor running on its node.
 
-    `groups` returns each group's master and its replicas in sync, `draining` the ids of the nodes being emptied;
-    `designate` has another replica of a group lead.
+    `groups` returns each group's master and in-sync replicas. `draining` returns the ids of the nodes being drained.
+    `designate` makes another replica of a group the master.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class Reconciler:
             min_in_sync=max(options.min_in_sync_replicas, options.in_sync_replicas),
         )
         self.node_ids: dict[StorageName, str] = {}
-        """Replica to the id of the node its actor runs on, as far as that is known."""
+        """The node id of each replica's actor, as far as known."""
         self.notes: Mapping[StorageName, str] = {}
-        """The reason why a replica has no actor, or has not left its node yet."""
+        """The reasons why replicas have no actor, or have not left their node yet."""
         self.error = ""
 
     def run(self, stopping: threading.Event) -> None:
@@ -67,7 +67,7 @@ class Reconciler:
             except RaymqError as error:
                 self.error = f"repair: {error}"
                 logger.warning("repair is tried again: %s", error)
-            except Exception as error:  # also Ray's own: without this thread nothing would be repaired any more
+            except Exception as error:  # also Ray's own errors: without this thread there would be no repairs
                 self.error = f"repair: {error!r}"
                 logger.exception("repair is tried again")
 

@@ -1,16 +1,16 @@
-"""The decisions of repair and of draining: the replicas that start on another node. Pure; nothing is started here.
+"""Decides which replicas start on another node, for repair and draining. This module starts nothing.
 
-A change of when a lost replica is started again, or of how a node is emptied, belongs here.
+A storage actor is pinned to its Ray node, and ends permanently when Ray gives the node up. Then, in this order:
 
-A storage actor is pinned to its Ray node, and is gone for good when Ray gives the node up. Then, in this order:
+1. If a node has the replica's directory, the actor starts there again, even if the node has another id now.
+2. While its directory is in the sync-state set, or the group has no master, the replica waits for it: that directory
+   may be the only one with acknowledged messages. A master that leads removes a lost member from the set within
+   moments.
+3. After `replace_after_s` the replica starts empty on another node (placement.replica_nodes), and copies the master's
+   log.
 
-1. If a node has the replica's directory, the actor starts there again: also if the node came back under another id.
-2. While its directory is in the sync-state set, or the group has no master, it is waited for: that directory may be
-   the only one with acknowledged messages. A master that leads drops a member that is gone within moments.
-3. After `replace_after_s` it begins anew on another node (placement.replica_nodes), and is filled from the master.
-
-A node that is drained gives up its replicas one by one, each when all replicas of its group are in sync and enough are
-left; a master first hands over. Nothing here survives the process: waiting begins again.
+A drained node gives up its replicas one by one, each when all replicas of its group are in sync and enough of them are
+left; a master first passes its role on. Nothing survives the process: the waiting times start again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ONLY_COPY: Final = "its node is away, and its directory may be the only one wit
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGroupView:
-    """A broker group now: its master (None if there is none) and the replicas in sync."""
+    """A broker group now: its master (None without one) and the in-sync replicas."""
 
     master: int | None
     in_sync: frozenset[int]
@@ -36,10 +36,10 @@ class ReplicaGroupView:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """The moves to carry out now.
+    """The moves to execute now.
 
-    `start`: replicas whose actor starts on a node; `hand_over`: replicas that lead, with the one that shall lead
-    instead; `vacate`: the replica whose actor ends; `notes`: by replica, what is waited for.
+    `start`: replicas whose actor starts on a node. `hand_over`: masters, each with the replica that should lead
+    instead. `vacate`: the replica whose actor ends. `notes`: by replica, the reason for waiting.
     """
 
     start: Mapping[StorageName, Node] = field(default_factory=dict)
@@ -49,7 +49,8 @@ class Moves:
 
 
 class Repair:
-    """Decides for all replicas of a cluster. `min_in_sync`: how many must stay in sync while a node is drained."""
+    """Decides for all replicas of a cluster. `min_in_sync`: the number of replicas that must stay in sync during a
+    drain."""
 
     def __init__(
         self, replicas: Sequence[StorageName], *, spread: bool, replace_after_s: float, min_in_sync: int
@@ -65,7 +66,8 @@ class Repair:
         groups: Mapping[str, ReplicaGroupView],
         now_s: float,
     ) -> Moves:
-        """`present`: replicas that have an actor, with its node's id as far as it is known. Times in s."""
+        """Return the moves. `present`: replicas that have an actor, with its node's id as far as known. Times are in
+        s."""
         start: dict[StorageName, Node] = {}
         notes: dict[StorageName, str] = {}
         for name in self._replicas:
@@ -84,7 +86,7 @@ class Repair:
         return self._drain(nodes, present, groups)
 
     def _waits(self, name: StorageName, nodes: Sequence[Node], group: ReplicaGroupView, away_s: float) -> str:
-        """The reason why a replica without an actor gets none now; empty if it gets one."""
+        """Return the reason why a replica without an actor gets none now; empty if it gets one."""
         holders = [node for node in nodes if store_directory(name) in node.stores]
         if any(not node.draining for node in holders):
             return ""
@@ -96,7 +98,7 @@ class Repair:
         return ""
 
     def _choose_node(self, name: StorageName, nodes: Sequence[Node], present: Mapping[StorageName, str]) -> Node | str:
-        """The node for the replica's actor, or the reason why there is none."""
+        """Return the node for the replica's actor, or the reason why there is no such node."""
         siblings = [other for other in present if other.broker_name == name.broker_name and other != name]
         try:
             return choose_nodes([*siblings, name], nodes, spread=self._spread, known=present)[name]

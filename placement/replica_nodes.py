@@ -1,14 +1,14 @@
-"""The Ray node of each replica: the rules of placement. Pure; nothing is started here.
+"""Chooses the Ray node of each replica by the placement rules. This module starts nothing.
 
-Only nodes that carry the label `placement.node_label` count, where it is set (`carrying`). Then, in this order:
+Only nodes with the label `placement.node_label` count, if it is set (`carrying`). Then, in this order:
 
 1. Data stays where it is: a replica whose directory is on a node runs there, unless the node is being drained.
 2. Replicas of one broker group are on different nodes.
-3. If every node is labelled with a zone, no zone holds more replicas of a group than it must.
+3. If every node has a zone label, no zone has more replicas of a group than necessary.
 4. A new replica goes to the node with the fewest bytes of stores, then with the fewest replicas, then by name.
 
-A spec that breaks 2 or 3 on the nodes that are alive is refused, with the rule and the nodes. A replica that was placed
-before is never moved for the sake of balance; it stays too if the rule it was placed by has changed since.
+A plan that breaks rule 2 or 3 on the alive nodes is refused, with the rule and the nodes. A replica with a directory is
+never moved for balance, even if the rule of its placement has changed since.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ STORE_NAME: Final = re.compile(r"(broker-[a-z])-([0-9]+)")
 class Node:
     """A Ray node that can hold stores.
 
-    `stores`: the store directories found below its data directory, by name, with their bytes. `zone` is the node's
-    label ray.io/availability-zone, empty without one. `draining`: it keeps no replica that can run elsewhere.
+    `stores`: the store directories below its data directory, by name, with their bytes. `zone`: the node's label
+    ray.io/availability-zone, empty without one. `draining`: the node keeps no replica that can run on another node.
     """
 
     node_id: str
@@ -43,9 +43,10 @@ class Node:
 
 
 def carrying(label: str | None, labels: Mapping[str, Mapping[str, str]]) -> set[str]:
-    """The ids of the nodes that may hold stores: those with `label` among their labels, all if it is None.
+    """Return the ids of the nodes that may hold stores: nodes with `label`, or all nodes without a label.
 
-    `labels`: by a node's id. ConfigError, which names what is there, when there are nodes and none of them has it.
+    `labels`: the labels by node id. Raises ConfigError, which names the existing labels, if there are nodes and none
+    has it.
     """
     able = {node_id for node_id, own in labels.items() if label is None or label in own}
     if labels and not able:
@@ -59,7 +60,7 @@ def carrying(label: str | None, labels: Mapping[str, Mapping[str, str]]) -> set[
 
 
 def store_directory(name: StorageName) -> str:
-    """The directory of a replica's store, below the data directory."""
+    """Return the directory of a replica's store, below the data directory."""
     return f"{name.broker_name}-{name.replica}"
 
 
@@ -70,10 +71,10 @@ def choose_nodes(
     spread: bool = True,
     known: Mapping[StorageName, str] | None = None,
 ) -> dict[StorageName, Node]:
-    """The node of each replica. ConfigError if the rules cannot be kept.
+    """Return the node of each replica. Raises ConfigError if the rules cannot be kept.
 
-    `spread` False drops rules 2 and 3, for several replicas on one machine. `known`: replica to the id of the node it
-    runs on; of several nodes with its directory, this one counts.
+    `spread` False drops rules 2 and 3, for several replicas on one machine. `known`: the node id of each running
+    replica; it takes precedence over other nodes with the replica's directory.
     """
     if not nodes:
         raise ConfigError("the Ray cluster has no node that is alive: nothing can be placed")
@@ -89,14 +90,14 @@ def choose_nodes(
 
 
 def _present_node(name: StorageName, nodes: Sequence[Node], known: str | None) -> Node | None:
-    """The node with the replica's data; None if there is none, or if it is being drained."""
+    """Return the node with the replica's data; None if no node has it, or if the node is being drained."""
     directory = store_directory(name)
     holders = [node for node in nodes if directory in node.stores and not node.draining]
     return min(holders, key=lambda node: (node.node_id != known, -node.stores[directory], node.node_id), default=None)
 
 
 def _zones(nodes: Iterable[Node]) -> int:
-    """The number of zones; 0 unless every node is labelled with one."""
+    """Return the number of zones; 0 unless every node has a zone label."""
     zones = {node.zone for node in nodes}
     return 0 if "" in zones else len(zones)
 
@@ -115,7 +116,7 @@ class _Plan:
         self._load[node.node_id] += 1
 
     def choose(self, name: StorageName, replicas: int) -> Node:
-        """The best node for a replica that has no data anywhere."""
+        """Return the best node for a replica without data on any node."""
         able = [node for node in self._nodes if not node.draining]
         siblings = [node for other, node in self.chosen.items() if other.broker_name == name.broker_name]
         if self._spread:
