@@ -1,11 +1,9 @@
-"""The messages of offset ranges as Arrow batches of bounded size, read by whoever runs a part of a scan.
+"""Offset ranges as Arrow batches of bounded size, for Spark tasks, Ray Data tasks and jobs of the command line.
 
-A Spark task, a Ray Data task and a job of the command line all read their ranges here: from mapped files on the store's
-node, over a lane elsewhere (raymq.client.scan.range_reader). A batch holds copies, so it outlives the files it came
-from.
+The records come from mapped files on the store's node, and over a lane elsewhere (raymq.client.scan.range_reader). A
+batch holds copies, so it outlives the files.
 
-A message that cannot be read is a row, too, with a null body (`raymq.records.kernels.columns`): all others are read
-beside it.
+A message that cannot be read becomes a row with a null body (`raymq.records.kernels.columns`); the read goes on.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final, get_args
+from typing import Final, TypedDict, Unpack, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -34,21 +32,43 @@ from raymq.remoting.storage_clients import StorageClients
 BATCH_BYTES: Final = 4 * 1024 * 1024
 """The bytes of records in one Arrow batch, which bounds the memory of a worker and of its executor."""
 BATCH_BYTES_WITHOUT_BODY: Final = 32 * 1024 * 1024
-"""Likewise, of a batch that holds only the small parts of its records."""
+"""The bytes of records in one Arrow batch without bodies."""
 
 BATCH_DECOMPRESSED_BYTES: Final = 16 * 1024 * 1024
 """The most bytes of decompressed bodies in one Arrow batch."""
 
 OnLoss = Callable[[OffsetRange], None]
-"""Is told each range of offsets that a read has left out because they are gone."""
+"""Called with each range of offsets that a read leaves out because its messages are gone."""
 
 logger = logging.getLogger(__name__)
 
 
+def ignore_loss(lost: OffsetRange) -> None:
+    """Ignore a range that is left out: the log has a warning about it."""
+
+
 def check_unreadable(unreadable: str) -> None:
-    """InvalidArgumentError for what is no Unreadable."""
+    """InvalidArgumentError unless `unreadable` is one of the texts of Unreadable."""
     if unreadable not in get_args(Unreadable):
         raise InvalidArgumentError(f"unreadable={unreadable!r} must be one of {', '.join(get_args(Unreadable))}")
+
+
+class RangeOptions(TypedDict, total=False):
+    """The options with which ranges are read, all of them optional.
+
+    `columns`: these columns only; by default all of `raymq.records.kernels.columns.SCHEMA`. `tags`: only messages with
+    one of these tags. `sql`: only messages that pass this filter expression. `body_type`: the Arrow type of bodies.
+    `on_loss`: called with each range of offsets that is left out. `names`: the namespace of the topics' names.
+    `unreadable`: "null" or "raise", for a message that cannot be read.
+    """
+
+    columns: Sequence[str] | None
+    tags: frozenset[str]
+    sql: str | None
+    body_type: BodyType
+    on_loss: OnLoss
+    names: Namespace
+    unreadable: Unreadable
 
 
 def open_ranges(
@@ -57,34 +77,17 @@ def open_ranges(
     ranges: Iterable[OffsetRange],
     *,
     fail_on_data_loss: bool,
-    columns: Sequence[str] | None = None,
-    tags: frozenset[str] = frozenset(),
-    sql: str | None = None,
-    body_type: BodyType = "binary",
-    on_loss: OnLoss = lambda lost: None,
-    names: Namespace = NO_NAMESPACE,
-    unreadable: Unreadable = "null",
     creations: Creations = NO_CREATIONS,
+    **options: Unpack[RangeOptions],
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of several ranges, one after another, as `open_range` gives them.
+    """Read the messages of several ranges, one range after another. Options and errors as `open_range`.
 
     `creations`: the creation ids of the topics when the read was planned. A range of a topic that was deleted and
-    created anew since is lost as a whole, since its offsets mean other messages now.
+    created anew since then is lost as a whole, because its offsets mean other messages now.
     """
+    names, on_loss = options.get("names", NO_NAMESPACE), options.get("on_loss", ignore_loss)
     for queue_range in _same_topics(routes, ranges, creations, names, on_loss, fail_on_data_loss=fail_on_data_loss):
-        yield from open_range(
-            routes,
-            storages,
-            queue_range,
-            fail_on_data_loss=fail_on_data_loss,
-            columns=columns,
-            tags=tags,
-            sql=sql,
-            body_type=body_type,
-            on_loss=on_loss,
-            names=names,
-            unreadable=unreadable,
-        )
+        yield from open_range(routes, storages, queue_range, fail_on_data_loss=fail_on_data_loss, **options)
 
 
 def _same_topics(
@@ -96,8 +99,8 @@ def _same_topics(
     *,
     fail_on_data_loss: bool,
 ) -> Iterator[OffsetRange]:
-    """The ranges whose topics are the same ones as `creations` say. DataLossError for another one, unless that is
-    reported and left out."""
+    """Yield the ranges whose topic was not created anew since `creations` was recorded. For another range, raise
+    DataLossError; or call `on_loss` and leave the range out."""
     now: dict[str, dict[str, str]] = {}
     for one in ranges:
         if one.topic in creations and one.topic not in now:
@@ -124,22 +127,22 @@ def open_range(
     tags: frozenset[str] = frozenset(),
     sql: str | None = None,
     body_type: BodyType = "binary",
-    on_loss: OnLoss = lambda lost: None,
+    on_loss: OnLoss = ignore_loss,
     names: Namespace = NO_NAMESPACE,
     unreadable: Unreadable = "null",
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of one range, in order, with the columns of `raymq.records.kernels.columns.SCHEMA`, or these
-    `columns` of them, and copied bodies. Without `body` among the columns no body is read or copied. `tags`: only
-    messages with one of them, all if empty; others are left out by the codes in the queue, before their records are
-    read. `sql`: only messages that pass this filter expression, too; of others only the properties are read.
+    """Read the messages of one range, in order, with copied bodies. The options are those of RangeOptions.
 
-    DataLossError when some of the range is gone; without `fail_on_data_loss` the rest of it is read instead, a warning
-    says what was left out, and `on_loss` is told. InvalidArgumentError for columns that there are not. The range's
-    topic, and that of the messages, are names in the namespace `names`.
+    Without `body` among the columns no body is read. `tags`, if not empty, excludes messages by the tag codes in the
+    queue before their records are read. `sql` reads only the properties of messages that it excludes.
 
-    A message that cannot be read has a null body, and a warning is logged; its tags and properties are unknown if its
-    record is damaged, and then it counts as one that is wanted. With `unreadable` "raise", it raises
-    BodyUnreadableError. Bodies are checked if `body` or `error` is among the columns, or with "raise".
+    Raises DataLossError if messages of the range are gone. Without `fail_on_data_loss` a warning names the missing
+    offsets, `on_loss` is called, and the rest is read. Raises InvalidArgumentError for an unknown column. The topic
+    names of the range and of the messages are names in the namespace `names`.
+
+    A message that cannot be read has a null body, and a warning is logged. A damaged record has no tags and properties;
+    it passes every filter. With `unreadable` "raise", such a message raises BodyUnreadableError. Bodies are checked if
+    `body` or `error` is among the columns, and always with "raise".
     """
     wanted = schema_with(body_type, columns).names
     read = list(dict.fromkeys([*wanted, "tags", "born_timestamp"])) if tags else wanted
@@ -198,7 +201,7 @@ def _open_chunks(
     fail_on_data_loss: bool,
     on_loss: OnLoss,
 ) -> Iterator[RecordsChunk]:
-    """The records of a range, but for those that are gone if that is no failure."""
+    """Read the records of a range. Leaves out records that are gone, unless that is a failure."""
     queue, position, end = queue_range.queue, queue_range.start_offset, queue_range.end_offset
     while position < end:
         try:
@@ -217,8 +220,8 @@ def _open_chunks(
 
 
 def _slices(chunk: RecordsChunk, max_bytes: int) -> Iterator[slice]:
-    """The rows of neighbouring records, `max_bytes` of them at a time but one at least: a chunk may be large, and
-    Spark copies."""
+    """Cut a chunk into slices of at most `max_bytes`, but of at least one record: a chunk may be large, and Spark
+    copies."""
     ends = np.cumsum(chunk.sizes)
     first = 0
     while first < len(ends):

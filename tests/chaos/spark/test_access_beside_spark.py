@@ -27,6 +27,7 @@ from raymq.serve import RaymqAdapterConfig, RaymqLagPolicy
 from tests.support.clusters.access import (
     CALL_S,
     Program,
+    access_cluster,
     all_own_kinds_run,
     as_user,
     class_of,
@@ -34,16 +35,14 @@ from tests.support.clusters.access import (
     named_actors,
     served,
 )
-from tests.support.clusters.cluster import Sandbox, embedded, one_group
+from tests.support.clusters.cluster import Sandbox
 from tests.support.clusters.page_example import DOCS
 from tests.support.history.waiting import eventually
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
 
 pytestmark = pytest.mark.filterwarnings("ignore:DataFrame.sql_ctx is an internal property")  # by ray.data.from_spark
-ADMIN, TEAM, OTHER = (
-    raymq.Credentials(name, f"the secret of {name}") for name in ("admin", "orders-team", "other-team")
-)
+TEAM, OTHER = (raymq.Credentials(name, f"the secret of {name}") for name in ("orders-team", "other-team"))
 USERS = f"""
 users:
   - name: {TEAM.user}
@@ -79,23 +78,11 @@ CONFIG = TaskProcessorConfig(
 @pytest.fixture(scope="module")
 def mq(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[raymq.Client]:
     """The super user's client."""
-    files = tmp_path_factory.mktemp("access")
-    for name, text in (("secret", ADMIN.secret), ("users", USERS)):
-        (files / name).write_text(text)
-        (files / name).chmod(0o600)
-    access = f"{{enable: true, super_secret_file: {files}/secret, users_file: {files}/users}}"
-    (box.work / "raymq.yaml").write_text(
-        one_group("{replicas: 2, spread: false, min_in_sync_replicas: 2}")
-        + f"data_dir: {box.data}\naccess: {access}\nconsole: {{enable: true, port: 0}}\n"
-    )
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAYMQ_USER", ADMIN.user)
-        environment.setenv("RAYMQ_SECRET", ADMIN.secret)
-        with embedded(box) as client:
-            client.admin.create_topic("orders", 2)
-            with client.producer() as producer:
-                producer.send_batch([raymq.Message("orders", body) for body in BODIES])
-            yield client
+    with access_cluster(box, tmp_path_factory.mktemp("access"), USERS) as client:
+        client.admin.create_topic("orders", 2)
+        with client.producer() as producer:
+            producer.send_batch([raymq.Message("orders", body) for body in BODIES])
+        yield client
 
 
 @pytest.fixture(scope="module")

@@ -22,24 +22,26 @@ import ray
 
 import raymq
 from raymq.common.errors import AccessDeniedError, AuthenticationError
-from raymq.common.names import CONSOLE as CONSOLE_ACTOR, NAMESPACE
+from raymq.common.names import CONSOLE, NAMESPACE
 from raymq.remoting import actor_ref
 from raymq.remoting.actor_ref import ActorRef
 from tests.support.clusters.access import (
+    ADMIN,
     CALL_S,
     Program,
+    access_cluster,
     all_own_kinds_run,
     as_user,
     consume_with_predicates,
     served,
 )
-from tests.support.clusters.cluster import Sandbox, embedded, kill_actors, one_group, user_environment
+from tests.support.clusters.cluster import Sandbox, kill_actors, user_environment
 from tests.support.history.waiting import eventually
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
 
-ADMIN, TEAM, OTHER, ROME, SLOW = (
-    raymq.Credentials(name, f"the secret of {name}") for name in ("admin", "orders-team", "other-team", "rome", "slow")
+TEAM, OTHER, ROME, SLOW = (
+    raymq.Credentials(name, f"the secret of {name}") for name in ("orders-team", "other-team", "rome", "slow")
 )
 READ_PER_S = 40
 """The messages a second that SLOW may consume."""
@@ -67,29 +69,16 @@ users:
       - {{resource: "Topic:bulk", actions: [Pub, Sub]}}
       - {{resource: "Group:bulk*", actions: [Sub]}}
 """
-CONSOLE = "console: {enable: true, port: 0}\n"
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 
 @pytest.fixture(scope="module")
 def mq(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[raymq.Client]:
     """The super user's client."""
-    files = tmp_path_factory.mktemp("access")
-    for name, text in (("secret", ADMIN.secret), ("users", USERS)):
-        (files / name).write_text(text)
-        (files / name).chmod(0o600)
-    access = f"{{enable: true, super_secret_file: {files}/secret, users_file: {files}/users}}"
-    (box.work / "raymq.yaml").write_text(
-        one_group("{replicas: 2, spread: false, min_in_sync_replicas: 2}")
-        + f"data_dir: {box.data}\naccess: {access}\n{CONSOLE}"
-    )
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAYMQ_USER", ADMIN.user)
-        environment.setenv("RAYMQ_SECRET", ADMIN.secret)
-        with embedded(box) as client:
-            client.admin.create_topic("orders", 2)
-            client.admin.create_topic("bills", 2)
-            yield client
+    with access_cluster(box, tmp_path_factory.mktemp("access"), USERS) as client:
+        client.admin.create_topic("orders", 2)
+        client.admin.create_topic("bills", 2)
+        yield client
 
 
 def send(topic: str, body: bytes = b"x") -> Callable[[raymq.Client], Any]:
@@ -476,7 +465,7 @@ def test_the_state_of_the_cluster_shows_what_its_user_may_see(mq: raymq.Client) 
 
 
 def test_the_console_opens_to_the_super_users_secret_and_to_no_other(mq: raymq.Client) -> None:
-    url = ActorRef(CONSOLE_ACTOR).call("describe", timeout_s=CALL_S)["url"]
+    url = ActorRef(CONSOLE).call("describe", timeout_s=CALL_S)["url"]
 
     def status(secret: str | None) -> int:
         headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}

@@ -9,10 +9,12 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import ray
 
 import raymq
@@ -23,12 +25,36 @@ from raymq.common.protocol.store import FetchRequest
 from raymq.remoting import actor_ref
 from raymq.remoting.access.requests import rules_of
 from raymq.remoting.storage_client import StorageClient
+from tests.support.clusters.cluster import Sandbox, embedded, one_group
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+ADMIN = raymq.Credentials("admin", "the secret of admin")
+"""The super user of `access_cluster`."""
 CALL_S = 120.0
 OWN_KINDS = ("nameserver-", "broker-", "storage-", "replicator-", "controller", "rebalance-", "console", "pull-")
 """The beginnings of the names of raymq's actors in a cluster with replicas, a console and a push consumer."""
+
+
+@contextmanager
+def access_cluster(box: Sandbox, files: Path, users: str) -> Iterator[raymq.Client]:
+    """The super user's client of a cluster with access, two replicas and a console.
+
+    `users` is the text of the file of users. `files` is a directory for that file and for the super user's secret.
+    """
+    for name, text in (("secret", ADMIN.secret), ("users", users)):
+        (files / name).write_text(text)
+        (files / name).chmod(0o600)
+    access = f"{{enable: true, super_secret_file: {files}/secret, users_file: {files}/users}}"
+    (box.work / "raymq.yaml").write_text(
+        one_group("{replicas: 2, spread: false, min_in_sync_replicas: 2}")
+        + f"data_dir: {box.data}\naccess: {access}\nconsole: {{enable: true, port: 0}}\n"
+    )
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAYMQ_USER", ADMIN.user)
+        environment.setenv("RAYMQ_SECRET", ADMIN.secret)
+        with embedded(box) as client:
+            yield client
 
 
 @ray.remote(num_cpus=0)

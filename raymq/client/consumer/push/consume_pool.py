@@ -31,6 +31,7 @@ from typing import Any, Final
 
 from raymq.client.consumer.push.answers import Replier, judge
 from raymq.client.consumer.push.async_calls import AsyncCall, AsyncCalls
+from raymq.client.consumer.push.consume_request import ConsumeRequest
 from raymq.client.consumer.push.hook import ConsumeContext, ConsumeHook, call_hooks
 from raymq.common.errors import BodyUnreadableError
 from raymq.common.message import ConsumeStatus, MessageExt
@@ -52,102 +53,6 @@ SETTLE_AFTER_S: Final = 0.05
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Any], Any]
-
-
-class ConsumeRequest:
-    """One task's listener calls.
-
-    `calls` are the arguments: a message or a list of messages each, or an error in place of a message that cannot be
-    decoded, which fails without a call (`damaged`: there is one). Call i is about messages `firsts[i]` and following of
-    the task. `key` names the queue for an orderly request, and is None otherwise.
-    """
-
-    def __init__(
-        self,
-        calls: Sequence[Any],
-        firsts: Sequence[int],
-        key: str | None,
-        *,
-        damaged: bool = False,
-        topic: str = "",
-        of_lists: bool = False,
-    ) -> None:
-        """`of_lists`: a call may be about several messages."""
-        self.calls = calls
-        self.of_lists = of_lists
-        self.firsts = firsts
-        self.key = key
-        self.damaged = damaged
-        self.topic = topic
-        self.indices = iter(range(len(calls)))  # shared: each thread's next() takes one call
-        self.ended: list[int] = []
-        """The calls that ended, with success or failure; appended by the threads, without a lock."""
-        self.failures: dict[int, Failure] = {}
-        """The failures by call, entered before the call counts as ended."""
-        self.consume_s = 0.0
-        """Seconds that all threads have spent in calls."""
-        self.counted = 0
-        """Calls that were counted for the metrics one by one: slow ones, and failures. The others are counted together
-        when the request is done, since they are all in the first bucket."""
-        self.counted_s = 0.0
-        """The seconds that those took."""
-        self.workers = 0
-        """Threads that make its calls now."""
-        self.invited = 0
-        """Threads that shall join as soon as one is free."""
-        self.cancelled = False
-        """No further call begins."""
-        self.lease_until_s = float("inf")
-        """The request is cancelled after this time."""
-        self.join_at_s = 0.0
-        """When further threads join, if it is not through by then; `joining` of them."""
-        self.joining = 1
-        self.done = threading.Event()
-        """Set when no thread makes calls of it any more, nor will."""
-        self.follower: ConsumeRequest | None = None
-        """The request of the same queue that begins when this one is done."""
-        self.follows: ConsumeRequest | None = None
-        """The request that this one is the follower of."""
-        self.traced: TracedCalls | None = None
-        """These calls as the trace has them; None without one."""
-        self._reported = 0
-        """The number of entries of `ended` in reports so far."""
-        self._left: set[int] | None = None
-        """The calls that no report has named as ended; None before the first report that leaves some."""
-
-    @property
-    def message_count(self) -> int:
-        """The number of messages of all calls."""
-        if self.of_lists:
-            return sum(len(call) if isinstance(call, list) else 1 for call in self.calls)
-        return len(self.calls)
-
-    def messages_of(self, index: int) -> range:
-        """The indices in the task of the messages a call is about."""
-        first, call = self.firsts[index], self.calls[index]
-        return range(first, first + (len(call) if isinstance(call, list) else 1))
-
-    def failure(self, index: int, error: str, **how: Any) -> Failure:
-        """The failure of a call: its messages were not consumed."""
-        messages = self.messages_of(index)
-        return Failure(messages.start, len(messages), error, **how)
-
-    def report(self, stuck: int) -> ConsumeReport:
-        """The calls that ended since the last report. `stuck`: the pool's threads in calls that were given up."""
-        done = self.done.is_set()
-        new = self.ended[self._reported :]
-        self._reported += len(new)
-        failures = tuple([self.failures[index] for index in new if index in self.failures]) if self.failures else ()
-        return ConsumeReport(self._unfinished(new), failures, done, self.consume_s if done else 0.0, stuck)
-
-    def _unfinished(self, new: Sequence[int]) -> tuple[int, ...]:
-        """The messages of the calls that have not ended, once those of `new` have, too."""
-        if self._left is None:
-            if len(new) == len(self.calls):
-                return ()
-            self._left = set(range(len(self.calls)))
-        self._left.difference_update(new)
-        return tuple([i for index in sorted(self._left) for i in self.messages_of(index)])
 
 
 class _Worker:

@@ -18,7 +18,8 @@ from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from raymq.client.consumer.push.answers import Replier
-from raymq.client.consumer.push.consume_pool import JOIN_AFTER_S, ConsumePool, ConsumeRequest, Handler
+from raymq.client.consumer.push.consume_pool import JOIN_AFTER_S, ConsumePool, Handler
+from raymq.client.consumer.push.consume_request import ConsumeRequest
 from raymq.client.consumer.push.feed_client import TaskReport
 from raymq.client.consumer.push.hook import ConsumeHook
 from raymq.client.consumer.push.settings import PushSettings

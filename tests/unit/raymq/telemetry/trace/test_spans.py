@@ -15,7 +15,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
-from raymq.client.consumer.push.consume_pool import ConsumePool, ConsumeRequest
+from raymq.client.consumer.push.consume_pool import ConsumePool
+from raymq.client.consumer.push.consume_request import ConsumeRequest
 from raymq.client.producer.observers import SendSpans
 from raymq.common.errors import MessageIllegalError, TopicNotExistError
 from raymq.common.message import Message, MessageExt
