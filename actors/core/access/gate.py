@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from actors.core.access.meter import HANDED_OUT, Meter
+from actors.core.access.meter import CONSUMING, Meter
 from raymq.common.errors import AccessDeniedError
 from raymq.common.identity import Identity
 from raymq.remoting.access.authenticate import Authenticator
@@ -102,7 +102,7 @@ class Gate:
             if len(decisions) >= DECISIONS_MAX:
                 decisions.clear()
             decisions[one] = None
-        if method in HANDED_OUT:
+        if method in CONSUMING:
             self.meter.require_left(user, monotonic_ms)
         weigh = WEIGHTS.get(method)
         if weigh is not None:

@@ -87,7 +87,8 @@ def weigh_results(results: Sequence[FetchResult]) -> tuple[int, int]:
     return sum(len(one.records) for one in read), sum(one.count for one in read)
 
 
-HANDED_OUT: Final[Mapping[str, Callable[[Any], tuple[int, int]]]] = {  # Any: the answers of all methods
-    "fetch": weigh_results,
-}
-"""The bytes and messages in the answer of a call that hands some out to consume, by method."""
+HANDED_OUT: Final[Mapping[str, Callable[[Any], tuple[int, int]]]] = {"fetch": weigh_results}
+"""The bytes and messages in the answer of an actor method that hands out messages to consume, by method."""
+
+CONSUMING: Final = frozenset({*HANDED_OUT, "next_tasks"})
+"""The calls that hand out messages to consume, as actor methods or over lanes."""

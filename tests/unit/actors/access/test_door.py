@@ -275,6 +275,27 @@ def test_what_is_sent_counts_and_the_wait_is_told():
     gate.admit("alice", "", "append", batches, 1000.0)
 
 
+@pytest.mark.parametrize(
+    ("server", "method", "arguments"),
+    [
+        ("Storage", "fetch", ([FetchRequest("orders", 0, 0, 1)], 1000, 0.0)),
+        ("Pull", "next_tasks", ("pull-billing-0", "life", 1, 0)),
+    ],
+)
+def test_who_has_consumed_more_than_its_quota_gets_no_more_over_any_lane(
+    server: str, method: str, arguments: tuple[Any, ...]
+) -> None:
+    state = users(consume_messages_per_second=10)
+    entries = [make_entry("Topic:orders", ["Sub"]), make_entry("Group:billing", ["Sub"])]
+    state = state.with_entries(ALICE.user, entries, is_new=False)
+    gate = Gate(SERVER, INTERNAL, rules_of(server), state, LIFE)
+    gate.admit("alice", "", method, arguments, 0.0)
+    gate.meter.consumed("alice", 100, 15, 0.0)
+    with pytest.raises(QuotaExceededError, match="consumed messages per second"):
+        gate.admit("alice", "", method, arguments, 100.0)
+    gate.admit("alice", "", method, arguments, 5000.0)
+
+
 class StorageDouble:
     """A storage actor that has one message of 100 bytes, however often it is read."""
 
