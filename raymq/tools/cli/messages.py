@@ -218,7 +218,7 @@ def query(
 
 
 def _message_at(admin: Admin, queue: Any, offset: int, position: str) -> Any:
-    """The message at an offset of a queue; `position` names both in the error if there is none."""
+    """Return the message at an offset of a queue. `position` names queue and offset in the error if none is there."""
     result = admin.pull(queue, offset, max_messages=1)
     if not result.messages:
         raise InvalidArgumentError(f"no message is at {position} yet: the queue's next offset is {result.max_offset}")
@@ -279,7 +279,7 @@ def receive(
     with client.simple_consumer(group_name, consume_from=consume_from(start)) as consumer:
         if handles:
             count = consumer.ack_handles(topic_name, handles)
-            text = f"acknowledged {count} of {len(handles)}; the others were settled, or handed out again"
+            text = f"acknowledged {count} of {len(handles)}; the other handles have expired or were acknowledged before"
             return CommandResult({"acknowledged": count}, text)
         consumer.subscribe(topic_name, expression)
         with steps() as progress:

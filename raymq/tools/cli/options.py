@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, and the types of their values."""
+"""Arguments and options that several commands share, and the types of their values."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ TIME: Final = TimeType()
 
 
 def max_option(text: str, bounds: NumberRange = POSITIVE, default: int | None = None) -> Callable[[Any], Any]:
-    """The option `--max`, which the command gets as `limit`."""
+    """Return the option `--max`, whose value is the argument `limit`."""
     return click.option("--max", "limit", type=NumberType(bounds), default=default, show_default=True, help=text)
 
 
 def subscription_options(verb: str) -> Callable[[Any], Any]:
-    """The options --tags and --sql, which choose the messages to `verb`: `tags` and `condition`."""
+    """Return the options --tags and --sql, whose values are the arguments `tags` and `condition`."""
 
     def decorate(function: Any) -> Any:
         sql = click.option(
@@ -65,7 +65,7 @@ def subscription_options(verb: str) -> Callable[[Any], Any]:
 
 
 def subscription(tags: str, condition: str | None) -> Any:
-    """The filter expression of `subscription_options`. UsageError if both options are used."""
+    """Return the filter expression of `subscription_options`. Raises UsageError if both options are given."""
     from raymq.records.filters.sql import sql
 
     if condition is None:
@@ -86,7 +86,7 @@ start_option = click.option(
 
 
 def consume_from(start: str) -> ConsumeFromWhere:
-    """The start of a new group, of `start_option`."""
+    """Return the start of a new group for the value of `start_option`."""
     from raymq.common.message import ConsumeFromWhere
 
     return ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET if start == "first" else ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET

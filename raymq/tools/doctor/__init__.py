@@ -1,6 +1,5 @@
-"""`raymq doctor`: finds what goes wrong in practice, before it does or afterwards.
+"""`raymq doctor`: checks for common faults of a machine and a cluster.
 
-`collect/` looks at this machine, at each node and at the cluster, and fills a DoctorSnapshot (facts.py). `checks/`
-judges it: each check is a pure function from the snapshot to findings. `examination.py` joins the two and mends what
-can be mended without risk.
+`collect/` reads facts about this machine, each node and the cluster into a DoctorSnapshot (facts.py). Each check in
+`checks/` is a pure function from the snapshot to findings. `examination.py` runs both, and makes safe repairs.
 """

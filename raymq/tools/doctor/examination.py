@@ -1,8 +1,7 @@
-"""The doctor's examination: a snapshot of everything within reach, judged by all checks.
+"""Takes the doctor's snapshot, runs all checks, and makes the repairs of `raymq doctor --fix`.
 
-The repairs of `raymq doctor --fix`, on this machine only: permissions, and directories that are not there yet.
-
-Each is safe while servers run and can be taken back by hand. No file's content is touched, and nothing is deleted.
+Repairs change permissions and create missing directories, on this machine only. Each repair is safe while servers run
+and can be undone by hand. Repairs change no file's content and delete nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from raymq.tools.doctor.checks.cluster_checks import CLUSTER_CHECKS
 from raymq.tools.doctor.checks.machine_checks import MACHINE_CHECKS
 from raymq.tools.doctor.checks.metrics_checks import METRICS_CHECKS
 from raymq.tools.doctor.checks.node_checks import NODE_CHECKS
-from raymq.tools.doctor.collect.cluster import look_at_cluster, look_at_ports, look_at_prometheus
-from raymq.tools.doctor.collect.machine import look_at_machine, readable_by_others
-from raymq.tools.doctor.collect.nodes import NodeTask, look_at_nodes, servers_with_lanes
+from raymq.tools.doctor.collect.cluster import collect_cluster, collect_ports, collect_prometheus
+from raymq.tools.doctor.collect.machine import collect_machine, readable_by_others
+from raymq.tools.doctor.collect.nodes import NodeTask, collect_nodes, servers_with_lanes
 from raymq.tools.doctor.facts import ClusterFacts, DoctorSnapshot, MachineFacts
 from raymq.tools.doctor.findings import Finding, run_checks
 
@@ -33,19 +32,19 @@ CHECKS = (*MACHINE_CHECKS, *NODE_CHECKS, *CLUSTER_CHECKS, *METRICS_CHECKS)
 
 
 def examine(snapshot: DoctorSnapshot) -> list[Finding]:
-    """The findings of all checks."""
+    """Return the findings of all checks."""
     return run_checks(CHECKS, snapshot)
 
 
 def take_snapshot(
     settings: ClusterSettings, address: str | None, prometheus: str | None, progress: ProgressCallback
 ) -> DoctorSnapshot:
-    """Look at this machine, and at the Ray cluster and the raymq that `raymq status` would ask, where there are any.
+    """Collect facts about this machine, and about the Ray cluster and the raymq at `address` if they run.
 
-    `settings` name the directories where no raymq runs, and the ratios of the disk. Nothing that is missing or does not
-    answer raises: the snapshot says so.
+    `settings` name the directories of stores while no raymq runs, and the limits of disk usage. Raises nothing for a
+    server that is missing or does not answer: the snapshot has the error.
     """
-    named = None if prometheus is None else look_at_prometheus(prometheus)
+    named = None if prometheus is None else collect_prometheus(prometheus)
     try:
         attached = attach_ray(address)
     except ClusterNotFoundError as error:
@@ -66,8 +65,8 @@ def _with_ray(settings: ClusterSettings, prometheus: Any, progress: ProgressCall
     progress("looking at this machine")
     machine = _machine(settings, status)
     progress("looking at the nodes")
-    nodes = tuple(look_at_nodes(_node_task(settings, status)))
-    ports = tuple(look_at_ports(ray.nodes()))
+    nodes = tuple(collect_nodes(_node_task(settings, status)))
+    ports = tuple(collect_ports(ray.nodes()))
     progress("looking at the consumer groups")
     cluster = _cluster(settings, status)
     missing = "" if cluster else "this Ray cluster runs no raymq"
@@ -97,13 +96,13 @@ def _cluster(settings: ClusterSettings, status: Mapping[str, Any]) -> ClusterFac
         return ClusterFacts(status) if status["brokers"] else None
     try:
         with connect() as client:
-            return look_at_cluster(client, status, settings.store.file_reserved_time_hours * 3_600_000)
+            return collect_cluster(client, status, settings.store.file_reserved_time_hours * 3_600_000)
     except RaymqError as error:
         return ClusterFacts(status, groups_error=str(error))
 
 
 def _store_directories(status: Mapping[str, Any]) -> list[Path]:
-    """The directories that the running stores are in, on any node."""
+    """Return the directories of the running stores, on all nodes."""
     roots = {str(Path(store["root"]).parent) for store in status.get("stores", []) if not store["error"]}
     return [Path(root) for root in sorted(roots)]
 
@@ -112,7 +111,7 @@ def _machine(settings: ClusterSettings, status: Mapping[str, Any]) -> MachineFac
     directories = [path for path in _store_directories(status) if path.is_dir()]
     if not directories:
         directories = [data_dir_here(settings.data_dir), *settings.store.store_path_commit_log]
-    return look_at_machine(directories, *_ratios(settings))
+    return collect_machine(directories, *_ratios(settings))
 
 
 def _node_task(settings: ClusterSettings, status: Mapping[str, Any]) -> NodeTask:
@@ -134,7 +133,7 @@ PRIVATE_DIRECTORY: Final = 0o700
 
 
 def fix(machine: MachineFacts) -> list[str]:
-    """Repair what the facts about this machine show; returns a line for each repair, or for one that failed."""
+    """Make the safe repairs that the facts show. Returns a line for each repair, also for a failed repair."""
     done = []
     if machine.token_mode is not None and machine.token_mode & 0o077:
         done.append(_make_private(Path(machine.token_path)))
@@ -151,12 +150,12 @@ def _make_directory(path: Path) -> str:
     try:
         path.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
     except OSError as error:
-        return f"could not make {path}: {error}"
-    return f"made {path}, mode {PRIVATE_DIRECTORY:04o}"
+        return f"could not create {path}: {error}"
+    return f"created {path}, mode {PRIVATE_DIRECTORY:04o}"
 
 
 def _make_private(path: Path) -> str:
-    """Take the permissions of other users from a file or directory."""
+    """Remove the permissions of other users from a file or directory."""
     try:
         before = stat.S_IMODE(path.stat().st_mode)
         path.chmod(before & 0o700)
@@ -166,7 +165,10 @@ def _make_private(path: Path) -> str:
 
 
 def _make_all_private(root: Path) -> list[str]:
-    """Take them from everything below a directory; one line for all, and one for each that could not be changed."""
+    """Remove the permissions of other users from a directory and all files below it.
+
+    Returns one line for all changes, and one line for each file whose mode could not be changed.
+    """
     lines = [_make_private(path) for path in list(readable_by_others(root))]
     failed = [line for line in lines if line.startswith("could not")]
     changed = len(lines) - len(failed)

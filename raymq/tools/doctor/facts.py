@@ -1,6 +1,7 @@
-"""The snapshot that a doctor's checks judge: plain values, which tests make by hand.
+"""The snapshot for the doctor's checks: plain values, which tests can write by hand.
 
-A collector that could not look says so in an `error`, or leaves a value None; a check says then that it does not know.
+If a collector cannot find out a fact, it sets an `error` or leaves the value None. The checks then report the fact as
+unknown.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class DirectoryFacts:
-    """A directory in which stores are, or will be.
+    """A directory that has stores, or will have stores.
 
-    `looked_at` is the directory itself or, while it does not exist, the nearest one above it that does: the disk, the
-    file system and the times are those of there. `used_ratio` goes from 0 to 1, as the store counts it;
-    `max_used_ratio` and `refuse_ratio` are the settings from which on old messages go at any hour, and appends are
-    refused. `readable` are a few of the files that other users may read, or whose directories they may enter,
-    `readable_count` all of them. `locks`: store directory to the pid that has its lock. `fiemap`: the file system tells
-    which blocks were written. `fdatasync_ms` are the times of small flushes, ascending.
+    `existing_path`: the directory, or its nearest existing parent. Disk, file system and flush times are facts about
+    this path. `used_ratio`: the used part of the disk, 0 to 1, as the store computes it. `max_used_ratio`: the setting
+    above which the store deletes old messages at any hour. `refuse_ratio`: the setting above which the store refuses
+    messages. `readable`: a few files that other users may read, or directories that they may enter; `readable_count`:
+    the number of all these files and directories. `locks`: store directory to the pid that holds its lock. `fiemap`:
+    True if the file system reports written blocks. `fdatasync_ms`: the times of small flushes, ascending.
     """
 
     path: str
-    looked_at: str
+    existing_path: str
     exists: bool = True
     file_system: str = ""
     owner_uid: int = 0
@@ -43,11 +44,11 @@ class DirectoryFacts:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """A machine as one process on it sees it: the process of the command, or a Ray task on a node.
+    """Facts about a machine from one process on it: the process of the command, or a Ray task on a node.
 
-    `copies`: package to the folders in which the import path has it, the one that wins first. `floors_missing` are
-    packages of the servers that this raymq lacks. `token_digest` tells tokens apart and gives none away; `token_mode`
-    is None without a token file. `socket_path_bytes`: the length of the longest socket path that Ray makes.
+    `copies`: package to its folders on the import path, in the order of the import path. `floors_missing`: packages of
+    the servers that this installation lacks. `token_digest`: a digest to compare tokens, which does not reveal a token.
+    `token_mode`: None without a token file. `socket_path_bytes`: the length of the longest path of Ray's sockets.
     """
 
     host: str
@@ -71,8 +72,10 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True)
 class LaneFacts:
-    """An attempt to open a lane from a node to a server; `error` is empty if it opened. `has_tcp` is False for a server
-    that offers none to other nodes."""
+    """An attempt to open a lane from a node to a server.
+
+    `error`: empty if the lane opened. `has_tcp`: False if the server has no lane for other nodes.
+    """
 
     server: str
     server_node: str
@@ -82,9 +85,12 @@ class LaneFacts:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A Ray node: `machine` by a task on it, None with an `error` if that gave no answer. `skew_ms`: how far its clock
-    is ahead of the head's, give or take `skew_error_ms`. `board`: the Grafana board of this Ray session, on the head
-    only; None where nobody looked."""
+    """Facts about a Ray node.
+
+    `machine`: the result of a task on the node; None, with an `error`, if the task returned no result. `skew_ms`: the
+    node's clock minus the head's clock, with an error of up to `skew_error_ms`. `board`: True if this Ray session has
+    the Grafana dashboard; None if unknown, and on all nodes but the head.
+    """
 
     node_id: str
     ip: str
@@ -99,8 +105,12 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """A consumer group. `members` are connected consumers. `slowest_topic` holds its oldest unread message, which is
-    `lag_ms` old and is kept for `retention_ms` (None: for ever). `lost` messages were deleted before it read them."""
+    """Facts about a consumer group.
+
+    `members`: the number of connected consumers. `slowest_topic`: the topic with the group's oldest unread message;
+    `lag_ms` is this message's age, and `retention_ms` the time for which the topic keeps messages (None: without
+    limit). `lost`: the number of messages that were deleted before the group read them.
+    """
 
     group: str
     lag: int = 0
@@ -124,8 +134,11 @@ class HealthChecks:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """A running raymq. `status` is the report of `raymq status`. `groups_left_out`: consumer groups that were not
-    looked at, because there are too many or the time was over."""
+    """Facts about a running raymq.
+
+    `status`: the report of `raymq status`. `groups_left_out`: the number of consumer groups without facts, because
+    there were too many groups or no time was left.
+    """
 
     status: Mapping[str, Any]
     nodes: int = 1
@@ -137,8 +150,10 @@ class ClusterFacts:
 
 @dataclass(frozen=True, slots=True)
 class MetricsPort:
-    """A node's metrics port. `servers` are the raymq actors that have a fresh `raymq_up` there: Ray's agent drops a
-    gauge that was not set for 20 s."""
+    """A node's metrics port. `servers`: the raymq actors with a fresh `raymq_up` at this port.
+
+    Ray's agent drops a gauge that was not set for 20 s.
+    """
 
     ip: str
     port: int
@@ -148,7 +163,7 @@ class MetricsPort:
 
 @dataclass(frozen=True, slots=True)
 class PrometheusFacts:
-    """A Prometheus that was named. `rules` are the names of its alert rules."""
+    """The Prometheus that --prometheus names. `rules`: the names of its alert rules."""
 
     url: str
     error: str = ""
@@ -157,9 +172,11 @@ class PrometheusFacts:
 
 @dataclass(frozen=True, slots=True)
 class DoctorSnapshot:
-    """Everything that the checks judge. `ray_error` says why there are no nodes, `cluster_error` why no cluster.
-    `named`: the Ray cluster was named by its address, so it is expected to be there. `metrics_enable`: the settings
-    want metrics."""
+    """All facts for the checks.
+
+    `ray_error`: the reason why there are no nodes. `cluster_error`: the reason why there is no cluster. `named`: True
+    if an address names the Ray cluster, so that a missing Ray cluster is a fault. `metrics_enable`: the setting.
+    """
 
     machine: MachineFacts
     nodes: tuple[NodeFacts, ...] = ()

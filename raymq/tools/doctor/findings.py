@@ -1,4 +1,4 @@
-"""The outcome of checks: what was seen, how bad it is, and what to do."""
+"""The findings of checks: what a check saw, how bad it is, and what to do."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from typing import Final
 from raymq.tools.doctor.facts import DoctorSnapshot
 
 HERE: Final = "here"
-"""The place of a finding about the machine that the command runs on."""
-
-
+"""The place of a finding about the machine on which the command runs."""
 PLACES_SHOWN: Final = 5
-"""The most places that one row names."""
+"""The most places in one row."""
 
 
 class State(Enum):
-    """SKIP: the check needs something that does not run. WARN: it works, and is likely to hurt one day. FAIL: something
-    does not work, or a message may be lost or read by strangers."""
+    """SKIP: the check needs a server that does not run. WARN: a likely cause of later faults. FAIL: a part does not
+    work, or a message may be lost or read by strangers."""
 
     SKIP = "skip"
     OK = "ok"
@@ -29,7 +27,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The verdict of one check at one place: a machine's address, an actor, a group, or empty for the whole."""
+    """The result of one check at one place: a machine's address, an actor or a group; empty for the whole cluster."""
 
     check: str
     state: State
@@ -43,7 +41,7 @@ Judge = Callable[[DoctorSnapshot], list[Finding]]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check with its name, and the part of the snapshot without which it is skipped: "machine", "nodes", "cluster" or
+    """A check with its name. It is skipped if the snapshot lacks `needs`: "machine", "nodes", "cluster" or
     "prometheus"."""
 
     name: str
@@ -52,28 +50,28 @@ class Check:
 
 
 def finding(state: State, seen: str, do: str = "", where: str = "") -> Finding:
-    """A finding whose check is named by the one who runs it."""
+    """Return a finding without the name of its check, which `run_checks` adds."""
     return Finding("", state, seen, "" if state is State.OK else do, where)
 
 
 def ok(seen: str, where: str = "") -> Finding:
-    """All is well."""
+    """Return a finding that the check passed."""
     return finding(State.OK, seen, where=where)
 
 
 def warn(seen: str, do: str, where: str = "") -> Finding:
-    """It works, and is likely to hurt one day."""
+    """Return a finding about a likely cause of later faults."""
     return finding(State.WARN, seen, do, where)
 
 
 def fail(seen: str, do: str, where: str = "") -> Finding:
-    """Something does not work, or is in danger."""
+    """Return a finding about a part that does not work, or about messages in danger."""
     return finding(State.FAIL, seen, do, where)
 
 
 def run_checks(checks: Iterable[Check], snapshot: DoctorSnapshot) -> list[Finding]:
-    """The findings of all checks, in their order; of a check whose subject is not there, one that says so."""
-    # The advice behind a reason's first words is for those who need a cluster now.
+    """Return the findings of all checks, in order. A skipped check has one finding with the reason."""
+    # A reason's text after the colon is advice for a user who needs a cluster, which the doctor does not.
     missing = {
         "nodes": "" if snapshot.nodes else snapshot.ray_error.partition(": ")[0] or "no Ray cluster runs",
         "cluster": "" if snapshot.cluster else snapshot.cluster_error.partition(": ")[0] or "no raymq runs",
@@ -88,8 +86,10 @@ def run_checks(checks: Iterable[Check], snapshot: DoctorSnapshot) -> list[Findin
 
 
 def folded(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings, each of several alike ones of a check merged into one. `where` counts the places of what is well,
-    and names up to PLACES_SHOWN places of anything else."""
+    """Merge equal findings of a check at several places into one finding.
+
+    `where` of a merged finding is the number of places if the check passed, else the names of the first places.
+    """
     rows: dict[tuple[str, State, str, str], list[Finding]] = {}
     for one in findings:
         seen = "" if one.state is State.OK else one.seen
@@ -98,7 +98,7 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _places(alike: Sequence[Finding]) -> str:
-    """The places of findings that are alike otherwise, for one row."""
+    """Return the places of equal findings, for one row."""
     if alike[0].state is State.OK:
         return f"{len(alike)} places"
     more = len(alike) - PLACES_SHOWN
@@ -106,6 +106,6 @@ def _places(alike: Sequence[Finding]) -> str:
 
 
 def worst(findings: Iterable[Finding]) -> State:
-    """The worst state among the findings; OK if there is none."""
+    """Return the worst state of the findings; OK if there are no findings."""
     order = list(State)
     return max((one.state for one in findings), key=order.index, default=State.OK)

@@ -1,5 +1,5 @@
-"""raymq in Kubernetes, by KubeRay: the objects of a cluster, made from the number and size of its stores.
+"""The Kubernetes objects of a raymq cluster under KubeRay, generated from the number and size of its stores.
 
-KubeRay makes pods one by one and no StatefulSets, so each store is a worker group of one pod with a claim of its own: a
-pod that is made again gets its disk back. Needs neither Ray nor Kubernetes.
+KubeRay creates pods and no StatefulSets. Therefore each store is a worker group of one pod with a separate volume
+claim: a pod that is created again gets its disk back. The modules need neither Ray nor Kubernetes.
 """

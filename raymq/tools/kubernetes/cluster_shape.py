@@ -1,4 +1,4 @@
-"""The shape of a raymq in Kubernetes: what its user chooses, and the settings that follow from it."""
+"""The shape of a raymq cluster in Kubernetes: the choices of its user, and the settings that follow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raymq.common.names import BROKER_GROUPS_MAX
 from raymq.common.numbers import NumberRange, check_fields
 
 VOLUMES_MAX: Final = BROKER_GROUPS_MAX
-"""As many as there are broker groups at most."""
+"""The most volumes: one for each broker group."""
 REPLICAS_MAX: Final = 3
 STORE_LABEL: Final = "raymq-store"
 """The label of a Ray node with a volume for stores; its value is the store's number."""
@@ -26,8 +26,8 @@ _SIZE = re.compile(r"[1-9][0-9]*(Gi|Ti)")
 class ClusterShape:
     """A cluster's name and image, the number of its stores and the size of each volume, such as "200Gi".
 
-    `storage_class` None means the Kubernetes cluster's default. `zones`: store N is in zone N modulo their number;
-    empty leaves zones alone. InvalidArgumentError for what cannot be.
+    `storage_class`: None is the Kubernetes cluster's default. `zones`: store N is in zone N modulo the number of zones;
+    empty sets no zones. Raises InvalidArgumentError for an impossible value.
     """
 
     name: str = "raymq"
@@ -45,12 +45,15 @@ class ClusterShape:
             )
         if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", self.name):
             raise InvalidArgumentError(
-                f"{self.name!r} is no name of a RayCluster: up to 40 small letters, digits and -, a letter first"
+                f"{self.name!r} is not a name of a RayCluster: use up to 40 small letters, digits and -, a letter first"
             )
 
     def settings(self) -> dict[str, Any]:
-        """The settings of raymq (raymq.yaml): a broker group per store, up to three copies of each, a majority of which
-        has a message that is acknowledged."""
+        """Return the settings of raymq (raymq.yaml).
+
+        Each store has a broker group, and each broker group up to three replicas. A message is acknowledged when a
+        majority of the replicas has it.
+        """
         replicas = min(self.stores, REPLICAS_MAX)
         majority = replicas // 2 + 1
         return {
@@ -62,5 +65,8 @@ class ClusterShape:
                 "min_in_sync_replicas": majority,
             },
             "placement": {"node_label": STORE_LABEL},
-            "console": {"enable": True, "host": "0.0.0.0"},  # in its pod; network.yaml says who reaches it
+            "console": {
+                "enable": True,
+                "host": "0.0.0.0",
+            },  # an address inside of the pod; network.yaml limits the access
         }

@@ -1,8 +1,8 @@
-"""The RayCluster: a head, a worker group for each store, and one for computing that has no volume.
+"""The RayCluster: a head, a worker group for each store, and a worker group for computing without a volume.
 
-The pod of store 0 runs `raymq up`, again each time it is made: with several replicas the Controller starts what is
-missing, but a cluster with one store has none. A Ray cluster whose head was lost is another one, whose worker
-containers all start again, so that this covers it, too.
+The pod of store 0 runs `raymq up` each time the pod is created. With several replicas the Controller starts missing
+servers, but a cluster with one store has no Controller. After the loss of the head a new Ray cluster starts, and so do
+all worker containers, so that `raymq up` runs again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ DASHBOARD_PORT: Final = 8265
 CONSOLE_PORT: Final = 8270
 
 GRACE_PERIOD_S: Final = 60
-"""Time for the stores of a pod to close."""
+"""Time for the stores of a pod to close, in seconds."""
 COMPUTE_NODES_MAX: Final = 10
 USERS_GROUP: Final = 100
-"""The group of the user `ray` in Ray's images, who must be able to write to the volumes."""
+"""The group of the user `ray` in Ray's images. The user must be able to write to the volumes."""
 RESOURCES: Final = {"cpu": "2", "memory": "8Gi"}
 
 HEALTH_CHECKS: Final = {
@@ -32,11 +32,11 @@ HEALTH_CHECKS: Final = {
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
 }
-"""A node that answers none for 2 s or so is dead: its broker groups get new masters."""
+"""A node that answers no check for about 2 s counts as dead, and its broker groups get new masters."""
 
 
 def ray_cluster(shape: ClusterShape) -> dict[str, Any]:
-    """The RayCluster. The volumes that it names are no part of it: deleting it keeps them."""
+    """Return the RayCluster. Its volumes are separate objects: the deletion of the RayCluster keeps them."""
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
@@ -51,7 +51,7 @@ def ray_cluster(shape: ClusterShape) -> dict[str, Any]:
 
 
 def claim_name(shape: ClusterShape, owner: str) -> str:
-    """The name of the volume claim of the head ("head") or of a store ("store-0")."""
+    """Return the name of the volume claim of the head ("head") or of a store ("store-0")."""
     return f"{shape.name}-{owner}"
 
 
@@ -66,10 +66,10 @@ def _head(shape: ClusterShape) -> dict[str, Any]:
     }
     return {
         "serviceType": "ClusterIP",
-        "resources": {"CPU": "0"},  # user's tasks stay away from the Controller and the NameServer
+        "resources": {"CPU": "0"},  # no tasks of users beside the Controller and the NameServer
         "rayStartParams": {
             "dashboard-host": "0.0.0.0",
-            "system-config": f"'{json.dumps(HEALTH_CHECKS)}'",  # KubeRay puts it into a shell command
+            "system-config": f"'{json.dumps(HEALTH_CHECKS)}'",  # KubeRay inserts the text into a shell command
         },
         "template": _pod(container, "head", volume=claim_name(shape, "head")),
     }
@@ -78,7 +78,7 @@ def _head(shape: ClusterShape) -> dict[str, Any]:
 def _store(shape: ClusterShape, number: int) -> dict[str, Any]:
     lifecycle: dict[str, Any] = {"preStop": _shell(f"raymq store close --address {_ADDRESS}")}
     if number == 0:
-        # KubeRay starts Ray after this hook, which Kubernetes waits for; what it says is in the pod's log.
+        # Kubernetes waits for this hook, and KubeRay starts Ray only after it. The pod's log has the output.
         up = f"raymq up --config {SETTINGS_MOUNT}/raymq.yaml --address {_ADDRESS} --wait-nodes {shape.stores}"
         lifecycle["postStart"] = _shell(f"(until {up}; do sleep 5; done) > /proc/1/fd/1 2>&1 &")
     container = _container(shape, "ray-worker") | {
@@ -120,7 +120,7 @@ def _compute(shape: ClusterShape) -> dict[str, Any]:
 
 
 _ADDRESS: Final = '"$RAY_ADDRESS"'
-"""Of the Ray cluster; KubeRay sets it in every container."""
+"""The address of the Ray cluster, which KubeRay sets in every container."""
 
 
 def _shell(command: str) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _pod(container: dict[str, Any], component: str, volume: str | None) -> dict[
 
 
 def _one_per_machine(shape: ClusterShape) -> dict[str, Any]:
-    """No two stores of this cluster on one machine, whose loss would be the loss of two copies."""
+    """Keep the stores of a cluster on different machines, so that a lost machine takes one copy only."""
     return {
         "podAntiAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": [

@@ -1,6 +1,6 @@
-"""The files of a raymq in Kubernetes: YAML for `kubectl apply --kustomize`, and the Dockerfile of the image.
+"""The files of a raymq cluster in Kubernetes: YAML for `kubectl apply --kustomize`, and the Dockerfile of the image.
 
-The objects around the RayCluster: volume claims, settings, the console's Service, and who may connect.
+The objects around the RayCluster are volume claims, settings, the console's Service, and a NetworkPolicy.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from raymq.tools.observability.export import METRICS_PORT, pod_monitor, promethe
 HEAD_SIZE: Final = "10Gi"
 """Size of the head's volume: the Controller's journal and the NameServer's key/value pairs."""
 AGENT_PORT: Final = 52365
-"""The port of Ray's agent on each node, which KubeRay's operator and probes ask."""
+"""The port of Ray's agent on each node, to which KubeRay's operator and probes connect."""
 
 _RAYMQ: Final = {"app.kubernetes.io/name": "raymq"}
 
 
 def claims(shape: ClusterShape) -> list[dict[str, Any]]:
-    """The volume claims of the head and of each store. One pod at a time has a claim: a second writer is impossible."""
+    """Return the volume claims of the head and of each store. Only one pod at a time can use a claim."""
     sizes = {"head": HEAD_SIZE, **{f"store-{number}": shape.size for number in range(shape.stores)}}
     return [
         {
@@ -43,7 +43,7 @@ def claims(shape: ClusterShape) -> list[dict[str, Any]]:
 
 
 def settings_map(shape: ClusterShape) -> dict[str, Any]:
-    """The ConfigMap with raymq.yaml."""
+    """Return the ConfigMap with raymq.yaml."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -53,7 +53,7 @@ def settings_map(shape: ClusterShape) -> dict[str, Any]:
 
 
 def console_service(shape: ClusterShape) -> dict[str, Any]:
-    """The Service of the web console, which runs on the head; reachable inside the Kubernetes cluster only."""
+    """Return the Service of the web console on the head. Only the Kubernetes cluster can reach the Service."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -67,8 +67,12 @@ def console_service(shape: ClusterShape) -> dict[str, Any]:
 
 
 def network_policy(shape: ClusterShape) -> dict[str, Any]:
-    """A NetworkPolicy: the cluster's own pods reach each other on all ports, KubeRay's operator and Prometheus what
-    they ask, the namespace the console, and nobody else anything."""
+    """Return a NetworkPolicy for the cluster's pods.
+
+    The pods reach each other on all ports. KubeRay's operator reaches the ports of Ray's dashboard and agents.
+    Prometheus reaches the metrics ports, and the pods of the namespace reach the console. All other connections are
+    refused.
+    """
     anywhere: dict[str, Any] = {"namespaceSelector": {}}
     operator = {**anywhere, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}}
     prometheus = {**anywhere, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}}
@@ -96,11 +100,11 @@ def _ports(*numbers: int) -> list[dict[str, Any]]:
 DOCKERFILE: Final = "Dockerfile"
 KUSTOMIZATION: Final = "kustomization.yaml"
 MONITORING: Final = "monitoring.yaml"
-"""Left out of the kustomization: it needs the objects of Prometheus' operator."""
+"""This file is not in the kustomization, because it needs the object types of Prometheus' operator."""
 
 
 def rendered_files(shape: ClusterShape) -> dict[str, str]:
-    """The text of each file, by its name. The same shape always gives the same bytes."""
+    """Return the text of each file by its name. Equal shapes give equal bytes."""
     applied = {
         "claims.yaml": claims(shape),
         "settings.yaml": [settings_map(shape)],
@@ -123,9 +127,10 @@ def rendered_files(shape: ClusterShape) -> dict[str, str]:
 
 
 def render(shape: ClusterShape, folder: Path) -> list[Path]:
-    """Write the files, and replace older ones of the same names; returns their paths.
+    """Write all files into `folder` and return their paths. Existing files of the same names are replaced.
 
-    Makes the folder if it is missing. InvalidArgumentError when something cannot be written; some may be there then.
+    Creates the folder if it does not exist. Raises InvalidArgumentError if a file cannot be written; other files may
+    have been written before.
     """
     paths = []
     try:
@@ -151,7 +156,7 @@ def _command(shape: ClusterShape) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, and no anchors: Kubernetes' tools and people read them more easily."""
+    """Writes texts of several lines as blocks, and writes no anchors, so that people can read the YAML."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

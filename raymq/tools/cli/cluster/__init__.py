@@ -1,1 +1,1 @@
-"""Commands about the cluster as a whole and its processes: `raymq up`, `down`, `status`, `demo`, `store`, …"""
+"""Commands for the whole cluster and its processes: `raymq up`, `down`, `status`, `demo`, `store`, …"""

@@ -1,6 +1,6 @@
 """`raymq top` and `raymq console`: live views of the cluster, in the terminal and in a browser.
 
-The figures of the table are made in raymq.tools.cli.cluster.top_figures.
+raymq.tools.cli.cluster.top_figures computes the figures of the tables.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from raymq.client.admin.admin import Admin
 
 FRAME_ROWS: Final = 10
-"""The lines of a screen that are no rows: heads, frames, the line of keys."""
+"""Lines of the screen without rows of the tables: headers, frames, the line of keys."""
 _HELP: Final = "sort by  n name  i in  o out  l lag  b behind    q quit"
 
 
@@ -97,9 +97,9 @@ def top(admin: Admin, sort: SortKey, interval: float, once: bool, as_json: bool)
 
 
 class Sampler:
-    """Takes a reading in each interval, in a thread of its own, so that keys are answered while a broker is silent.
+    """Takes a reading in each interval, in a separate thread, so that keys work while a broker does not answer.
 
-    `news` is a descriptor that can be read when there are new figures, or an `error`.
+    `news` is a descriptor. It is readable when there are new `figures` or a new `error`.
     """
 
     def __init__(self, read: Callable[[], Reading], interval_s: float) -> None:
@@ -124,14 +124,14 @@ class Sampler:
             self._stopping.wait(self._interval_s)
 
     def close(self) -> None:
-        """End the thread, after a reading that is under way, whose calls are bounded."""
+        """End the thread after its present reading, whose calls are bounded in time."""
         self._stopping.set()
         self._thread.join()
         os.close(self.news)
 
 
 def watch(read: Callable[[], Reading], sort: SortKey, interval_s: float) -> None:
-    """Show the screen until q is pressed. The terminal is as before at the end, whatever happens."""
+    """Show the screen until the user presses q. Restores the terminal at the end, also after an exception."""
     sampler = Sampler(read, interval_s)
     try:
         with _keys_one_by_one() as keyboard, Live(console=out, screen=True, auto_refresh=False) as live:
@@ -142,7 +142,7 @@ def watch(read: Callable[[], Reading], sort: SortKey, interval_s: float) -> None
                     os.eventfd_read(sampler.news)
                 if keyboard in ready:
                     keys = os.read(keyboard, 64).decode(errors="replace").lower()
-                    if "q" in keys or not keys:  # without keys the terminal is gone
+                    if "q" in keys or not keys:  # no bytes: the terminal was closed
                         return
                     sort = next((SORT_KEYS[key] for key in reversed(keys) if key in SORT_KEYS), sort)
     finally:
@@ -151,11 +151,11 @@ def watch(read: Callable[[], Reading], sort: SortKey, interval_s: float) -> None
 
 @contextmanager
 def _keys_one_by_one() -> Iterator[int]:
-    """Have the terminal hand over each key as it is pressed, without showing it; yields its descriptor."""
+    """Switch the terminal to unbuffered keys without echo. Yields the terminal's descriptor."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:
-        tty.setcbreak(descriptor)  # ctrl-C goes on interrupting
+        tty.setcbreak(descriptor)  # ctrl-C still interrupts
         yield descriptor
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
@@ -170,7 +170,7 @@ def _live_screen(sampler: Sampler, sort: SortKey) -> RenderableType:
 
 
 def screen(figures: TopFigures, sort: SortKey, rows: int | None) -> RenderableType:
-    """The two tables, with as many rows together as fit; None: all."""
+    """Return the tables of topics and groups. `rows`: the most rows of both tables together; None: all rows."""
     topics, groups = sorted_topics(figures.topics, sort), sorted_groups(figures.groups, sort)
     half = None if rows is None else max(rows // 2, rows - len(groups))
     shown_topics = topics[:half]
@@ -183,7 +183,7 @@ def screen(figures: TopFigures, sort: SortKey, rows: int | None) -> RenderableTy
 
 
 def _table(*columns: str, names: int) -> Table:
-    """A table whose first columns are names, and the others figures."""
+    """Return a table whose first `names` columns are texts, and whose other columns are numbers."""
     view = Table(expand=False)
     for index, column in enumerate(columns):
         view.add_column(Text(column), justify="left" if index < names else "right", no_wrap=True)

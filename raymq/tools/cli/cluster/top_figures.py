@@ -1,4 +1,4 @@
-"""The figures of `raymq top`: rates of topics and groups from the readings of two moments. Pure."""
+"""The figures of `raymq top`: rates of topics and groups, computed from two readings. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from raymq.common.protocol.stats import BrokerReadings, GroupReading, TopicReadi
 
 SortKey = Literal["name", "in", "out", "lag", "behind"]
 SORT_KEYS: Final[Mapping[str, SortKey]] = {"n": "name", "i": "in", "o": "out", "l": "lag", "b": "behind"}
-"""The keys of the keyboard, with the column by which each sorts."""
+"""Each key of the keyboard, with the column by which it sorts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The readings of all brokers at `at_s`; None for one that did not answer."""
+    """The readings of all brokers at time `at_s`. A broker that did not answer has None."""
 
     at_s: float
     brokers: Mapping[str, BrokerReadings | None]
@@ -24,8 +24,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class TopicRates:
-    """A topic: messages and bytes put per second, and messages that groups consumed per second, all of them together.
-    `lag` is the largest of its groups'."""
+    """The rates of a topic: stored messages and bytes, and messages that all its groups consumed, per second.
+
+    `lag` is the largest lag of a group in the topic, in messages.
+    """
 
     topic: str
     in_per_s: float
@@ -36,8 +38,10 @@ class TopicRates:
 
 @dataclass(frozen=True, slots=True)
 class GroupRates:
-    """A group in a topic: messages consumed per second, unread ones, and the age of the first of them in the queue with
-    the most; None if nobody looked."""
+    """The rates of a group in a topic: consumed messages per second, and unread messages.
+
+    `behind_ms` is the age of the oldest unread message in the queue with the largest lag; None if it is unknown.
+    """
 
     group: str
     topic: str
@@ -48,8 +52,10 @@ class GroupRates:
 
 @dataclass(frozen=True, slots=True)
 class TopFigures:
-    """All rows, and the brokers that did not answer, whose figures are not in them. `left_out` pairs of group and topic
-    are not shown."""
+    """All rows. The rows lack the figures of the brokers in `silent`, which did not answer.
+
+    `left_out`: the number of pairs of group and topic for which the brokers reported no figures.
+    """
 
     topics: tuple[TopicRates, ...] = ()
     groups: tuple[GroupRates, ...] = ()
@@ -58,7 +64,7 @@ class TopFigures:
 
 
 def figures_between(before: Reading, now: Reading) -> TopFigures:
-    """The figures of `now`, with rates since `before`. A broker that did not answer before has no rates yet."""
+    """Return the figures of `now`, with rates since `before`. A broker without a reading in `before` has rates of 0."""
     passed_s = max(now.at_s - before.at_s, 1e-9)
     puts: dict[str, list[TopicReading]] = defaultdict(list)
     parts: dict[tuple[str, str], list[GroupRates]] = defaultdict(list)
@@ -88,12 +94,12 @@ def _growth(before: TopicReading, now: TopicReading) -> TopicReading:
 
 
 def _since(before: int, now: int) -> int:
-    """The growth of a total, which begins at 0 again when its server is restarted."""
+    """Return the growth of a total. A restarted server begins its total at 0 again."""
     return now - before if now >= before else now
 
 
 def _topic_row(topic: str, grown: Sequence[TopicReading], groups: Sequence[GroupRates], passed_s: float) -> TopicRates:
-    """A topic over all brokers, with the groups that consume it."""
+    """Return the rates of a topic over all brokers, with the groups that consume it."""
     return TopicRates(
         topic,
         sum(part.messages for part in grown) / passed_s,
@@ -104,7 +110,7 @@ def _topic_row(topic: str, grown: Sequence[TopicReading], groups: Sequence[Group
 
 
 def _joined(parts: Sequence[GroupRates]) -> GroupRates:
-    """A group in a topic over all brokers."""
+    """Return the rates of a group in a topic over all brokers."""
     ages = [row.behind_ms for row in parts if row.behind_ms is not None]
     return GroupRates(
         parts[0].group,
@@ -116,7 +122,7 @@ def _joined(parts: Sequence[GroupRates]) -> GroupRates:
 
 
 def sorted_topics(rows: Sequence[TopicRates], key: SortKey) -> list[TopicRates]:
-    """The topics, the largest first; by name where a topic has no such column."""
+    """Return the topics, the largest value of column `key` first, and by name if topics have no such column."""
 
     def value(row: TopicRates) -> float:
         return {"in": row.in_per_s, "out": row.out_per_s, "lag": row.lag}.get(key, 0)
@@ -125,7 +131,7 @@ def sorted_topics(rows: Sequence[TopicRates], key: SortKey) -> list[TopicRates]:
 
 
 def sorted_groups(rows: Sequence[GroupRates], key: SortKey) -> list[GroupRates]:
-    """The groups, the largest first; by name where a group has no such column."""
+    """Return the groups, the largest value of column `key` first, and by name if groups have no such column."""
 
     def value(row: GroupRates) -> float:
         return {"out": row.out_per_s, "lag": row.lag, "behind": row.behind_ms or 0}.get(key, 0)

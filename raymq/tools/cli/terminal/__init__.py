@@ -1,1 +1,1 @@
-"""The voice of all commands on the terminal: tables, JSON, errors, progress, and texts made safe to print."""
+"""The frame of all commands: their decorator, and output as tables, JSON, errors, progress and safe texts."""

@@ -135,7 +135,7 @@ def command(
 
 
 def _options(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parameter]:
-    """The options that these decorators add, in the order of the help."""
+    """Return the options that these decorators add, in the order of the help."""
 
     def nothing() -> None: ...
 
@@ -145,7 +145,7 @@ def _options(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parameter
 
 
 class _Lazy:
-    """Stands for an object that is made at its first use."""
+    """Stands for an object that `make` creates when an attribute is read first."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make

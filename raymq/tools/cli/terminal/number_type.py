@@ -1,4 +1,4 @@
-"""NumberType is the type of every option that is a number: its errors, and the help, name the option's bounds."""
+"""NumberType, the type of every option that is a number. Its errors and the help name the option's bounds."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from raymq.common.numbers import LONGEST_TIME_S, NUMBER_MAX, RATE, NumberRange
 
 
 class NumberType(click.FloatRange):
-    """A number from `bounds.low` to `bounds.high`: a real number if the lower bound is a float, otherwise a whole
-    number. Not a number (NaN) is no value of any option.
+    """A number from `bounds.low` to `bounds.high`: a real number if the lower bound is a float, otherwise an integer.
 
-    Anything else is a usage error, exit code 2: "--max must be 1 to 1000, not 0".
+    Any other value, NaN too, is a usage error with exit code 2: "--max must be 1 to 1000, not 0".
     """
 
     name = "number"
 
     def __init__(self, bounds: NumberRange) -> None:
-        is_open = bounds.high in (NUMBER_MAX, LONGEST_TIME_S)  # which the help would only make longer
+        is_open = bounds.high in (NUMBER_MAX, LONGEST_TIME_S)  # an open bound needs no number in the help
         super().__init__(min=bounds.low, max=None if is_open else bounds.high)
         self.bounds = bounds
         self.is_whole = not isinstance(bounds.low, float)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The value as a number. BadParameter."""
+        """Return the value as a number. Raises BadParameter."""
         kind = "a whole number, " if self.is_whole else "a number, "
         number: float
         try:
@@ -46,5 +45,5 @@ class RateType(NumberType):
         super().__init__(RATE)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The rate per second. BadParameter."""
+        """Return the rate per second. Raises BadParameter."""
         return super().convert(value.removesuffix("/s") if isinstance(value, str) else value, param, ctx)

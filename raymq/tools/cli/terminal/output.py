@@ -1,8 +1,8 @@
 r"""Output of commands: tables for people, `--json` for machines, one line on standard error for an error.
 
-Every text is printed literally, and nothing in it is markup. A body, a key or an error may hold any text. A control
-character that is sent to a terminal moves the cursor, renames the window or turns the direction of writing, so that
-text looks like something else. Such characters are shown as Python writes them in a string: \x1b, \n, \u202e.
+Every text is printed literally: no part of a text is markup. A body, a key or an error may hold any text. A control
+character can move a terminal's cursor, rename its window or change the direction of writing, so that a text looks like
+another text. Control characters are therefore printed as Python writes them in a string: \x1b, \n, \u202e.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 _ESCAPED_CATEGORIES: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
-"""Unicode's control, format (directions among them), surrogate, line and paragraph separator characters."""
+"""Unicode's categories of control, format, surrogate, line separator and paragraph separator characters."""
 
 _JOINERS: Final = frozenset("\u200c\u200d")
-"""Format characters that ordinary text needs: Persian words, and emoji made of several."""
+"""Format characters that ordinary text needs, in Persian words and in emoji of several characters."""
 
 
 def printable(text: str) -> str:
-    """`text` in one line, with every control character escaped; all other characters are unchanged."""
+    """Return `text` as one line with every control character escaped. All other characters stay."""
     if text.isprintable():
         return text
     return "".join(_python_escape(char) if _is_unsafe(char) else char for char in text)
 
 
 def json_text(value: Any) -> str:
-    """`value` as JSON in one line, readable and without control characters; it can be read back unchanged."""
+    """Return `value` as one line of JSON without control characters. A JSON parser returns the same value."""
     text = json.dumps(value, ensure_ascii=False)
     if text.isprintable():
         return text
@@ -45,7 +45,7 @@ def json_text(value: Any) -> str:
 
 
 def error_text(text: str) -> str:
-    """`text` for an error: as `printable`, but its lines are kept, those after the first indented."""
+    """Return `text` for an error: `printable` lines, indented after the first line."""
     return "\n  ".join(printable(line) for line in text.rstrip("\n").split("\n"))
 
 
@@ -58,7 +58,7 @@ def _python_escape(char: str) -> str:
 
 
 def _json_escape(char: str) -> str:
-    """The JSON escape of one character; two, if it is outside Unicode's first plane."""
+    """Return the JSON escape of one character: two escapes if the character is outside Unicode's first plane."""
     units = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
@@ -68,15 +68,15 @@ err = Console(markup=False, emoji=False, highlight=False, stderr=True, soft_wrap
 
 
 class Command(click.Command):
-    """A command that has nothing but its own answers on standard output.
+    """A command that prints only its own results on standard output.
 
-    Ray prints its raylets' messages on `sys.stdout`, so that is standard error while the command runs; the command's
-    answers go through `out`. Help, version and completion are printed before, as click does it.
+    Ray prints messages of its raylets on `sys.stdout`. Therefore `sys.stdout` is standard error while the command runs,
+    and the command prints its results through `out`. click prints help, version and completion before that.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
         out.file = stdout = sys.stdout
-        if isinstance(stdout, TextIOWrapper):  # a terminal that cannot show a character still gets the others
+        if isinstance(stdout, TextIOWrapper):  # print the other characters if the terminal's encoding lacks one
             stdout.reconfigure(errors="backslashreplace")
         sys.stdout = sys.stderr
         try:
@@ -86,13 +86,13 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """The commands about one thing, such as `raymq topic`: a noun with its verbs."""
+    """A noun with its commands, such as `raymq topic`."""
 
     command_class = Command
 
 
 _QUIET: Final = "raymq.quiet"
-"""The key of a click context's `meta` that says that no progress is to be shown."""
+"""Key in a click context's `meta`. If the key is set, the command shows no progress."""
 
 
 def _hush(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
@@ -102,39 +102,41 @@ def _hush(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
 
 
 def is_quiet() -> bool:
-    """True if the command that runs was told --json or --quiet, so that it shows no progress."""
+    """True if the running command has --json or --quiet, so that it shows no progress."""
     ctx = click.get_current_context(silent=True)
     return ctx is not None and _QUIET in ctx.meta
 
 
 json_option = click.option("--json", "as_json", is_flag=True, callback=_hush, help="Print JSON instead of a table.")
 quiet_option = click.option("-q", "--quiet", is_flag=True, expose_value=False, callback=_hush, help="Show no progress.")
-address_option = click.option("--address", help="Ray cluster to use, host:port. Default: the one on this machine.")
+address_option = click.option(
+    "--address", help="Ray cluster to use, host:port. Default: the Ray cluster on this machine."
+)
 
 
 @contextmanager
 def client_of(address: str | None) -> Iterator[Any]:
-    """A client for one command, closed at its end."""
+    """Yield a client for one command, and close the client at the end."""
     from raymq.client.client import connect
 
-    context = click.get_current_context(silent=True)  # none in a job that is no command of raymq's
+    context = click.get_current_context(silent=True)  # None in a job that does not run as a command of raymq
     namespace = None if context is None else context.find_root().params.get("namespace")
     with connect(address, namespace=namespace) as client:
         yield client
 
 
 def say(text: str) -> None:
-    """Print a line, literally."""
+    """Print a text as one line, literally."""
     click.echo(printable(text), file=out.file)
 
 
 def say_error(text: str) -> None:
-    """Print the error of a command on standard error."""
+    """Print an error of a command on standard error."""
     err.print(Text(f"raymq: {error_text(text)}"))
 
 
 def print_value(as_json: bool, value: Any, otherwise: Callable[[], None]) -> None:
-    """Print `value` as one line of JSON, or let `otherwise` print what people read."""
+    """Print `value` as one line of JSON, or call `otherwise`, which prints texts for people."""
     if as_json:
         click.echo(json_text(value), file=out.file)
     else:
@@ -143,7 +145,7 @@ def print_value(as_json: bool, value: Any, otherwise: Callable[[], None]) -> Non
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The names of the columns, the rows, and an optional last row with sums."""
+    """A table: the names of the columns, the rows, and an optional last row with sums."""
 
     names: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -151,7 +153,7 @@ class Table:
 
 
 def show(*shown: str | Table | RenderableType) -> None:
-    """Print texts, each in lines of its own, tables, and drawings of rich."""
+    """Print texts, each as one line, tables, and objects of rich."""
     for part in shown:
         if isinstance(part, str):
             say(part)
@@ -162,7 +164,7 @@ def show(*shown: str | Table | RenderableType) -> None:
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[Any]], footer: Sequence[Any] | None = None) -> None:
-    """Print a table; columns of numbers are aligned to the right."""
+    """Print a table. Columns of numbers are aligned to the right."""
     view = RichTable(show_footer=footer is not None)
     for index, name in enumerate(names):
         numeric = bool(rows) and all(isinstance(row[index], int) or row[index] is None for row in rows)
@@ -181,8 +183,10 @@ def _cell(value: Any) -> Text:
 
 
 def message_dict(message: Any) -> dict[str, Any]:
-    """A message's fields as commands show them. `body` is None for a message that cannot be read, and only such a
-    message has an `error`, which says why."""
+    """Return a message's fields for the output of commands.
+
+    If the message cannot be read, `body` is None and `error` is the reason. Readable messages have no field `error`.
+    """
     error = message.body_error
     fields = {
         "topic": message.topic,
@@ -201,7 +205,7 @@ def message_dict(message: Any) -> dict[str, Any]:
 
 
 def message_line(message: Any, as_json: bool) -> str:
-    """A message in one line."""
+    """Return a message as one line of text or JSON."""
     fields = message_dict(message)
     if as_json:
         return json_text(fields)
@@ -209,12 +213,12 @@ def message_line(message: Any, as_json: bool) -> str:
 
 
 def shown_body(fields: dict[str, Any]) -> str:
-    """The body of a message's fields (`message_dict`), or why it cannot be read."""
+    """Return the body in a message's fields (`message_dict`), or the reason why the message cannot be read."""
     return f"! {fields['error']}" if "error" in fields else str(fields["body"])
 
 
 def duration(milliseconds: int) -> str:
-    """A length of time as people say it: 0 s, 850 ms, 12 s, 3 m 5 s, 2 h 10 m, 4 d 3 h."""
+    """Return a length of time as text: 0 s, 850 ms, 12 s, 3 m 5 s, 2 h 10 m, 4 d 3 h."""
     if milliseconds < 1000:
         return f"{milliseconds} ms" if milliseconds else "0 s"
     seconds = milliseconds // 1000
@@ -226,5 +230,5 @@ def duration(milliseconds: int) -> str:
 
 
 def iso(milliseconds: int) -> str:
-    """A time as people write it, in UTC."""
+    """Return a time in ms since 1970 as ISO 8601, in UTC."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")

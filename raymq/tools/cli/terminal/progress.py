@@ -1,4 +1,4 @@
-"""Progress of long commands, on standard error and only if that is a terminal; not with --json or --quiet."""
+"""Progress of long commands, on standard error if it is a terminal, but not with --json or --quiet."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from raymq.client.cluster.launcher import ProgressCallback
 
 STEPS_SHOWN: Final = 8
-"""The most steps that are seen at a time, the last ones."""
+"""The number of last steps that the terminal shows."""
 
 
 class Steps:
-    """The steps of some work, each with its time: those that are done, and the one that runs."""
+    """The finished steps and the running step of some work, each with its time."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
@@ -38,7 +38,7 @@ class Steps:
         self._text = ""
 
     def begin(self, text: str) -> None:
-        """Begin a step. A text that differs from the last one only behind a colon is news of the step that runs."""
+        """Begin a step, or change the text of the running step if the part before its colon stays the same."""
         before, self._text = self._text, printable(text)
         if self._shown and _subject(before) == _subject(self._text):
             self._bar.update(self._shown[-1], description=f"{self._text} …")
@@ -56,8 +56,10 @@ def _subject(text: str) -> str:
 
 @contextmanager
 def steps(*, quiet: bool = False) -> Iterator[ProgressCallback]:
-    """Show steps with their times, unless `quiet`, which go away at the end; yields a function to call with the name of
-    each step that begins."""
+    """Show steps with their times, unless `quiet`. Yields a function to call with the name of each new step.
+
+    At the end the steps disappear from the terminal.
+    """
     columns = (SpinnerColumn(finished_text="✓"), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     hidden = quiet or is_quiet() or not err.is_terminal
     with Progress(*columns, console=err, transient=True, disable=hidden) as bar:
@@ -65,7 +67,7 @@ def steps(*, quiet: bool = False) -> Iterator[ProgressCallback]:
 
 
 class Counter:
-    """Counts the parts of some work that are done. Thread-safe."""
+    """Counts the finished parts of some work. Thread-safe."""
 
     def __init__(self, bar: Progress, description: str) -> None:
         self._bar = bar
@@ -73,28 +75,30 @@ class Counter:
         self.shown = not bar.disable
 
     def expect(self, total: int) -> None:
-        """Set the number of parts in all, once it is known."""
+        """Set the total number of parts, as soon as it is known."""
         self._bar.update(self._task, total=total)
 
     def advance(self, count: int = 1) -> None:
-        """Note that `count` more parts are done."""
+        """Add `count` finished parts."""
         self._bar.advance(self._task, count)
 
 
 class RateColumn(ProgressColumn):
-    """Parts per second, over the last moments; at the end, over all of the time."""
+    """Shows parts per second: of the last moments while the work runs, and of the whole time at its end."""
 
     def render(self, task: Task) -> Text:
-        """The rate as text; empty while nothing is known."""
-        # rich forgets the last moments when the total becomes known, so it may have no rate of its own at the end.
+        """Return the rate as text, empty while it is unknown."""
+        # rich drops its samples when the total becomes known, so that it may have no rate at the end.
         rate = task.completed / task.finished_time if task.finished_time else task.speed
         return Text("" if rate is None else f"{rate:,.0f}/s")
 
 
 @contextmanager
 def counting(description: str, total: int | None = None, *, talks: bool = False) -> Iterator[Counter]:
-    """Show a bar with the number of parts done and their rate, which goes away at the end. `talks`: the command itself
-    prints on the terminal or reads from it meanwhile, so there is no bar, which would be in between."""
+    """Show a bar with the number of finished parts and their rate. At the end the bar disappears.
+
+    `talks`: the command prints on the terminal or reads from it while the work runs, so no bar is shown.
+    """
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     hidden = talks or is_quiet() or not err.is_terminal
     with Progress(*columns, RateColumn(), TimeElapsedColumn(), console=err, transient=True, disable=hidden) as bar:

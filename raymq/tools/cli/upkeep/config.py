@@ -50,7 +50,7 @@ def config_show(admin: Admin, effective: bool, broker: str | None) -> CommandRes
     ]
     refused = {group: dict(one.refused) for group, one in configs.items() if one.refused}
     errors = [
-        f"{group}: {name} was changed, which does not count any more: {reason}"
+        f"{group}: {name} was changed, but the change no longer counts: {reason}"
         for group, reasons in refused.items()
         for name, reason in reasons.items()
     ]
@@ -113,7 +113,7 @@ def _changed(full: str, configs: Mapping[str, Any]) -> CommandResult:
         },
         *(
             f"{group} has {full} {_text(one.effective[full])} now"
-            + (f"; {', '.join(late[group])} is told on its return" if group in late else "")
+            + (f"; {', '.join(late[group])} gets the setting when it runs again" if group in late else "")
             for group, one in configs.items()
         ),
     )

@@ -1,1 +1,1 @@
-"""The checks, by subject: pure functions from a Snapshot to findings, so that tests need no machine to be ill."""
+"""The checks, by subject: pure functions from a DoctorSnapshot to findings, so that tests need no broken machine."""

@@ -9,10 +9,10 @@ from raymq.tools.doctor.facts import ClusterFacts, DoctorSnapshot, GroupFacts, H
 from raymq.tools.doctor.findings import Check, Finding, ok, warn
 
 RAY_DEFAULTS: Final = HealthChecks(3000, 10_000, 5)
-"""Ray's own health checks: a node that is gone counts as alive for half a minute and more."""
+"""Ray's default health checks: a lost node counts as alive for half a minute or longer."""
 
 RETENTION_NEAR: Final = 0.8
-"""The part of its time after which an unread message is in danger."""
+"""The part of the retention time after which an unread message is in danger."""
 
 
 def _cluster(snapshot: DoctorSnapshot) -> ClusterFacts:
@@ -21,21 +21,26 @@ def _cluster(snapshot: DoctorSnapshot) -> ClusterFacts:
 
 
 def health_checks(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Ray notices soon that a node is gone."""
+    """Check that Ray detects a lost node soon."""
     cluster = _cluster(snapshot)
     if cluster.nodes < 2 or cluster.health is None:
-        return [ok("one node: nobody has to notice" if cluster.nodes < 2 else "Ray does not tell")]
+        return [ok("one node: no other node to check" if cluster.nodes < 2 else "Ray does not report them")]
     seen = (
         f"every {cluster.health.period_ms} ms, {cluster.health.timeout_ms} ms to answer, "
         f"dead after {cluster.health.failure_threshold} failures"
     )
     if cluster.health == RAY_DEFAULTS:
-        return [warn(f"{seen}: Ray's defaults", "--system-config at the head as in cluster.yaml: else 30 s of waiting")]
+        return [
+            warn(
+                f"{seen}: Ray's defaults",
+                "set --system-config on the head as in cluster.yaml: else a lost node stops clients for 30 s",
+            )
+        ]
     return [ok(seen)]
 
 
 def name_servers(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Routes are known when one node is gone."""
+    """Check that a cluster of several nodes runs at least two NameServers."""
     cluster = _cluster(snapshot)
     count = sum(name.startswith("nameserver-") for name in cluster.status.get("actors", []))
     if count < 2 <= cluster.nodes:
@@ -48,21 +53,23 @@ def _known_groups(snapshot: DoctorSnapshot) -> list[GroupFacts]:
 
 
 def groups_seen(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Every consumer group could be looked at."""
+    """Check that the brokers reported every consumer group."""
     cluster = _cluster(snapshot)
     found = [warn(group.error, "`raymq group describe` it", group.group) for group in cluster.groups if group.error]
     if cluster.groups_error:
         found.append(warn(cluster.groups_error, "see `raymq status`"))
     if cluster.groups_left_out:
-        found.append(warn(f"groups that were not looked at: {cluster.groups_left_out}", "`raymq top`, or the metrics"))
+        found.append(
+            warn(f"consumer groups without an answer: {cluster.groups_left_out}", "`raymq top`, or the metrics")
+        )
     return found or [ok(f"consumer groups: {len(cluster.groups)}")]
 
 
 def members(snapshot: DoctorSnapshot) -> list[Finding]:
-    """A group that has something to read has somebody to read it."""
+    """Check that every group with unread messages has connected consumers."""
     found = [
         warn(
-            f"nobody is connected, unread messages: {group.lag:,}",
+            f"no consumer is connected, unread messages: {group.lag:,}",
             "start its consumers, or delete the group",
             group.group,
         )
@@ -73,7 +80,7 @@ def members(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def dead_letters(snapshot: DoctorSnapshot) -> list[Finding]:
-    """No group has dead letters."""
+    """Check that no group has dead letters."""
     found = [
         warn(f"dead letters: {group.dead_letters:,}", f"`raymq dlq list {group.group}`, then replay them", group.group)
         for group in _known_groups(snapshot)
@@ -83,7 +90,7 @@ def dead_letters(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def retention(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Messages are kept longer than the slowest group needs."""
+    """Check that topics keep messages for longer than the slowest group needs."""
     found = []
     for group in _known_groups(snapshot):
         if group.lost:
@@ -99,7 +106,7 @@ def retention(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def _of_status(name: str, judge: Judge) -> Check:
-    """The check of the cluster that has `judge` judge the report of `raymq status`."""
+    """Return a check that applies `judge` to the report of `raymq status`."""
     return Check(name, "cluster", lambda snapshot: judge(_cluster(snapshot).status))
 
 

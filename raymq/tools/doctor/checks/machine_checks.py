@@ -1,4 +1,4 @@
-"""Checks of a machine: the one that the command runs on, and every node of the Ray cluster by the same rules."""
+"""Checks of a machine: of the machine on which the command runs, and of every node of the Ray cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILES_FEW: Final = 8192
 FILES_TOO_FEW: Final = 1024
 SHM_SMALL_BYTES: Final = 512 << 20
 FLUSH_SLOW_MS: Final = 20.0
-TOKEN_DO: Final = "`raymq doctor --fix`, or chmod 600 it: who reads it can run code in the cluster"
+TOKEN_DO: Final = "`raymq doctor --fix`, or chmod 600 it: a user who reads it can run code in the cluster"
 
 _VANISHING: Final = frozenset(("tmpfs", "ramfs", "devtmpfs"))
 _NETWORK: Final = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "gluster", "lustre", "afs", "virtiofs")
@@ -24,7 +24,7 @@ DirectoryJudge = Callable[[DirectoryFacts, str], Finding]
 
 
 def _everywhere(judge: MachineJudge) -> Callable[[DoctorSnapshot], list[Finding]]:
-    """The judgement of this machine, and of each node that answered."""
+    """Return a check of this machine and of each node that answered."""
 
     def judge_all(snapshot: DoctorSnapshot) -> list[Finding]:
         machines = [(snapshot.machine, HERE), *((node.machine, node.ip) for node in snapshot.nodes if node.machine)]
@@ -34,7 +34,7 @@ def _everywhere(judge: MachineJudge) -> Callable[[DoctorSnapshot], list[Finding]
 
 
 def _each_directory(judge: DirectoryJudge) -> Callable[[DoctorSnapshot], list[Finding]]:
-    """The judgement of every directory of stores; of one that could not be looked at, the first check says so."""
+    """Return a check of every readable directory of stores; `directories_seen` reports unreadable directories."""
 
     def judge_all(machine: MachineFacts, where: str) -> Iterable[Finding]:
         return [judge(directory, where) for directory in machine.directories if not directory.error]
@@ -43,18 +43,18 @@ def _each_directory(judge: DirectoryJudge) -> Callable[[DoctorSnapshot], list[Fi
 
 
 def versions(machine: MachineFacts, where: str) -> Iterable[Finding]:
-    """Python, Ray and raymq are there, and are told."""
+    """Check the versions of Python, Ray and raymq."""
     seen = f"Python {machine.python}, Ray {machine.ray}, raymq {machine.raymq}"
     if not machine.python.startswith("3.11."):
         yield fail(seen, "install raymq for Python 3.11, the version that it needs", where)
     elif machine.raymq == "not installed":
-        yield warn(seen, "pip install raymq: a folder on the import path is not found by other programs", where)
+        yield warn(seen, "pip install raymq: other programs do not find a folder on the import path", where)
     else:
         yield ok(seen, where)
 
 
 def import_path(machine: MachineFacts, where: str) -> Iterable[Finding]:
-    """One raymq is on the import path, with its server packages."""
+    """Check that the import path has one raymq, with its server packages."""
     several = {name: folders for name, folders in machine.copies.items() if len(folders) > 1}
     if machine.floors_missing:
         yield fail(f"raymq lacks {', '.join(machine.floors_missing)}", "install raymq again: this one is broken", where)
@@ -66,16 +66,18 @@ def import_path(machine: MachineFacts, where: str) -> Iterable[Finding]:
 
 
 def token(machine: MachineFacts, where: str) -> Iterable[Finding]:
-    """Ray's token is for its user only."""
+    """Check that only its user may read Ray's token."""
     if machine.token_mode is None:
         if machine.token_digest:
             yield ok("the token is in RAY_AUTH_TOKEN", where)
         elif machine.auth_mode == "token":
-            yield fail(f"RAY_AUTH_MODE is token, and {machine.token_path} is not there", "copy the cluster's", where)
+            yield fail(
+                f"RAY_AUTH_MODE is token, and {machine.token_path} does not exist", "copy the cluster's token", where
+            )
         else:
             yield warn(
-                f"no token in {machine.token_path}: Ray asks nobody for one",
-                "`raymq up` makes one; without it everybody who reaches Ray's ports runs code in the cluster",
+                f"no token in {machine.token_path}: Ray accepts calls without a token",
+                "`raymq up` creates one; without it everybody who reaches Ray's ports can run code in the cluster",
                 where,
             )
     elif machine.token_mode & 0o077:
@@ -85,15 +87,17 @@ def token(machine: MachineFacts, where: str) -> Iterable[Finding]:
 
 
 def free_port(machine: MachineFacts, where: str) -> Iterable[Finding]:
-    """A port can be opened: Ray takes free ones, and so do lanes."""
+    """Check that a port can be opened, since Ray and lanes need free ports."""
     if machine.port_error:
-        yield fail(machine.port_error, "look for programs that hold many ports (ss -s), and for limits", where)
+        yield fail(
+            machine.port_error, "look for programs that hold many ports (ss -s), and for limits of the system", where
+        )
     else:
         yield ok("a port can be opened", where)
 
 
 def open_files(machine: MachineFacts, where: str) -> Iterable[Finding]:
-    """There are file descriptors enough for logs, queues and connections."""
+    """Check that there are enough file descriptors for logs, queues and connections."""
     seen = f"{machine.files_soft:,} open files, at most {machine.files_hard:,}"
     do = f"ulimit -n {max(65_536, FILES_FEW):d} before `raymq up`, or LimitNOFILE= in the service"
     if machine.files_soft < FILES_TOO_FEW:
@@ -105,7 +109,7 @@ def open_files(machine: MachineFacts, where: str) -> Iterable[Finding]:
 
 
 def shared_memory(machine: MachineFacts, where: str) -> Iterable[Finding]:
-    """Ray's object store has room in /dev/shm."""
+    """Check that /dev/shm has room for Ray's object store."""
     if machine.shm_bytes is None:
         yield warn("no /dev/shm", "mount a tmpfs there: Ray's object store is slow without it", where)
     elif machine.shm_bytes < SHM_SMALL_BYTES:
@@ -119,7 +123,7 @@ def shared_memory(machine: MachineFacts, where: str) -> Iterable[Finding]:
 
 
 def path_lengths(machine: MachineFacts, where: str) -> Iterable[Finding]:
-    """The paths of Ray's sockets fit into what the kernel takes."""
+    """Check that the paths of Ray's sockets are not longer than the kernel allows."""
     seen = f"sockets have paths of {machine.socket_path_bytes} of {SOCKET_PATH_MAX} bytes"
     if machine.socket_path_bytes > SOCKET_PATH_MAX:
         yield fail(f"{seen}: {machine.socket_path}", "RAY_TMPDIR=/tmp, or another short path, before `raymq up`", where)
@@ -128,48 +132,52 @@ def path_lengths(machine: MachineFacts, where: str) -> Iterable[Finding]:
 
 
 def directories_seen(machine: MachineFacts, where: str) -> Iterable[Finding]:
-    """The directories of stores can be looked at and written to."""
+    """Check that the directories of stores can be read and written."""
     for one in machine.directories:
         if one.error:
             do = "choose another directory (data_dir), or let the user of Ray's processes read and write there"
             yield fail(f"{one.path}: {one.error}", do, where)
         elif one.exists and one.uid not in (one.owner_uid, 0):
-            yield fail(f"{one.path} is of user {one.owner_uid}, this is {one.uid}", "chown it, or use that user", where)
+            yield fail(
+                f"{one.path} belongs to user {one.owner_uid}, this is user {one.uid}",
+                "chown it, or run as its owner",
+                where,
+            )
         elif not one.writable:
-            yield fail(f"{one.looked_at} may not be written to", "chown or chmod it, or another data_dir", where)
+            yield fail(f"{one.existing_path} is not writable", "chown or chmod it, or choose another data_dir", where)
         elif not one.exists:
-            yield ok(f"{one.path} is not there yet; it can be made", where)
+            yield ok(f"{one.path} does not exist yet; it can be created", where)
         else:
             yield ok(one.path, where)
 
 
 def file_system(one: DirectoryFacts, where: str) -> Finding:
-    """Stores are on a disk of this machine."""
+    """Check that stores are on a disk of this machine."""
     seen = f"{one.path} is on {one.file_system or 'an unknown file system'}"
     if one.file_system in _VANISHING:
-        return warn(seen, "use a disk: this is memory, and its messages are gone at the next start", where)
+        return warn(seen, "use a disk: this is memory, which loses its messages at the next start", where)
     if one.file_system == "overlay":
-        return warn(seen, "mount a volume: this is the container's layer, and goes with the container", where)
+        return warn(seen, "mount a volume: this is the container's layer, which is deleted with the container", where)
     if one.file_system.startswith(_NETWORK):
         return warn(seen, "use a disk of the machine: locks and flushes over a network are slow or missing", where)
     return ok(seen, where)
 
 
 def free_space(one: DirectoryFacts, where: str) -> Finding:
-    """The disk is not so full that messages go early or are refused."""
+    """Check that the disk is not so full that the store deletes messages early or refuses messages."""
     seen = f"{one.path}: {one.used_ratio:.0%} used, {one.free_bytes >> 20:,} MiB free"
     if one.used_ratio > one.refuse_ratio:
         return fail(f"{seen}; over {one.refuse_ratio:.0%} the store refuses messages", "make room, now", where)
     if one.used_ratio > one.max_used_ratio:
-        limit = f"over {one.max_used_ratio:.0%} (disk_max_used_space_ratio) old messages go at any hour"
-        return warn(f"{seen}; {limit}", "make room, a larger disk, or a shorter file_reserved_time_hours", where)
+        limit = f"over {one.max_used_ratio:.0%} (disk_max_used_space_ratio) old messages are deleted at any hour"
+        return warn(f"{seen}; {limit}", "make room, use a larger disk, or shorten file_reserved_time_hours", where)
     return ok(seen, where)
 
 
 def private_files(one: DirectoryFacts, where: str) -> Finding:
-    """Nobody else reads the messages."""
+    """Check that no other user may read the messages."""
     if not one.exists:
-        return ok(f"{one.path} is not there yet", where)
+        return ok(f"{one.path} does not exist yet", where)
     if one.readable_count:
         first = ", ".join(one.readable)
         return fail(
@@ -181,29 +189,31 @@ def private_files(one: DirectoryFacts, where: str) -> Finding:
 
 
 def fiemap(one: DirectoryFacts, where: str) -> Finding:
-    """The file system tells which blocks were written, so a recovery need not read all of a file."""
+    """Check that the file system reports written blocks, so that a recovery need not read whole files."""
     if one.fiemap is None:
-        return finding(State.SKIP, f"{one.looked_at} may not be tried out", where=where)
+        return finding(State.SKIP, f"{one.existing_path} is not writable, so this was not tested", where=where)
     if not one.fiemap:
-        seen = f"{one.file_system} under {one.path} does not tell which blocks were written (FIEMAP)"
-        return warn(seen, "ext4 or XFS: after a kill, a store reads more of its log before it opens", where)
-    return ok("written blocks are told (FIEMAP)", where)
+        seen = f"{one.file_system} under {one.path} does not report written blocks (FIEMAP)"
+        return warn(
+            seen, "use ext4 or XFS: after a kill, a store on this one reads more of its log before it opens", where
+        )
+    return ok("the file system reports written blocks (FIEMAP)", where)
 
 
 def flush_time(one: DirectoryFacts, where: str) -> Finding:
-    """A small flush is quick: with SYNC_FLUSH each acknowledgement waits for one."""
+    """Check that a small flush is fast, because with SYNC_FLUSH each acknowledgement waits for a flush."""
     if not one.fdatasync_ms:
-        return finding(State.SKIP, f"{one.looked_at} may not be tried out", where=where)
+        return finding(State.SKIP, f"{one.existing_path} is not writable, so this was not tested", where=where)
     times = one.fdatasync_ms
     p50, p99 = times[len(times) // 2], times[min(len(times) - 1, len(times) * 99 // 100)]
     seen = f"{len(times)} flushes of 4 KiB: p50 {p50:.1f} ms, p99 {p99:.1f} ms"
     if p99 > FLUSH_SLOW_MS:
-        return warn(f"{one.path}: {seen}", "a disk for the log alone, or flush_disk_type: ASYNC_FLUSH", where)
+        return warn(f"{one.path}: {seen}", "use a separate disk for the log, or flush_disk_type: ASYNC_FLUSH", where)
     return ok(seen, where)
 
 
 def locks(snapshot: DoctorSnapshot) -> list[Finding]:
-    """No store is held by a process that is not of this cluster."""
+    """Check that no process outside of this cluster holds a store's lock."""
     stores = snapshot.cluster.status.get("stores", []) if snapshot.cluster else []
     known = {store["pid"] for store in stores if not store["error"]}
     found = []
@@ -213,8 +223,8 @@ def locks(snapshot: DoctorSnapshot) -> list[Finding]:
             named = ", ".join(f"{name} (pid {pid})" for name, pid in sorted(strangers.items()))
             found.append(
                 warn(
-                    f"{directory.path}: held by a process though no raymq is found: {named}",
-                    "another Ray cluster has it (--address), or a process was left: `raymq up` will be refused",
+                    f"{directory.path}: a process holds stores, but no raymq was found: {named}",
+                    "another Ray cluster uses them (--address), or an old process still runs: `raymq up` will fail",
                     HERE,
                 )
             )
@@ -224,13 +234,13 @@ def locks(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def ray_cluster(snapshot: DoctorSnapshot) -> list[Finding]:
-    """The Ray cluster that was named is there; without a name, there need be none."""
+    """Check that the Ray cluster at the given address runs. Without an address no Ray cluster needs to run."""
     if not snapshot.ray_error:
         return [ok(f"{len(snapshot.nodes)} nodes" if snapshot.nodes else "reached", HERE)]
     seen, _, advice = snapshot.ray_error.partition(": ")
     if snapshot.named:
         return [fail(seen, advice or "check the address, and Ray's token", HERE)]
-    return [ok(f"{seen}; no address names one", HERE)]
+    return [ok(f"{seen}; no address was given", HERE)]
 
 
 MACHINE_CHECKS: Final = (

@@ -1,4 +1,4 @@
-"""Checks of what can be seen from outside: metrics ports, gauges, the board, the alert rules."""
+"""Checks of metrics: the nodes' ports, the gauges, the dashboard, the alert rules."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from raymq.tools.doctor.facts import DoctorSnapshot
 from raymq.tools.doctor.findings import Check, Finding, ok, warn
 
 REPORTING_PREFIXES: Final = ("broker-", "storage-")
-"""The actors that report `raymq_up` at all times."""
+"""Prefixes of the names of the actors that always report `raymq_up`."""
 
 
 def ports(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Each node's metrics port answers."""
+    """Check that each node's metrics port answers."""
     return [
-        warn(f"port {port.port}: {port.error}", "open it for Prometheus, or start the node's Ray again", port.ip)
+        warn(f"port {port.port}: {port.error}", "open it for Prometheus, or restart Ray on the node", port.ip)
         if port.error
         else ok(f"port {port.port} answers", port.ip)
         for port in snapshot.ports
@@ -22,7 +22,7 @@ def ports(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def gauges(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Every broker and store has set its gauges in the last 20 s."""
+    """Check that every broker and store has set its gauges in the last 20 s."""
     if not snapshot.metrics_enable:
         return [ok("switched off in the settings (`metrics`)")]
     wanted = {
@@ -33,16 +33,16 @@ def gauges(snapshot: DoctorSnapshot) -> list[Finding]:
     seen = frozenset[str]().union(*(port.servers for port in snapshot.ports))
     silent = sorted(wanted - seen)
     if silent:
-        do = "`metrics: {enable: true}` and a running node agent; a silent server is busy or dead"
+        do = "`metrics: {enable: true}` and a running node agent; a silent server is busy or has stopped"
         return [warn(f"no fresh raymq_up of {', '.join(silent)}", do)]
     return [ok(f"{len(wanted)} servers report")]
 
 
 def board(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Grafana has raymq's board in this Ray session."""
+    """Check that Grafana has raymq's dashboard in this Ray session."""
     looked = [node for node in snapshot.nodes if node.board is not None]
     if not looked:
-        return [warn("the head does not tell", "`raymq metrics install`")]
+        return [warn("the head node did not report it", "`raymq metrics install`")]
     return [
         ok("installed for this session", node.ip)
         if node.board
@@ -52,7 +52,7 @@ def board(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def rules(snapshot: DoctorSnapshot) -> list[Finding]:
-    """The named Prometheus has raymq's alert rules."""
+    """Check that the Prometheus of --prometheus has raymq's alert rules."""
     prometheus = snapshot.prometheus
     assert prometheus is not None, "the runner skips this check without a Prometheus"
     if prometheus.error:
@@ -66,7 +66,7 @@ def rules(snapshot: DoctorSnapshot) -> list[Finding]:
         return [
             warn(
                 f"{prometheus.url} has no rule of raymq",
-                "`raymq metrics export DIR`, and name alerts.yml in rule_files",
+                "run `raymq metrics export DIR`, and add alerts.yml to rule_files",
             )
         ]
     return [ok(f"{len(ours)} alert rules")]

@@ -13,9 +13,9 @@ SKEW_FAIL_MS: Final = 10_000.0
 
 
 def answers(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Each node carries out a task."""
+    """Check that each node runs a task."""
     return [
-        fail(node.error, "see the node's raylet.log; `ray status` tells if it is overloaded", node.ip)
+        fail(node.error, "see the node's raylet.log; `ray status` shows if it is overloaded", node.ip)
         if node.machine is None
         else ok(f"{node.machine.host} answers", node.ip)
         for node in snapshot.nodes
@@ -27,7 +27,7 @@ def _head(snapshot: DoctorSnapshot) -> NodeFacts:
 
 
 def same_versions(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Python, Ray and raymq are the same on all nodes, and here."""
+    """Check that all nodes and this machine have the same versions of Python, Ray and raymq."""
     head = _head(snapshot).machine or snapshot.machine
     wanted = (head.python, head.ray, head.raymq)
     machines = [(snapshot.machine, "here"), *((node.machine, node.ip) for node in snapshot.nodes if node.machine)]
@@ -42,12 +42,12 @@ def same_versions(snapshot: DoctorSnapshot) -> list[Finding]:
             for name, mine, theirs in zip(("Python", "Ray", "raymq"), has, wanted, strict=True)
             if mine != theirs
         ]
-        found.append(fail("; ".join(differs), "install the same there, and restart the node's Ray", where))
+        found.append(fail("; ".join(differs), "install the same version on it, and restart Ray on it", where))
     return found
 
 
 def same_token(snapshot: DoctorSnapshot) -> list[Finding]:
-    """All nodes have one token."""
+    """Check that all nodes and this machine have the same token."""
     digests = [(node.ip, node.machine.token_digest) for node in snapshot.nodes if node.machine]
     here = snapshot.machine.token_digest
     most = Counter(digest for _, digest in digests).most_common(1)[0][0] if digests else here
@@ -56,25 +56,27 @@ def same_token(snapshot: DoctorSnapshot) -> list[Finding]:
         if digest == most
         else fail(
             "another token than most nodes" if digest else "no token",
-            "copy ~/.ray/auth_token from the head: at its next start the node is refused",
+            "copy ~/.ray/auth_token from the head: Ray will refuse the node at its next start",
             ip,
         )
         for ip, digest in digests
     ]
     if here and most and here != most:
-        found.append(warn("this machine's token is another one", "copy the cluster's into ~/.ray/auth_token", "here"))
+        found.append(
+            warn("this machine's token is not the cluster's", "copy the cluster's token to ~/.ray/auth_token", "here")
+        )
     return found
 
 
 def clocks(snapshot: DoctorSnapshot) -> list[Finding]:
-    """The nodes' clocks go with the head's: times of messages, delays and retention are by them."""
+    """Check the nodes' clocks against the head's, because delays, retention and times in messages depend on them."""
     found = []
     for node in snapshot.nodes:
         if node.skew_ms is None:
             continue
         seen = f"{node.skew_ms:+,.0f} ms against the head, ± {node.skew_error_ms:,.0f} ms"
         surely_ms = max(abs(node.skew_ms) - node.skew_error_ms, 0.0)
-        do = "start an NTP client there (chrony): delays, retention and times in messages are by the clock"
+        do = "start an NTP client on the node (chrony): delays, retention and times in messages depend on its clock"
         if surely_ms > SKEW_FAIL_MS:
             found.append(fail(seen, do, node.ip))
         elif surely_ms > SKEW_WARN_MS:
@@ -101,7 +103,7 @@ def lanes(snapshot: DoctorSnapshot) -> list[Finding]:
             found.append(
                 fail(
                     f"no lane for other nodes: {', '.join(none)}",
-                    "have Ray listen on the node's address, not on loopback only, and name TLS files that can be read",
+                    "start Ray on the node's address, not only on loopback, and name TLS files that can be read",
                     node.ip,
                 )
             )

@@ -1,1 +1,1 @@
-"""The collectors: they look at machines, nodes, the cluster and its metrics, and judge nothing."""
+"""The collectors of facts about machines, nodes, the cluster and its metrics. Collectors judge nothing."""

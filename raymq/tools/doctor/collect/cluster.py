@@ -1,6 +1,7 @@
-"""Looks at the running raymq: the report of its servers, and its consumer groups, bounded in number and in time.
+"""Collects facts about the running raymq and about its metrics.
 
-Looks at what Prometheus would see: the nodes' metrics ports, and the rules of a Prometheus that is named.
+The consumer groups are bounded in number and in time. Facts about metrics come from the nodes' metrics ports, and from
+the rules of a Prometheus.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ GROUPS_MAX: Final = 200
 GROUPS_TIMEOUT_S: Final = 20.0
 
 
-def look_at_cluster(client: Client, status: Mapping[str, Any], reserved_ms: int) -> ClusterFacts:
-    """The facts about the cluster of `client`. `status` is the report of `raymq status`; `reserved_ms` is how long
-    messages of topics without a time of their own are kept."""
+def collect_cluster(client: Client, status: Mapping[str, Any], reserved_ms: int) -> ClusterFacts:
+    """Return the facts about the cluster of `client`.
+
+    `status`: the report of `raymq status`. `reserved_ms`: the retention of topics without a retention attribute.
+    """
     about = ClusterFacts(status, sum(node["Alive"] for node in ray.nodes()), health=health_checks())
     try:
         return _with_groups(client, about, reserved_ms)
@@ -47,12 +50,12 @@ def _with_groups(client: Client, about: ClusterFacts, reserved_ms: int) -> Clust
     for name in names[:GROUPS_MAX]:
         if time.monotonic() > deadline_s:
             break
-        groups.append(_look_at_group(client, name, members[name], reserved_ms))
+        groups.append(_collect_group(client, name, members[name], reserved_ms))
     left_out = len(names) - len(groups)
     return ClusterFacts(about.status, about.nodes, tuple(groups), left_out, health=about.health)
 
 
-def _look_at_group(client: Client, name: str, members: int, reserved_ms: int) -> GroupFacts:
+def _collect_group(client: Client, name: str, members: int, reserved_ms: int) -> GroupFacts:
     try:
         summary = client.admin.group_summary(name)
         attributes = client.admin.topic_attributes({entry.queue.topic for entry in summary.queues})
@@ -64,7 +67,7 @@ def _look_at_group(client: Client, name: str, members: int, reserved_ms: int) ->
 def group_facts(
     summary: GroupSummary, attributes: Mapping[str, TopicAttributes], members: int, reserved_ms: int
 ) -> GroupFacts:
-    """The facts about a group. Of a compaction topic only messages go that a newer one supersedes."""
+    """Return the facts about a group. Compaction topics are left out: they only delete superseded messages."""
     kept = [entry for entry in summary.queues if not _is_compacted(attributes, entry.queue.topic)]
     slowest = max(
         kept, key=lambda entry: entry.lag_ms / _reserved_ms(attributes, entry.queue.topic, reserved_ms), default=None
@@ -92,8 +95,10 @@ def _reserved_ms(attributes: Mapping[str, TopicAttributes], topic: str, otherwis
 
 
 def health_checks() -> HealthChecks | None:
-    """Ray's settings as the cluster of this process has them; None if this Ray does not tell."""
-    config: Any = getattr(import_module("ray._raylet"), "Config", None)  # private; a test says when it moves
+    """Return the settings of the Ray cluster of this process; None if this version of Ray does not have them."""
+    config: Any = getattr(
+        import_module("ray._raylet"), "Config", None
+    )  # a private name of Ray; a test fails if Ray moves it
     names = ("health_check_period_ms", "health_check_timeout_ms", "health_check_failure_threshold")
     if any(not hasattr(config, name) for name in names):
         return None
@@ -106,15 +111,15 @@ PORTS_AT_ONCE: Final = 8
 _UP: Final = re.compile(r'^ray_raymq_up\{[^}]*\bname="([^"]+)"', re.MULTILINE)
 
 
-def look_at_ports(nodes: Iterable[Mapping[str, Any]]) -> list[MetricsPort]:
-    """The metrics ports of Ray's nodes, as `ray.nodes()` names them."""
+def collect_ports(nodes: Iterable[Mapping[str, Any]]) -> list[MetricsPort]:
+    """Return the facts about the metrics ports of Ray's living nodes. `nodes`: the result of `ray.nodes()`."""
     wanted = [(node["NodeManagerAddress"], int(node["MetricsExportPort"])) for node in nodes if node["Alive"]]
     with ThreadPoolExecutor(PORTS_AT_ONCE) as pool:
-        return list(pool.map(lambda place: look_at_port(*place), wanted))
+        return list(pool.map(lambda place: collect_port(*place), wanted))
 
 
-def look_at_port(ip: str, port: int) -> MetricsPort:
-    """A node's metrics, as its agent has them now."""
+def collect_port(ip: str, port: int) -> MetricsPort:
+    """Return the facts about a node's metrics port."""
     try:
         text = _read(f"http://{ip}:{port}/metrics").decode(errors="replace")
     except (OSError, ValueError) as error:
@@ -123,12 +128,12 @@ def look_at_port(ip: str, port: int) -> MetricsPort:
 
 
 def servers_that_are_up(text: str) -> frozenset[str]:
-    """The servers with a `raymq_up` in a text of Prometheus's format."""
+    """Return the servers with a `raymq_up` in a text of Prometheus' format."""
     return frozenset(_UP.findall(text))
 
 
-def look_at_prometheus(url: str) -> PrometheusFacts:
-    """The alert rules that a Prometheus has loaded."""
+def collect_prometheus(url: str) -> PrometheusFacts:
+    """Return the alert rules of a Prometheus, or the error of the request."""
     try:
         answer = json.loads(_read(f"{url.rstrip('/')}/api/v1/rules"))
         groups = answer["data"]["groups"]
@@ -143,7 +148,7 @@ def look_at_prometheus(url: str) -> PrometheusFacts:
 
 def _read(url: str) -> bytes:
     if not url.startswith(("http://", "https://")):
-        raise ValueError("its URL does not begin with http:// or https://")
+        raise ValueError("the URL does not begin with http:// or https://")
     with urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:
         body: bytes = answer.read(METRICS_MAX_BYTES)
         return body

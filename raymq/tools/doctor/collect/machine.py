@@ -1,8 +1,7 @@
-"""Looks at the machine of this process: versions, import path, token, limits, and the directories of stores.
+"""Collects facts about the machine of this process: versions, import path, token, limits, directories of stores.
 
-Looks at a directory of stores: its disk, its file system, who may read it, who has it locked, how fast it flushes.
-
-Nothing is left behind: the file that is written for the times has no name.
+Facts about a directory are its disk, its file system, its permissions, the locks of its stores, and the time of a
+flush. The file for the flushes has no name, so that no file is left behind.
 """
 
 from __future__ import annotations
@@ -36,39 +35,39 @@ from raymq.tools.doctor.facts import DirectoryFacts, MachineFacts
 FLUSHES: Final = 50
 _BLOCK: Final = bytes(4096)
 FLUSHES_MAX_S: Final = 5.0
-"""Bounds the flushes of one directory: a disk that is so slow is known by then."""
+"""The longest time of all flushes in one directory."""
 FILES_LOOKED_AT_MAX: Final = 20_000
 FILES_SHOWN_MAX: Final = 3
 _FS_IOC_FIEMAP: Final = 0xC020660B
 _FIEMAP: Final = struct.Struct("=QQLLLL")
-"""start, length, flags, extents found, extents that fit into the answer, reserved (linux/fiemap.h)."""
+"""start, length, flags, number of extents, room for extents in the answer, reserved (linux/fiemap.h)."""
 
 
-def look_at_directory(path: Path, max_used_ratio: float, refuse_ratio: float) -> DirectoryFacts:
-    """The facts about `path`, which need not exist. An OSError is in `error`."""
-    looked_at = path
-    while not looked_at.exists() and looked_at != looked_at.parent:
-        looked_at = looked_at.parent
+def collect_directory(path: Path, max_used_ratio: float, refuse_ratio: float) -> DirectoryFacts:
+    """Return the facts about `path`, which need not exist. An OSError becomes the text in `error`."""
+    existing_path = path
+    while not existing_path.exists() and existing_path != existing_path.parent:
+        existing_path = existing_path.parent
     try:
-        return _look(path, looked_at, max_used_ratio, refuse_ratio)
+        return _directory_facts(path, existing_path, max_used_ratio, refuse_ratio)
     except OSError as error:
-        reason = f"{looked_at} cannot be used: {error.strerror or error}"
-        return DirectoryFacts(str(path), str(looked_at), exists=path.exists(), error=reason)
+        reason = f"{existing_path} cannot be used: {error.strerror or error}"
+        return DirectoryFacts(str(path), str(existing_path), exists=path.exists(), error=reason)
 
 
-def _look(path: Path, looked_at: Path, max_used_ratio: float, refuse_ratio: float) -> DirectoryFacts:
-    space = os.statvfs(looked_at)
+def _directory_facts(path: Path, existing_path: Path, max_used_ratio: float, refuse_ratio: float) -> DirectoryFacts:
+    space = os.statvfs(existing_path)
     used, available = (space.f_blocks - space.f_bfree) * space.f_frsize, space.f_bavail * space.f_frsize
     exists = path.is_dir()
-    writable = os.access(looked_at, os.W_OK | os.X_OK)
-    fiemap, times = _try_out(looked_at) if writable else (None, ())
+    writable = os.access(existing_path, os.W_OK | os.X_OK)
+    fiemap, times = _try_out(existing_path) if writable else (None, ())
     strangers = list(readable_by_others(path)) if exists else []
     return DirectoryFacts(
         str(path),
-        str(looked_at),
+        str(existing_path),
         exists=exists,
-        file_system=_file_system(looked_at),
-        owner_uid=looked_at.stat().st_uid,
+        file_system=_file_system(existing_path),
+        owner_uid=existing_path.stat().st_uid,
         uid=os.geteuid(),
         writable=writable,
         used_ratio=math.ceil(100 * used / max(used + available, 1)) / 100,
@@ -84,13 +83,13 @@ def _look(path: Path, looked_at: Path, max_used_ratio: float, refuse_ratio: floa
 
 
 def readable_by_others(root: Path) -> Iterator[Path]:
-    """The directory and what is below it, as far as other users have any permission there; links are left out."""
+    """Yield the files and directories at and below `root` on which other users have a permission, except links."""
     for path in islice(_walk(root), FILES_LOOKED_AT_MAX):
         try:
             if path.lstat().st_mode & 0o077 and not path.is_symlink():
                 yield path
         except FileNotFoundError:
-            continue  # a store deletes its old files meanwhile
+            continue  # a running store deletes its old files
 
 
 def _walk(root: Path) -> Iterator[Path]:
@@ -100,14 +99,16 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _file_system(path: Path) -> str:
-    """The type of the file system that `path` is on, as the kernel names it."""
+    """Return the kernel's name for the type of the file system of `path`."""
     mounts = [one for one in psutil.disk_partitions(all=True) if path.resolve().is_relative_to(one.mountpoint)]
     return max(mounts, key=lambda one: len(one.mountpoint)).fstype if mounts else ""
 
 
 def _locks(root: Path) -> dict[str, int]:
-    """Store directory below `root` to the pid that has its file `lock` locked, by the kernel's own list: to take the
-    lock for a look could keep a store from opening."""
+    """Return each locked store directory below `root`, with the pid that holds the lock of its file `lock`.
+
+    The locks come from the kernel's list: an attempt to take a lock could keep a store from opening.
+    """
     stores = {path.stat().st_ino: path.parent.name for path in root.glob("*/lock")}
     held: dict[str, int] = {}
     for line in Path("/proc/locks").read_text().splitlines():
@@ -121,7 +122,7 @@ def _locks(root: Path) -> dict[str, int]:
 
 
 def _try_out(directory: Path) -> tuple[bool | None, tuple[float, ...]]:
-    """True if the file system knows FIEMAP, and the times of FLUSHES small flushes in ms, ascending."""
+    """Return whether the file system supports FIEMAP, and the times of FLUSHES small flushes in ms, ascending."""
     with tempfile.TemporaryFile(dir=directory) as file:
         descriptor, times_ms = file.fileno(), []
         until_s = time.monotonic() + FLUSHES_MAX_S
@@ -136,7 +137,7 @@ def _try_out(directory: Path) -> tuple[bool | None, tuple[float, ...]]:
 
 
 def _knows_fiemap(descriptor: int) -> bool | None:
-    request = bytearray(_FIEMAP.pack(0, 4096, 0, 0, 0, 0))  # room for no extent: only count them
+    request = bytearray(_FIEMAP.pack(0, 4096, 0, 0, 0, 0))  # no room for extents: the kernel only counts them
     try:
         fcntl.ioctl(descriptor, _FS_IOC_FIEMAP, request)
     except OSError as error:
@@ -146,11 +147,11 @@ def _knows_fiemap(descriptor: int) -> bool | None:
 
 SERVER_PACKAGES: Final = ("storage", "actors", "placement")
 _LONGEST_SOCKET: Final = "session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
-"""The part of a socket's path below Ray's directory, with a process id of seven digits."""
+"""The longest path of a socket below Ray's directory: its process id has seven digits."""
 
 
-def look_at_machine(directories: Iterable[Path], max_used_ratio: float, refuse_ratio: float) -> MachineFacts:
-    """The facts about this machine and these directories of stores. Takes a few seconds at most."""
+def collect_machine(directories: Iterable[Path], max_used_ratio: float, refuse_ratio: float) -> MachineFacts:
+    """Return the facts about this machine and these directories of stores, within a few seconds."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     socket_path = f"{get_default_ray_temp_dir()}/{_LONGEST_SOCKET}"
     token = token_path()
@@ -171,12 +172,12 @@ def look_at_machine(directories: Iterable[Path], max_used_ratio: float, refuse_r
         shm_bytes=_size_of(Path("/dev/shm")),
         socket_path=socket_path,
         socket_path_bytes=len(os.fsencode(socket_path)),
-        directories=tuple(look_at_directory(path, max_used_ratio, refuse_ratio) for path in directories),
+        directories=tuple(collect_directory(path, max_used_ratio, refuse_ratio) for path in directories),
     )
 
 
 def token_path() -> Path:
-    """The file with Ray's token of this user."""
+    """Return the path of the file with this user's token for Ray."""
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
 
 
@@ -188,7 +189,7 @@ def _raymq_version() -> str:
 
 
 def _copies(package: str) -> tuple[str, ...]:
-    """The folders of the import path that have this package, in order, each once."""
+    """Return the folders of the import path that have this package, in order, without repeats."""
     folders = [Path(entry or ".").resolve() for entry in sys.path]
     return tuple(dict.fromkeys(str(folder) for folder in folders if (folder / package / "__init__.py").is_file()))
 
@@ -201,7 +202,7 @@ def _mode(path: Path) -> int | None:
 
 
 def _digest(token: Path) -> str:
-    """A few digits by which tokens can be told apart; empty without one. A token in RAY_AUTH_TOKEN wins, as in Ray."""
+    """Return a short digest of the token, empty without a token. As in Ray, RAY_AUTH_TOKEN has precedence."""
     text = os.environ.get("RAY_AUTH_TOKEN", "")
     if not text:
         try:
@@ -212,7 +213,7 @@ def _digest(token: Path) -> str:
 
 
 def _port_error() -> str:
-    """The reason why no port can be opened here; empty if one can."""
+    """Return the reason why no port can be opened on this machine; empty if a port can be opened."""
     try:
         with socket.create_server(("127.0.0.1", 0)):
             return ""

@@ -1,4 +1,4 @@
-"""Looks at every node of the Ray cluster: one task on each, all at once, bounded in time."""
+"""Collects facts about every node of the Ray cluster by one task on each node, all at once, bounded in time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from raymq.remoting.actor_ref import ActorRef, resolve
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane_pool import LANE_NOT_OPENED
-from raymq.tools.doctor.collect.machine import look_at_machine
+from raymq.tools.doctor.collect.machine import collect_machine
 from raymq.tools.doctor.facts import LaneFacts, MachineFacts, NodeFacts
 from raymq.tools.observability.ray_folder import has_board
 
 NODES_TIMEOUT_S: Final = 45.0
-"""Bounds the tasks on all nodes together; the first one on a node starts a process there."""
+"""The longest time of the tasks on all nodes together. A node's first task starts a process on the node."""
 SERVER_TIMEOUT_S: Final = 5.0
 LANE_OPEN_TIMEOUT_S: Final = 3.0
 LANES_AT_ONCE: Final = 8
@@ -33,7 +33,7 @@ HEAD_NODE: Final = "node:__internal_head__"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server with a lane, and the node it runs on."""
+    """A server, its node, and the address of its lane."""
 
     name: str
     node_id: str
@@ -42,8 +42,10 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class NodeTask:
-    """The work of the task on a node. `directories` are those of stores on any node; `data_dir` is looked at where none
-    of them is."""
+    """The arguments of the task on a node.
+
+    `directories`: the directories of stores on all nodes. A node without any of them checks `data_dir` instead.
+    """
 
     directories: tuple[str, ...]
     data_dir: str
@@ -56,7 +58,7 @@ class NodeTask:
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """The answer of the task on a node, with its clock in ms at the beginning and the end."""
+    """The result of the task on a node, with the node's clock in ms at the task's start and end."""
 
     machine: MachineFacts
     lanes: tuple[LaneFacts, ...]
@@ -66,7 +68,7 @@ class NodeAnswer:
 
 
 def servers_with_lanes(names: Sequence[str]) -> list[Server]:
-    """The brokers and stores among the actors that answer, with the addresses of their lanes."""
+    """Return the brokers and stores that answer, with the addresses of their lanes."""
     found = []
     for name in names:
         if not name.startswith(("broker-", "storage-")):
@@ -74,16 +76,18 @@ def servers_with_lanes(names: Sequence[str]) -> list[Server]:
         try:
             described = ActorRef(name).call("describe", timeout_s=SERVER_TIMEOUT_S)
         except RaymqError:
-            continue  # `raymq status` says that it does not answer
+            continue  # `raymq status` reports the server that does not answer
         found.append(Server(name, described.node_id, described.lane))
     return found
 
 
-def look_at_nodes(task: NodeTask) -> list[NodeFacts]:
-    """The facts about each living node of the Ray cluster that this process is connected to, the head first. A node
-    that gives no answer within NODES_TIMEOUT_S has an error."""
+def collect_nodes(task: NodeTask) -> list[NodeFacts]:
+    """Return the facts about each living node of this process's Ray cluster, the head first.
+
+    A node that does not answer within NODES_TIMEOUT_S has an `error`.
+    """
     alive = sorted((one for one in ray.nodes() if one["Alive"]), key=lambda one: HEAD_NODE not in one["Resources"])
-    remote = ray.remote(num_cpus=0, max_retries=0)(look_from_node)
+    remote = ray.remote(num_cpus=0, max_retries=0)(collect_on_node)
     started: dict[Any, dict[str, Any]] = {}
     begun_ms: dict[Any, float] = {}
     for node in alive:
@@ -114,13 +118,13 @@ def _is_head(node: Mapping[str, Any]) -> bool:
 
 
 def _facts(node: Mapping[str, Any], reference: Any, begun_ms: float, received_ms: float) -> NodeFacts:
-    """A node's facts, with its clock against this process's."""
+    """Return a node's facts, with its clock compared to this process's clock."""
     about = NodeFacts(node["NodeID"], node["NodeManagerAddress"], _is_head(node))
     try:
         answer: NodeAnswer = resolve(reference, f"the task on {about.ip}", SERVER_TIMEOUT_S)
     except (RaymqError, ray.exceptions.RayError) as error:
         return replace(about, error=str(error).splitlines()[0])
-    # The task began after it was sent and ended before its answer came: the difference is between these two.
+    # The task started after it was sent and ended before its result arrived: both times bound the difference.
     least, most = answer.ended_ms - received_ms, answer.started_ms - begun_ms
     return replace(
         about,
@@ -133,7 +137,7 @@ def _facts(node: Mapping[str, Any], reference: Any, begun_ms: float, received_ms
 
 
 def _against_head(nodes: list[NodeFacts]) -> list[NodeFacts]:
-    """The nodes with their clocks against the head's."""
+    """Return the nodes with their clocks compared to the head's clock."""
     head = next((node for node in nodes if node.is_head and node.skew_ms is not None), None)
     if head is None:
         return [replace(node, skew_ms=None) for node in nodes]
@@ -151,19 +155,19 @@ def _against_head(nodes: list[NodeFacts]) -> list[NodeFacts]:
     ]
 
 
-def look_from_node(task: NodeTask) -> NodeAnswer:
-    """The task that runs on a node."""
+def collect_on_node(task: NodeTask) -> NodeAnswer:
+    """Collect the facts about the node on which this task runs."""
     started_ms = _now_ms()
     here = ray.get_runtime_context().get_node_id()
     known = [Path(text) for text in task.directories if Path(text).is_dir()]
-    machine = look_at_machine(known or [data_dir_here(Path(task.data_dir))], task.max_used_ratio, task.refuse_ratio)
+    machine = collect_machine(known or [data_dir_here(Path(task.data_dir))], task.max_used_ratio, task.refuse_ratio)
     with ThreadPoolExecutor(LANES_AT_ONCE) as pool:
         lanes = tuple(pool.map(lambda server: _try_lane(server, here, task.nodes), task.servers))
     return NodeAnswer(machine, lanes, has_board(), started_ms, _now_ms())
 
 
 def _try_lane(server: Server, here: str, nodes: Mapping[str, str]) -> LaneFacts:
-    """Open a lane to a server and close it again."""
+    """Open a lane to a server and close the lane again."""
     place, is_remote = nodes.get(server.node_id, server.node_id[:8]), server.node_id != here
     if is_remote and not server.lane.port:
         return LaneFacts(server.name, place, server.lane.own_node_only, has_tcp=False)

@@ -46,7 +46,7 @@ LIFE = b"l" * 16
 ROOT = Path(__file__).parents[4]
 FLOORS = ("raymq", "storage", "actors", "placement", "raydp_jobs")
 NO_NAMED_ACTOR = {
-    "look_from_node": "a task",
+    "collect_on_node": "a task",
     "_probe_by_value()": "a task",
     "remote_function(install_board)": "a task",
     "remote_function(internal_key)": "a task",

@@ -89,7 +89,7 @@ def test_settings_are_shown_got_set_and_unset(monkeypatch):
 
     assert json.loads(at("show", "--json").output)["settings"] == []
     told = at("set", "deleteWhen", "05", "--broker", "broker-a").output
-    assert told == "broker-a has store.delete_when 05 now; storage-x is told on its return\n"
+    assert told == "broker-a has store.delete_when 05 now; storage-x gets the setting when it runs again\n"
     [row, _] = json.loads(at("show", "--json").output)["settings"]
     expected = {
         "broker": "broker-a",

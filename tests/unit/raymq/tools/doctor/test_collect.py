@@ -17,14 +17,14 @@ import pytest
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.attributes import CleanupPolicy, TopicAttributes
 from raymq.common.protocol.group import GroupQueueProgress, GroupSummary
-from raymq.tools.doctor.collect.cluster import group_facts, health_checks, look_at_port, look_at_prometheus
-from raymq.tools.doctor.collect.machine import look_at_directory, look_at_machine, readable_by_others
+from raymq.tools.doctor.collect.cluster import group_facts, health_checks, collect_port, collect_prometheus
+from raymq.tools.doctor.collect.machine import collect_directory, collect_machine, readable_by_others
 from raymq.tools.doctor.examination import fix
 
 
 def test_a_directory_is_looked_at_and_left_as_it_was(tmp_path: Path):
     tmp_path.chmod(0o700)
-    facts = look_at_directory(tmp_path, 0.75, 0.9)
+    facts = collect_directory(tmp_path, 0.75, 0.9)
     assert (facts.exists, facts.writable, facts.error) == (True, True, "")
     assert facts.file_system
     assert 0 <= facts.used_ratio <= 1
@@ -35,22 +35,22 @@ def test_a_directory_is_looked_at_and_left_as_it_was(tmp_path: Path):
 
 
 def test_a_directory_that_is_not_there_is_judged_by_the_one_above(tmp_path: Path):
-    facts = look_at_directory(tmp_path / "a/b", 0.75, 0.9)
-    assert (facts.exists, facts.looked_at) == (False, str(tmp_path))
+    facts = collect_directory(tmp_path / "a/b", 0.75, 0.9)
+    assert (facts.exists, facts.existing_path) == (False, str(tmp_path))
     assert not (tmp_path / "a").exists()
 
 
 def test_a_directory_in_which_no_file_can_be_made_is_named_with_the_reason():
     """Root may write everywhere but here."""
-    assert look_at_directory(Path("/proc/a"), 0.75, 0.9).error == "/proc cannot be used: No such file or directory"
+    assert collect_directory(Path("/proc/a"), 0.75, 0.9).error == "/proc cannot be used: No such file or directory"
 
 
 def test_the_holder_of_a_stores_lock_is_found_without_taking_the_lock(tmp_path: Path):
     (tmp_path / "broker-a-0").mkdir()
     with (tmp_path / "broker-a-0/lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert look_at_directory(tmp_path, 0.75, 0.9).locks == {"broker-a-0": os.getpid()}
-    assert look_at_directory(tmp_path, 0.75, 0.9).locks == {}
+        assert collect_directory(tmp_path, 0.75, 0.9).locks == {"broker-a-0": os.getpid()}
+    assert collect_directory(tmp_path, 0.75, 0.9).locks == {}
 
 
 def test_what_others_may_read_is_repaired_and_a_missing_directory_made(tmp_path: Path, monkeypatch):
@@ -64,7 +64,7 @@ def test_what_others_may_read_is_repaired_and_a_missing_directory_made(tmp_path:
     token.chmod(0o644)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
 
-    lines = fix(look_at_machine([data, missing], 0.75, 0.9))
+    lines = fix(collect_machine([data, missing], 0.75, 0.9))
     assert lines == [
         f"{token}: mode 0644 is 0600 now",
         f"{data}: other users may no longer use 3 files and directories",
@@ -73,30 +73,30 @@ def test_what_others_may_read_is_repaired_and_a_missing_directory_made(tmp_path:
     assert list(readable_by_others(data)) == []
     assert missing.stat().st_mode & 0o777 == 0o700
     assert (data / "broker-a-0/log").read_text() == "messages"
-    assert fix(look_at_machine([data, missing], 0.75, 0.9)) == []
+    assert fix(collect_machine([data, missing], 0.75, 0.9)) == []
 
 
 def test_tokens_are_told_apart_and_not_given_away(tmp_path: Path, monkeypatch):
     token = tmp_path / "token"
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-    assert look_at_machine([], 0.75, 0.9).token_digest == ""
+    assert collect_machine([], 0.75, 0.9).token_digest == ""
     token.write_text("secret\n")
-    digest = look_at_machine([], 0.75, 0.9).token_digest
+    digest = collect_machine([], 0.75, 0.9).token_digest
     assert len(digest) == 12
-    assert "secret" not in repr(look_at_machine([], 0.75, 0.9))
+    assert "secret" not in repr(collect_machine([], 0.75, 0.9))
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
-    assert look_at_machine([], 0.75, 0.9).token_digest == digest
+    assert collect_machine([], 0.75, 0.9).token_digest == digest
     monkeypatch.setenv("RAY_AUTH_TOKEN", "another")
-    assert look_at_machine([], 0.75, 0.9).token_digest != digest
+    assert collect_machine([], 0.75, 0.9).token_digest != digest
 
 
 def test_a_second_raymq_on_the_import_path_is_seen(tmp_path: Path, monkeypatch):
-    assert len(look_at_machine([], 0.75, 0.9).copies["raymq"]) == 1
+    assert len(collect_machine([], 0.75, 0.9).copies["raymq"]) == 1
     (tmp_path / "raymq").mkdir()
     (tmp_path / "raymq/__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    copies = look_at_machine([], 0.75, 0.9).copies["raymq"]
+    copies = collect_machine([], 0.75, 0.9).copies["raymq"]
     assert copies[0] == str(tmp_path.resolve())
     assert len(copies) == 2
 
@@ -163,8 +163,8 @@ ray_raymq_up_other{name="not-this"} 1.0
 
 def test_servers_with_fresh_gauges_are_read_from_a_port():
     with serving(METRICS) as port:
-        assert look_at_port("127.0.0.1", port).servers == {"broker-a", "storage-broker-a-0"}
-    assert look_at_port("127.0.0.1", port).error
+        assert collect_port("127.0.0.1", port).servers == {"broker-a", "storage-broker-a-0"}
+    assert collect_port("127.0.0.1", port).error
 
 
 RULES = {"data": {"groups": [{"rules": [{"name": "RaymqNoMaster"}, {"name": "Other"}]}]}}
@@ -172,17 +172,17 @@ RULES = {"data": {"groups": [{"rules": [{"name": "RaymqNoMaster"}, {"name": "Oth
 
 def test_rules_are_read_from_prometheus():
     with serving(json.dumps(RULES).encode()) as port:
-        assert look_at_prometheus(f"http://127.0.0.1:{port}/").rules == {"RaymqNoMaster", "Other"}
+        assert collect_prometheus(f"http://127.0.0.1:{port}/").rules == {"RaymqNoMaster", "Other"}
     with serving(b"<html>") as port:
-        assert look_at_prometheus(f"http://127.0.0.1:{port}").error
+        assert collect_prometheus(f"http://127.0.0.1:{port}").error
 
 
 def test_a_prometheus_that_does_not_answer_is_an_error_in_words():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert look_at_prometheus(f"http://127.0.0.1:{port}").error == "it does not answer: Connection refused"
+    assert collect_prometheus(f"http://127.0.0.1:{port}").error == "it does not answer: Connection refused"
 
 
 @pytest.mark.parametrize("url", ["localhost:9090", "file:///etc/passwd"])
 def test_a_url_that_is_none_is_an_error_and_not_read(url):
-    assert "does not begin with http" in look_at_prometheus(url).error
+    assert "does not begin with http" in collect_prometheus(url).error
