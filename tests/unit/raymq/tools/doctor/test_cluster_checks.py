@@ -170,7 +170,7 @@ ILL_METRICS = [
     ("metrics ports", {"ports": (MetricsPort("10.0.0.1", 9000, "refused", SNAPSHOT.ports[0].servers),)}, "refused"),
     ("gauges", {"ports": (MetricsPort("10.0.0.1", 9000),)}, "broker-a, storage-broker-a-0"),
     ("Grafana board", {"nodes": (replace(SNAPSHOT.nodes[0], board=False),)}, "not installed"),
-    ("Grafana board", {"nodes": (replace(SNAPSHOT.nodes[0], board=None),)}, "does not tell"),
+    ("Grafana board", {"nodes": (replace(SNAPSHOT.nodes[0], board=None),)}, "did not report"),
     ("alert rules", {"prometheus": PrometheusFacts("http://p", "refused")}, "refused"),
     ("alert rules", {"prometheus": PrometheusFacts("http://p", rules=frozenset(("Other",)))}, "no rule"),
 ]

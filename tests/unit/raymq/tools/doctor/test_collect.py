@@ -17,7 +17,7 @@ import pytest
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.attributes import CleanupPolicy, TopicAttributes
 from raymq.common.protocol.group import GroupQueueProgress, GroupSummary
-from raymq.tools.doctor.collect.cluster import group_facts, health_checks, collect_port, collect_prometheus
+from raymq.tools.doctor.collect.cluster import collect_port, collect_prometheus, group_facts, health_checks
 from raymq.tools.doctor.collect.machine import collect_directory, collect_machine, readable_by_others
 from raymq.tools.doctor.examination import fix
 
@@ -68,7 +68,7 @@ def test_what_others_may_read_is_repaired_and_a_missing_directory_made(tmp_path:
     assert lines == [
         f"{token}: mode 0644 is 0600 now",
         f"{data}: other users may no longer use 3 files and directories",
-        f"made {missing}, mode 0700",
+        f"created {missing}, mode 0700",
     ]
     assert list(readable_by_others(data)) == []
     assert missing.stat().st_mode & 0o777 == 0o700

@@ -72,7 +72,7 @@ def test_a_machine_that_is_ill_in_one_respect_fails_that_check_and_no_other(chec
 ILL_DISK = [
     ("data directory", {"error": "Permission denied"}, State.FAIL, "Permission denied"),
     ("data directory", {"owner_uid": 8}, State.FAIL, "user 8"),
-    ("data directory", {"writable": False}, State.FAIL, "written"),
+    ("data directory", {"writable": False}, State.FAIL, "writable"),
     ("data directory", {"exists": False}, State.OK, "does not exist yet"),
     ("file system", {"file_system": "tmpfs"}, State.WARN, "tmpfs"),
     ("file system", {"file_system": "nfs4"}, State.WARN, "nfs4"),
