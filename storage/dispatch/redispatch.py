@@ -29,6 +29,7 @@ from storage.dispatch.place_check import PlaceCheck
 from storage.dispatch.queue_check import leads_to_own, wrong_rows
 from storage.dispatch.queue_ends import MissingUnits, RecoveredEnds
 from storage.dispatch.record_blocks import Block, is_queued
+from storage.log.holes import share_among_holes
 from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.queue_table import QueueTable
 
@@ -291,26 +292,22 @@ class Redispatch:
             self._mend_units(queue, int(block.queue_offsets[rows[0]]), *columns)
 
     def _lead_to_holes(self, missing: MissingUnits, count: int, physical_offset: int, *, may_fill_gaps: bool) -> bool:
-        """Have the next `count` units of a queue lead to damaged records before a physical offset, as theirs must be
-        among those. False if there are not so many of them, or the records may lie before the walk."""
+        """Add `count` units to a queue that lead to damaged records before a physical offset.
+
+        Returns False, and adds nothing, if the holes are too small for so many records, or if the missing records may
+        lie before the walk.
+        """
         if not (self.knows_ends or may_fill_gaps):
             return False
-        holes = [hole for hole in self._unplaced if missing.reach <= hole.offset < physical_offset]
-        # Nobody knows how many records a larger hole had. Each has one; the largest one has all others.
-        room = [1] * min(len(holes), count)
-        if holes and count > len(holes):
-            largest = max(range(len(holes)), key=lambda index: holes[index].size)
-            room[largest] += count - len(holes)
-            if room[largest] > holes[largest].size // MIN_RECORD_SIZE:
-                return False
-        if not holes:
+        shared = share_among_holes(
+            [hole for hole in self._unplaced if missing.reach <= hole.offset < physical_offset], count
+        )
+        if not shared:
             return False
-        for hole, records in zip(holes, room, strict=False):
-            step = hole.size // records
-            for record in range(records):
-                # So few bytes are never taken for a message, whatever they are: a whole one may lie at a wrong place.
-                missing.add(hole.offset + step * record, min(step, MIN_RECORD_SIZE), 0)
-            if records == 1:
+        for hole, places in shared:
+            for begin, size in places:
+                missing.add(begin, size, 0)
+            if len(places) == 1:
                 self._unplaced.remove(hole)
         logger.error("%d offsets of queue %s:%d lead to damaged records", count, *missing.queue.key)
         self.queued += count

@@ -12,14 +12,14 @@ a hole that no replica can mend, its slaves copy the damaged bytes and record th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from raymq.common.protocol.store import Hole
 from raymq.records.format.check import check_record
 from raymq.records.format.crc import body_crc, crc32, seal_holds
-from raymq.records.format.layout import MAGIC_V1, MAGIC_V2, RecordError, find_sections, read_header
+from raymq.records.format.layout import MAGIC_V1, MAGIC_V2, MIN_RECORD_SIZE, RecordError, find_sections, read_header
 from storage.files import disk
 from storage.files.damage import DamageNotes
 
@@ -75,6 +75,29 @@ class HoleTable:
     def from_offset(self, physical_offset: int) -> tuple[Hole, ...]:
         """Return the holes that end after a physical offset, where the log starts."""
         return tuple(hole for hole in self.holes if hole.end_offset > physical_offset)
+
+
+def share_among_holes(holes: Sequence[Hole], count: int) -> list[tuple[Hole, list[tuple[int, int]]]]:
+    """Share `count` missing records of a queue among holes, in order. Returns the records' places in each hole.
+
+    A place is a physical offset and a size. The number of records in a hole is unknown: each hole gets one record, and
+    the largest hole gets all others. Empty if there is no hole, or if the largest hole is too small for its records.
+    """
+    holes = holes[:count]
+    if not holes:
+        return []
+    room = [1] * len(holes)
+    largest = max(range(len(holes)), key=lambda index: holes[index].size)
+    room[largest] += count - len(holes)
+    if room[largest] > 1 and room[largest] > holes[largest].size // MIN_RECORD_SIZE:
+        return []
+    shared = []
+    for hole, records in zip(holes, room, strict=True):
+        step = hole.size // records
+        # Units this small never count as a message, even if an intact message lies at a wrong place.
+        size = min(step, MIN_RECORD_SIZE)
+        shared.append((hole, [(hole.offset + step * record, size) for record in range(records)]))
+    return shared
 
 
 def reason_of(record: memoryview, physical_offset: int) -> str:

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.protocol.store import Hole
-from raymq.records.format.layout import MIN_RECORD_SIZE
 from raymq.records.kernels.fields import Ints
 from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE
+from storage.log.holes import share_among_holes
 from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue
 
@@ -96,13 +96,13 @@ class QueueGaps:
 
     def _fill(self, key: tuple[str, int], count: int, reach: int, physical_offset: int) -> Ints:
         """Return the units, as columns, for offsets of a queue whose records should lie in a range of the log."""
-        places = _places_in(self._unplaced(reach, physical_offset), count)
+        shared = share_among_holes(self._unplaced(reach, physical_offset), count)
         logger.error(
             "%d offsets of queue %s:%d have no intact record before physical offset %d: they lead to %s",
-            *(count, *key, physical_offset, "damaged records" if places else "nothing"),
+            *(count, *key, physical_offset, "damaged records" if shared else "nothing"),
         )
-        if places:
-            return _columns([(begin, size, 0) for begin, size in places])
+        if shared:
+            return _columns([(begin, size, 0) for _, places in shared for begin, size in places])
         return np.tile(np.array([0, PRE_BLANK_SIZE, 0], np.int64), (count, 1))
 
     def _unplaced(self, start: int, end_offset: int) -> list[Hole]:
@@ -122,24 +122,3 @@ class QueueGaps:
 
 def _columns(rows: Sequence[tuple[int, int, int]]) -> Ints:
     return np.array(rows, np.int64).reshape(-1, 3)
-
-
-def _places_in(holes: Sequence[Hole], count: int) -> list[tuple[int, int]]:
-    """Return positions and sizes of `count` damaged records in holes, in order; empty if they do not fit.
-
-    The number of records in a hole is unknown. Each hole gets one record; the largest hole gets all others.
-    """
-    holes = holes[:count]
-    if not holes:
-        return []
-    room = [1] * len(holes)
-    largest = max(range(len(holes)), key=lambda index: holes[index].size)
-    room[largest] += count - len(holes)
-    if room[largest] > 1 and room[largest] > holes[largest].size // MIN_RECORD_SIZE:
-        return []
-    places = []
-    for hole, records in zip(holes, room, strict=True):
-        step = hole.size // records
-        # Units this small never count as a message, whatever their bytes are.
-        places += [(hole.offset + step * record, min(step, MIN_RECORD_SIZE)) for record in range(records)]
-    return places
