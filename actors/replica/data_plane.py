@@ -19,18 +19,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from actors.core.access.meter import Consumption, weigh_results
 from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics
 from actors.core.replica.pending_appends import EndedAppend, PendingAppends
+from actors.replica.sole_replica import SoleReplica
 from actors.request_pool import RequestKind, RequestPool
 from raymq.common.config.store import StoreOptions
 from raymq.common.delay import names_real_topic
 from raymq.common.errors import RaymqError, SystemBusyError
 from raymq.common.protocol.stats import RequestFigures
-from raymq.common.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, QueuePosition, ReadsInPlace
+from raymq.common.protocol.store import AppendResult, QueuePosition
 from raymq.common.protocol.transactions import EndTransactionRequest
 from raymq.records.format.encode import EncodedBatch
 from raymq.remoting.lane.address import LaneAddress, TlsFiles
@@ -74,19 +75,6 @@ _FRAMES_OF_SERVERS: Final[Mapping[int, str]] = {
 """The frames between replicas, by the actor methods of the same meaning."""
 
 logger = logging.getLogger(__name__)
-
-
-class Source(Protocol):
-    """A MessageStore without replicas, or a Replica."""
-
-    @property
-    def polls(self) -> LongPolls: ...
-    def start_append(self, batches: Sequence[EncodedBatch]) -> StartedAppend: ...
-    def start_end(self, end: EndTransactionRequest, *, require_topic: Callable[[str], None]) -> StartedAppend: ...
-    def fetch(self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float) -> list[FetchResult]: ...
-    def ends(self, positions: Sequence[QueuePosition]) -> tuple[list[QueueEnds], bool]: ...
-    def count_reads(self, reads: ReadsInPlace) -> None: ...
-    def add_progress_listener(self, callback: Callable[[], None]) -> None: ...
 
 
 def request_kinds(options: StoreOptions) -> list[RequestKind]:
@@ -375,7 +363,7 @@ class DataPlane:
     def __init__(
         self,
         label: str,
-        source: Source,
+        source: SoleReplica,
         *,
         deleted: DeletedTopics,
         limit: AppendLimit,

@@ -2,8 +2,8 @@
 
 A change of a remote method, or of its threads, belongs here.
 
-In a broker group of one replica it is the master, always. In one of several it carries out the Controller's orders: it
-leads, or it follows by way of a Replicator (actors.replica.replica).
+The only replica of a broker group always leads (actors.replica.sole_replica). One of several replicas carries out the
+Controller's orders: it leads, or it follows by way of a Replicator (actors.replica.replica).
 
 The data plane of a broker group. It is pinned to the node whose disk holds the directory. Producers, consumers and
 other servers call it over lanes (actors.replica.data_plane). The actor methods `append`, `fetch` and `queue_bounds` are
@@ -39,6 +39,7 @@ from actors.replica.failed_disk import BusErrors, FailedDisk
 from actors.replica.live_settings import LIVE_SETTINGS_FILE, StoreLiveSettings
 from actors.replica.log_lanes import LogLanes
 from actors.replica.replica import Replica
+from actors.replica.sole_replica import SoleReplica
 from actors.replica.storage_metrics import StorageMetrics
 from actors.threads import take_turns_quickly
 from raymq.common.config.cluster import ReplicationOptions, path_here
@@ -90,7 +91,7 @@ logger = logging.getLogger(__name__)
 
 
 class Storage:
-    """The actor around one MessageStore."""
+    """The actor around one replica."""
 
     def __init__(
         self,
@@ -110,8 +111,8 @@ class Storage:
         self._host = str(ray.util.get_node_ip_address())
         self._lock = threading.Lock()
         self._lanes: DataPlane | None = None
-        self._store: MessageStore | None = None
-        self._replica: Replica | None = None
+        self._replica: SoleReplica | None = None
+        """None until the store is open."""
         self._append_limit = AppendLimit(settings.send_queue_capacity)
         self._failed_disk = FailedDisk(str(name))
         self._bus_errors = BusErrors(self._settings.store_path_root_dir)
@@ -127,14 +128,14 @@ class Storage:
             # If a constructor raised, the actor would be dead for good. Instead each call retries, and raises the
             # reason.
             logger.error("%s cannot open its store: %s", name, error)
-        figures = StorageMetrics(self._store_for_metrics, lambda: self._append_limit.under_way, self._requests)
+        figures = StorageMetrics(lambda: self._open().any_store, lambda: self._append_limit.under_way, self._requests)
         self._metrics = MetricsThread(
             metrics, "storage", str(name), figures.report, broker=name.broker_name, storage=str(name)
         )
         self._metrics.limit(self._live.now.metrics.per_topic_max, self._live.now.metrics.per_group_max)
 
-    def _open(self) -> MessageStore:
-        """The store, whatever the role is; raises the reason if it cannot be opened."""
+    def _open(self) -> SoleReplica:
+        """Return the open replica, whatever its role is. Raises the reason if its store cannot be opened."""
         with self._lock:
             if self._lanes is None:
                 self._open_source()
@@ -142,7 +143,8 @@ class Storage:
                 self._live.read(self._read_config_file(LIVE_SETTINGS_FILE))
                 self._lanes = self._open_lanes()
                 self._follow_settings()
-            return self._present_store
+            assert self._replica is not None
+            return self._replica
 
     def _open_source(self) -> None:
         """Open the store, or the replica, unless it is open.
@@ -150,7 +152,7 @@ class Storage:
         If opening failed slowly, it is not retried for a while: recovery reads much of the log, and every call of the
         actor would read it again.
         """
-        if self._store is not None or self._replica is not None:
+        if self._replica is not None:
             return
         started_s = time.monotonic()
         if self._not_open is not None and started_s < self._open_again_s:
@@ -159,25 +161,23 @@ class Storage:
             root = self._settings.store_path_root_dir
             self._bus_errors.require_readable([root, *self._settings.log_directories_elsewhere])
             if self._replication is None:
-                self._store = self._open_store(None)
-                self._store.call_on_failure(self._failed_disk.note_failure)
-                self._store.schedule.start_delivery()
+                self._replica = SoleReplica(self._open_store(None))
+                self._replica.any_store.schedule.start_delivery()
             else:
                 self._replica = self._open_replica(self._replication)
-                self._replica.call_on_failure(self._failed_disk.note_failure)
+            self._replica.call_on_failure(self._failed_disk.note_failure)
         except RaymqError as error:
             self._not_open, took_s = error, time.monotonic() - started_s
             self._open_again_s = time.monotonic() + OPEN_PAUSE_FACTOR * took_s
             raise
 
     def _open_lanes(self) -> DataPlane:
-        source = self._store if self._replica is None else self._replica
-        assert source is not None
+        assert self._replica is not None
         allow_descriptors()
         longest = max(self._settings.max_append_bytes, self._settings.max_message_size_bytes)
         return DataPlane(
             str(self._name),
-            source,
+            self._replica,
             deleted=self._deleted,
             limit=self._append_limit,
             methods={
@@ -198,18 +198,13 @@ class Storage:
         )
 
     def _log_handlers(self, plane: DataPlane) -> Mapping[int, Handler]:
-        return {} if self._replica is None else LogLanes(plane, self._replica).handlers
+        return LogLanes(plane, self._replica).handlers if isinstance(self._replica, Replica) else {}
 
     @property
     def _present_store(self) -> MessageStore:
         """The open store. One of several replicas may be opened anew."""
-        store = self._store if self._replica is None else self._replica.any_store
-        assert store is not None
-        return store
-
-    def _store_for_metrics(self) -> MessageStore:
-        self._open()
-        return self._present_store
+        assert self._replica is not None
+        return self._replica.any_store
 
     def _requests(self) -> Sequence[RequestFigures]:
         """Return the figures of requests that wait for a thread of the lanes."""
@@ -257,36 +252,29 @@ class Storage:
         name, learner = self._name, self._name.replica >= options.replicas - options.learners
         return Replica(name.broker_name, name.replica, self._settings, rules, self._open_store, learner=learner)
 
-    def _readable(self) -> MessageStore:
-        """The store, for consumers; ServiceNotAvailableError while this replica may show no messages."""
-        store = self._open()
-        return store if self._replica is None else self._replica.store
-
     def _master_store(self) -> MessageStore:
-        """The store, for calls that only a master answers; NotMasterError on others."""
-        store = self._open()
-        if self._replica is None:
-            return store
-        self._replica.require_master()
-        return self._replica.store
+        """Return the store, for calls that only a master answers; NotMasterError on others."""
+        replica = self._open()
+        replica.require_master()
+        return replica.store
 
     def _require_replica(self) -> Replica:
-        self._open()
-        if self._replica is None:
+        replica = self._open()
+        if not isinstance(replica, Replica):
             raise InvalidArgumentError(f"{self._name} is the only replica of its broker group")
-        return self._replica
+        return replica
 
     @ray.method(concurrency_group="append")
     def append(self, batches: Sequence[EncodedBatch]) -> list[AppendResult]:
-        """Store batches; returns when they are as durable as the flush setting promises (MessageStore.append).
+        """Store batches; returns when they are as durable as the flush setting promises (SoleReplica.append).
 
         TopicNotExistError for a topic that was deleted and not created again; SystemBusyError if too many appends wait.
         Then nothing was stored, or nothing that a consumer will see.
         """
-        store = self._open()
+        replica = self._open()
         with self._append_limit.enter():
             self._deleted.check(batches)
-            results = store.append(batches) if self._replica is None else self._replica.append(batches)
+            results = replica.append(batches)
             self._deleted.check(batches)  # deleted in the meantime: nobody will see the messages
             return results
 
@@ -302,61 +290,60 @@ class Storage:
 
     @ray.method(concurrency_group="fetch")
     def fetch(self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
-        """Read from several queues, waiting for the first message (MessageStore.fetch, Replica.fetch)."""
-        source = self._open() if self._replica is None else self._replica
-        return source.fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
+        """Read from several queues, waiting for the first message (SoleReplica.fetch)."""
+        return self._open().fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
 
     @ray.method(concurrency_group="control")
     def queue_bounds(self, topic: str, queue_id: int) -> QueueBounds:
         """First and next visible offset of a queue."""
-        return self._master_store().queue_bounds(topic, queue_id)
+        return self._master_store().queues.bounds(topic, queue_id)
 
     @ray.method(concurrency_group="control")
     def bounds_of_queues(self, queues: Sequence[tuple[str, int]]) -> list[QueueBounds]:
         """The result of `queue_bounds` for each of several queues, by topic and queue id."""
-        store = self._master_store()
-        return [store.queue_bounds(topic, queue_id) for topic, queue_id in queues]
+        known = self._master_store().queues
+        return [known.bounds(topic, queue_id) for topic, queue_id in queues]
 
     @ray.method(concurrency_group="control")
     def queue_bounds_many(self, topics: Sequence[tuple[str, int]]) -> list[list[tuple[int, int]]]:
-        """First and next visible offset of all queues of topics (MessageStore.queue_bounds_many)."""
-        return self._master_store().queue_bounds_many(topics)
+        """First and next visible offset of all queues of topics (QueueQueries.bounds_of_topics)."""
+        return self._master_store().queues.bounds_of_topics(topics)
 
     @ray.method(concurrency_group="control")
     def stored_times(self, positions: Sequence[QueuePosition]) -> list[int]:
-        """When the messages at positions of queues were stored (MessageStore.stored_times)."""
-        return self._master_store().stored_times(positions)
+        """When the messages at positions of queues were stored (QueueQueries.stored_times)."""
+        return self._master_store().queues.stored_times(positions)
 
     @ray.method(concurrency_group="control")
     def bytes_of_spans(self, spans: Sequence[QueueSpan]) -> list[list[int]]:
-        """The bytes of records in equal parts of each span (MessageStore.bytes_of_span)."""
-        store = self._master_store()
-        return [store.bytes_of_span(span) for span in spans]
+        """The bytes of records in equal parts of each span (QueueQueries.bytes_of_span)."""
+        known = self._master_store().queues
+        return [known.bytes_of_span(span) for span in spans]
 
     @ray.method(concurrency_group="control")
     def next_sequences(self, producer_id: str, epoch: int, queues: Sequence[tuple[str, int]]) -> list[int]:
-        """How far a producer's messages are stored in each of several queues (MessageStore.next_sequences)."""
-        return self._master_store().next_sequences(producer_id, epoch, queues)
+        """How far a producer's messages are stored in each of several queues (QueueQueries.next_sequences)."""
+        return self._master_store().queues.next_sequences(producer_id, epoch, queues)
 
     @ray.method(concurrency_group="control")
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
         """First offset stored at or after a time, or with UPPER the last one at or before."""
-        return self._master_store().offset_by_time(topic, queue_id, timestamp_ms, boundary)
+        return self._master_store().queues.offset_by_time(topic, queue_id, timestamp_ms, boundary)
 
     @ray.method(concurrency_group="control")
     def query_by_key(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> QueryResult:
         """The newest messages with a key (StoreQueries.by_key)."""
-        return self._readable().queries.by_key(topic, key, max_num, begin_ms, end_ms)
+        return self._open().store.queries.by_key(topic, key, max_num, begin_ms, end_ms)
 
     @ray.method(concurrency_group="control")
     def query_by_unique_id(self, topic: str, message_id: str) -> QueryResult:
         """The messages with a unique id (StoreQueries.by_unique_id)."""
-        return self._readable().queries.by_unique_id(topic, message_id)
+        return self._open().store.queries.by_unique_id(topic, message_id)
 
     @ray.method(concurrency_group="control")
     def record_at(self, physical_offset: int) -> bytes:
         """The record that an offset message id names (StoreQueries.by_physical_offset)."""
-        return self._readable().queries.by_physical_offset(physical_offset)
+        return self._open().store.queries.by_physical_offset(physical_offset)
 
     @ray.method(concurrency_group="control")
     def delete_topic(self, topic: str) -> None:
@@ -366,7 +353,7 @@ class Storage:
         """
         store = self._master_store()
         self._deleted.add(topic)
-        store.delete_topic(topic)
+        store.topics.delete(topic)
 
     @ray.method(concurrency_group="control")
     def open_topics(self, topics: Sequence[str]) -> None:
@@ -375,11 +362,11 @@ class Storage:
 
         NotMasterError, before anything was changed.
         """
-        store = self._master_store()
-        # A replica has only the deletions of topics from the time when it led.
-        deleted = [topic for topic in topics if topic in self._deleted or self._replica is not None]
+        store, has_followers = self._master_store(), self._open().has_followers
+        # One of several replicas has only the deletions of topics from the time when it led.
+        deleted = [topic for topic in topics if topic in self._deleted or has_followers]
         for topic in deleted:
-            store.delete_topic(topic)
+            store.topics.delete(topic)
         self._deleted.remove(deleted)
 
     @ray.method(concurrency_group="control")
@@ -388,22 +375,23 @@ class Storage:
 
         The broker calls it when this replica begins to lead, with the topics of the state in its log.
         """
-        known = self._open().topics()
+        known = self._open().any_store.topics.queue_ids()
         stored = [topic for topic in known if not is_system_topic(topic) and not is_light_queue(topic)]
         self._deleted.agree(frozenset(existing), stored)
 
     @ray.method(concurrency_group="control")
     def read_config(self, name: str) -> str | None:
         """The text of a file in `config/`, or None."""
-        return self._open().read_config(name)
+        return self._open().any_store.read_config(name)
 
     @ray.method(concurrency_group="control")
     def write_config(self, name: str, text: str) -> None:
         """Replace a file in `config/`, keeping the one before as `.bak`."""
-        self._open().write_config(name, text)
-        if name == TOPICS_FILE and self._replica is not None:
+        replica = self._open()
+        replica.any_store.write_config(name, text)
+        if name == TOPICS_FILE and replica.has_followers:
             # The broker's snapshot lacks deleted topics; the log does not record their deletion.
-            self._replica.delete_topics_before(*topics_of_state(text))
+            replica.delete_topics_before(*topics_of_state(text))
 
     @ray.method(concurrency_group="control")
     def change_settings(self, changes: Mapping[str, SettingValue]) -> None:
@@ -423,9 +411,9 @@ class Storage:
         self._append_limit.capacity = now.store.send_queue_capacity
         if self._lanes is not None:
             self._lanes.limit(now.store)
-        self._present_store.follow_settings()
-        if self._replica is not None:
-            self._replica.change_slave_timeout(now.replication.slave_timeout_ms / 1000)
+        assert self._replica is not None
+        self._replica.any_store.follow_settings()
+        self._replica.change_slave_timeout(now.replication.slave_timeout_ms / 1000)
         if self._metrics is not None:
             self._metrics.limit(now.metrics.per_topic_max, now.metrics.per_group_max)
 
@@ -454,14 +442,15 @@ class Storage:
     @ray.method(concurrency_group="control")
     def status(self) -> dict[str, Any]:
         """The store's counters and state, and its role among the replicas, for `raymq status`."""
-        store = self._open()
-        report = {
+        replica = self._open()
+        store = replica.any_store
+        return {
             **asdict(store.status()),
             "requests": [one._asdict() for one in self._requests()],
             "transactions": asdict(store.transactions.figures()),
             "beside": [path.name for path in stores_below(self._settings.store_path_root_dir.parent)],
+            **replica.status(),
         }
-        return report if self._replica is None else {**report, **self._replica.status()}
 
     # Among replicas (actors.replica.replica)
 
@@ -507,8 +496,8 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def light_queues(self) -> list[LightQueue]:
-        """The light queues of this store (MessageStore.light_queues)."""
-        return self._open().light_queues()
+        """The light queues of this store (StoreTopics.light_queues)."""
+        return self._open().any_store.topics.light_queues()
 
     @ray.method(concurrency_group="control")
     def delayed(self, begin_ms: int, end_ms: int, limit: int) -> DelayedInStore:
@@ -517,18 +506,18 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def statistics(self) -> StoreStatistics:
-        """RocketMQ's runtime keys and the puts by topic (MessageStore.statistics)."""
-        return self._open().statistics()
+        """RocketMQ's runtime keys and the puts by topic (StoreReports.statistics)."""
+        return self._open().any_store.statistics()
 
     @ray.method(concurrency_group="control")
     def deleted_young(self) -> list[DeletedRange] | None:
         """The messages that a full disk took before their time (Cleaner.deleted_young)."""
-        return self._open().cleaner.deleted_young()
+        return self._open().any_store.cleaner.deleted_young()
 
     @ray.method(concurrency_group="control")
     def clean(self) -> None:
         """Delete expired log files now, whatever the hour (Cleaner.request_run)."""
-        self._open().cleaner.request_run()
+        self._open().any_store.cleaner.request_run()
 
     @ray.method(concurrency_group="control")
     def close(self) -> None:
@@ -541,8 +530,6 @@ class Storage:
             self._lanes.close()
         if self._replica is not None:
             self._replica.close()
-        elif self._store is not None:
-            self._store.close()
 
 
 STORAGE_OPTIONS: Final = {

@@ -57,7 +57,7 @@ class StorageMetrics:
 
 
 def _report_puts(reporter: Reporter, store: MessageStore) -> None:
-    fifo = store.fifo_topics()
+    fifo = store.topics.fifo()
     for (topic, kind), puts in store.stats.received().items():
         is_system = is_system_topic(topic)
         labels = {"topic": topic, "message_type": _message_type(topic, kind, fifo), "is_system": is_system}

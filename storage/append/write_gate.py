@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from raymq.common.config.store import FlushDiskType
-from raymq.common.errors import StoreError, StoreFailedError, SystemBusyError
+from raymq.common.errors import ServiceNotAvailableError, StoreError, StoreFailedError, SystemBusyError
 from storage.append.durability import AppendProgress
 from storage.append.put_check import StoreState, refuse_store
 from storage.log.commit_service import CommitService
@@ -186,9 +186,39 @@ class WriteGate:
         if refused is not None:
             raise refused.error
 
+    def require_open(self) -> None:
+        """Raise ServiceNotAvailableError if the store is closed."""
+        if self.closed:
+            raise ServiceNotAvailableError(f"the store {self._root} is closed")
+
+    def require_readable(self) -> None:
+        """Raise ServiceNotAvailableError if the store is closed, or must not be read now."""
+        self.require_open()
+        if not self._flags.readable:
+            raise ServiceNotAvailableError(f"the store {self._root} must not be read now")
+
     def wait_flushed(self, end_offset: int) -> bool:
         """Wait until the log is on disk up to `end_offset`. Returns False if the disk takes too long or fails."""
         return self._flush.wait_for(end_offset, self.timeout_s)
+
+    def flush_all(self) -> int:
+        """Flush everything written so far, and return its end.
+
+        ServiceNotAvailableError: the disk takes longer than sync_flush_timeout_ms, or failed.
+        """
+        end_offset = self._log.end_offset
+        if not self.wait_flushed(end_offset):
+            raise ServiceNotAvailableError(f"the disk of {self._root} is too slow, or has failed: nothing was changed")
+        return end_offset
+
+    def call_on_failure(self, callback: Callable[[], None]) -> None:
+        """Register `callback`, called by any thread once `failure` is set; at once if it is set already.
+
+        It must not block.
+        """
+        self.on_failure = callback
+        if self.failure:
+            callback()
 
     def fail(self, error: OSError | StoreError) -> None:
         """Close the gate for good because the disk failed: nothing may be acknowledged after that."""

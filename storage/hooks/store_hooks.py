@@ -138,7 +138,7 @@ def _with_place(records: bytes, sizes: Sequence[int]) -> Iterator[tuple[tuple[st
 
 
 class CarryOutFetches(Protocol):
-    """Carries out fetches, as MessageStore.fetch does."""
+    """Carries out fetches, as FetchService.fetch does."""
 
     def __call__(
         self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False

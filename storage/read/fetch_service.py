@@ -46,7 +46,18 @@ class FetchService:
     def fetch(
         self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False
     ) -> list[FetchResult]:
-        """Carry out `requests`, with at most `max_bytes` of records in all; see `MessageStore.fetch`."""
+        """Read from several queues; one result per request, in order.
+
+        Returns as soon as one request has a message, or an illegal offset, and after `wait_s` at the latest. About
+        `max_bytes` of records in all, 128 MiB at most, shared among the queues that have some; if there is a message,
+        at least one is returned. A fetch with a tag filter also returns after it has searched
+        `max_filter_message_size_bytes` of a queue: without a message, but with the offset to continue at. With
+        `max_bytes` 0 only offsets are returned (see `LogReader.fetch`). `patient`: wait for an offset that the queue
+        does not hold, as if the next message had it.
+
+        SystemBusyError: too many fetches wait already. ServiceNotAvailableError: the store closes. DataLossError: a
+        file of the store was deleted.
+        """
         if max_bytes < 0 or any(request.max_messages <= 0 for request in requests):
             raise InvalidArgumentError("max_bytes must not be negative, and max_messages must be positive")
         max_bytes = min(max_bytes, FETCH_MAX_BYTES)
@@ -63,7 +74,13 @@ class FetchService:
         return concluded(requests, results)
 
     def ends(self, positions: Sequence[QueuePosition], *, patient: bool = False) -> tuple[list[QueueEnds], bool]:
-        """Return the ends of several queues, and whether one of them is ready; see `MessageStore.ends`."""
+        """Return the first and the visible end offset of several queues, and whether one of them is ready.
+
+        A queue is ready if it has something after the offset of its position, or does not hold that offset. `patient`:
+        an offset that the queue does not hold does not make it ready.
+
+        Does not block, and reads no messages. ServiceNotAvailableError: the store closes.
+        """
         self._check()
         ends, news = [], False
         for topic, queue_id, offset in positions:

@@ -8,6 +8,7 @@ part of the log that it walks itself (redispatch.py).
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from raymq.common.errors import DataLossError
@@ -30,11 +31,28 @@ NEIGHBOURS_MAX: Final = 16
 logger = logging.getLogger(__name__)
 
 
-def mend_units(parts: StoreParts, queue: ConsumeQueue, from_offset: int, end_offset: int) -> int:
-    """Rewrite the wrong units of a queue, from one offset up to before another. Returns how many were wrong.
+class UnitRepair:
+    """Rewrites the wrong units of one store's queues. Thread-safe: takes the append lock."""
 
-    Called under the append lock. A unit whose record is damaged stays. OSError.
-    """
+    def __init__(self, parts: StoreParts, on_failed: Callable[[OSError], None]) -> None:
+        """`on_failed` records that the disk failed; called under the append lock."""
+        self._parts, self._on_failed = parts, on_failed
+
+    def mend(self, queue: ConsumeQueue, from_offset: int, end_offset: int) -> int:
+        """Rewrite the units of a queue, from one offset up to before another, that do not lead to their records.
+
+        Returns how many were wrong; 0 if the disk failed. A unit whose record is damaged stays.
+        """
+        with self._parts.append_lock:
+            try:
+                return _mend_units(self._parts, queue, from_offset, end_offset)
+            except OSError as error:
+                self._on_failed(error)
+                return 0
+
+
+def _mend_units(parts: StoreParts, queue: ConsumeQueue, from_offset: int, end_offset: int) -> int:
+    """Rewrite the wrong units of a queue as `UnitRepair.mend`. Called under the append lock. OSError."""
     if is_light_queue(queue.topic):
         return 0
     mended = missed = 0

@@ -71,6 +71,22 @@ class EpochFile:
         self._backup = root / f"{EPOCH_FILE}.bak"
         self.entries: tuple[EpochEntry, ...] = tuple(self._read())
 
+    @property
+    def last_epoch(self) -> int:
+        """The newest epoch; 0 if there is none."""
+        return self.entries[-1].epoch if self.entries else 0
+
+    def entry_at(self, physical_offset: int) -> EpochEntry | None:
+        """Return the epoch to which the record at a physical offset belongs; None for one stored without an epoch."""
+        return next((entry for entry in reversed(self.entries) if entry.start_offset <= physical_offset), None)
+
+    def epoch_at(self, end_offset: int) -> int:
+        """Return the epoch of the last record before `end_offset`; 0 if there is none, or it was stored without an
+        epoch.
+        """
+        entry = self.entry_at(end_offset - 1)
+        return 0 if entry is None else entry.epoch
+
     def begin_epoch(self, epoch: int, start_offset: int) -> None:
         """Record that a new epoch began. InvalidArgumentError unless both numbers are larger than the last ones."""
         entry = EpochEntry(epoch, start_offset)

@@ -9,7 +9,7 @@ records, as recovery does.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -53,18 +53,8 @@ logger = logging.getLogger(__name__)
 class LogChunks:
     """The log of one open store, in chunks, for the other replicas. Thread-safe."""
 
-    def __init__(
-        self,
-        parts: StoreParts,
-        gate: WriteGate,
-        appender: Appender,
-        stats: StoreStats,
-        *,
-        require_readable: Callable[[], None],
-    ) -> None:
-        """`require_readable` raises ServiceNotAvailableError if the store must not be read now."""
+    def __init__(self, parts: StoreParts, gate: WriteGate, appender: Appender, stats: StoreStats) -> None:
         self._parts, self._gate, self._stats = parts, gate, stats
-        self._require_readable = require_readable
         self._appender = ChunkAppender(parts, appender)
         self._holes = HoleAppender(parts, self._appender)
 
@@ -76,7 +66,7 @@ class LogChunks:
         function `read_chunk`. StoreCorruptError: the offset lies in a hole, which `read_hole` reads.
         ServiceNotAvailableError: the store is closed, or must not be read now.
         """
-        self._require_readable()
+        self._gate.require_readable()
         limit = self._parts.visibility.visible_offset if limit is None else limit
         hole = self.hole_at(physical_offset)
         if hole is not None:
@@ -99,7 +89,7 @@ class LogChunks:
         it does not end earlier. StoreCorruptError: a queue's units cannot be read. InvalidArgumentError: the offset
         lies in no hole. ServiceNotAvailableError as of `read_chunk`.
         """
-        self._require_readable()
+        self._gate.require_readable()
         hole = self.hole_at(physical_offset)
         if hole is None:
             raise InvalidArgumentError(f"the log has no hole at physical offset {physical_offset}")
@@ -132,7 +122,7 @@ class LogChunks:
         no intact record within the range. ServiceNotAvailableError: the store is closed, or must not be read now.
         OSError.
         """
-        self._require_readable()
+        self._gate.require_readable()
         log, levels_ms = self._parts.log, self._parts.settings.delay_levels_ms
         file_start = physical_offset - physical_offset % log.file_size
         if size <= 0 or physical_offset + size > file_start + log.file_size or physical_offset < log.min_offset:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from raymq.common.errors import InvalidArgumentError
+from raymq.common.errors import InvalidArgumentError, StoreNotWritableError
 from raymq.common.protocol.store import Hole
+from storage.append.write_gate import WriteGate
 from storage.dispatch.block_dedup import remember_producer
 from storage.dispatch.multi_dispatch import QueueUnit, units_elsewhere
 from storage.dispatch.record_blocks import is_queued
@@ -28,40 +29,70 @@ offset.
 """
 
 
-def mend_part(parts: StoreParts, offset: int, data: bytes, put_keys: PutKeys) -> None:
-    """Write `data` over a part of a hole, from a physical offset on. Called under the append lock.
+class HoleMender:
+    """The damaged ranges of one open log, and their repair. Thread-safe: `mend` takes the append lock."""
 
-    On return the bytes are on disk, and the hole is smaller by this part. InvalidArgumentError: the part does not lie
-    in one hole, or `data` is no sequence of intact records for it; nothing has changed. OSError: the disk failed; the
-    hole stays.
-    """
-    end = offset + len(data)
-    hole = next((one for one in parts.holes.holes if one.offset <= offset < end <= one.end_offset), None)
-    if hole is None:
-        raise InvalidArgumentError(f"the log has no hole from physical offset {offset} to {end}")
-    file_size = parts.log.file_size
-    views = parse_chunk(memoryview(data), offset, file_size, parts.settings.delay_levels_ms)
-    disk.overwrite(parts.log.path(offset - offset % file_size), offset % file_size, data)
-    for view in views:
-        own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
-        if not is_queued(view.sys_flag) or parts.queues.was_deleted_after(own.key, view.physical_offset):
-            continue
-        for unit in (own, *units_elsewhere(view, view.physical_offset)):
-            queue = parts.queues.get_plain(*unit.key)
-            if queue is not None and queue.first_offset <= unit.queue_offset < queue.next_offset:
-                queue.put_unit_at(unit.queue_offset, view.physical_offset, view.size, view.tags_code)
-        remember_producer(view, parts.dedup, parts.deliveries)
-    if views:
-        put_keys(data, [view.physical_offset - offset for view in views], offset)
-    left = [
-        one
-        for one in (
-            Hole(hole.offset, offset - hole.offset, hole.reason),
-            Hole(end, hole.end_offset - end, hole.reason),
+    def __init__(
+        self, parts: StoreParts, gate: WriteGate, *, put_keys: PutKeys, forget_snapshot: Callable[[], None]
+    ) -> None:
+        """`forget_snapshot` makes the next flush write a new snapshot; called without the append lock."""
+        self._parts, self._gate, self._put_keys, self._forget_snapshot = parts, gate, put_keys, forget_snapshot
+
+    @property
+    def holes(self) -> tuple[Hole, ...]:
+        """The damaged ranges of the log that recovery has found, ascending. Intact records follow each range."""
+        return self._parts.holes.from_offset(self._parts.log.min_offset)
+
+    def mend(self, offset: int, data: bytes) -> None:
+        """Replace the bytes of a hole, or a part of it from a physical offset on, by another replica's intact bytes.
+
+        On return the bytes are on disk, the hole is smaller or gone, and the records can be found by their keys.
+
+        InvalidArgumentError: the part does not lie in one hole, or `data` does not consist of whole, intact records for
+        exactly this place; nothing has changed. StoreNotWritableError: the disk failed; the hole stays.
+        ServiceNotAvailableError: the store is closed.
+        """
+        with self._parts.append_lock:
+            self._gate.require_open()
+            try:
+                self._mend_part(offset, data)
+            except OSError as error:
+                self._gate.fail(error)
+                raise StoreNotWritableError(f"{self._gate.failure}; the hole at {offset} was not mended") from error
+        self._forget_snapshot()
+
+    def _mend_part(self, offset: int, data: bytes) -> None:
+        """Write `data` over a part of a hole. Called under the append lock; errors as of `mend`, and OSError."""
+        parts = self._parts
+        end = offset + len(data)
+        hole = next((one for one in parts.holes.holes if one.offset <= offset < end <= one.end_offset), None)
+        if hole is None:
+            raise InvalidArgumentError(f"the log has no hole from physical offset {offset} to {end}")
+        file_size = parts.log.file_size
+        views = parse_chunk(memoryview(data), offset, file_size, parts.settings.delay_levels_ms)
+        disk.overwrite(parts.log.path(offset - offset % file_size), offset % file_size, data)
+        for view in views:
+            own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
+            if not is_queued(view.sys_flag) or parts.queues.was_deleted_after(own.key, view.physical_offset):
+                continue
+            for unit in (own, *units_elsewhere(view, view.physical_offset)):
+                queue = parts.queues.get_plain(*unit.key)
+                if queue is not None and queue.first_offset <= unit.queue_offset < queue.next_offset:
+                    queue.put_unit_at(unit.queue_offset, view.physical_offset, view.size, view.tags_code)
+            remember_producer(view, parts.dedup, parts.deliveries)
+        if views:
+            self._put_keys(data, [view.physical_offset - offset for view in views], offset)
+        left = [
+            one
+            for one in (
+                Hole(hole.offset, offset - hole.offset, hole.reason),
+                Hole(end, hole.end_offset - end, hole.reason),
+            )
+            if one.size
+        ]
+        parts.holes.replace([*(one for one in parts.holes.holes if one is not hole), *left], file_size)
+        parts.holes.mended_bytes += len(data)
+        parts.holes.mended_holes += not left
+        logger.warning(
+            "%s: %d damaged bytes at %d were replaced", parts.settings.store_path_root_dir, len(data), offset
         )
-        if one.size
-    ]
-    parts.holes.replace([*(one for one in parts.holes.holes if one is not hole), *left], file_size)
-    parts.holes.mended_bytes += len(data)
-    parts.holes.mended_holes += not left
-    logger.warning("%s: %d damaged bytes at %d were replaced", parts.settings.store_path_root_dir, len(data), offset)

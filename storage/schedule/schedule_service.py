@@ -91,7 +91,7 @@ class ScheduleService:
         return Scheduler(reader, self._store_deliveries, self._parts.settings.delay_levels_ms)
 
     def _store_deliveries(self, source: Source, deliveries: Sequence[Delivery]) -> None:
-        """Store messages that waited in `source`. Raises as `MessageStore.append` does."""
+        """Store messages that waited in `source`. Raises as `AppendService.append` does."""
         start_s = time.monotonic()
         _, end_offset = self._gate.write(partial(self._appender.deliver, source, deliveries))
         self._gate.wait_durable(end_offset)

@@ -127,7 +127,7 @@ class TransactionService:
         Ending a transaction again in the same way changes nothing, and succeeds. InvalidArgumentError: neither commit
         nor rollback. TransactionTooLateError, TransactionError: the transaction is not this group's, or has another
         outcome. MessageIllegalError: its message cannot be stored; the transaction stays open. Also the errors of
-        MessageStore.append.
+        AppendService.append.
         """
         wanted = wanted_outcome(end.commit_or_rollback)
         start_s, gate = time.monotonic(), self._gate

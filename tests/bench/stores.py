@@ -58,6 +58,6 @@ def _opening(directory: Path, scale: float) -> Figure:
         start = time.perf_counter()
         with open_store(root, ASYNC, keep=True, mapped_file_size_commit_log_bytes=GIB) as store:
             seconds = time.perf_counter() - start
-            figure.add_round(lambda: store.end_offset / seconds / 1e9, {})
+            figure.add_round(lambda: store.log.end_offset / seconds / 1e9, {})
     shutil.rmtree(root)
     return figure

@@ -33,14 +33,14 @@ def filled(tmp_path):
 
 
 def test_it_says_so_for_each_queue(filled):
-    assert filled.next_sequences("p", 3, QUEUES) == [60, 5, 0, 0]
-    assert filled.next_sequences("nobody", 3, QUEUES) == [0, 0, 0, 0]
+    assert filled.queues.next_sequences("p", 3, QUEUES) == [60, 5, 0, 0]
+    assert filled.queues.next_sequences("nobody", 3, QUEUES) == [0, 0, 0, 0]
 
 
 def test_a_newer_epoch_has_stored_nothing_and_an_older_one_is_fenced(filled):
-    assert filled.next_sequences("p", 4, QUEUES) == [0, 0, 0, 0]
+    assert filled.queues.next_sequences("p", 4, QUEUES) == [0, 0, 0, 0]
     with pytest.raises(ClientStateError, match="was fenced: an instance with epoch 3"):
-        filled.next_sequences("p", 2, QUEUES)
+        filled.queues.next_sequences("p", 2, QUEUES)
 
 
 @pytest.mark.parametrize("snapshot", [True, False])
@@ -54,7 +54,7 @@ def test_it_knows_after_a_restart(tmp_path, filled, stopped, snapshot):
     if not snapshot:
         (root / "dedup").unlink(missing_ok=True)
     store = open_store(root)
-    assert store.next_sequences("p", 3, QUEUES) == [60, 5, 0, 0]
+    assert store.queues.next_sequences("p", 3, QUEUES) == [60, 5, 0, 0]
     store.close()
 
 
@@ -62,30 +62,30 @@ def test_another_replica_knows(tmp_path, filled):
     copy = open_store(tmp_path / "copy")
     while data := filled.chunks.read_chunk(copy.status().max_physical_offset, 3000):
         assert copy.chunks.append_chunk(copy.status().max_physical_offset, data)
-    assert copy.next_sequences("p", 3, QUEUES) == [60, 5, 0, 0]
+    assert copy.queues.next_sequences("p", 3, QUEUES) == [60, 5, 0, 0]
     copy.close()
 
 
 def test_rows_that_consumers_may_not_read_yet_do_not_count(filled):
-    queue = filled._queues.get("orders", 0)
+    queue = filled._parts.queues.get("orders", 0)
     seen = queue.visible_offset
     for invisible, expected in ((0, 60), (1, 60), (2, 59), (7, 54), (8, 54), (9, 53)):
         queue.visible_offset = seen - invisible
-        assert filled.next_sequences("p", 3, [("orders", 0)]) == [expected]
+        assert filled.queues.next_sequences("p", 3, [("orders", 0)]) == [expected]
     queue.visible_offset = 0
-    assert filled.next_sequences("p", 3, [("orders", 0)]) == [30]  # the five newest ranges are all it remembers
+    assert filled.queues.next_sequences("p", 3, [("orders", 0)]) == [30]  # the five newest ranges are all it remembers
     queue.visible_offset = seen
 
 
 def test_a_deleted_topic_has_none(filled):
-    filled.delete_topic("orders")
-    assert filled.next_sequences("p", 3, QUEUES) == [0, 0, 0, 0]
+    filled.topics.delete("orders")
+    assert filled.queues.next_sequences("p", 3, QUEUES) == [0, 0, 0, 0]
 
 
 def test_a_producer_that_was_forgotten_has_none(tmp_path):
     store = open_store(tmp_path / "small", dedup_producers_max=2)
     fill(store)
-    assert store.next_sequences("p", 3, QUEUES) == [0, 5, 0, 0]
+    assert store.queues.next_sequences("p", 3, QUEUES) == [0, 5, 0, 0]
     store.close()
     shutil.rmtree(tmp_path / "small")
     assert not Path(tmp_path / "small").exists()

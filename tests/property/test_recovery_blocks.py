@@ -48,7 +48,7 @@ def make_store(dice: random.Random, root: Path, changes: dict[str, int | bool]) 
         with one_by_one():
             store = open_store(root, **changes)
         if dice.random() < 0.4:
-            store.delete_topic(dice.choice(log.topics).decode("utf-8", "replace"))
+            store.topics.delete(dice.choice(log.topics).decode("utf-8", "replace"))
         store.close()
     log.write(dice.choice((0, 3, 30, 100)))
     for _ in range(dice.choice((0, 0, 1, 3))):
@@ -84,14 +84,14 @@ def state_of(store: MessageStore, root: Path) -> dict[str, object]:
     }
     queues = [
         (queue.topic, queue.queue_id, queue.min_offset, queue.next_offset, queue.max_physical_offset)
-        for queue in store._queues
+        for queue in store._parts.queues
     ]
     return {
         "recovered": store._recovered,
         "queues": queues,
         "producers": store._parts.dedup.rows(),
         "deliveries": store._parts.deliveries._table,
-        "end": store._log.end_offset,
+        "end": store.log.end_offset,
         "files": files,
     }
 

@@ -168,14 +168,14 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @rule()
     def age_passes(self) -> None:
         """Old files of the log go, and no other message than those in them."""
-        starts = self.store._log.starts
+        starts = self.store.log.starts
         before = self.store.status().min_physical_offset
         clean = self.store.cleaner
         clean._by_hand = 1
         deleted = clean.run_once(datetime.now() + timedelta(hours=100))
         self.log_start = self.store.status().min_physical_offset
         assert self.log_start == before + deleted * self.changes["mapped_file_size_commit_log_bytes"]
-        assert self.store._log.starts == starts[deleted:]
+        assert self.store.log.starts == starts[deleted:]
         for queue, (_, offset) in list(self.last_batch.items()):
             if self.model[queue][offset].physical_offset < self.log_start:
                 del self.last_batch[queue]  # Its repeat is recognised only for as long as a snapshot tells of it.
@@ -191,7 +191,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(topic=st.sampled_from(TOPICS))
     def delete_topic(self, topic: str) -> None:
-        self.store.delete_topic(topic)
+        self.store.topics.delete(topic)
         for queue in QUEUES:
             if queue[0] == topic:
                 self.model[queue] = []
@@ -322,7 +322,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         """The store holds a prefix of each queue, and it is a prefix of the log: take it over into the model."""
         log_end = self.store.status().max_physical_offset
         for queue, messages in self.model.items():
-            end = self.store.queue_bounds(*queue).max_offset
+            end = self.store.queues.bounds(*queue).max_offset
             assert end == sum(message.physical_offset < log_end for message in messages)
             if end < len(messages):
                 del messages[end:]
@@ -333,7 +333,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         """Expect no more that repeats are recognised of batches that a store without a usable snapshot may not know
         (docs/design.md, "Repeats after damage"): those that are not in the last two files of the log. Of a damaged
         record, the producer may be unreadable."""
-        known_from = min(self.store._log.starts[-2:], default=0)
+        known_from = min(self.store.log.starts[-2:], default=0)
         for queue, (batch, offset) in list(self.last_batch.items()):
             places = [message.physical_offset for message in self.model[queue][offset : offset + len(batch)]]
             if len(places) < len(batch) or min(places) < known_from or damaged in places:
@@ -347,7 +347,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             assert log_start <= self.log_start
             self.log_start = log_start
             for queue, messages in self.model.items():
-                bounds = self.store.queue_bounds(*queue)
+                bounds = self.store.queues.bounds(*queue)
                 assert (bounds.min_offset, bounds.max_offset) == (self.min_offset(queue), len(messages))
                 assert bodies_of(self.store, *queue) == [message.body for message in self.readable(queue)]
 

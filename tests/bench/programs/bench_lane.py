@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics
 from actors.replica.data_plane import DataPlane
+from actors.replica.sole_replica import SoleReplica
 from raymq.common.config.store import FlushDiskType, StoreSettings
 from raymq.common.errors import SystemBusyError
 from raymq.common.message import Message
@@ -44,8 +45,10 @@ def serve(root: str, flush: str) -> None:
     settings = StoreSettings(store_path_root_dir=Path(root), flush_disk_type=FlushDiskType(flush))
     store = MessageStore.open(settings, broker_name="bench")
     deleted = DeletedTopics(store.read_config, store.write_config)
-    methods = {"queue_bounds": store.queue_bounds}
-    plane = DataPlane("bench", store, deleted=deleted, limit=AppendLimit(10_000), methods=methods, host="127.0.0.1")
+    methods = {"queue_bounds": store.queues.bounds}
+    plane = DataPlane(
+        "bench", SoleReplica(store), deleted=deleted, limit=AppendLimit(10_000), methods=methods, host="127.0.0.1"
+    )
     print(pickle.dumps(plane.address).hex(), flush=True)
     sys.stdin.read()
     plane.close()

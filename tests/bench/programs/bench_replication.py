@@ -83,16 +83,16 @@ def bench_copy(directory: Path, mib: int) -> None:
     ]
     master, slave = (MessageStore.open(one, broker_name=GROUP) for one in settings)
     number = 0
-    while master.end_offset < mib << 20:
+    while master.log.end_offset < mib << 20:
         master.append([make_batch(number % PRODUCERS, number // PRODUCERS)])
         number += 1
-    end = master.flush_all()
+    end = master.gate.flush_all()
     started, started_cpu = time.perf_counter(), time.thread_time()
-    while slave.end_offset < end:
+    while slave.log.end_offset < end:
         # As a slave does that is far behind: the disk works while the next chunk is read.
-        chunk = master.chunks.read_chunk(slave.end_offset, CHUNK_MAX_BYTES, end)
-        slave.chunks.append_chunk(slave.end_offset, chunk, wait=False)
-    slave.flush_all()
+        chunk = master.chunks.read_chunk(slave.log.end_offset, CHUNK_MAX_BYTES, end)
+        slave.chunks.append_chunk(slave.log.end_offset, chunk, wait=False)
+    slave.gate.flush_all()
     seconds, cpu = time.perf_counter() - started, time.thread_time() - started_cpu
     row(
         f"{mib} MiB copied to an empty slave, flushed",

@@ -82,13 +82,13 @@ def fill(store: MessageStore, pending: int, due: int, over_s: float, dice: rando
 def lateness_ms(store: MessageStore, due: int, timeout_s: float) -> np.ndarray:
     """The lateness of each of the `due` messages, once all are there."""
     deadline_s = time.monotonic() + timeout_s
-    while sum(store.queue_bounds("soon", queue_id).max_offset for queue_id in range(QUEUES)) < due:
+    while sum(store.queues.bounds("soon", queue_id).max_offset for queue_id in range(QUEUES)) < due:
         if time.monotonic() > deadline_s:
             raise SystemExit("not all messages were delivered in time")
         time.sleep(0.2)
     late = []
     for queue_id in range(QUEUES):
-        offset, end = 0, store.queue_bounds("soon", queue_id).max_offset
+        offset, end = 0, store.queues.bounds("soon", queue_id).max_offset
         while offset < end:
             [result] = store.fetch([FetchRequest("soon", queue_id, offset, 1000)], max_bytes=1 << 20, wait_s=0)
             offset = result.next_offset

@@ -197,7 +197,7 @@ def bench_recovery(directory: Path) -> None:
             start = time.perf_counter()
             with open_store(root, ASYNC, keep=True, mapped_file_size_commit_log_bytes=GIB) as store:
                 seconds = time.perf_counter() - start
-                assert store.queue_bounds("bench", 0).max_offset
+                assert store.queues.bounds("bench", 0).max_offset
             row(f"recovery of {gib:g} GiB, {case}", f"{seconds:.2f} s", "<= 3 s per GiB walked")
         shutil.rmtree(root)
 

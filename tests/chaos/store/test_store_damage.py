@@ -316,9 +316,9 @@ def test_a_tail_torn_at_any_byte_of_the_last_record_costs_that_record_at_most(tm
     kept = [b"kept" * 55] * 3
     original.append([make_batch(kept)])
     record = make_batch([b"torn away"], tags="T")
-    start = original.end_offset
+    start = original.log.end_offset
     original.append([record])
-    assert start // 512 == (original.end_offset - 1) // 512
+    assert start // 512 == (original.log.end_offset - 1) // 512
     killed_copy(tmp_path / "original", tmp_path / "killed")
     original.close()
     source = tmp_path / ("original" if stopped else "killed")
@@ -416,7 +416,7 @@ def test_of_swapped_log_files_nothing_is_served_twice_and_the_store_goes_on(tmp_
     for name in ("consumequeue", "dedup", "checkpoint"):
         delete(name)(root)
     store = open_store(root)
-    assert [hole.offset for hole in store.holes] == [0, LOG_FILE_BYTES]
+    assert [hole.offset for hole in store.mender.holes] == [0, LOG_FILE_BYTES]
     bodies = intact_bodies(store)
     found = [body for body in bodies if body is not None]
     assert len(set(found)) == len(found) > 100
@@ -450,7 +450,7 @@ def test_a_topic_whose_deletion_was_cut_short_is_deleted_by_the_next_open(tmp_pa
     write_text("config/deletedTopics.json", '{"orders": 1000000}')(root)
     for _ in range(2):
         store = open_store(root)
-        assert store.topics() == {}
+        assert store.topics.queue_ids() == {}
         store.close()
     store = open_store(root)
     [result] = store.append([make_batch([b"anew"])])
@@ -528,7 +528,7 @@ def test_queues_without_a_log_are_deleted(tmp_path):
     root = written_store(tmp_path, stopped=True)
     shutil.rmtree(root / "commitlog")
     store = open_store(root)
-    assert store.topics() == {}
+    assert store.topics.queue_ids() == {}
     [result] = store.append([make_batch([b"first"])])
     assert (result.queue_offset, result.physical_offset) == (0, 0)
     store.close()
@@ -585,7 +585,7 @@ def test_a_damaged_record_in_the_middle_costs_itself_only(tmp_path, name, end):
         store.close()
         again = open_store(root.with_name("killed"))
         assert intact_bodies(again) == expected
-        assert [(hole.offset, hole.size) for hole in again.holes] == [(offset, LAST_SIZE)]
+        assert [(hole.offset, hole.size) for hole in again.mender.holes] == [(offset, LAST_SIZE)]
         again.close()
         shutil.rmtree(root.with_name("killed"))
     path = next(path for path in (root / "commitlog").iterdir() if int(path.name) == offset - offset % LOG_FILE_BYTES)
@@ -612,7 +612,7 @@ def test_a_bit_flipped_in_a_queue_unit_hides_no_message(tmp_path, stopped):
             store = open_store(root)
             assert intact_bodies(store) == BODIES, byte
             assert bodies_of(store, queue_id=1) == [b"other"] * 3
-            assert store.holes == ()
+            assert store.mender.holes == ()
             store.close()
         shutil.rmtree(root)
 
@@ -622,22 +622,22 @@ def test_a_hole_is_mended_with_the_bytes_of_another_replica(tmp_path):
     good = last_log_file(root).read_bytes()
     flip(MIDDLE * LAST_SIZE + 120)(root)
     store = open_store(root)
-    [hole] = store.holes
+    [hole] = store.mender.holes
     position = hole.offset % LOG_FILE_BYTES
     record = good[position : position + hole.size]
     for wrong in (record[:-1], record + bytes(1), bytes(hole.size), record[:100] + b"?" + record[101:]):
         with pytest.raises(InvalidArgumentError):
-            store.mend(hole.offset, wrong)
+            store.mender.mend(hole.offset, wrong)
     with pytest.raises(InvalidArgumentError, match="no hole"):
-        store.mend(hole.offset + 1, record)
-    assert store.holes == (hole,)
-    store.mend(hole.offset, record)
-    assert (store.holes, bodies_of(store)) == ((), BODIES)
+        store.mender.mend(hole.offset + 1, record)
+    assert store.mender.holes == (hole,)
+    store.mender.mend(hole.offset, record)
+    assert (store.mender.holes, bodies_of(store)) == ((), BODIES)
     killed_copy(root, root.with_name("killed"))
     store.close()
     for again in (root, root.with_name("killed")):
         store = open_store(again)
-        assert (store.holes, bodies_of(store)) == ((), BODIES)
+        assert (store.mender.holes, bodies_of(store)) == ((), BODIES)
         store.close()
 
 
@@ -689,7 +689,7 @@ def test_lost_records_in_the_middle_keep_the_offsets_of_those_behind(tmp_path, c
     shutil.rmtree(root / "consumequeue")
     (root / "commitlog" / "00000000000000000000").unlink()
     store = open_store(root)
-    bounds = store.queue_bounds("orders", 0)
+    bounds = store.queues.bounds("orders", 0)
     assert bounds.max_offset == COUNT
     assert 100 < bounds.min_offset < 200
     assert bodies_of(store) == BODIES[bounds.min_offset :]

@@ -109,7 +109,7 @@ class Script:
         self.deleted = False
         try:
             self.store.append([make_batch([b"passing"], topic="passing")])
-            self.store.delete_topic("passing")
+            self.store.topics.delete("passing")
             self.deleted = True
         except StoreNotWritableError:
             pass
@@ -130,7 +130,7 @@ class Script:
         try:
             self.store._checkpoints.flush_queues()
         except OSError as error:
-            self.store._gate.fail(error)
+            self.store.gate.fail(error)
 
 
 def counted_calls(tmp_path: Path, way: str) -> dict[str, int]:
@@ -169,7 +169,7 @@ def check_after(script: Script) -> None:
     script.open()
     script.check_reading()
     assert script.store.read_config("topics.json") in script.texts
-    assert not script.deleted or "passing" not in script.store.topics()
+    assert not script.deleted or "passing" not in script.store.topics.queue_ids()
     for _ in range(3):
         script.append()
     assert script.acknowledged == script.sent
@@ -227,7 +227,7 @@ class PoolScript:
         assert self.store is not None
         count = self.sent
         try:
-            self.store.flush_all()
+            self.store.gate.flush_all()
         except ServiceNotAvailableError:
             status = self.store.status()
             assert not status.writable

@@ -153,7 +153,7 @@ class Life:
             return
         self.at_loss = dict(known.stored)
         for queue in QUEUES:
-            found = store._queues.get(*queue)  # not a question to the store, which may be closing
+            found = store._parts.queues.get(*queue)  # not a question to the store, which may be closing
             if found is not None:
                 self.at_loss[queue] = max(self.at_loss[queue], found.visible_offset)
 
@@ -187,7 +187,7 @@ class Life:
         A power cut may tear a record that was not flushed, and leave a later one whole. Then the torn record is kept as
         a damaged one. It is never one of the `least` that were safe.
         """
-        bounds = store.queue_bounds(*queue)
+        bounds = store.queues.bounds(*queue)
         first, end = bounds.min_offset, bounds.max_offset
         bodies = intact_bodies(store, *queue)
         damaged = {first + index for index, body in enumerate(bodies) if body is None}
@@ -204,7 +204,7 @@ class Life:
 
     def min_offset(self, store: MessageStore, queue: Queue) -> int:
         """The offset at which a queue begins for its readers; it moves before the first file goes."""
-        found = store._queues.get(*queue)
+        found = store._parts.queues.get(*queue)
         return 0 if found is None else found.min_offset
 
     def check_tags(self, store: MessageStore, queue: Queue, first: int, end: int) -> None:
@@ -274,7 +274,7 @@ class Life:
 
     def aged(self, store: MessageStore) -> set[bytes]:
         """The bodies that were sent to the topic that comes and goes, and are gone by their age."""
-        return {body for body, place in self.passing_places.items() if place < store._log.min_offset}
+        return {body for body, place in self.passing_places.items() if place < store.log.min_offset}
 
     def write_config(self) -> None:
         assert self.store is not None
@@ -293,7 +293,7 @@ class Life:
             known.passing.add(b"%d" % self.serial)
         else:
             self.deleting = True
-            self.store.delete_topic(PASSING[0])
+            self.store.topics.delete(PASSING[0])
             known.passing_gone |= known.passing
             known.passing.clear()
             known.passing_recovered.clear()

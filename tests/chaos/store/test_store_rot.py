@@ -204,11 +204,11 @@ def test_without_a_property_crc_a_record_of_another_place_is_reported(tmp_path, 
         assert [message.queue_offset for message in found] == list(range(COUNT))
         assert all(message.body == BODIES[index] for index, message in enumerate(found) if index not in damaged)
         assert bodies_of(store, queue_id=1) == [b"other"] * 3
-        assert store.topics() == {"orders": [0, 1, 2][: 2 + turn]}
+        assert store.topics.queue_ids() == {"orders": [0, 1, 2][: 2 + turn]}
         # A stop at the end of the first turn leaves a snapshot, and nothing is walked behind it.
         # Without its physical offset a record still has its place in the log, and only a reader reports it.
         walked = offsets[-1:] if stopped else offsets
-        assert [hole.offset for hole in store.holes] == (walked if field != "physical_offset" else [])
+        assert [hole.offset for hole in store.mender.holes] == (walked if field != "physical_offset" else [])
         assert store.append([make_batch([b"next"], queue_id=2)])[0].queue_offset == turn
         store.close()
 
@@ -223,15 +223,15 @@ def test_a_record_of_another_place_is_mended_with_the_bytes_of_another_replica(t
     begin = good.find(BODIES[COUNT - 30]) - BODY_OFFSET
     flip(path, begin + field, bit)
     store = open_store(root)
-    [hole] = store.holes
+    [hole] = store.mender.holes
     assert (hole.offset, hole.size) == (int(path.name) + begin, LAST_SIZE)
-    store.mend(hole.offset, good[begin : begin + hole.size])
-    assert (store.holes, bodies_of(store)) == ((), BODIES)
+    store.mender.mend(hole.offset, good[begin : begin + hole.size])
+    assert (store.mender.holes, bodies_of(store)) == ((), BODIES)
     killed_copy(root, root.with_name("killed"))
     store.close()
     for again in (root, root.with_name("killed")):
         store = open_store(again)
-        assert (store.holes, bodies_of(store)) == ((), BODIES)
+        assert (store.mender.holes, bodies_of(store)) == ((), BODIES)
         store.close()
 
 
@@ -257,11 +257,11 @@ def test_a_bit_before_the_end_of_the_last_snapshot_is_found_although_newer_files
     good = path.read_bytes()
     flip(path, begin + BODY_OFFSET + 3)
     store = open_store(root)
-    [hole] = store.holes
+    [hole] = store.mender.holes
     assert (hole.offset, hole.size) == (places[damaged], LAST_SIZE)
     assert intact_bodies(store) == [*BODIES[:damaged], None, *BODIES[damaged + 1 :]]
     store.mend(hole.offset, good[begin : begin + hole.size])
-    assert (store.holes, bodies_of(store)) == ((), BODIES)
+    assert (store.mender.holes, bodies_of(store)) == ((), BODIES)
     store.close()
 
 
@@ -335,7 +335,7 @@ def test_the_list_of_holes_is_told_to_be_damaged(tmp_path):
     path = max((path for path in (root / "commitlog").iterdir() if any(path.read_bytes())), key=lambda path: path.name)
     flip(path, path.read_bytes().find(BODIES[350]))
     store = open_store(root)
-    assert len(store.holes) == 1
+    assert len(store.mender.holes) == 1
     store.close()
     flip(root / "holes", 12)
     store = open_store(root)
@@ -350,7 +350,7 @@ def test_what_is_cut_is_kept_beside_the_log(tmp_path):
     flip(path, path.read_bytes().find(BODIES[COUNT - 1]))
     before = path.read_bytes()
     store = open_store(root)
-    end, status = store.end_offset, store.status()
+    end, status = store.log.end_offset, store.status()
     assert bodies_of(store) == BODIES[:-1]
     store.close()
     kept = (root / "lost+cut" / f"{end:020d}").read_bytes()

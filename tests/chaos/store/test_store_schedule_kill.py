@@ -59,10 +59,10 @@ def test_what_was_acknowledged_is_delivered_once_over_every_kill(tmp_path):
     for _ in range(KILLS):
         run_and_kill(root, acknowledged, dice.uniform(0.1, LONGEST_LIFE_S))
     store = open_store(root)
-    waiting = sum(store.queue_bounds(topic, 0).max_offset for topic in (SCHEDULE_TOPIC, TIMER_TOPIC))
+    waiting = sum(store.queues.bounds(topic, 0).max_offset for topic in (SCHEDULE_TOPIC, TIMER_TOPIC))
     store.schedule.start_delivery()
     queues = [("orders", queue_id) for queue_id in range(TARGET_QUEUES)]
-    eventually(lambda: sum(store.queue_bounds(*queue).max_offset for queue in queues) >= waiting, "all is delivered")
+    eventually(lambda: sum(store.queues.bounds(*queue).max_offset for queue in queues) >= waiting, "all is delivered")
     eventually(lambda: store.status().schedule.pending == {}, "nothing waits")
     arrived = [[body.decode().split(":") for body in bodies_of(store, *queue)] for queue in queues]
     store.close()

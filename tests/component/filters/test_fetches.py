@@ -47,7 +47,7 @@ def priced(count: int, every: int) -> list[dict[str, str]]:
 def read_all(store: MessageStore, sql: str, max_messages: int = 1000) -> tuple[list[int], int]:
     """The offsets of all messages that pass, read to the end of the queue, and how many bytes were returned."""
     offset, found, moved = 0, list[int](), 0
-    end = store.queue_bounds("orders", 0).max_offset
+    end = store.queues.bounds("orders", 0).max_offset
     while offset < end:
         request = FetchRequest("orders", 0, offset, max_messages, None, sql)
         [result] = store.fetch([request], max_bytes=1 << 20, wait_s=0)

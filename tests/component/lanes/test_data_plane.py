@@ -35,6 +35,7 @@ from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane.reads import decode_ends, encode_queues, encode_wait
 from raymq.remoting.storage_client import FoundInPlace, StorageClient
+from storage.append.appender import Appender
 from storage.running_flags import RunningFlag
 from tests.support.clients.fakes import WAIT_S, FakeActor, description
 from tests.support.clients.lanes import StorageDouble, make_certificates
@@ -176,7 +177,7 @@ def test_what_no_producer_sends_is_refused_and_nothing_is_stored(connect, change
     fields = {name: getattr(good, name) for name in EncodedBatch.__dataclass_fields__} | change
     with pytest.raises(error):
         client.append([EncodedBatch(**fields)], WAIT_S)
-    assert actor.store.end_offset == 0
+    assert actor.store.log.end_offset == 0
     [result] = client.append([good], WAIT_S)
     assert result.queue_offset == 0
 
@@ -275,16 +276,16 @@ def test_more_queues_than_a_connection_has_handles(connect, monkeypatch):
 
 
 def test_ids_that_are_a_range_and_tag_codes_arrive(connect, monkeypatch):
-    actor, client, _ = connect()
+    client = connect()[1]
     batch = make_batch([b"1", b"2"], tags="paid")
     seen = []
-    start_append = actor.store.start_append
+    prepare = Appender.prepare
 
-    def start(batches, **options):
+    def note(appender, batches):
         seen.extend(batches)
-        return start_append(batches, **options)
+        return prepare(appender, batches)
 
-    monkeypatch.setattr(actor.store, "start_append", start)
+    monkeypatch.setattr(Appender, "prepare", note)
     ids = IdRange("0" * 28, 65_535, 2)
     fields = {name: getattr(batch, name) for name in EncodedBatch.__dataclass_fields__} | {"message_ids": ids}
     client.append([EncodedBatch(**fields)], WAIT_S)
@@ -579,15 +580,15 @@ def test_from_another_node_nothing_is_watched(double, monkeypatch):
 def test_a_wait_that_fails_is_told_and_leaves_nothing_behind(watched, monkeypatch):
     """The role changes between the two looks of a question, the second of which is made when its time is over."""
     actor, client = watched
-    ends, looks = actor.store.ends, []
+    ends, looks = actor.store.fetches.ends, []
 
-    def fail_at_second(positions):
+    def fail_at_second(positions, **options):
         looks.append(positions)
         if len(looks) == 2:
             raise NotMasterError("a", 3)
-        return ends(positions)
+        return ends(positions, **options)
 
-    monkeypatch.setattr(actor.store, "ends", fail_at_second)
+    monkeypatch.setattr(actor.store.fetches, "ends", fail_at_second)
     watch = client.open_watch()
     watch.ask([FetchRequest("orders", 0, 0, 1)], 0.1)
     with pytest.raises(NotMasterError):

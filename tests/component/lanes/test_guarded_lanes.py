@@ -78,11 +78,11 @@ def test_a_frame_is_carried_out_only_for_a_user_who_may_send_it(guarded, method)
     guarded.refused.add(method)
     with pytest.raises(NoPermissionError, match=f"alice may not {method}"):
         CALLS[method](guarded.client)
-    assert guarded.store.queue_bounds("orders", 0).max_offset == 0
+    assert guarded.store.queues.bounds("orders", 0).max_offset == 0
     guarded.refused.clear()
     CALLS[method](guarded.client)
     assert guarded.asked == [("alice", method)] * 2
-    assert guarded.store.queue_bounds("orders", 0).max_offset == (method == "append")
+    assert guarded.store.queues.bounds("orders", 0).max_offset == (method == "append")
 
 
 def test_each_question_of_a_watch_is_asked_about(guarded):

@@ -147,7 +147,7 @@ def test_transactions(store, report, clock):
 def test_the_state_of_the_store(store, report):
     store.append([make_batch([b"a"])])
     seen = report()
-    assert seen.value("raymq_storage_size_bytes", storage_type="local") == store.end_offset - store.min_offset
+    assert seen.value("raymq_storage_size_bytes", storage_type="local") == store.log.end_offset - store.log.min_offset
     assert seen.value("raymq_storage_writable") == 1
     assert seen.value("raymq_processor_watermark", processor="append") == 3
     assert seen.value("raymq_processor_watermark", processor="pull") == 2
@@ -161,7 +161,7 @@ def test_the_state_of_the_store(store, report):
     store.fence("it follows")
     assert report().value("raymq_storage_writable") == 0
     assert seen.value("raymq_storage_disk_failed") == 0
-    store.fail(OSError(errno.EIO, os.strerror(errno.EIO)))
+    store.gate.fail(OSError(errno.EIO, os.strerror(errno.EIO)))
     assert report().value("raymq_storage_disk_failed") == 1
 
 
@@ -191,17 +191,17 @@ def test_bounds_of_many_queues_and_the_times_of_their_messages(store, clock):
     first_ms = clock()
     clock.now_ms += 5000
     store.append([make_batch([b"c"])])
-    assert store.queue_bounds_many([("orders", 3), ("none", 1)]) == [[(0, 3 + 1), (0, 0), (0, 2)], [(0, 0)]]
+    assert store.queues.bounds_of_topics([("orders", 3), ("none", 1)]) == [[(0, 3 + 1), (0, 0), (0, 2)], [(0, 0)]]
     positions = [QueuePosition("orders", 0, 0), QueuePosition("orders", 0, 3), QueuePosition("orders", 0, 4)]
-    assert store.stored_times(positions) == [first_ms, first_ms + 5000, 0]
-    assert store.stored_times([QueuePosition("none", 0, 0)]) == [0]
+    assert store.queues.stored_times(positions) == [first_ms, first_ms + 5000, 0]
+    assert store.queues.stored_times([QueuePosition("none", 0, 0)]) == [0]
 
 
 def test_a_deleted_topic_has_no_series_any_more_and_stays_in_the_totals(store):
     store.append([make_batch([b"a"] * 5)])
     store.append([make_batch([b"b"] * 2, topic="bills")])
     before = store.stats.runtime(0.0, 0)
-    store.delete_topic("orders")
+    store.topics.delete("orders")
     assert store.stats.topics().keys() == {"bills"}
     assert {topic for topic, _ in store.stats.received()} == {"bills"}
     after = store.stats.runtime(0.0, 0)

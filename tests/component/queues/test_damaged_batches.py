@@ -25,7 +25,7 @@ FIRST_MS = 1_700_000_000_000
 def found(store: MessageStore, max_messages: int) -> dict[int, bytes | None]:
     """What a consumer gets, by queue offset; None for a message that cannot be read."""
     bodies: dict[int, bytes | None] = {}
-    offset, end = 0, store.queue_bounds(TOPIC, 0).max_offset
+    offset, end = 0, store.queues.bounds(TOPIC, 0).max_offset
     while offset < end:
         [result] = store.fetch([FetchRequest(TOPIC, 0, offset, max_messages)], max_bytes=1 << 20, wait_s=0)
         assert offset < result.next_offset <= end
@@ -50,7 +50,7 @@ def test_a_damaged_inner_batch_holds_up_no_other(tmp_path: Path, field: str, how
         store.append([inner(*[b"body %d" % (3 * n + m) for m in range(3)], sequence=3 * n)])[0].physical_offset
         for n in range(5)
     ]
-    stored_ms = store.stored_times([QueuePosition(TOPIC, 0, 3 * n) for n in range(5)])
+    stored_ms = store.queues.stored_times([QueuePosition(TOPIC, 0, 3 * n) for n in range(5)])
     if how == "killed":
         root = killed_copy(root, tmp_path / "killed")
     if how != "open":
@@ -67,13 +67,13 @@ def test_a_damaged_inner_batch_holds_up_no_other(tmp_path: Path, field: str, how
             at: b"body %d" % at for at in range(15) if at not in (6, 7, 8)
         }
         # After a kill nothing tells which offsets a batch with a damaged header had: then the hole is all there is.
-        assert damaged or field == "size" or (how == "killed" and store.holes[0].offset == places[2])
-    assert store.stored_times([QueuePosition(TOPIC, 0, 3 * n) for n in (0, 1, 3, 4)]) == [
+        assert damaged or field == "size" or (how == "killed" and store.mender.holes[0].offset == places[2])
+    assert store.queues.stored_times([QueuePosition(TOPIC, 0, 3 * n) for n in (0, 1, 3, 4)]) == [
         ms for n, ms in enumerate(stored_ms) if n != 2
     ]
     for number in (0, 1, 3, 4):
-        assert store.offset_by_time(TOPIC, 0, stored_ms[number], Boundary.UPPER) == 3 * number
-        assert store.offset_by_time(TOPIC, 0, stored_ms[number]) == 3 * number
+        assert store.queues.offset_by_time(TOPIC, 0, stored_ms[number], Boundary.UPPER) == 3 * number
+        assert store.queues.offset_by_time(TOPIC, 0, stored_ms[number]) == 3 * number
     store.close()
 
 
@@ -87,12 +87,12 @@ def test_a_slave_that_gets_a_damaged_inner_batch_reports_it_at_the_same_offsets(
     (root / "dedup").unlink()
     flip(root, places[2], field)
     store = open_store(root)
-    [hole] = store.holes
+    [hole] = store.mender.holes
     slave = open_store(tmp_path / "slave")
     slave.chunks.append_chunk(0, store.chunks.read_chunk(0, 1 << 20))
-    slave.chunks.append_hole(hole.offset, *store.chunks.read_hole(hole.offset, store.end_offset))
+    slave.chunks.append_hole(hole.offset, *store.chunks.read_hole(hole.offset, store.log.end_offset))
     slave.chunks.append_chunk(hole.end_offset, store.chunks.read_chunk(hole.end_offset, 1 << 20))
-    slave.show(slave.end_offset)
-    assert slave.holes == store.holes
+    slave.show(slave.log.end_offset)
+    assert slave.mender.holes == store.mender.holes
     assert found(slave, 100) == found(store, 100)
     assert None in found(slave, 100).values()

@@ -81,7 +81,7 @@ def test_the_body_is_compressed_as_a_whole(store):
     compression = Compression(CompressionType.ZSTD, threshold_bytes=64)
     with producer_of(StoreClient(store), compression=compression) as producer:
         producer.send_batch([Message("batched", b"the same again")] * 100, timeout_s=WAIT_S)
-    assert store.end_offset < 3000
+    assert store.log.end_offset < 3000
     assert {message.body for message in read_queue(store, "batched")} == {b"the same again"}
 
 
@@ -103,4 +103,4 @@ def test_messages_that_would_come_one_at_a_time_are_refused(store, delay):
                 send(Message("batched", b"later", **delay))
         with pytest.raises(MessageIllegalError, match="inner batches"):
             producer.send_batch([*messages(2), *messages(1, **delay)])
-    assert store.end_offset == 0
+    assert store.log.end_offset == 0

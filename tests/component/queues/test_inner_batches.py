@@ -120,15 +120,15 @@ def test_what_is_sent_again_is_stored_once(tmp_path):
 def test_a_queue_is_of_one_kind(tmp_path):
     store = open_store(tmp_path)
     store.append([inner(b"one")])
-    end = store.end_offset
+    end = store.log.end_offset
     with pytest.raises(MessageIllegalError, match="inner batches"):
         store.append([make_batch([b"x"], topic=TOPIC)])
     store.append([make_batch([b"x"], topic=TOPIC, queue_id=1)])
     with pytest.raises(MessageIllegalError, match="single messages"):
         store.append([make_batch([b"fine"]), inner(b"two", queue_id=1)])
     assert bodies_of(store, TOPIC) == [b"one"]
-    assert store.end_offset > end
-    assert "orders" not in store.topics()
+    assert store.log.end_offset > end
+    assert "orders" not in store.topics.queue_ids()
     store.append([inner(b"other", queue_id=2)])
     store.close()
 
@@ -148,7 +148,7 @@ def test_a_record_that_does_not_say_what_it_holds_is_refused(tmp_path, tail):
     good.records = records
     with pytest.raises(MessageIllegalError, match="how many messages"):
         store.append([good])
-    assert store.end_offset == 0
+    assert store.log.end_offset == 0
     store.close()
 
 
@@ -187,8 +187,8 @@ def test_recovery_makes_queue_and_dedup_table_again(tmp_path, lost, clean):
 @pytest.mark.parametrize("max_bytes", [1, 3000, 1 << 20])
 def test_slaves_have_the_same_queue_and_take_over(tmp_path, max_bytes):
     master, slave = filled(tmp_path / "a"), open_store(tmp_path / "b", **SMALL_QUEUE_FILES)
-    while data := master.chunks.read_chunk(slave.end_offset, max_bytes):
-        slave.chunks.append_chunk(slave.end_offset, data)
+    while data := master.chunks.read_chunk(slave.log.end_offset, max_bytes):
+        slave.chunks.append_chunk(slave.log.end_offset, data)
     assert bodies_of(slave, TOPIC) == expected_bodies()
     count = len(expected_bodies())
     [repeat] = slave.append([inner(*expected_bodies()[-5:], sequence=count - 5)])
@@ -237,7 +237,7 @@ def test_a_batch_longer_than_what_is_left_goes_to_the_next_file(tmp_path):
     store = open_store(tmp_path)
     for number in range(5):
         store.append([inner(*[b"x" * 7000] * 4, sequence=4 * number)])
-    assert store.end_offset > 2 * LOG_FILE_BYTES
+    assert store.log.end_offset > 2 * LOG_FILE_BYTES
     assert bodies_of(store, TOPIC) == [b"x" * 7000] * 20
     with pytest.raises(MessageIllegalError, match="exceeds this store's limit"):
         store.append([inner(*[b"x" * 7000] * 10, sequence=20)])

@@ -60,7 +60,7 @@ def test_one_message_is_read_from_each_of_its_queues(store):
     assert (found.message_id, found.offset_message_id) == (result.message_id, result.offset_message_id)
     own = read_queue(store)[2]
     assert (own.topic, own.sent_to, own.light_queues) == ("orders", "orders", ("alice", "bob"))
-    assert store.light_queues() == [LightQueue(ALICE, 0, 2), LightQueue(BOB, 0, 4)]
+    assert store.topics.light_queues() == [LightQueue(ALICE, 0, 2), LightQueue(BOB, 0, 4)]
 
 
 def test_a_part_of_a_queue_its_tags_and_its_columns_are_read(store):
@@ -141,7 +141,7 @@ def test_thousands_of_queues_take_little_space(tmp_path):
     for first in range(0, 2000, 400):
         names = ",".join(f"%LMQ%{number}" for number in range(first, first + 400))
         store.append([make_batch([b"to 400"], extra_properties={"INNER_MULTI_DISPATCH": names})])
-    assert len(store.light_queues()) == 2000
+    assert len(store.topics.light_queues()) == 2000
     used = sum(path.stat().st_blocks * 512 for path in (tmp_path / "consumequeue").rglob("0*") if path.is_file())
     assert used < 50_000_000
     assert bodies_of(store, "%LMQ%1999") == [b"to 400"]
@@ -174,19 +174,19 @@ def test_a_queue_without_messages_is_swept_and_its_consumer_misses_nothing_later
         store.append([make_batch([b"x" * 10_000] * 6)])
     store.append([make_batch([b"late"], extra_properties={"INNER_MULTI_DISPATCH": BOB})])
     expire(store, root)
-    assert [queue.topic for queue in store.light_queues()] == [BOB]
+    assert [queue.topic for queue in store.topics.light_queues()] == [BOB]
     assert not (root / "consumequeue" / ALICE).exists()
     # A consumer that had read all 30 is at offset 30.
     store.append([make_batch([b"again"], extra_properties={"INNER_MULTI_DISPATCH": ALICE})])
     assert [message.body for message in all_of(store, ALICE, 30)] == [b"again"]
-    [queue] = [queue for queue in store.light_queues() if queue.topic == ALICE]
+    [queue] = [queue for queue in store.topics.light_queues() if queue.topic == ALICE]
     assert queue.min_offset >= 30
     assert queue.max_offset == queue.min_offset + 1
     killed = killed_copy(root, tmp_path / "killed")
     store.close()
     for path in (root, killed):
         again = open_store(path, **ON)
-        assert queue in again.light_queues()
+        assert queue in again.topics.light_queues()
         assert [message.body for message in all_of(again, ALICE, 30)] == [b"again"]
         again.append([make_batch([b"more"], extra_properties={"INNER_MULTI_DISPATCH": ALICE})])
         assert [message.body for message in all_of(again, ALICE, queue.max_offset)] == [b"more"]
@@ -203,11 +203,11 @@ def test_a_message_of_a_light_queue_that_is_given_back_is_stored_once_and_in_no_
     [found] = store.fetch([FetchRequest(ALICE, 0, 0, 10)], max_bytes=1 << 20, wait_s=0)
     returned, _ = read_returned(found.records, GroupConfig("g"), delay_level=level, max_reconsume_times=-1)
     store.append(ReturnWriter("returns", lambda count: 0).batches("g", returned, 1))
-    assert [queue.max_offset for queue in store.light_queues()] == [1, 1]
-    [topic] = store.topics().keys() - {"orders", ALICE, BOB}
+    assert [queue.max_offset for queue in store.topics.light_queues()] == [1, 1]
+    [topic] = store.topics.queue_ids().keys() - {"orders", ALICE, BOB}
     waits = {2: SCHEDULE_TOPIC, 0: SCHEDULE_TOPIC, -1: "%DLQ%g"}
     assert topic == waits[level]
-    [queue_id] = store.topics()[topic]
+    [queue_id] = store.topics.queue_ids()[topic]
     [again] = read_queue(store, topic, queue_id)
     assert (again.body, again.system_properties["RETRY_TOPIC"]) == (b"one", ALICE)
     assert (again.sent_to, again.reconsume_times) == (topic, 1)
@@ -217,11 +217,11 @@ def test_a_message_of_a_transaction_comes_into_its_light_queues_when_it_is_commi
     message = Message("orders", b"paid", light_queues=["alice"])
     [result] = store.append([half_batch([message], ids=["T-1"])])
     [other] = store.append([half_batch([Message("orders", b"no", light_queues=["bob"])], ids=["T-2"])])
-    assert store.light_queues() == []
+    assert store.topics.light_queues() == []
     half = Transaction(store, "T-1", result.queue_offset, result.physical_offset)
     half.commit()
     half.commit()
     Transaction(store, "T-2", other.queue_offset, other.physical_offset).rollback()
-    assert store.light_queues() == [LightQueue(ALICE, 0, 1)]
+    assert store.topics.light_queues() == [LightQueue(ALICE, 0, 1)]
     [found] = read_queue(store, ALICE)
     assert (found.body, found.sent_to) == (b"paid", "orders")

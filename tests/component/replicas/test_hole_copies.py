@@ -162,7 +162,7 @@ def test_a_record_that_names_a_wrong_place_is_copied_as_a_hole_and_mended(make, 
         for replica in group.replicas.values():
             assert [hole.reason.startswith(PLACE_REASON) for hole in replica.holes] == [True]
             assert placed_bodies(replica.any_store) == expected
-            assert replica.any_store.topics()["orders"] == [0]
+            assert replica.any_store.topics.queue_ids()["orders"] == [0]
         stop(group)
         start(group)
         group.settle()
@@ -217,8 +217,10 @@ def test_while_a_member_of_the_set_may_have_the_intact_bytes_the_hole_is_not_cop
             group.copy(NEW)
         # Over lanes the error may come before the slave has appended the chunk that is on its way.
         store = group.replicas[NEW].any_store
-        eventually(lambda store=store: store.end_offset == group.master.holes[0].offset, "the chunk before the hole")
-        store.flush_all()
+        eventually(
+            lambda store=store: store.log.end_offset == group.master.holes[0].offset, "the chunk before the hole"
+        )
+        store.gate.flush_all()
     [hole] = group.master.holes
     assert group.replicas[NEW].account().end_offset == hole.offset
     start(group, other)
@@ -249,10 +251,10 @@ def hole_of_two_stores(tmp_path: Path, numbers: range = range(20, 21)) -> tuple[
         data[data.index(BODIES[number])] ^= 1
     path.write_bytes(data)
     master = MessageStore.open(settings, broker_name="broker-a")
-    [hole] = master.holes
+    [hole] = master.mender.holes
     slave = open_slave(tmp_path)
     slave.chunks.append_chunk(0, master.chunks.read_chunk(0, hole.offset))
-    assert slave.end_offset == hole.offset
+    assert slave.log.end_offset == hole.offset
     return master, slave
 
 
@@ -263,15 +265,15 @@ def open_slave(tmp_path: Path, name: str = "slave") -> MessageStore:
 @pytest.mark.parametrize("killed", [False, True], ids=["clean stop", "killed"])
 def test_a_hole_at_the_end_of_a_copy_survives_a_restart_and_is_no_torn_tail(tmp_path, killed):
     master, slave = hole_of_two_stores(tmp_path)
-    [hole] = master.holes
-    slave.chunks.append_hole(hole.offset, *master.chunks.read_hole(hole.offset, master.end_offset))
+    [hole] = master.mender.holes
+    slave.chunks.append_hole(hole.offset, *master.chunks.read_hole(hole.offset, master.log.end_offset))
     if killed:
         killed_copy(tmp_path / "slave", tmp_path / "copy")
     slave.close()
     slave = open_slave(tmp_path, "copy" if killed else "slave")
-    assert (slave.holes, slave.end_offset) == ((hole,), hole.end_offset)
+    assert (slave.mender.holes, slave.log.end_offset) == ((hole,), hole.end_offset)
     slave.chunks.append_chunk(hole.end_offset, master.chunks.read_chunk(hole.end_offset, 1 << 20))
-    slave.show(slave.end_offset)
+    slave.show(slave.log.end_offset)
     assert intact_bodies(slave) == intact_bodies(master) == [*BODIES[:20], None, *BODIES[21:]]
     [damaged] = [row for row, body in enumerate(intact_bodies(slave)) if body is None]
     assert damaged == 20
@@ -281,8 +283,8 @@ def test_a_hole_at_the_end_of_a_copy_survives_a_restart_and_is_no_torn_tail(tmp_
 
 def test_a_hole_never_overwrites_anything_and_must_continue_the_log(tmp_path):
     master, slave = hole_of_two_stores(tmp_path)
-    [hole] = master.holes
-    data, copy = master.chunks.read_hole(hole.offset, master.end_offset)
+    [hole] = master.mender.holes
+    data, copy = master.chunks.read_hole(hole.offset, master.log.end_offset)
     before = killed_copy(tmp_path / "slave", tmp_path / "before")
     [unit] = copy.units
     wrong: list[tuple[int, bytes, HoleCopy]] = [
@@ -297,27 +299,27 @@ def test_a_hole_never_overwrites_anything_and_must_continue_the_log(tmp_path):
     for offset, damaged, noted in wrong:
         with pytest.raises(InvalidArgumentError):
             slave.chunks.append_hole(offset, damaged, noted)
-    assert (slave.holes, slave.end_offset) == ((), hole.offset)
+    assert (slave.mender.holes, slave.log.end_offset) == ((), hole.offset)
     log = min((tmp_path / "slave" / "commitlog").iterdir())
     assert log.read_bytes() == (before / "commitlog" / log.name).read_bytes()
     slave.chunks.append_hole(hole.offset, data, copy)
-    assert slave.holes == (hole,)
+    assert slave.mender.holes == (hole,)
     slave.close()
     master.close()
 
 
 def test_a_cut_before_a_hole_forgets_it_so_that_new_records_are_none(tmp_path):
     master, slave = hole_of_two_stores(tmp_path)
-    [hole] = master.holes
-    slave.chunks.append_hole(hole.offset, *master.chunks.read_hole(hole.offset, master.end_offset))
+    [hole] = master.mender.holes
+    slave.chunks.append_hole(hole.offset, *master.chunks.read_hole(hole.offset, master.log.end_offset))
     slave.close()
     assert truncate_log(small_settings(tmp_path / "slave"), hole.offset) == hole.size
     slave = open_slave(tmp_path)
-    assert (slave.holes, slave.end_offset) == ((), hole.offset)
+    assert (slave.mender.holes, slave.log.end_offset) == ((), hole.offset)
     slave.append([make_batch([b"another"])])
     slave.close()
     slave = open_slave(tmp_path)
-    assert slave.holes == ()
+    assert slave.mender.holes == ()
     assert intact_bodies(slave) == [*BODIES[:20], b"another"]
     slave.close()
     master.close()
@@ -325,13 +327,13 @@ def test_a_cut_before_a_hole_forgets_it_so_that_new_records_are_none(tmp_path):
 
 def copy_hole(master: MessageStore, slave: MessageStore, part_bytes: Callable[[], int], parts: int = 1 << 30) -> bool:
     """Copy the hole at the slave's end, in so many parts at most; true if it is whole then."""
-    end = slave.end_offset
+    end = slave.log.end_offset
     for _ in range(parts):
         at = slave.chunks.append_offset
-        slave.chunks.append_hole(at, *master.chunks.read_hole(at, master.end_offset, part_bytes()))
-        if slave.end_offset > end:
+        slave.chunks.append_hole(at, *master.chunks.read_hole(at, master.log.end_offset, part_bytes()))
+        if slave.log.end_offset > end:
             return True
-        assert (slave.holes, slave.chunks.append_offset > at) == ((), True)
+        assert (slave.mender.holes, slave.chunks.append_offset > at) == ((), True)
     return False
 
 
@@ -342,15 +344,15 @@ def test_a_hole_is_copied_in_parts_of_any_size(tmp_path, numbers):
     draw = random.Random(seed)
     master, slave = hole_of_two_stores(tmp_path, numbers)
     assert copy_hole(master, slave, lambda: draw.choice([1, 7, 8, 91, draw.randrange(1, 400)]))
-    [hole] = slave.holes
-    assert slave.holes == master.holes
+    [hole] = slave.mender.holes
+    assert slave.mender.holes == master.mender.holes
     slave.chunks.append_chunk(hole.end_offset, master.chunks.read_chunk(hole.end_offset, 1 << 20))
-    slave.show(slave.end_offset)
+    slave.show(slave.log.end_offset)
     assert intact_bodies(slave) == intact_bodies(master)
     assert intact_bodies(slave).count(None) == len(numbers)
     slave.close()
     slave = open_slave(tmp_path)
-    assert (slave.holes, intact_bodies(slave)) == (master.holes, intact_bodies(master))
+    assert (slave.mender.holes, intact_bodies(slave)) == (master.mender.holes, intact_bodies(master))
     slave.close()
     master.close()
 
@@ -358,7 +360,7 @@ def test_a_hole_is_copied_in_parts_of_any_size(tmp_path, numbers):
 @pytest.mark.parametrize("end", ["clean stop", "killed"])
 def test_a_slave_that_stops_between_two_parts_begins_the_hole_again(tmp_path, end):
     master, slave = hole_of_two_stores(tmp_path)
-    [hole] = master.holes
+    [hole] = master.mender.holes
     assert not copy_hole(master, slave, lambda: 50, parts=3)
     name = "slave"
     if end == "killed":
@@ -366,9 +368,9 @@ def test_a_slave_that_stops_between_two_parts_begins_the_hole_again(tmp_path, en
     slave.close()
     assert not any(min((tmp_path / "slave" / "commitlog").iterdir()).read_bytes()[hole.offset :])
     slave = open_slave(tmp_path, name)
-    assert (slave.holes, slave.end_offset, slave.chunks.append_offset) == ((), hole.offset, hole.offset)
+    assert (slave.mender.holes, slave.log.end_offset, slave.chunks.append_offset) == ((), hole.offset, hole.offset)
     assert copy_hole(master, slave, lambda: 50)
-    assert slave.holes == master.holes
+    assert slave.mender.holes == master.mender.holes
     slave.close()
     master.close()
 
@@ -377,9 +379,9 @@ def test_what_is_appended_after_some_parts_of_a_hole_leaves_nothing_of_them(tmp_
     master, slave = hole_of_two_stores(tmp_path)
     assert not copy_hole(master, slave, lambda: 50, parts=4)
     slave.append([make_batch([b"x"])])  # it leads now
-    end = slave.end_offset
+    end = slave.log.end_offset
     assert not any(min((tmp_path / "slave" / "commitlog").iterdir()).read_bytes()[end:])
-    assert (slave.holes, slave.chunks.append_offset) == ((), end)
+    assert (slave.mender.holes, slave.chunks.append_offset) == ((), end)
     slave.show(end)
     assert intact_bodies(slave) == [*BODIES[:20], b"x"]
     slave.close()
@@ -388,52 +390,52 @@ def test_what_is_appended_after_some_parts_of_a_hole_leaves_nothing_of_them(tmp_
 
 def test_a_hole_that_is_mended_on_the_master_while_it_is_copied_is_copied_as_records(tmp_path):
     master, slave = hole_of_two_stores(tmp_path)
-    [hole] = master.holes
+    [hole] = master.mender.holes
     assert not copy_hole(master, slave, lambda: 50, parts=3)
     at = slave.chunks.append_offset
-    master.mend(hole.offset, good_record(master, hole))
+    master.mender.mend(hole.offset, good_record(master, hole))
     with pytest.raises(InvalidArgumentError, match="no hole"):
-        master.chunks.read_hole(at, master.end_offset)
+        master.chunks.read_hole(at, master.log.end_offset)
     slave.chunks.append_chunk(hole.offset, master.chunks.read_chunk(hole.offset, 1 << 20))
-    slave.show(slave.end_offset)
-    assert (slave.holes, intact_bodies(slave)) == ((), BODIES)
+    slave.show(slave.log.end_offset)
+    assert (slave.mender.holes, intact_bodies(slave)) == ((), BODIES)
     slave.close()
     master.close()
 
 
 def good_record(master: MessageStore, hole: Hole) -> bytes:
     """The record that a hole was before the first byte of its body changed."""
-    data = bytearray(master.chunks.read_hole(hole.offset, master.end_offset)[0])
+    data = bytearray(master.chunks.read_hole(hole.offset, master.log.end_offset)[0])
     data[data.index(bytes([BODIES[20][0] ^ 1]) + BODIES[20][1:])] ^= 1
     return bytes(data)
 
 
 def test_a_part_may_come_twice_and_another_one_in_its_place_starts_the_hole_again(tmp_path):
     master, slave = hole_of_two_stores(tmp_path)
-    [hole] = master.holes
+    [hole] = master.mender.holes
     assert not copy_hole(master, slave, lambda: 50, parts=3)
     end = slave.chunks.append_offset
     for at in (hole.offset, hole.offset + 50, hole.offset + 60):
-        slave.chunks.append_hole(at, *master.chunks.read_hole(at, master.end_offset, 50))
+        slave.chunks.append_hole(at, *master.chunks.read_hole(at, master.log.end_offset, 50))
         assert slave.chunks.append_offset == end
-    data, copy = master.chunks.read_hole(hole.offset + 50, master.end_offset, 50)
+    data, copy = master.chunks.read_hole(hole.offset + 50, master.log.end_offset, 50)
     with pytest.raises(InvalidArgumentError, match="changed on the master"):
         slave.chunks.append_hole(hole.offset + 50, bytes(50), copy)
     assert slave.chunks.append_offset == hole.offset
     with pytest.raises(InvalidArgumentError, match=f"the log ends at {hole.offset}"):
         slave.chunks.append_hole(hole.offset + 50, data, copy)
     assert copy_hole(master, slave, lambda: 50)
-    assert slave.holes == master.holes
+    assert slave.mender.holes == master.mender.holes
     slave.close()
     master.close()
 
 
 def test_a_replica_that_got_a_hole_passes_on_units_that_consumers_do_not_see_yet(tmp_path):
     master, slave = hole_of_two_stores(tmp_path)
-    [hole] = master.holes
+    [hole] = master.mender.holes
     assert copy_hole(master, slave, lambda: 1 << 20)
-    passed_on = slave.chunks.read_hole(hole.offset, slave.end_offset)
-    assert passed_on == master.chunks.read_hole(hole.offset, master.end_offset)
+    passed_on = slave.chunks.read_hole(hole.offset, slave.log.end_offset)
+    assert passed_on == master.chunks.read_hole(hole.offset, master.log.end_offset)
     assert [unit.queue_offset for unit in passed_on[1].units] == [20]
     slave.close()
     master.close()
@@ -442,13 +444,13 @@ def test_a_replica_that_got_a_hole_passes_on_units_that_consumers_do_not_see_yet
 def test_an_offset_without_a_unit_leads_to_the_damaged_record_before_it_until_that_is_mended(tmp_path):
     """The master's unit may lead elsewhere: it had the place of another record, which was mended first."""
     master, slave = hole_of_two_stores(tmp_path)
-    [hole] = master.holes
-    data, copy = master.chunks.read_hole(hole.offset, master.end_offset)
+    [hole] = master.mender.holes
+    data, copy = master.chunks.read_hole(hole.offset, master.log.end_offset)
     slave.chunks.append_hole(hole.offset, data, replace(copy, units=()))
     slave.chunks.append_chunk(hole.end_offset, master.chunks.read_chunk(hole.end_offset, 1 << 20))
-    slave.show(slave.end_offset)
+    slave.show(slave.log.end_offset)
     assert intact_bodies(slave) == [*BODIES[:20], None, *BODIES[21:]]
-    slave.mend(hole.offset, good_record(master, hole))
+    slave.mender.mend(hole.offset, good_record(master, hole))
     assert intact_bodies(slave) == BODIES
     slave.close()
     master.close()

@@ -21,7 +21,7 @@ def test_a_hole_of_more_than_64_mib_is_copied(tmp_path):
     starts = [0]
     for body in BODIES:
         master.append([make_batch([body])])
-        starts.append(master.end_offset)
+        starts.append(master.log.end_offset)
     master.close()
     with min((tmp_path / "master" / "commitlog").iterdir()).open("r+b") as file:
         for start in starts[1 : len(BODIES) - 1]:
@@ -29,19 +29,19 @@ def test_a_hole_of_more_than_64_mib_is_copied(tmp_path):
             file.write(b"\xaa" * 88)
     (tmp_path / "master" / "dedup").unlink()  # the whole log is walked
     master = open_large(tmp_path / "master", follows=False)
-    [hole] = master.holes
+    [hole] = master.mender.holes
     assert hole.size > 64 << 20
     slave = open_large(tmp_path / "slave", follows=True)
     slave.chunks.append_chunk(0, master.chunks.read_chunk(0, 1))
     parts = 0
-    while slave.end_offset == hole.offset:
+    while slave.log.end_offset == hole.offset:
         at = slave.chunks.append_offset
-        slave.chunks.append_hole(at, *master.chunks.read_hole(at, master.end_offset))
+        slave.chunks.append_hole(at, *master.chunks.read_hole(at, master.log.end_offset))
         parts += 1
     assert parts == -(-hole.size // (4 << 20))
-    assert slave.holes == master.holes
+    assert slave.mender.holes == master.mender.holes
     slave.chunks.append_chunk(hole.end_offset, master.chunks.read_chunk(hole.end_offset, 1))
-    slave.show(slave.end_offset)
+    slave.show(slave.log.end_offset)
     assert intact_bodies(slave) == intact_bodies(master) == [BODIES[0], *[None] * 18, BODIES[-1]]
     slave.close()
     master.close()

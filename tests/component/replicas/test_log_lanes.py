@@ -115,7 +115,7 @@ def test_reads_that_wait_end_when_the_masters_disk_fails_and_later_ones_do_not_w
     ask(first, position(group, follower=7, learner=True, wait_s=READ_LOG_WAIT_MAX_S))
     eventually(lambda: group.master.account().lags, "the request")
     begun_s = time.monotonic()
-    group.master.any_store._gate.fail(OSError(errno.EIO, os.strerror(errno.EIO)))
+    group.master.any_store.gate.fail(OSError(errno.EIO, os.strerror(errno.EIO)))
     for lane in (first, second):
         if lane is second:
             ask(second, position(group, follower=8, learner=True, wait_s=READ_LOG_WAIT_MAX_S))

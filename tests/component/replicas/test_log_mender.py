@@ -16,8 +16,8 @@ from raymq.common.protocol.store import Hole
 from raymq.records.format.decode import decode_records
 from raymq.records.format.layout import BLANK_MAGIC
 from storage.files import disk
-from storage.message_store import MessageStore
 from storage.replication.log_chunks import LogChunks, truncate_log
+from storage.replication.mend import HoleMender
 from tests.support.replicas.local_replicas import LocalReplicas, append, filled_groups, settle_append
 from tests.support.stores.stores import bodies_of, intact_bodies, make_batch
 
@@ -175,14 +175,14 @@ def damage(group: LocalReplicas, name: int, numbers: range) -> None:
 def count_parts(monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> list[int]:
     """Have parts of about so many bytes sent at most; the list gets the size of each part that is written."""
     sizes: list[int] = []
-    read_part, mend = LogChunks.read_part, MessageStore.mend
+    read_part, mend = LogChunks.read_part, HoleMender.mend
 
-    def note(store: MessageStore, offset: int, data: bytes) -> None:
+    def note(mender: HoleMender, offset: int, data: bytes) -> None:
         sizes.append(len(data))
-        mend(store, offset, data)
+        mend(mender, offset, data)
 
     monkeypatch.setattr(LogChunks, "read_part", lambda self, offset, size: read_part(self, offset, size, max_bytes))
-    monkeypatch.setattr(MessageStore, "mend", note)
+    monkeypatch.setattr(HoleMender, "mend", note)
     return sizes
 
 

@@ -82,7 +82,7 @@ def change_log(directory: Path, change: Change) -> None:
 
 def units_of(store: MessageStore) -> list[tuple[int, ...]]:
     """The units of the queue, PRE_BLANKs without what they hold beside their size."""
-    queue = store._queues.get_plain("orders", 0)
+    queue = store._parts.queues.get_plain("orders", 0)
     assert queue is not None
     units: list[tuple[int, ...]] = []
     while len(units) < queue.next_offset:

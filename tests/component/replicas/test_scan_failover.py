@@ -62,7 +62,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalRepl
     ]
     group.settle()
     assert len(appends) == COUNT // BATCH * QUEUES
-    eventually(lambda: group.master.store.queue_bounds("orders", 1).max_offset == COUNT, "all messages visible")
+    eventually(lambda: group.master.store.queues.bounds("orders", 1).max_offset == COUNT, "all messages visible")
     group.settle()
     yield group
     group.end()

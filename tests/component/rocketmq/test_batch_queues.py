@@ -96,7 +96,7 @@ def fetch(
 
 
 def check(store: MessageStore, first: int = 0, end: int = COUNT) -> None:
-    bounds = store.queue_bounds("batched", 0)
+    bounds = store.queues.bounds("batched", 0)
     assert (bounds.min_offset, bounds.max_offset) == (first, end)
     assert bodies_of(store, "batched") == BODIES[first:end]
 
@@ -106,7 +106,7 @@ def test_a_killed_store_serves_every_message_of_its_batches(root):
         store = open_batched(root)
         check(store)
         assert bodies_of(store) == [b"plain %d" % index for index in range(0, BATCHES, 10)]
-        assert store.topics() == {"batched": [0], "orders": [0]}
+        assert store.topics.queue_ids() == {"batched": [0], "orders": [0]}
         store.close()
 
 
@@ -199,11 +199,11 @@ def test_a_time_and_a_key_lead_into_the_queue(root):
     store = open_batched(root)
     for index in (0, 1, 31, BATCHES - 1):
         time_ms = 1_700_000_000_000 + index
-        assert store.offset_by_time("batched", 0, time_ms) == BASES[index]
-        assert store.offset_by_time("batched", 0, time_ms, Boundary.UPPER) == BASES[index]
+        assert store.queues.offset_by_time("batched", 0, time_ms) == BASES[index]
+        assert store.queues.offset_by_time("batched", 0, time_ms, Boundary.UPPER) == BASES[index]
         found = decode_records(store.queries.by_key("batched", f"batch-{index}").records)
         assert [message.queue_offset for message in found] == list(range(BASES[index], BASES[index] + SIZES[index]))
-    assert store.offset_by_time("batched", 0, 1_700_000_000_000 + BATCHES) == COUNT
+    assert store.queues.offset_by_time("batched", 0, 1_700_000_000_000 + BATCHES) == COUNT
     store.close()
 
 
@@ -237,7 +237,7 @@ def test_a_cut_log_ends_the_queue_before_the_first_batch_that_is_not_whole(root)
 
 def test_a_truncated_log_takes_its_batches_along(root):
     store = open_batched(root)
-    unit = store._queues.get("batched", 0).holder_of(BASES[20])
+    unit = store._parts.queues.get("batched", 0).holder_of(BASES[20])
     store.close()
     settings = small_settings(root, mapper_file_size_batch_consume_queue_bytes=BATCH_FILE_BYTES)
     truncate_log(settings, unit.physical_offset)
@@ -257,7 +257,7 @@ def test_batches_go_by_their_age_and_their_queue_files_with_them(root, monkeypat
         os.utime(path, (now.timestamp() - 360_000,) * 2)
     store.cleaner._by_hand = 1
     assert store.cleaner.run_once(now) == 1
-    first = store.queue_bounds("batched", 0).min_offset
+    first = store.queues.bounds("batched", 0).min_offset
     assert 0 < first < COUNT
     assert first in BASES
     check(store, first)
@@ -281,9 +281,9 @@ def test_producers_cannot_send_to_such_a_queue(root):
 
 def test_a_deleted_topic_is_gone_with_its_batches(root):
     store = open_batched(root)
-    store.delete_topic("batched")
+    store.topics.delete("batched")
     for _ in range(2):
-        assert store.topics() == {"orders": [0]}
+        assert store.topics.queue_ids() == {"orders": [0]}
         assert not (root / "batchconsumequeue" / "batched").exists()
         store.close()
         store = open_batched(root)
@@ -302,7 +302,7 @@ def test_offsets_may_be_higher_than_so_many_records_would_need_bytes(tmp_path):
     store.close()
     store = open_batched(root)
     assert store.status().cut_bytes == 0
-    assert store.queue_bounds("batched", 0).max_offset == 2000
+    assert store.queues.bounds("batched", 0).max_offset == 2000
     store.close()
 
 
@@ -314,7 +314,7 @@ def test_a_record_that_does_not_say_what_it_holds_is_in_no_queue(tmp_path):
     root = killed_copy(tmp_path / "original", tmp_path / "killed")
     store.close()
     store = open_batched(root)
-    assert store.topics() == {"orders": [0]}
+    assert store.topics.queue_ids() == {"orders": [0]}
     assert bodies_of(store) == [b"plain"]
     store.close()
 
@@ -381,7 +381,7 @@ def test_what_is_not_of_its_queues_kind_is_in_no_queue_of_a_slave_as_after_recov
     slave = open_batched(tmp_path / "slave")
     for chunk in [b"".join(mixed_log())] if together else mixed_log():
         slave.chunks.append_chunk(slave.status().max_physical_offset, chunk)
-    assert [slave.queue_bounds(topic, 0).max_offset for topic in "ab"] == [5, 4]
+    assert [slave.queues.bounds(topic, 0).max_offset for topic in "ab"] == [5, 4]
     root = killed_copy(tmp_path / "slave", tmp_path / "recovered")
     producers = slave._parts.dedup.rows()
     slave.close()

@@ -34,13 +34,14 @@ def check_manifest(store: MessageStore, root: Path) -> None:
 
     A delayed message's line has the delay topic's queue offset; the message is found by that in its level's queue.
     """
-    delayed = {m.physical_offset: m for t, qs in store.topics().items() for q in qs if t.startswith("SCHEDULE")
+    known = store.topics.queue_ids()
+    delayed = {m.physical_offset: m for t, qs in known.items() for q in qs if t.startswith("SCHEDULE")
                for m in read_queue(store, t, q)}  # fmt: skip
     queues: dict[tuple[str, int], dict[int, int]] = {}
     with (root / "manifest.tsv").open() as lines:
         rows = list(csv.reader(lines, delimiter="\t"))
     assert len(rows) == 600
-    read = {(t, q): read_queue(store, t, q) for t, qs in store.topics().items() for q in qs}
+    read = {(t, q): read_queue(store, t, q) for t, qs in store.topics.queue_ids().items() for q in qs}
     for _, topic, queue_id, tags, keys, status, physical_offset, queue_offset, message_id, crc in rows:
         assert status == "PUT_OK"
         message = delayed.get(int(physical_offset)) or read[topic, int(queue_id)][int(queue_offset)]
@@ -57,7 +58,7 @@ def check_manifest(store: MessageStore, root: Path) -> None:
 def test_every_message_of_the_manifest_reads_back(root):
     store = open_store(root)
     check_manifest(store, root)
-    assert (store.status().cut_bytes, store.holes) == (0, ())
+    assert (store.status().cut_bytes, store.mender.holes) == (0, ())
     store.close()
 
 
@@ -68,7 +69,7 @@ def test_no_record_is_taken_for_damaged_if_queues_are_made_again_after_a_crash(r
     remove(root / lost)
     store = open_store(root)
     check_manifest(store, root)
-    assert store.holes == ()
+    assert store.mender.holes == ()
     store.close()
 
 
@@ -120,8 +121,8 @@ def check_queries(store: MessageStore, root: Path) -> None:
             found = store.queries.by_key(message.topic, key, 64, at - 1000, at + 1000)
             assert found.complete
             assert message in decode_records(found.records), (key, message.physical_offset)
-        first = store.offset_by_time(message.topic, message.queue_id, at)
-        last = store.offset_by_time(message.topic, message.queue_id, at, Boundary.UPPER)
+        first = store.queues.offset_by_time(message.topic, message.queue_id, at)
+        last = store.queues.offset_by_time(message.topic, message.queue_id, at, Boundary.UPPER)
         assert first <= message.queue_offset <= last
 
 

@@ -57,7 +57,7 @@ def test_a_record_whose_last_property_ends_in_nul_is_whole(tmp_path, which, cras
     for _ in range(2):
         store = open_store(tmp_path / "store")
         assert offsets(store) == list(range(1000))
-        assert (store.end_offset, store.status().cut_bytes) == (end, 0)
+        assert (store.log.end_offset, store.status().cut_bytes) == (end, 0)
         messages = read_queue(store, "T")
         assert all(messages[i].properties.get("bin") == "C-string\0" for i in of)
         store.close()
@@ -68,9 +68,9 @@ def test_a_record_whose_last_property_ends_in_nul_is_whole(tmp_path, which, cras
 def test_a_replica_takes_records_whose_last_property_ends_in_nul(tmp_path, max_bytes):
     end = write_log(tmp_path / "a", [Row("T", 0, i, NUL % i) for i in range(1000)])
     source, target = open_store(tmp_path / "a"), open_store(tmp_path / "b")
-    while data := source.chunks.read_chunk(target.end_offset, max_bytes):
-        assert target.chunks.append_chunk(target.end_offset, data)
-    assert target.end_offset == end
+    while data := source.chunks.read_chunk(target.log.end_offset, max_bytes):
+        assert target.chunks.append_chunk(target.log.end_offset, data)
+    assert target.log.end_offset == end
     assert offsets(target) == list(range(1000))
     source.close()
     target.close()
@@ -152,7 +152,7 @@ def test_delayed_and_retried_messages_are_in_other_queues_too(tmp_path, crashed)
     write_log(tmp_path / "store", lmq_rows(ELSEWHERE), crashed=crashed)
     for _ in range(2):
         store = open_store(tmp_path / "store")
-        assert store.queue_bounds("%LMQ%a", 0) == QueueBounds(0, 21, 0)
+        assert store.queues.bounds("%LMQ%a", 0) == QueueBounds(0, 21, 0)
         assert offsets_in_lmq(store) == [str(offset) for offset in range(21)]
         store.close()
 
@@ -160,8 +160,8 @@ def test_delayed_and_retried_messages_are_in_other_queues_too(tmp_path, crashed)
 def test_a_replica_puts_them_there_too(tmp_path):
     write_log(tmp_path / "a", lmq_rows(ELSEWHERE))
     source, target = open_store(tmp_path / "a"), open_store(tmp_path / "b")
-    while data := source.chunks.read_chunk(target.end_offset, 500):
-        target.chunks.append_chunk(target.end_offset, data)
+    while data := source.chunks.read_chunk(target.log.end_offset, 500):
+        target.chunks.append_chunk(target.log.end_offset, data)
     assert offsets_in_lmq(target) == [str(offset) for offset in range(21)]
     source.close()
     target.close()
@@ -185,8 +185,8 @@ def test_a_stale_offset_of_a_retried_message_changes_nothing(tmp_path):
     rows = [*lmq_rows({}), Row("%RETRY%g", 0, 0, lmq(0)), Row("%RETRY%g", 0, 1, lmq(3))]
     write_log(tmp_path / "a", rows, crashed=True)
     source, target = open_store(tmp_path / "a"), open_store(tmp_path / "b")
-    while data := source.chunks.read_chunk(target.end_offset, 500):
-        target.chunks.append_chunk(target.end_offset, data)
+    while data := source.chunks.read_chunk(target.log.end_offset, 500):
+        target.chunks.append_chunk(target.log.end_offset, data)
     for store in (source, target):
         assert offsets_in_lmq(store) == [str(offset) for offset in range(21)]
         store.close()
@@ -202,8 +202,8 @@ def test_holes_do_not_hide_the_messages_before_them(tmp_path, lost):
     write_log(tmp_path / "store", [*others, *rows], crashed=True)
     store = open_store(tmp_path / "store")
     left = [offset for offset in range(22) if offset not in lost]
-    queue = store._queues.get_plain("T", 0)
-    assert store.queue_bounds("T", 0).min_offset == left[0]
+    queue = store._parts.queues.get_plain("T", 0)
+    assert store.queues.bounds("T", 0).min_offset == left[0]
     for row in range(len(left) - 1):
         [unit] = queue.units(left[row], 1)
         assert queue.first_at_or_after(int(unit["physical_offset"])) == left[row]
@@ -233,7 +233,7 @@ def test_a_topic_that_rocketmq_deleted_stays_deleted(tmp_path, left, snapshot):
         (tmp_path / "store/dedup").unlink()
     for _ in range(2):
         store = open_store(tmp_path / "store")
-        assert store.topics() == {"Kept": [0]}
+        assert store.topics.queue_ids() == {"Kept": [0]}
         assert offsets(store, "Kept") == [0, 1, 2, 3, 4, 5]
         assert [row.topic for row in store._parts.dedup.rows()] == ["Kept"]
         store.close()
@@ -256,8 +256,8 @@ def test_what_rocketmq_s_scheduler_delivered_says_nothing_of_who_sends_to_that_q
     rows += [Row("T", 0, 101 + i, sent(ours, i, FOR_T).replace(b"EPOCH\x011", b"EPOCH\x010")) for i in range(150)]
     write_log(tmp_path / "a", rows)
     source, target = open_store(tmp_path / "a"), open_store(tmp_path / "b")
-    while data := source.chunks.read_chunk(target.end_offset, 1 << 20):
-        target.chunks.append_chunk(target.end_offset, data)
+    while data := source.chunks.read_chunk(target.log.end_offset, 1 << 20):
+        target.chunks.append_chunk(target.log.end_offset, data)
     for store in (source, target):
         [(producer, topic, _, _, ranges), *others] = sorted(store._parts.dedup.rows(), reverse=True)
         assert (producer, topic, ranges) == ("P", "T", [(0, 1, 0)])
@@ -281,7 +281,7 @@ def test_a_message_waits_for_its_time_though_rocketmq_made_its_unit(tmp_path, ah
         waiting=WaitingBatch(TIMER_TOPIC, [0]),
     )  # fmt: skip
     store.append([batch])
-    before = int(store._queues.get_plain(TIMER_TOPIC, queue_id).units(0, 1)[0]["tags_code"])
+    before = int(store._parts.queues.get_plain(TIMER_TOPIC, queue_id).units(0, 1)[0]["tags_code"])
     store.close()
     file = tmp_path / "consumequeue" / TIMER_TOPIC / str(queue_id) / ("0" * 20)
     units = bytearray(file.read_bytes())
@@ -292,11 +292,11 @@ def test_a_message_waits_for_its_time_though_rocketmq_made_its_unit(tmp_path, ah
     scheduler = store.schedule.new_scheduler()
     assert scheduler._reader.delivery_times(source, 0, 10).tolist() == [before]
     scheduler.round()
-    assert store.queue_bounds("T", 0).max_offset == 0
-    assert store.end_offset == len(batch.records)
+    assert store.queues.bounds("T", 0).max_offset == 0
+    assert store.log.end_offset == len(batch.records)
     now_ms = before
     scheduler.round()
-    assert store.end_offset > len(batch.records)
+    assert store.log.end_offset > len(batch.records)
     if queue_id != TIMER_ROLL_QUEUE:
         assert [message.tags for message in read_queue(store, "T")] == ["red"]
     store.close()

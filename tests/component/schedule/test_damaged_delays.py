@@ -51,7 +51,7 @@ def put_delayed(store: MessageStore, clock: Clock, kind: str) -> list[int]:
 
 def received(store: MessageStore, topic: str = "orders", queue_id: int = 3) -> list[MessageExt]:
     """The messages that a consumer of a queue gets."""
-    bounds = store.queue_bounds(topic, queue_id)
+    bounds = store.queues.bounds(topic, queue_id)
     messages = []
     for offset in range(bounds.min_offset, bounds.max_offset):
         [result] = store.fetch([FetchRequest(topic, queue_id, offset, 1)], max_bytes=1 << 20, wait_s=0)
@@ -109,7 +109,7 @@ def test_a_damaged_delayed_message_holds_up_no_other(
     killed = opened(killed_copy(root, tmp_path / "killed"), deliver=False)
     deliver_all(killed)
     assert len(received(killed)) == len(messages)
-    assert all(places[DAMAGED] <= hole.offset < places[DAMAGED + 1] for hole in killed.holes)
+    assert all(places[DAMAGED] <= hole.offset < places[DAMAGED + 1] for hole in killed.mender.holes)
 
 
 def test_a_delayed_message_of_a_changed_level_is_delivered_once_over_a_kill(opened, clock, tmp_path):
@@ -127,7 +127,7 @@ def test_a_delayed_message_of_a_changed_level_is_delivered_once_over_a_kill(open
     killed = killed_copy(tmp_path / "store", tmp_path / "killed")
     flip(killed, places[DAMAGED], "queue id")
     store = opened(killed, deliver=False)
-    assert [hole.offset for hole in store.holes] == [places[DAMAGED]]
+    assert [hole.offset for hole in store.mender.holes] == [places[DAMAGED]]
     clock.now_ms += 10 * DUE_MS
     deliver_all(store)
     assert [message.body for message in received(store)] == [*BODIES, b"later", b"later"]

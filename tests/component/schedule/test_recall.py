@@ -136,14 +136,14 @@ def test_a_recall_of_a_message_due_in_days_is_filed_again_each_day_until_then(op
     due_ms = clock.now_ms + 3 * DAY_MS
     handle = send(store, clock, b"gone", due_ms)
     send(store, clock, b"kept", due_ms)
-    assert store.queue_bounds(TIMER_TOPIC, TIMER_ROLL_QUEUE).max_offset == 2
+    assert store.queues.bounds(TIMER_TOPIC, TIMER_ROLL_QUEUE).max_offset == 2
     recall(store, clock, handle)
     scheduler = store.schedule.new_scheduler()
     for _ in range(4):
         clock.now_ms += DAY_MS
         while scheduler.round() == 0:
             pass
-    assert store.queue_bounds(TIMER_TOPIC, TIMER_RECALL_QUEUE).max_offset == 3
+    assert store.queues.bounds(TIMER_TOPIC, TIMER_RECALL_QUEUE).max_offset == 3
     assert bodies(store) == [b"kept"]
     assert bodies(store, RECALLED_TOPIC, 0) == [b"gone"]
     assert scheduler._recalls._due_ms == {}

@@ -60,7 +60,7 @@ def timed(body: bytes, deliver_at_ms: int) -> Message:
 
 def delivered(store: MessageStore) -> list[MessageExt]:
     """The messages of the queue that they are for, which may grow meanwhile."""
-    end = store.queue_bounds("orders", 3).max_offset
+    end = store.queues.bounds("orders", 3).max_offset
     [result] = store.fetch([FetchRequest("orders", 3, 0, max(end, 1))], max_bytes=1 << 24, wait_s=0)
     return decode_records(result.records, broker_name="broker-a")
 
@@ -88,7 +88,7 @@ def test_a_message_of_level_3_waits_in_queue_2_and_its_unit_holds_the_time_of_de
     store = opened(deliver=False)
     [result] = store.append([waiting_batch([level(b"x")], clock)])
     assert result.queue_offset == 0
-    assert store.topics() == {SCHEDULE_TOPIC: [2]}
+    assert store.topics.queue_ids() == {SCHEDULE_TOPIC: [2]}
     unit = (store._root / "consumequeue" / SCHEDULE_TOPIC / "2" / ("0" * 20)).read_bytes()[:20]
     assert unit[12:].hex() == "0000018bcfe58f11"
     [message] = read_queue(store, SCHEDULE_TOPIC, 2)
@@ -162,11 +162,11 @@ def test_a_message_for_next_week_is_filed_again_every_day_and_delivered_once(ope
     store = opened()
     due = clock.now_ms + 6 * DAY_MS + 12_345
     store.append([waiting_batch([timed(b"x", due)], clock)])
-    assert store.topics() == {TIMER_TOPIC: [TIMER_ROLL_QUEUE]}
+    assert store.topics.queue_ids() == {TIMER_TOPIC: [TIMER_ROLL_QUEUE]}
     places = [(TIMER_TOPIC, TIMER_ROLL_QUEUE), (TIMER_TOPIC, timer_queue(due, due))]
 
     def is_filed(times: int) -> bool:
-        return sum(store.queue_bounds(*place).max_offset for place in places) == times
+        return sum(store.queues.bounds(*place).max_offset for place in places) == times
 
     pins = [store.cleaner.pinned_physical_offset()]
     for day in range(1, 6):
@@ -343,8 +343,10 @@ def test_messages_that_rocketmq_delayed_are_delivered_here(opened, clock, tmp_pa
     """With a clock that is just behind their store, all twelve of each store reach their own queues, as they were."""
     root = Path(shutil.copytree(FIXTURES / directory, tmp_path / "rocketmq"))
     quiet = opened(root, deliver=False)
-    waiting = [m for queue_id in quiet.topics()[SCHEDULE_TOPIC] for m in read_queue(quiet, SCHEDULE_TOPIC, queue_id)]
-    before = {(t, q): quiet.queue_bounds(t, q).max_offset for t, qs in quiet.topics().items() for q in qs}
+    waiting = [
+        m for queue_id in quiet.topics.queue_ids()[SCHEDULE_TOPIC] for m in read_queue(quiet, SCHEDULE_TOPIC, queue_id)
+    ]
+    before = {(t, q): quiet.queues.bounds(t, q).max_offset for t, qs in quiet.topics.queue_ids().items() for q in qs}
     clock.now_ms = max(m.store_timestamp_ms for m in waiting) + 7_200_000 - 1
     quiet.close()
     store = opened(root)

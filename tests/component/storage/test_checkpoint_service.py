@@ -121,7 +121,7 @@ def test_a_power_cut_takes_no_message_whose_unit_still_waited(tmp_path, monkeypa
 def test_each_disk_has_a_figure_of_its_own(tmp_path, monkeypatch):
     store = opened(tmp_path)
     asked = []
-    monkeypatch.setattr("storage.message_store.disk_usage", lambda path: asked.append(path) or 0.25)
+    monkeypatch.setattr("storage.reports.disk_usage", lambda path: asked.append(path) or 0.25)
     assert store.statistics().runtime["consumeQueueDiskRatio"] == "0.25"
     assert asked == [tmp_path / "consumequeue"]
     store.close()

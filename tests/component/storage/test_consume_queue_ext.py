@@ -230,7 +230,7 @@ def test_what_a_crash_left_behind_the_last_address_goes(root, tmp_path):
     store = open_store(root, **ON)
     fill(store, 0, 30)
     store._checkpoints.flush_queues()
-    end = store.end_offset
+    end = store.log.end_offset
     before = queues_of(root)
     fill(store, 30, 90)
     copy = killed_copy(root, tmp_path / "copy")
@@ -238,7 +238,7 @@ def test_what_a_crash_left_behind_the_last_address_goes(root, tmp_path):
     log = copy / "commitlog" / f"{0:020d}"
     log.write_bytes(log.read_bytes()[:end].ljust(LOG_FILE_BYTES, b"\0"))
     again = open_store(copy, **ON)
-    assert again.end_offset == end
+    assert again.log.end_offset == end
     assert {name: data for name, data in queues_of(copy).items() if data.strip(b"\0")} == before
     fill(again, 30, 1)
     assert tagged(again, "even") == list(range(0, 31, 2))
@@ -321,7 +321,7 @@ def test_files_go_with_the_messages_that_they_are_about(root, monkeypatch):
     for _ in range(3):
         store.cleaner.request_run()
         store.cleaner.run_once(cleaner.datetime.now())
-    first = store.queue_bounds("orders", 0).min_offset
+    first = store.queues.bounds("orders", 0).min_offset
     assert first > 500
     names = sorted(path.name for path in (root / "consumequeue_ext" / "orders" / "0").iterdir())
     assert names[0] == f"{first // 49 * EXT_FILE_BYTES:020d}"
@@ -335,7 +335,7 @@ def test_files_go_with_the_messages_that_they_are_about(root, monkeypatch):
 def test_it_goes_with_its_topic(root):
     store = open_store(root, **ON)
     fill(store, 0, 60)
-    store.delete_topic("orders")
+    store.topics.delete("orders")
     assert not (root / "consumequeue_ext" / "orders").exists()
     fill(store, 0, 3)
     assert codes_in(root, 3) == addresses_of(np.array([0, 20, 40])).tolist()
@@ -347,8 +347,8 @@ def test_a_replica_makes_the_same(root, tmp_path):
     store, slave = open_store(root, **ON), open_store(tmp_path / "slave", **ON)
     store.append([make_batch([b"x"] * 200, tags="odd")])
     fill(store, 200, 60)
-    while slave.end_offset < store.end_offset:
-        slave.chunks.append_chunk(slave.end_offset, store.chunks.read_chunk(slave.end_offset, 10_000))
+    while slave.log.end_offset < store.log.end_offset:
+        slave.chunks.append_chunk(slave.log.end_offset, store.chunks.read_chunk(slave.log.end_offset, 10_000))
     assert log_of(tmp_path / "slave") == log_of(root)
     assert queues_of(tmp_path / "slave") == queues_of(root)
     slave.close()

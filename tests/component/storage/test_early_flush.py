@@ -37,7 +37,7 @@ def test_a_message_that_a_flush_overtook_is_visible_and_wakes_who_waits(
         add = visibility.add
 
         def overtaken(end_offset: int, *place: Any) -> None:
-            assert store._gate.wait_flushed(end_offset)  # as if the writer had lost its processor for that long
+            assert store.gate.wait_flushed(end_offset)  # as if the writer had lost its processor for that long
             add(end_offset, *place)
 
         monkeypatch.setattr(visibility, "add", overtaken)
@@ -67,7 +67,7 @@ def late_copies(store: MessageStore) -> ReplicaAcks:
     def has_copies(end_offset: int) -> bool:
         looks.append(end_offset)
         if len(looks) < THIRD_LOOK:
-            threading.Thread(target=store.notify_progress).start()
+            threading.Thread(target=store.gate.progress.notify).start()
         return len(looks) >= THIRD_LOOK
 
     return ReplicaAcks(None, has_copies, COPIES_TIMEOUT_S)

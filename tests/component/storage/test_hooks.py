@@ -269,8 +269,9 @@ def test_a_class_is_made_once(hooks, opened):
 
 def test_a_store_without_hooks_has_none_on_its_ways(opened):
     store = opened()
-    assert store._write == store._write_checked
-    assert store._fetch == store._fetcher.fetch
+    appends = store.append.__self__
+    assert appends.write == appends._write_checked
+    assert store.fetch == store.fetches.fetch
     assert store.status().hooks == ()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("hook-")]
 

@@ -327,7 +327,7 @@ class TestIndexOfAStore:
         log_files = sorted((tmp_path / "store" / "commitlog").iterdir())
         log_files[-1].write_bytes(bytes(LOG_FILE_BYTES))
         store = open_store(tmp_path / "store")
-        left = store.queue_bounds("orders", 0).max_offset
+        left = store.queues.bounds("orders", 0).max_offset
         assert 100 < left < 700
         assert found_numbers(store, f"n{left - 1}") == [left - 1]
         assert found_numbers(store, f"n{left}") == []
@@ -340,7 +340,7 @@ class TestIndexOfAStore:
         writer = threading.Thread(target=append_keyed, args=(store, 0, 2000))
         writer.start()
         while writer.is_alive():
-            end = store.queue_bounds("orders", 0).max_offset
+            end = store.queues.bounds("orders", 0).max_offset
             if end:
                 assert found_numbers(store, f"n{end - 1}") == [end - 1]
         writer.join()

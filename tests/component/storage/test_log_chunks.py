@@ -79,7 +79,7 @@ def test_what_does_not_continue_the_log_is_refused_and_nothing_is_written(tmp_pa
         with pytest.raises(InvalidArgumentError):
             target.chunks.append_chunk(offset, bytes(data))
     assert target.status().max_physical_offset == 0
-    assert target.topics() == {}
+    assert target.topics.queue_ids() == {}
     assert target.chunks.append_chunk(0, chunk)
     with pytest.raises(InvalidArgumentError):
         target.chunks.append_chunk(0, chunk)
@@ -94,7 +94,7 @@ def test_reading_outside_the_log_is_an_error(tmp_path):
     with pytest.raises(InvalidArgumentError):
         store.chunks.read_chunk(end + 1, 1000)
     with store._parts.append_lock:
-        store._log.drop_files_before(LOG_FILE_BYTES)
+        store.log.drop_files_before(LOG_FILE_BYTES)
     with pytest.raises(DataLossError):
         store.chunks.read_chunk(0, 1000)
     store.close()
@@ -103,12 +103,12 @@ def test_reading_outside_the_log_is_an_error(tmp_path):
 @pytest.mark.parametrize("max_bytes", [1, 3000, 1 << 20])
 def test_a_topic_that_was_deleted_and_created_again_is_so_in_the_copy(tmp_path, max_bytes):
     source, target = filled(tmp_path / "a"), open_store(tmp_path / "b")
-    source.delete_topic("orders")
+    source.topics.delete("orders")
     source.append([make_batch([b"new one"])])
     source.append([make_batch([b"new other"], queue_id=1)])
     source.append([make_batch([b"new two"])])
     source.append([make_batch([b"kept"], topic="payments")])
-    source.delete_topic("orders")
+    source.topics.delete("orders")
     source.append([make_batch([b"newest"], queue_id=1)])
     copy_log(source, target, max_bytes)
     for store in (source, target):
@@ -130,7 +130,7 @@ def test_a_copy_keeps_a_queue_that_only_the_topic_created_again_has(tmp_path, ma
     copy_log(source, target, max_bytes)
     target.close()  # its snapshot has the ends of the old queues
     target = open_store(tmp_path / "b")
-    source.delete_topic("orders")
+    source.topics.delete("orders")
     first = make_batch([b"new one"], queue_id=1, producer=("p", 0, 0))
     source.append([first])
     source.append([make_batch([b"new zero"])])
@@ -162,7 +162,7 @@ def test_copies_have_all_messages_of_topics_that_were_deleted_and_created_again(
                 source.append([make_batch([b"%d" % sent], topic=topic, queue_id=queue_id)])
                 sent += 1
             elif kind == "delete":
-                source.delete_topic(dice.choice(("orders", "payments")))
+                source.topics.delete(dice.choice(("orders", "payments")))
             elif kind == "copy":
                 copy_log(source, target, dice.choice((1, 300, 1 << 20)))
             else:
@@ -170,7 +170,7 @@ def test_copies_have_all_messages_of_topics_that_were_deleted_and_created_again(
                 target.close()
                 target, copy = open_store(killed), killed
         copy_log(source, target, 1 << 20)
-        for topic, queue_ids in source.topics().items():
+        for topic, queue_ids in source.topics.queue_ids().items():
             for queue_id in queue_ids:
                 assert bodies_of(target, topic, queue_id) == bodies_of(source, topic, queue_id), (topic, queue_id)
         source.close()

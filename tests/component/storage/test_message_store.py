@@ -145,7 +145,7 @@ class TestAppend:
             with pytest.raises(MessageIllegalError, match="max_append_bytes, which is 5000"):
                 store.append(batches)
         assert store.status().max_physical_offset == 0
-        assert store.topics() == {}
+        assert store.topics.queue_ids() == {}
         store.append([fitting])
         store.append([make_batch([b"z" * 6000])])  # one message has a limit of its own
         assert len(bodies_of(store)) == 5
@@ -160,7 +160,7 @@ class TestAppend:
         bad.sizes[0] += 1
         with pytest.raises(MessageIllegalError):
             store.append([good, bad])
-        assert store.queue_bounds("orders", 0).max_offset == 0
+        assert store.queues.bounds("orders", 0).max_offset == 0
         assert store.status().max_physical_offset == 0
 
     def test_threads_appending_to_one_queue_get_offsets_without_gaps(self, store):
@@ -308,7 +308,7 @@ class TestFetch:
     def test_a_queue_that_does_not_exist_is_empty(self, store):
         assert fetch_one(store, 0).status is PullStatus.NO_NEW_MESSAGE
         assert fetch_one(store, 5).status is PullStatus.OFFSET_ILLEGAL
-        assert store.topics() == {}
+        assert store.topics.queue_ids() == {}
 
     def test_one_message_is_returned_however_small_max_bytes_is(self, store):
         store.append([make_batch([b"x" * 500, b"y"])])
@@ -437,7 +437,7 @@ class TestFlush:
             appending = pool.submit(store.append, [make_batch([b"a"])])
             flushing.wait(WAIT_S)
             assert fetch_one(store, 0).status is PullStatus.NO_NEW_MESSAGE
-            assert store.queue_bounds("orders", 0).max_offset == 0
+            assert store.queues.bounds("orders", 0).max_offset == 0
             assert not appending.done()
             flush.set()
             appending.result(WAIT_S)
@@ -511,7 +511,7 @@ class TestFlush:
         """Linux counts the bytes of a failed flush as written: a second flush alone would write nothing."""
         store = open_store(root)
         store.append([make_batch([b"flushed"])])
-        flushed = store.stored_offset
+        flushed = store.gate.stored_offset
 
         def fail(descriptor: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -520,7 +520,7 @@ class TestFlush:
             patch.setattr(disk, "flush", fail)
             with pytest.raises(StoreFailedError):
                 store.append([make_batch([b"not flushed"])])
-        end = store.end_offset
+        end = store.log.end_offset
         store.close()
         calls: list[tuple[str, int, int]] = []
         real_write, real_flush = disk.pwrite_all, disk.flush
@@ -658,22 +658,22 @@ class TestOffsets:
             now[0] = time_ms
             store.append([make_batch([b"a"] * 2)])
         by_time = {0: 0, 1000: 0, 1001: 2, 2000: 2, 2001: 6, 3000: 6, 3001: 8}
-        assert {time_ms: store.offset_by_time("orders", 0, time_ms) for time_ms in by_time} == by_time
-        assert store.offset_by_time("orders", 9, 0) == 0
+        assert {time_ms: store.queues.offset_by_time("orders", 0, time_ms) for time_ms in by_time} == by_time
+        assert store.queues.offset_by_time("orders", 9, 0) == 0
         store.close()
 
     def test_bounds_of_a_queue(self, store):
-        assert store.queue_bounds("orders", 0) == QueueBounds(0, 0, 0)
+        assert store.queues.bounds("orders", 0) == QueueBounds(0, 0, 0)
         store.append([make_batch([b"a"] * 3)])
-        assert store.queue_bounds("orders", 0) == QueueBounds(0, 3, 0)
+        assert store.queues.bounds("orders", 0) == QueueBounds(0, 3, 0)
 
 
 class TestTopics:
     def test_a_deleted_topic_is_gone_and_starts_at_0_when_made_again(self, store):
         store.append([make_batch([b"a"] * 3), make_batch([b"b"], topic="other")])
-        store.delete_topic("orders")
-        assert store.topics() == {"other": [0]}
-        assert store.queue_bounds("orders", 0).max_offset == 0
+        store.topics.delete("orders")
+        assert store.topics.queue_ids() == {"other": [0]}
+        assert store.queues.bounds("orders", 0).max_offset == 0
         assert store.append([make_batch([b"new"])])[0].queue_offset == 0
         assert bodies_of(store) == [b"new"]
 
@@ -682,13 +682,13 @@ class TestTopics:
     def test_a_deleted_topic_stays_deleted_over_a_restart(self, root, tmp_path, stopped, made_again):
         store = open_store(root)
         store.append([make_batch([b"a"] * 3, producer=("p", 0, 0)), make_batch([b"b"], topic="other")])
-        store.delete_topic("orders")
+        store.topics.delete("orders")
         if made_again:
             store.append([make_batch([b"new"])])
         killed_copy(root, tmp_path / "killed")
         store.close()
         store = open_store(root if stopped else tmp_path / "killed")
-        assert store.topics() == ({"orders": [0], "other": [0]} if made_again else {"other": [0]})
+        assert store.topics.queue_ids() == ({"orders": [0], "other": [0]} if made_again else {"other": [0]})
         assert bodies_of(store) == ([b"new"] if made_again else [])
         assert bodies_of(store, "other") == [b"b"]
         store.close()
@@ -696,14 +696,14 @@ class TestTopics:
     def test_what_was_sent_to_a_deleted_topic_can_be_sent_again(self, store):
         batch = make_batch([b"a", b"b"], producer=("p", 0, 0))
         store.append([batch])
-        store.delete_topic("orders")
+        store.topics.delete("orders")
         [result] = store.append([batch])
         assert (result.queue_offset, result.duplicate) == (0, False)
         assert bodies_of(store) == [b"a", b"b"]
 
     def test_deleting_a_topic_that_does_not_exist_does_nothing(self, store):
-        store.delete_topic("orders")
-        assert store.topics() == {}
+        store.topics.delete("orders")
+        assert store.topics.queue_ids() == {}
 
 
 class TestLifeCycle:
@@ -737,8 +737,8 @@ class TestLifeCycle:
         for call in (
             lambda: store.append([make_batch([b"a"])]),
             lambda: fetch_one(store, 0),
-            store.topics,
-            lambda: store.queue_bounds("orders", 0),
+            store.topics.queue_ids,
+            lambda: store.queues.bounds("orders", 0),
             lambda: store.read_config("topics.json"),
         ):
             with pytest.raises(ServiceNotAvailableError):
@@ -787,7 +787,7 @@ class TestLifeCycle:
 
     def test_views_stay_readable_after_the_file_is_deleted_and_the_store_closed(self, store, root):
         store.append([make_batch([b"kept"])])
-        queue = store._queues.get("orders", 0)
+        queue = store._parts.queues.get("orders", 0)
         [view] = store._parts.reader.views(queue.units(0, 1))
         store.close()
         (root / "commitlog" / "00000000000000000000").unlink()
@@ -804,13 +804,13 @@ def test_a_time_is_found_in_a_queue_that_has_lost_messages(root):
     now_ms = 1000
     store = open_store(root, clock_ms=lambda: now_ms)
     store.append([make_batch([b"early"] * 10)])
-    queue = store._queues.get_plain("orders", 0)
+    queue = store._parts.queues.get_plain("orders", 0)
     with store._parts.append_lock:
         queue.start_at(20)
     now_ms = 5000
     store.append([make_batch([b"late"] * 10)])
     found = {
-        (time_ms, boundary): store.offset_by_time("orders", 0, time_ms, boundary)
+        (time_ms, boundary): store.queues.offset_by_time("orders", 0, time_ms, boundary)
         for time_ms in (500, 1000, 3000, 5000, 9000)
         for boundary in Boundary
     }
@@ -836,7 +836,7 @@ def test_a_store_whose_directory_is_deleted_acknowledges_no_more(tmp_path, flush
     )
     store.append([make_batch([b"before"])])
     eventually((root / "commitlog" / f"{LOG_FILE_BYTES:020d}").exists, "the next file is made")
-    eventually(lambda: store.status().flushed_physical_offset == store.end_offset, "the flush")
+    eventually(lambda: store.status().flushed_physical_offset == store.log.end_offset, "the flush")
     shutil.rmtree(root)
     if flush is FlushDiskType.SYNC_FLUSH:
         with pytest.raises(StoreFailedError, match="was deleted while the store had it open"):
@@ -884,15 +884,15 @@ def test_a_started_append_is_settled_by_the_flush_and_listeners_hear_of_it(root,
         flush(descriptor)
 
     monkeypatch.setattr(disk, "flush", slow_flush)
-    store.add_progress_listener(heard.set)
+    store.gate.progress.add_listener(heard.set)
     started = store.start_append([make_batch([b"one"])])
-    assert store.end_offset > store.visible_offset
+    assert store.log.end_offset > store.visible_offset
     assert started.settle(time.monotonic()) is None
     hasty = store.start_append([replace(make_batch([b"two"]), wait_store_msg_ok=False)])
     assert [result.queue_offset for result in hasty.settle(time.monotonic()) or ()] == [2]
     disk_works.set()
     assert heard.wait(WAIT_S)
-    eventually(lambda: store.stored_offset == store.end_offset, "the flush")
+    eventually(lambda: store.gate.stored_offset == store.log.end_offset, "the flush")
     [result] = started.settle(time.monotonic()) or ()
     assert (result.status, result.queue_offset) == (SendStatus.SEND_OK, 1)
     store.close()
@@ -916,7 +916,7 @@ def test_a_started_append_does_not_look_at_its_records_again(root, monkeypatch):
     assert started.settle(time.monotonic()) is None
     buffer[:] = b"\xff" * len(buffer)
     disk_works.set()
-    eventually(lambda: store.stored_offset == store.end_offset, "the flush")
+    eventually(lambda: store.gate.stored_offset == store.log.end_offset, "the flush")
     [result] = started.settle(time.monotonic()) or ()
     assert (result.status, result.queue_offset) == (SendStatus.SEND_OK, 1)
     assert store.statistics().topics["orders"].messages == 2
@@ -933,7 +933,7 @@ def test_a_started_append_is_told_of_a_disk_that_is_too_slow_or_fails(root, monk
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(disk, "flush", failing_flush)
-    store.add_progress_listener(heard.set)
+    store.gate.progress.add_listener(heard.set)
     slow, failed = (store.start_append([make_batch([b"one"], queue_id=queue_id)]) for queue_id in (0, 1))
     [result] = slow.settle(slow.deadline_s) or ()
     assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
@@ -955,19 +955,19 @@ def test_a_disk_that_is_full_when_pages_are_made_refuses_the_append_before_anyth
     """As a file system does that needs new blocks for bytes that have some."""
     with contextlib.closing(open_store(root, flush_disk_type=FlushDiskType.ASYNC_FLUSH)) as store:
         store.append([make_batch([b"first"])])
-        end_offset = store.end_offset
+        end_offset = store.log.end_offset
 
         def fail(*arguments):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         with monkeypatch.context() as patched:
             patched.setattr(log_writer, "PAGES_AHEAD_BYTES", 4096)
-            store._log._easy_end = 0
-            store._log._writer._pages_end = 0
+            store.log._easy_end = 0
+            store.log._writer._pages_end = 0
             patched.setattr(disk, "pwrite_all", fail)
             for batch in (make_batch([b"one"]), make_batch([b"one", b"two"])):
                 with pytest.raises(StoreNotWritableError, match=r"No space left.*nothing was stored"):
                     store.append([batch])
-            assert store.end_offset == end_offset
+            assert store.log.end_offset == end_offset
         store.append([make_batch([b"second"])])
         assert bodies_of(store) == [b"first", b"second"]

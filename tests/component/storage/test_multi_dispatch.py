@@ -30,7 +30,7 @@ def batch_for(names: str, *bodies: bytes, **arguments: Any) -> EncodedBatch:
 
 def messages_in(store: MessageStore, name: str) -> list[MessageExt]:
     """The messages of a queue that messages are dispatched to, none left out."""
-    bounds = store.queue_bounds(name, 0)
+    bounds = store.queues.bounds(name, 0)
     messages: list[MessageExt] = []
     while len(messages) < bounds.max_offset - bounds.min_offset:
         request = FetchRequest(name, 0, bounds.min_offset + len(messages), 1000)
@@ -96,7 +96,7 @@ def test_batches_of_one_append_count_on(tmp_path):
 def test_unless_both_settings_are_on_the_names_mean_nothing(tmp_path, changes):
     store = open_store(tmp_path, **changes)
     store.append([batch_for("%LMQ%a", b"one")])
-    assert store.topics() == {"orders": [0]}
+    assert store.topics.queue_ids() == {"orders": [0]}
     store.close()
 
 
@@ -104,7 +104,7 @@ def test_unless_both_settings_are_on_the_names_mean_nothing(tmp_path, changes):
 def test_messages_of_these_topics_are_in_no_other_queue(tmp_path, topic):
     store = open_store(tmp_path, **ON)
     store.append([batch_for("%LMQ%a", b"one", topic=topic)])
-    assert list(store.topics()) == [topic]
+    assert list(store.topics.queue_ids()) == [topic]
     store.close()
 
 
@@ -113,7 +113,7 @@ def test_names_that_are_no_such_queues_are_refused_and_nothing_is_stored(tmp_pat
     store = open_store(tmp_path, **ON)
     with pytest.raises(MessageIllegalError, match="cannot be such a queue"):
         store.append([make_batch([b"fine"], queue_id=1), batch_for(names, b"one")])
-    assert store.end_offset == 0
+    assert store.log.end_offset == 0
     store.append([batch_for("%LMQ%a", b"one")])
     assert offsets_said(messages_in(store, "%LMQ%a")) == ["0"]
     store.close()
@@ -132,7 +132,7 @@ def test_there_are_so_many_queues_and_no_more(tmp_path):
     store.append([batch_for("%LMQ%a", b"one")])
     with pytest.raises(MessageIllegalError, match="max_lmq_consume_queue_num"):
         store.append([batch_for("%LMQ%b,%LMQ%c", b"two")])
-    assert store.topics() == {"%LMQ%a": [0], "orders": [0]}
+    assert store.topics.queue_ids() == {"%LMQ%a": [0], "orders": [0]}
     store.append([batch_for("%LMQ%a,%LMQ%b", b"two")])
     assert bodies_in(store, "%LMQ%b") == [b"two"]
     store.close()
@@ -189,9 +189,9 @@ def test_a_delayed_message_is_dispatched_when_it_is_delivered(tmp_path):
         waiting=WaitingBatch(SCHEDULE_TOPIC, [0, 1]),
     )
     store.append([batch])
-    assert store.topics() == {SCHEDULE_TOPIC: [0]}
+    assert store.topics.queue_ids() == {SCHEDULE_TOPIC: [0]}
     store.schedule.start_delivery()
-    eventually(lambda: store.queue_bounds("%LMQ%a", 0).max_offset == 2, "both are delivered")
+    eventually(lambda: store.queues.bounds("%LMQ%a", 0).max_offset == 2, "both are delivered")
     assert bodies_in(store, "%LMQ%a") == [b"one", b"two"]
     assert offsets_said(messages_in(store, "%LMQ%a")) == ["0", "1"]
     store.close()
@@ -220,13 +220,13 @@ def test_a_lost_queue_is_made_again_and_a_deleted_one_is_not(tmp_path):
     shutil.rmtree(tmp_path / "consumequeue" / "%LMQ%a" / "0")
     store = open_store(tmp_path)
     assert len(bodies_in(store, "%LMQ%a")) == 300
-    store.delete_topic("%LMQ%a")
+    store.topics.delete("%LMQ%a")
     killed = killed_copy(tmp_path, tmp_path / "killed")
     store.close()
     (killed / "dedup").unlink()
     (killed / "checkpoint").unlink()
     again = open_store(killed, **ON)
-    assert list(again.topics()) == ["%LMQ%b", "orders"]
+    assert list(again.topics.queue_ids()) == ["%LMQ%b", "orders"]
     again.append([batch_for("%LMQ%a", b"new")])
     assert offsets_said(messages_in(again, "%LMQ%a")) == ["0"]
     again.close()
@@ -235,11 +235,11 @@ def test_a_lost_queue_is_made_again_and_a_deleted_one_is_not(tmp_path):
 @pytest.mark.parametrize("max_bytes", [1, 3000, 1 << 20])
 def test_slaves_have_the_same_queues(tmp_path, max_bytes):
     master, slave = filled(tmp_path / "a"), open_store(tmp_path / "b")
-    master.delete_topic("%LMQ%a")
+    master.topics.delete("%LMQ%a")
     master.append([batch_for("%LMQ%a,%LMQ%b", b"new one")])
     master.append([batch_for("%LMQ%a", b"new two")])
-    while data := master.chunks.read_chunk(slave.end_offset, max_bytes):
-        slave.chunks.append_chunk(slave.end_offset, data)
+    while data := master.chunks.read_chunk(slave.log.end_offset, max_bytes):
+        slave.chunks.append_chunk(slave.log.end_offset, data)
     assert bodies_in(slave, "%LMQ%a") == [b"new one", b"new two"]
     assert bodies_in(slave, "%LMQ%b") == bodies_in(master, "%LMQ%b")
     master.close()
@@ -250,9 +250,9 @@ def test_slaves_have_the_same_queues(tmp_path, max_bytes):
 def test_a_slave_whose_log_begins_later_keeps_the_offsets(tmp_path):
     master, slave = filled(tmp_path / "a"), open_store(tmp_path / "b")
     slave.chunks.begin_at(LOG_FILE_BYTES)
-    while data := master.chunks.read_chunk(slave.end_offset, 4000):
-        slave.chunks.append_chunk(slave.end_offset, data)
-    bounds = slave.queue_bounds("%LMQ%b", 0)
+    while data := master.chunks.read_chunk(slave.log.end_offset, 4000):
+        slave.chunks.append_chunk(slave.log.end_offset, data)
+    bounds = slave.queues.bounds("%LMQ%b", 0)
     assert 0 < bounds.min_offset < bounds.max_offset == 360
     assert bodies_in(slave, "%LMQ%b") == bodies_in(master, "%LMQ%b")[bounds.min_offset :]
     master.close()

@@ -72,7 +72,7 @@ def test_no_function_of_an_option_that_is_off_is_called(tmp_path, flush):
         store.append([make_batch([b"one"], tags="t")])
         store.append([make_batch([b"one"]), make_batch([b"two"], queue_id=1)])
         store.append([make_batch([b"two" * 100] * 400, producer=("p", 0, 0))])
-        store._log.flush()
+        store.log.flush()
         tagged = FetchRequest("orders", 0, 0, 10, frozenset([tags_code("t")]))
         for request in (FetchRequest("orders", 0, 0, 10), tagged):
             [result] = store.fetch([request], max_bytes=1 << 20, wait_s=0)
@@ -99,5 +99,5 @@ def test_the_settings_choose_the_writer_and_the_queue_once(tmp_path, settings, w
     """Files of 64 KiB are too small to be warmed."""
     with closing(open_store(tmp_path, flush_disk_type=FlushDiskType.ASYNC_FLUSH, **settings)) as store:
         store.append([make_batch([b"one"])])
-        assert type(store._log._writer) is writer
-        assert type(store._queues.get("orders", 0)) is queue
+        assert type(store.log._writer) is writer
+        assert type(store._parts.queues.get("orders", 0)) is queue

@@ -15,7 +15,7 @@ import pytest
 
 from actors.core.replica.orders import Copied, Follow, ReplicaRole
 from actors.core.replica.rules import ReplicaRules
-from actors.replica import replica as replica_module
+from actors.replica import group_replica
 from actors.replica.replica import Replica
 from raymq.common.errors import (
     InSyncReplicasError,
@@ -27,8 +27,8 @@ from raymq.common.errors import (
 from raymq.common.message import PullStatus, SendStatus
 from raymq.common.names import STATE_TOPIC
 from raymq.common.protocol.store import FetchRequest, FetchResult
-from storage import message_store
 from storage.files import disk
+from storage.read import queue_queries
 from tests.support.history.waiting import eventually
 from tests.support.replicas.local_replicas import LocalReplicas
 from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, make_batch
@@ -42,7 +42,7 @@ RULES = ReplicaRules(lease_s=60.0, slave_timeout_s=0.05)
 @pytest.fixture(params=["calls", "lanes"])
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Make]:
     # That a slave has not heard its master for a while is said by the tests, not by a machine that is busy.
-    monkeypatch.setattr(replica_module, "MASTER_SILENT_AFTER_S", 3600.0)
+    monkeypatch.setattr(group_replica, "MASTER_SILENT_AFTER_S", 3600.0)
     groups: list[LocalReplicas] = []
 
     def build(**options: Any) -> LocalReplicas:
@@ -232,7 +232,7 @@ def test_a_replica_that_starts_empty_is_filled_from_where_the_masters_log_begins
     group.settle()
     assert group.control_state.record.sync_state_set.members == {0, 1, 2}
     master, filled = group.master.store, group.replicas[empty].store
-    assert filled.min_offset == master.min_offset > 0
+    assert filled.log.min_offset == master.log.min_offset > 0
     assert bodies_of(filled) == bodies_of(master)
 
 
@@ -241,10 +241,10 @@ def _drop_first_file(group: LocalReplicas) -> None:
     for replica in group.replicas.values():
         store = replica.any_store
         with store._parts.append_lock:
-            for path in store._log.drop_files_before(store._log.file_size + 1):
+            for path in store.log.drop_files_before(store.log.file_size + 1):
                 path.unlink()
-            for queue in store._queues:
-                queue.correct_min_offset(store._log.min_offset)
+            for queue in store._parts.queues:
+                queue.correct_min_offset(store.log.min_offset)
 
 
 def test_orders_of_older_epochs_change_nothing(make):
@@ -357,7 +357,7 @@ def test_who_reads_what_is_old_is_sent_to_a_slave_and_back_when_it_has_caught_up
     group.settle()
     slave, master = slave_of(group), group.master
     assert fetch(master, 0, max_messages=10).pull_from == ""
-    monkeypatch.setattr(message_store, "_MEMORY_BYTES", 25 * master.account().end_offset // 40)  # a quarter of it
+    monkeypatch.setattr(queue_queries, "_MEMORY_BYTES", 25 * master.account().end_offset // 40)  # a quarter of it
     sent_to = fetch(master, 0, max_messages=10).pull_from
     assert sent_to in {name_of(group, one) for one in group.replicas.values() if one is not master}
     assert fetch(slave, 10, max_messages=10).pull_from == ""
@@ -369,7 +369,7 @@ def test_a_slave_that_does_not_hear_its_master_keeps_its_readers(make, monkeypat
     group = make(rules=SLAVES_READ)
     group.settle()
     assert fetch(slave_of(group), 0).pull_from == name_of(group, group.master)
-    monkeypatch.setattr(replica_module, "MASTER_SILENT_AFTER_S", 0.0)
+    monkeypatch.setattr(group_replica, "MASTER_SILENT_AFTER_S", 0.0)
     assert fetch(slave_of(group), 0).pull_from == ""
     assert fetch(slave_of(group), 5).status is PullStatus.NO_NEW_MESSAGE
 
@@ -505,7 +505,7 @@ def test_slaves_let_go_of_deleted_topics_as_their_master_does(make):
         fetch_all(replica, names)
     before = {name: open_below(group.directory(name)) for name in slaves}
     for name in names:
-        group.master.store.delete_topic(name)
+        group.master.store.topics.delete(name)
     deleted = state(b"the topics were deleted")
     # One is made anew, and has a message that its slaves may have before they know of the deletion.
     [again, *_] = names
@@ -514,21 +514,21 @@ def test_slaves_let_go_of_deleted_topics_as_their_master_does(make):
     group.settle()
     for name, replica in slaves.items():
         replica.delete_topics_before(frozenset(names), deleted)  # a snapshot from before the deletion
-        assert set(names) <= replica.any_store.topics().keys()
+        assert set(names) <= replica.any_store.topics.queue_ids().keys()
         replica.delete_topics_before(frozenset(), made + 100)  # one that this log does not reach yet
-        assert set(names) <= replica.any_store.topics().keys()
+        assert set(names) <= replica.any_store.topics.queue_ids().keys()
         replica.delete_topics_before(frozenset(), deleted)
-        assert set(names) & replica.any_store.topics().keys() == {again}
+        assert set(names) & replica.any_store.topics.queue_ids().keys() == {again}
         # Two of each topic; other threads of the store may have opened a file or two meanwhile.
         assert open_below(group.directory(name)) < before[name] - len(names)
         eventually(lambda store=replica.any_store: bodies_of(store, topic=again) == [b"b"], "the new message")
     master = group.master
     master.delete_topics_before(frozenset(), made)  # only a slave does anything
-    assert again in master.store.topics()
+    assert again in master.store.topics.queue_ids()
     for name in slaves:
         group.close(name)
         replica = group.open(name)
-        assert set(names) & replica.any_store.topics().keys() == {again}
+        assert set(names) & replica.any_store.topics.queue_ids().keys() == {again}
     group.settle()
     assert len(set(logs(group))) == 1
 
@@ -583,7 +583,7 @@ def test_epochs_of_which_retention_left_nothing_are_forgotten_and_all_follow_on(
     group = make()
     group.settle()
     group.start()
-    first = group.master._last_epoch()
+    first = group.master._epochs.last_epoch
     group.master.append([make_batch(bodies(0, 100), producer=("p", 0, 0))])
     group.open(depose(group))
     group.settle()
@@ -592,7 +592,7 @@ def test_epochs_of_which_retention_left_nothing_are_forgotten_and_all_follow_on(
     group.settle()
     for replica in group.replicas.values():
         store = replica.any_store
-        assert store.cleaner._delete_log_files(store.end_offset, "the test wants it") > 0
+        assert store.cleaner._delete_log_files(store.log.end_offset, "the test wants it") > 0
         assert replica._epochs.entries[0].epoch == first
     group.open(depose(group))
     group.master.append([make_batch(bodies(1000, 100), producer=("p", 0, 1000))])

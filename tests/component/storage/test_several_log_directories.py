@@ -183,7 +183,7 @@ def test_old_files_go_from_every_disk(disks, tmp_path):
     assert 0 < len(kept) < len(BODIES)
     assert kept == BODIES[-len(kept) :]
     starts = sorted(number for numbers in disks.files() for number in numbers)
-    assert starts[0] == store.min_offset // LOG_FILE_BYTES > 3
+    assert starts[0] == store.log.min_offset // LOG_FILE_BYTES > 3
     copy = disks.copied(tmp_path / "killed")
     store.close()
     for one in (disks, copy):
@@ -223,10 +223,10 @@ def test_a_reader_beside_the_store_maps_the_files_of_all_disks(disks):
 def test_what_a_kill_leaves_is_recovered(disks, tmp_path):
     store = disks.filled()
     copy = disks.copied(tmp_path / "killed")
-    end = store.end_offset
+    end = store.log.end_offset
     store.close()
     store = copy.open()
-    assert store.end_offset == end
+    assert store.log.end_offset == end
     assert bodies_of(store) == BODIES
     [again] = store.append([make_batch(BODIES[-10:], producer=("p", 0, len(BODIES) - 10))])
     assert again.duplicate
@@ -242,7 +242,7 @@ def test_damage_in_the_middle_leaves_the_files_behind_it_on_every_disk(disks):
         file.write(b"\xff" * 2000)
     files = disks.files()
     store = disks.open()
-    [hole] = store.holes
+    [hole] = store.mender.holes
     assert 0 <= hole.offset - 3 * LOG_FILE_BYTES - LOG_FILE_BYTES // 2 < 2000 < hole.size
     store.append([make_batch([b"more"])])
     found = intact_bodies(store)
@@ -287,7 +287,7 @@ def test_a_replica_with_another_log_is_emptied_on_all_its_disks_and_filled_anew(
         assert bodies_of(group.replicas[name].store) == BODIES[:300]
         logs = [[path.name for path in sorted(log.glob("0*"))] for log in settings.commit_log_directories]
         assert all(len(files) > 1 for files in logs)
-        assert "other" not in group.replicas[name].store.topics()
+        assert "other" not in group.replicas[name].store.topics.queue_ids()
     finally:
         group.end()
 

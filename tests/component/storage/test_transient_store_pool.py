@@ -63,20 +63,20 @@ def numbers(store: MessageStore) -> list[int]:
 
 def shown(store: MessageStore) -> list[int]:
     """The messages that consumers see once they see all there is."""
-    eventually(lambda: store.visible_offset == store.end_offset, "all is shown")
+    eventually(lambda: store.visible_offset == store.log.end_offset, "all is shown")
     return numbers(store)
 
 
 def test_a_message_is_acknowledged_at_once_and_shown_once_it_is_committed(root):
     store = open_pooled(root, **NO_COMMITS)
     append(store, 0, 3)
-    assert store.end_offset > 0
-    assert (store.stored_offset, store.visible_offset) == (0, 0)
+    assert store.log.end_offset > 0
+    assert (store.gate.stored_offset, store.visible_offset) == (0, 0)
     assert bodies_of(store) == []
     assert store.chunks.read_chunk(0, 1000) == b""
     assert (root / "commitlog" / f"{0:020d}").read_bytes() == bytes(LOG_FILE_BYTES)
-    assert store.flush_all() == store.stored_offset == store.end_offset
-    store._gate._commit._wake.set()
+    assert store.gate.flush_all() == store.gate.stored_offset == store.log.end_offset
+    store.gate._commit._wake.set()
     assert shown(store) == [0, 1, 2]
     store.close()
 
@@ -135,7 +135,7 @@ def test_a_clean_stop_keeps_all_that_was_acknowledged(root):
 def test_a_kill_leaves_the_beginning_and_the_rest_can_be_sent_again(root, tmp_path):
     store = open_pooled(root, **NO_COMMITS)
     append(store, 0, 20)
-    store.flush_all()
+    store.gate.flush_all()
     append(store, 20, 20)
     killed = killed_copy(root, tmp_path / "killed")
     store.close()
@@ -192,9 +192,9 @@ def test_what_is_committed_is_found_by_key_and_goes_by_its_age(root):
     assert store.queries.by_unique_id("orders", f"{0:032X}").count
     found = dispatch_view(store.queries.by_physical_offset(0))
     assert found.queue_offset == 0
-    store.flush_all()
+    store.gate.flush_all()
     assert store.cleaner._delete_log_files(2 * LOG_FILE_BYTES, "a test") == 2
-    assert store.min_offset == 2 * LOG_FILE_BYTES
+    assert store.log.min_offset == 2 * LOG_FILE_BYTES
     assert numbers(store)[-1] == 2999
     store.close()
 
@@ -248,12 +248,12 @@ def test_what_comes_during_a_commit_waits_until_it_is_worth_another_one(root, sl
     store = open_pooled(root, **NO_COMMITS | lazy)
     append(store, 0, 10, length=1000)
     assert slow_disk.begun.wait(60.0)  # the commit is under way, and knows how far it goes
-    first_end = store.end_offset
+    first_end = store.log.end_offset
     append(store, 10)
-    assert store._gate._commit._wake.is_set()
+    assert store.gate._commit._wake.is_set()
     slow_disk.goes_on.set()
-    eventually(lambda: store.stored_offset >= first_end and not store._gate._commit._wake.is_set(), "it is done")
-    assert store.stored_offset == store.visible_offset == first_end
+    eventually(lambda: store.gate.stored_offset >= first_end and not store.gate._commit._wake.is_set(), "it is done")
+    assert store.gate.stored_offset == store.visible_offset == first_end
     append(store, 11, 10, length=1000)
     assert shown(store) == list(range(21))
     store.close()
@@ -263,7 +263,7 @@ def test_else_an_append_waits_for_the_disk(root, slow_disk):
     store = open_pooled(root, transient_store_pool_size=2)
     appending = threading.Thread(target=lambda: [append(store, first, 10, length=500) for first in range(0, 300, 10)])
     appending.start()
-    eventually(lambda: store.end_offset > 20_000, "the first buffer is full")
+    eventually(lambda: store.log.end_offset > 20_000, "the first buffer is full")
     assert appending.is_alive()
     slow_disk.goes_on.set()
     appending.join(60.0)
@@ -302,7 +302,7 @@ def units_on_disk(root: Path) -> int:
 def test_a_kill_leaves_no_unit_of_a_record_that_was_not_committed(root, tmp_path):
     store = open_pooled(root, **NO_COMMITS)
     append(store, 0, 10)
-    store._log.commit()
+    store.log.commit()
     committed = units_on_disk(root)
     assert 9 * 20 < committed <= 10 * 20
     append(store, 10, 40)
@@ -317,7 +317,7 @@ def test_a_kill_leaves_no_unit_of_a_record_that_was_not_committed(root, tmp_path
 def test_who_asks_for_a_unit_gets_it_whether_or_not_it_was_committed(root):
     store = open_pooled(root, **NO_COMMITS)
     append(store, 0, 10)
-    queue = store._queues.get_plain("orders", 0)
+    queue = store._parts.queues.get_plain("orders", 0)
     assert queue._first_at_or_after(1) == 1
     append(store, 10, 10)
     [repeat] = store.append([make_batch([b"11."], producer=("p", 0, 11))])
@@ -330,7 +330,7 @@ def test_the_bookkeeping_flushes_units_with_their_records(root, tmp_path):
     store = open_pooled(root, **NO_COMMITS)
     append(store, 0, 10)
     store._checkpoints.flush_queues()
-    assert store._log.committed_offset == store.end_offset
+    assert store.log.committed_offset == store.log.end_offset
     assert units_on_disk(root) > 9 * 20
     store.close()
 
@@ -338,8 +338,8 @@ def test_the_bookkeeping_flushes_units_with_their_records(root, tmp_path):
 def test_units_of_a_topic_that_is_deleted_before_the_commit_are_not_written(root):
     store = open_pooled(root, **NO_COMMITS)
     append(store, 0, 10)
-    store.delete_topic("orders")
-    store._log.commit()
+    store.topics.delete("orders")
+    store.log.commit()
     assert not (root / "consumequeue/orders").exists()
     assert store.status().writable
     store.close()

@@ -39,7 +39,7 @@ def open_async(root: Path, **changes: Any) -> MessageStore:
 
 
 def segments(store: MessageStore) -> set[int]:
-    warm_up = getattr(store._log._writer, "warm_up", None)
+    warm_up = getattr(store.log._writer, "warm_up", None)
     return set() if warm_up is None else set(warm_up.segments)
 
 

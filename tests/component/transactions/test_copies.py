@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from actors.replica.replica import Replica
 from raymq.common.errors import NotMasterError
 from raymq.common.message import Message
-from raymq.common.protocol.transactions import EndTransactionRequest, LocalTransactionState as State
+from raymq.common.protocol.transactions import EndResult, EndTransactionRequest, LocalTransactionState as State
 from tests.support.replicas.local_replicas import LocalReplicas
 from tests.support.stores.stores import bodies_of, open_store
 from tests.support.stores.transactions import GROUP, Clock, begin, half_batch
@@ -35,7 +36,7 @@ def test_a_copy_of_the_log_has_the_same_table(tmp_path, seed, chunk_bytes):
         dice.choice((one.commit, one.rollback, lambda: None, lambda: store.transactions.check([GROUP])))()
         clock.now_ms += dice.choice((1, 7000))
         if dice.random() < 0.3:
-            store.flush_all()
+            store.gate.flush_all()
             end = copy.status().max_physical_offset
             while data := store.chunks.read_chunk(end, chunk_bytes):
                 copy.chunks.append_chunk(end, data)
@@ -43,6 +44,14 @@ def test_a_copy_of_the_log_has_the_same_table(tmp_path, seed, chunk_bytes):
             assert copy._parts.halves.rows() == store._parts.halves.rows()
     store.close()
     copy.close()
+
+
+def end_transaction(replica: Replica, end: EndTransactionRequest) -> EndResult:
+    """End a transaction, and wait for the disk and the copies."""
+    started = replica.start_end(end, require_topic=lambda topic: None)
+    [result] = replica.any_store.gate.progress.wait_settled(started)
+    assert isinstance(result, EndResult)
+    return result
 
 
 def test_a_transaction_that_was_begun_under_one_master_ends_once_under_the_next(replicas):
@@ -57,17 +66,17 @@ def test_a_transaction_that_was_begun_under_one_master_ends_once_under_the_next(
         EndTransactionRequest(GROUP, result.queue_offset, result.physical_offset, int(State.COMMIT_MESSAGE), name)
         for result, name in zip(results, ("committed", "open"), strict=True)
     ]
-    assert not replicas.master.end_transaction(first, require_topic=lambda topic: None).duplicate
+    assert not end_transaction(replicas.master, first).duplicate
     slave = next(replica for replica in replicas.replicas.values() if replica is not replicas.master)
     with pytest.raises(NotMasterError):  # golden fact 96, with raymq's error for it
-        slave.end_transaction(second, require_topic=lambda topic: None)
+        end_transaction(slave, second)
     replicas.close(old)
     replicas.control_state._lease_until_s = 0.0
     replicas.control_state._accounts.pop(old)
     replicas.control(6)
     replicas.settle()
     assert replicas.control_state.record.master != old
-    assert replicas.master.end_transaction(first, require_topic=lambda topic: None).duplicate
-    assert not replicas.master.end_transaction(second, require_topic=lambda topic: None).duplicate
-    assert replicas.master.end_transaction(second, require_topic=lambda topic: None).duplicate
+    assert end_transaction(replicas.master, first).duplicate
+    assert not end_transaction(replicas.master, second).duplicate
+    assert end_transaction(replicas.master, second).duplicate
     assert bodies_of(replicas.master.store) == [b"committed", b"open"]

@@ -119,7 +119,7 @@ def test_a_damaged_commit_is_not_delivered_twice(opened, clock, tmp_path, field,
 def test_a_damaged_op_record_delivers_nothing(opened, clock, tmp_path, field, killed):
     store = opened()
     ones = [begin(store, body, clock=clock) for body in (b"first", b"gone", b"last")]
-    op = store.end_offset
+    op = store.log.end_offset
     ones[1].rollback()
     ones[0].commit()
     ones[2].commit()

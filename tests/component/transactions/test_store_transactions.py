@@ -73,7 +73,7 @@ def test_what_is_rolled_back_is_never_seen_and_an_op_record_says_so(opened, cloc
     one = begin(store, b"one", clock=clock)
     assert one.rollback().duplicate is False
     assert one.rollback().duplicate is True
-    assert store.queue_bounds("orders", 3).max_offset == 0
+    assert store.queues.bounds("orders", 3).max_offset == 0
     [op] = read_queue(store, OP_HALF_TOPIC, 0)
     assert (op.body, op.tags) == (b"1,", "d")
 
@@ -124,7 +124,7 @@ def test_a_final_message_that_cannot_be_stored_leaves_the_transaction_open(opene
 
 
 def _properties(store: MessageStore) -> bytes:
-    end = store.queue_bounds(HALF_TOPIC, 0).max_offset
+    end = store.queues.bounds(HALF_TOPIC, 0).max_offset
     unit = read_queue(store, HALF_TOPIC, 0)[end - 1]
     record = store.queries.by_physical_offset(unit.physical_offset)
     return record[-int.from_bytes(record[record.index(HALF_TOPIC.encode()) + len(HALF_TOPIC) :][:2]) :]
@@ -153,7 +153,7 @@ def test_users_cannot_write_to_the_topics_of_transactions_or_set_their_bits(open
         batch.records[SYS_FLAG_OFFSET + 3] |= bits
         with pytest.raises(MessageIllegalError, match="transaction bits"):
             store.append([batch])
-    assert store.end_offset == 0
+    assert store.log.end_offset == 0
 
 
 def test_half_messages_are_refused_while_too_many_wait_or_if_the_store_takes_none(opened, clock, tmp_path):
@@ -251,10 +251,10 @@ def test_a_group_without_a_producer_is_not_asked_and_nothing_is_counted(opened, 
     store = opened()
     begin(store, b"one", clock=clock)
     clock.now_ms += TIME_OUT_MS + 1
-    end = store.end_offset
+    end = store.log.end_offset
     for _ in range(20):
         assert asked(store, "another") == []
-    assert store.end_offset == end
+    assert store.log.end_offset == end
     assert asked(store) == [("T-" + b"one".hex(), 1)]
 
 
@@ -270,7 +270,7 @@ def test_after_15_checks_it_is_given_up_once(opened, clock, tmp_path):
     assert times == list(range(1, 16))
     assert store.transactions.check([GROUP]).given_up == 1
     assert store.transactions.check([GROUP]).given_up == 0
-    store.flush_all()
+    store.gate.flush_all()
     [message] = read_queue(store, CHECK_MAX_TIME_TOPIC, 0)
     assert message.body == b"one"
     with pytest.raises(TransactionError, match="given up"):
@@ -286,7 +286,7 @@ def test_as_old_as_files_are_kept_it_is_given_up_without_a_check(opened, clock):
     begin(store, b"one", born_ms=clock.now_ms - 72 * 3_600_000 - 1000)
     clock.now_ms += 1
     assert store.transactions.check([]).given_up == 1
-    store.flush_all()
+    store.gate.flush_all()
     assert bodies(store, CHECK_MAX_TIME_TOPIC, 0) == [b"one"]
 
 
@@ -311,7 +311,7 @@ def test_op_records_are_written_for_all_that_ended_many_at_a_time(opened, clock)
         one.commit()
     clock.now_ms += 1
     store.transactions.check([])
-    store.flush_all()
+    store.gate.flush_all()
     [op] = read_queue(store, OP_HALF_TOPIC, 0)
     assert op.body == b"0,1,2,"
     assert table(store)["ops"] == []
@@ -333,13 +333,13 @@ def test_retention_keeps_the_half_messages_that_wait(opened, clock):
     one = begin(store, b"one", clock=clock)
     assert store.cleaner.pinned_physical_offset() == one.physical_offset
     one.rollback()
-    assert store.cleaner.pinned_physical_offset() == store.end_offset
+    assert store.cleaner.pinned_physical_offset() == store.log.end_offset
 
 
 def test_a_half_message_is_in_no_light_queue_before_it_is_committed(opened, clock):
     store = opened(enable_lmq=True, enable_multi_dispatch=True)
     [stored] = store.append([half_batch([Message("orders", b"one")], ids=["T"], light_queues="%LMQ%a,%LMQ%b")])
-    assert store.queue_bounds("%LMQ%a", 0).max_offset == 0
+    assert store.queues.bounds("%LMQ%a", 0).max_offset == 0
     Transaction(store, "T", stored.queue_offset, stored.physical_offset).commit()
     assert [bodies(store, topic, 0) for topic in ("%LMQ%a", "%LMQ%b")] == [[b"one"], [b"one"]]
     assert bodies(store) == [b"one"]
@@ -362,7 +362,7 @@ def test_a_slow_disk_leaves_the_transaction_committed(opened, clock, monkeypatch
     """Golden fact 97."""
     store = opened(flush_disk_type="SYNC_FLUSH", sync_flush_timeout_ms=50)
     one = begin(store, b"one", clock=clock)
-    monkeypatch.setattr(store._gate, "is_durable", lambda end_offset, late: False)
+    monkeypatch.setattr(store.gate, "is_durable", lambda end_offset, late: False)
     assert one.commit().status is SendStatus.FLUSH_DISK_TIMEOUT
     monkeypatch.undo()
     assert one.commit().duplicate is True

@@ -129,8 +129,8 @@ def check_one(seed: int, root: Path) -> bool:
     walks = not stopped
     for _ in range(2):
         store = open_store(root)
-        holes = [hole for hole in store.holes if not hole.offset <= offset < hole.end_offset]
-        assert len(holes) < len(store.holes) or not walks, text
+        holes = [hole for hole in store.mender.holes if not hole.offset <= offset < hole.end_offset]
+        assert len(holes) < len(store.mender.holes) or not walks, text
         for key, bodies in sent.items():
             expected: list[bytes | None] = list(bodies)
             if key == record.key:
@@ -145,11 +145,13 @@ def check_one(seed: int, root: Path) -> bool:
                 assert [found[index] for index in wrong] == [None], text
                 was_sure = False
         assert not (was_sure and holes), text
-        if was_sure and all(hole.reason.startswith(PLACE_REASON) for hole in store.holes):
+        if was_sure and all(hole.reason.startswith(PLACE_REASON) for hole in store.mender.holes):
             # Damage may have made the snapshot useless, and then recovery knows only those of the newest files.
             assert producers_of(store) <= producers, text
         assert all(hole.reason.startswith(PLACE_REASON) for hole in holes), text
-        assert {(topic, queue) for topic, queues in store.topics().items() for queue in queues} == set(QUEUES), text
+        assert {(topic, queue) for topic, queues in store.topics.queue_ids().items() for queue in queues} == set(
+            QUEUES
+        ), text
         store.close()
         if dice.random() < 0.5:
             (root / "abort").write_text("1")

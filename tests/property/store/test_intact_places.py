@@ -110,7 +110,7 @@ class Writer:
                     )
                 )
             case 5 if self._deletes and dice.random() < 0.5:
-                self.store.delete_topic(dice.choice(["orders", "orderr", "pays", "batched"]))
+                self.store.topics.delete(dice.choice(["orders", "orderr", "pays", "batched"]))
             case 6 if self._cleans and self._number > 20 and dice.random() < 0.3:
                 os.utime(min((self.root / "commitlog").iterdir()), (0, 0))
                 self.store.cleaner._by_hand = 1
@@ -144,10 +144,10 @@ class Writer:
 def copied(store: MessageStore, root: Path, dice: random.Random) -> MessageStore:
     """A slave that has got the whole log in chunks."""
     target = open_store(root, **SETTINGS)
-    if store.min_offset:
-        target.chunks.begin_at(store.min_offset)
-    while data := store.chunks.read_chunk(target.end_offset, dice.choice((500, 5000))):
-        target.chunks.append_chunk(target.end_offset, data)
+    if store.log.min_offset:
+        target.chunks.begin_at(store.log.min_offset)
+    while data := store.chunks.read_chunk(target.log.end_offset, dice.choice((500, 5000))):
+        target.chunks.append_chunk(target.log.end_offset, data)
     return target
 
 
@@ -179,7 +179,7 @@ def lose_some(dice: random.Random, root: Path, *, crashed: bool) -> bool:
 def bodies_in(store: MessageStore) -> Bodies:
     """The physical records that each offset of each queue leads to."""
     found: Bodies = {}
-    for queue in store._queues.plain:
+    for queue in store._parts.queues.plain:
         for offset in range(queue.min_offset, queue.next_offset):
             for unit in queue.next_unit(offset, offset + 1).tolist():
                 data = bytes(store._parts.reader.log_bytes(unit[0], unit[0] + unit[1]))
@@ -203,7 +203,7 @@ def check_one(seed: int, root: Path) -> None:
         name = f"killed{turn}" if crashed else name
         come_back = lose_some(dice, root / name, crashed=crashed)
         store = open_store(root / name, **SETTINGS)
-        assert store.holes == (), text
+        assert store.mender.holes == (), text
         found = bodies_in(store)
         if come_back:
             break
@@ -255,7 +255,7 @@ def test_every_record_of_a_log_that_rocketmq_may_have_written_keeps_its_place(pa
             settings = SETTINGS | {"mapped_file_size_commit_log_bytes": FILE_BYTES}
             store = open_store(root, **settings)
             # This log has queue offsets that no store would take: those are holes for another reason.
-            reasons = [hole.reason for hole in store.holes if hole.reason.startswith(PLACE_REASON)]
+            reasons = [hole.reason for hole in store.mender.holes if hole.reason.startswith(PLACE_REASON)]
             assert reasons == [], f"seed {seed}; RAYMQ_PLACES_SEED repeats it"
             store.close()
             lose_some(dice, root, crashed=dice.random() < 0.7)

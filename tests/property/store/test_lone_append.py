@@ -100,10 +100,10 @@ def check_one_history(seed: int, directory: Path) -> int:
         return open_store(directory / name, clock_ms=lambda: now_ms, max_message_size_bytes=BODY_MAX, **settings)
 
     with closing(open_one("short")) as short, closing(open_one("general")) as general:
-        written = mock.Mock(side_effect=short._log.write_record)
+        written = mock.Mock(side_effect=short.log.write_record)
         with (
             mock.patch.object(general._appender, "_is_plain", return_value=False),
-            mock.patch.object(short._log, "write_record", written),
+            mock.patch.object(short.log, "write_record", written),
         ):
             for number in range(MESSAGES):
                 batch = random_message(dice)
@@ -111,12 +111,12 @@ def check_one_history(seed: int, directory: Path) -> int:
                 results = [outcome(store, batch) for store in (short, general)]
                 hint = f"seed {seed}, message {number}; RAYMQ_LONE_SEED repeats it"
                 assert results[0] == results[1], hint
-                assert short.end_offset == general.end_offset, hint
+                assert short.log.end_offset == general.log.end_offset, hint
                 assert short._appender.last_record_offset == general._appender.last_record_offset, hint
-        ends = [{queue.key: queue.next_offset for queue in store._queues} for store in (short, general)]
+        ends = [{queue.key: queue.next_offset for queue in store._parts.queues} for store in (short, general)]
         assert ends[0] == ends[1], f"seed {seed}; RAYMQ_LONE_SEED repeats it"
         if "transient_store_pool_enable" not in settings:  # with a pool, a thread lets consumers see them
-            seen = [{queue.key: queue.visible_offset for queue in store._queues} for store in (short, general)]
+            seen = [{queue.key: queue.visible_offset for queue in store._parts.queues} for store in (short, general)]
             assert seen == ends, f"seed {seed}; RAYMQ_LONE_SEED repeats it"
         assert short._parts.dedup.rows() == general._parts.dedup.rows()
     assert contents(directory / "short") == contents(directory / "general"), f"seed {seed}"

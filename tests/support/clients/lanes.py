@@ -14,6 +14,7 @@ from typing import Any
 from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics
 from actors.replica.data_plane import DataPlane
+from actors.replica.sole_replica import SoleReplica
 from raymq.common.config.store import StoreOptions
 from raymq.common.protocol.store import Boundary, QueueBounds
 from raymq.remoting.lane.address import LaneAddress, TlsFiles
@@ -45,7 +46,7 @@ class StorageDouble:
         self.limit = AppendLimit(capacity)
         self.lanes = DataPlane(
             "test",
-            store,
+            SoleReplica(store),
             deleted=self.deleted,
             limit=self.limit,
             methods={"queue_bounds": self.queue_bounds, "offset_by_time": self.offset_by_time},
@@ -60,10 +61,10 @@ class StorageDouble:
         self.store.close()
 
     def queue_bounds(self, topic: str, queue_id: int) -> QueueBounds:
-        return self.store.queue_bounds(topic, queue_id)
+        return self.store.queues.bounds(topic, queue_id)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
-        return self.store.offset_by_time(topic, queue_id, timestamp_ms, boundary)
+        return self.store.queues.offset_by_time(topic, queue_id, timestamp_ms, boundary)
 
 
 class CuttingProxy:

@@ -150,7 +150,7 @@ class MappedStorage:
         return results
 
     def queue_bounds(self, topic: str, queue_id: int, timeout_s: float) -> QueueBounds:
-        return self.store.queue_bounds(topic, queue_id)
+        return self.store.queues.bounds(topic, queue_id)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, timeout_s: float) -> int:
-        return self.store.offset_by_time(topic, queue_id, timestamp_ms)
+        return self.store.queues.offset_by_time(topic, queue_id, timestamp_ms)

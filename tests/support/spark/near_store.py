@@ -41,13 +41,13 @@ class NearStore:
     def __init__(self, store: MessageStore, path: Path, queues: int) -> None:
         self._store, self.path, self._queues = store, path, queues
         self.names = NO_NAMESPACE
-        self.routes = Routes(queues, store.topics())
+        self.routes = Routes(queues, store.topics.queue_ids())
         self.storages = SimpleNamespace(get=lambda name: self)
         self.describe()
 
     def describe(self) -> None:
         """Have workers know what the queues hold now."""
-        topics = self._store.topics()
+        topics = self._store.topics.queue_ids()
         bounds = {
             f"{topic}:{queue_id}": [found.min_offset, found.max_offset]
             for topic, ids in topics.items()
@@ -65,16 +65,16 @@ class NearStore:
         self.path.write_text(json.dumps(said))
 
     def queue_bounds(self, topic: str, queue_id: int, timeout_s: float) -> QueueBounds:
-        return self._store.queue_bounds(topic, queue_id)
+        return self._store.queues.bounds(topic, queue_id)
 
     def bounds_of_queues(self, queues: list[tuple[str, int]], timeout_s: float) -> list[QueueBounds]:
-        return [self._store.queue_bounds(topic, queue_id) for topic, queue_id in queues]
+        return [self._store.queues.bounds(topic, queue_id) for topic, queue_id in queues]
 
     def bytes_of_spans(self, spans: list[QueueSpan], timeout_s: float) -> list[list[int]]:
-        return [self._store.bytes_of_span(span) for span in spans]
+        return [self._store.queues.bytes_of_span(span) for span in spans]
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, timeout_s: float) -> int:
-        return self._store.offset_by_time(topic, queue_id, timestamp_ms)
+        return self._store.queues.offset_by_time(topic, queue_id, timestamp_ms)
 
 
 class WorkerStorage:

@@ -107,12 +107,14 @@ def _storage(store: MessageStore) -> SimpleNamespace:
         ),
         query_by_unique_id=lambda topic, message_id, timeout_s: queries.by_unique_id(topic, message_id),
         record_at=lambda physical_offset, timeout_s: queries.by_physical_offset(physical_offset),
-        offset_by_time=lambda topic, queue_id, time_ms, timeout_s, boundary=Boundary.LOWER: store.offset_by_time(
+        offset_by_time=lambda topic, queue_id, time_ms, timeout_s, boundary=Boundary.LOWER: store.queues.offset_by_time(
             topic, queue_id, time_ms, boundary
         ),
-        queue_bounds=lambda topic, queue_id, timeout_s: store.queue_bounds(topic, queue_id),
-        bounds_of_queues=lambda queues, timeout_s: [store.queue_bounds(*queue) for queue in queues],
-        next_sequences=lambda producer_id, epoch, queues, timeout_s: store.next_sequences(producer_id, epoch, queues),
+        queue_bounds=lambda topic, queue_id, timeout_s: store.queues.bounds(topic, queue_id),
+        bounds_of_queues=lambda queues, timeout_s: [store.queues.bounds(*queue) for queue in queues],
+        next_sequences=lambda producer_id, epoch, queues, timeout_s: store.queues.next_sequences(
+            producer_id, epoch, queues
+        ),
         append=lambda batches, timeout_s: store.append(batches),
         reader=lambda: None,
     )

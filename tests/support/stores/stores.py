@@ -73,7 +73,7 @@ def make_batch(
 
 def read_queue(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[MessageExt]:
     """Every message of a queue that consumers may read; checks that the offsets have no gap."""
-    bounds = store.queue_bounds(topic, queue_id)
+    bounds = store.queues.bounds(topic, queue_id)
     messages: list[MessageExt] = []
     offset = bounds.min_offset
     while offset < bounds.max_offset:
@@ -91,7 +91,7 @@ def read_queue(store: MessageStore, topic: str = "orders", queue_id: int = 0) ->
 
 def intact_bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[bytes | None]:
     """The body at each offset of a queue that consumers may read; None where the bytes of a record are damaged."""
-    bounds = store.queue_bounds(topic, queue_id)
+    bounds = store.queues.bounds(topic, queue_id)
 
     def read(first: int, end: int) -> list[bytes | None]:
         [result] = store.fetch([FetchRequest(topic, queue_id, first, end - first)], max_bytes=1 << 24, wait_s=0)
@@ -112,7 +112,7 @@ def intact_bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0)
 
 def placed_bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[bytes | None]:
     """The body at each offset of a queue, as a consumer reads it; None for an error. The queue must begin at 0."""
-    bounds, queue = store.queue_bounds(topic, queue_id), MessageQueue(topic, "broker-a", queue_id)
+    bounds, queue = store.queues.bounds(topic, queue_id), MessageQueue(topic, "broker-a", queue_id)
     assert bounds.min_offset == 0
     bodies: list[bytes | None] = []
     while len(bodies) < bounds.max_offset:

@@ -286,7 +286,7 @@ def test_messages_deleted_between_the_plan_and_the_job_fail_it_or_are_left_out_a
     topics.store.cleaner._by_hand = 1
     assert topics.store.cleaner.run_once(now) == 1
     topics.near.describe()
-    kept = {queue_id: topics.store.queue_bounds("orders", queue_id).min_offset for queue_id in range(QUEUES)}
+    kept = {queue_id: topics.store.queues.bounds("orders", queue_id).min_offset for queue_id in range(QUEUES)}
     assert all(offset > 0 for offset in kept.values())
     with pytest.raises(PySparkException, match=r"DataLossError: orders@a:0: offsets 0 to 119 are gone"):
         strict.collect()

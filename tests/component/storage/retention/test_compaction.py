@@ -91,7 +91,7 @@ class Compacted:
 def read(store: MessageStore, start: int = 0, max_messages: int = 7, max_bytes: int = 4000) -> dict[int, bytes]:
     """What a consumer reads from an offset on, by offset."""
     found: dict[int, bytes] = {}
-    offset, end = start, store.queue_bounds("orders", 0).max_offset
+    offset, end = start, store.queues.bounds("orders", 0).max_offset
     while offset < end:
         [result] = store.fetch([FetchRequest("orders", 0, offset, max_messages)], max_bytes=max_bytes, wait_s=0)
         assert result.status in (PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE)
@@ -117,7 +117,7 @@ def test_the_newest_message_of_each_key_stays_at_its_offset_with_its_bytes(root)
     assert it.compact() == 1
     assert read(it.store) == it.newest() == {1: b"2", 2: b"3", 3: b"4", 5: b"6"}
     assert before == {offset: body for offset, (_, body) in enumerate(it.sent)}
-    bounds = it.store.queue_bounds("orders", 0)
+    bounds = it.store.queues.bounds("orders", 0)
     assert (bounds.min_offset, bounds.max_offset) == (0, 6)
     assert read(it.store, 3) == {3: b"4", 5: b"6"}
     assert it.compact() == 0
@@ -155,7 +155,7 @@ def test_other_topics_and_messages_that_are_new_are_left_alone(root):
     it.send(("a", b"3"))
     assert it.compact() == 1
     assert list(read(it.store)) == [1, 2]
-    assert it.store.queue_bounds("bills", 0).max_offset == 2
+    assert it.store.queues.bounds("bills", 0).max_offset == 2
     it.store.close()
 
 
@@ -165,10 +165,10 @@ def test_messages_outlive_the_log_files_that_had_them(root):
     for _ in range(30):
         it.send(*random_messages(random, 50))
     it.drop_log()
-    assert it.store.min_offset == 0, "what is not compacted stays in the log"
+    assert it.store.log.min_offset == 0, "what is not compacted stays in the log"
     it.compact()
     it.drop_log()
-    assert it.store.min_offset > 0
+    assert it.store.log.min_offset > 0
     assert read(it.store) == it.newest()
     assert read(it.store, max_bytes=1) == it.newest()
     killed = killed_copy(root, root.with_name("killed"))
@@ -210,7 +210,7 @@ def test_a_fetch_with_tags_or_without_bytes_looks_into_the_compacted_log(root):
         it.send((f"k{n % 200}", b"%d" % n + b"x" * 300), tags="even" if n % 2 == 0 else "odd")
     it.compact()
     it.drop_log()
-    assert it.store.min_offset > 0
+    assert it.store.log.min_offset > 0
     even = frozenset([tags_code("even")])
     [result] = it.store.fetch([FetchRequest("orders", 0, 0, 10, even)], max_bytes=100_000, wait_s=0)
     assert [m.queue_offset for m in decode_records(result.records, broker_name="a")] == list(range(100, 120, 2))
@@ -234,7 +234,7 @@ def test_a_filter_expression_chooses_in_the_compacted_log_as_in_the_commit_log(r
     for dropped in (False, True):
         if dropped:
             it.drop_log()
-            assert it.store.min_offset > 0
+            assert it.store.log.min_offset > 0
         found: dict[int, bytes] = {}
         offset = 0
         while offset < 300:
@@ -254,10 +254,10 @@ def test_a_time_before_the_log_is_found_in_the_compacted_log(root):
         it.send((f"k{n % 200}", b"x" * 300))
     it.compact(it.now_ms + SETTLED_MS + 1)
     it.drop_log()
-    assert it.store.offset_by_time("orders", 0, 0) == 100
-    assert it.store.offset_by_time("orders", 0, NOW_MS + 120) == 120
-    assert it.store.offset_by_time("orders", 0, NOW_MS + 120, Boundary.UPPER) == 120
-    assert it.store.offset_by_time("orders", 0, NOW_MS + 298) == 298
+    assert it.store.queues.offset_by_time("orders", 0, 0) == 100
+    assert it.store.queues.offset_by_time("orders", 0, NOW_MS + 120) == 120
+    assert it.store.queues.offset_by_time("orders", 0, NOW_MS + 120, Boundary.UPPER) == 120
+    assert it.store.queues.offset_by_time("orders", 0, NOW_MS + 298) == 298
     it.store.close()
 
 
@@ -281,7 +281,7 @@ def test_a_deleted_topic_leaves_nothing_to_a_topic_of_its_name(root):
     it.send(("a", b"1"), ("a", b"2"), ("b", b"3"))
     it.compact()
     left = killed_copy(root / "compaction", root.with_name("left"))
-    it.store.delete_topic("orders")
+    it.store.topics.delete("orders")
     assert not (root / "compaction/orders").exists()
     it.sent.clear()
     it.send(("a", b"new"))
@@ -308,12 +308,12 @@ def test_other_replicas_are_filled_from_the_log_so_it_keeps_what_they_need(root)
         it.send(*random_messages(random, 50))
         if n == 20:
             it.send(("once", b"long ago"))
-    it.store.flush_all()
-    it.store.show(it.store.stored_offset)
+    it.store.gate.flush_all()
+    it.store.show(it.store.gate.stored_offset)
     it.send(("not-shown", b"not shown"))
     it.compact()
     it.drop_log()
-    [queue] = it.store._queues.plain
+    [queue] = it.store._parts.queues.plain
     assert 0 < queue.min_offset <= 21 * 50
     assert queue.compacted.end_offset == 2001
     it.store.close()
@@ -327,7 +327,7 @@ def test_a_replica_compacts_nothing_that_may_be_cut_when_another_one_leads(root)
         it.store._settings, broker_name="broker-a", clock_ms=lambda: it.now_ms, on_stored=lambda end: None
     )
     assert it.compact() == 0
-    it.store.show(it.store.stored_offset)
+    it.store.show(it.store.gate.stored_offset)
     assert it.compact() == 1
     it.store.close()
 
@@ -344,7 +344,7 @@ def places(store: MessageStore) -> list[int]:
 def intact(store: MessageStore) -> dict[int, bytes | None]:
     """What a consumer reads one by one, by offset; None for a record that is damaged."""
     found: dict[int, bytes | None] = {}
-    offset, end = 0, store.queue_bounds("orders", 0).max_offset
+    offset, end = 0, store.queues.bounds("orders", 0).max_offset
     while offset < end:
         [result] = store.fetch([FetchRequest("orders", 0, offset, 1)], max_bytes=1, wait_s=0)
         if result.count:
@@ -369,7 +369,7 @@ def test_a_damaged_record_is_not_copied_and_stays_in_the_log_until_it_is_mended(
     assert intact(it.store) == kept | damaged
     assert "orders:0 at offset 90, " in caplog.text
     it.drop_log()
-    assert it.store.min_offset <= at
+    assert it.store.log.min_offset <= at
     it.send(("new", b"new" + b"x" * 300))
     it.now_ms = LATER_MS
     it.compact(LATER_MS + SETTLED_MS)
@@ -408,7 +408,7 @@ def test_a_copy_that_the_disk_has_damaged_holds_up_no_other(root):
         it.send((f"k{n % 200}", b"%d" % n + b"x" * 300))
     it.compact()
     it.drop_log()
-    assert it.store.min_offset > 0
+    assert it.store.log.min_offset > 0
     [path] = (root / "compaction/orders/0").glob("*.log")
     [queue] = it.store._parts.queues.plain
     unit = queue.compacted.units[3]

@@ -13,7 +13,7 @@ import pytest
 
 from raymq.common.errors import StoreNotWritableError
 from raymq.common.names import STATE_TOPIC
-from storage import message_store
+from storage import reports
 from storage.files import disk
 from storage.files.reserve import RESERVE_FILE
 from storage.message_store import MessageStore
@@ -85,8 +85,8 @@ def test_above_the_warning_level_the_brokers_state_is_stored_and_topics_are_dele
     for batches in ([make_batch([b"x"])], [state(b"y"), make_batch([b"x"])]):
         with pytest.raises(StoreNotWritableError, match="97% full"):
             store.append(batches)
-    store.delete_topic("old")
-    assert "old" not in store.topics()
+    store.topics.delete("old")
+    assert "old" not in store.topics.queue_ids()
     assert bodies_of(store, topic=STATE_TOPIC) == [b"a commit", b"a member"]
 
 
@@ -95,7 +95,7 @@ def test_a_slave_whose_disk_is_fuller_than_its_masters_takes_chunks_from_half_of
     slave.fence("it follows")
 
     def copy() -> None:
-        end = slave.end_offset
+        end = slave.log.end_offset
         slave.chunks.append_chunk(end, master.chunks.read_chunk(end, 1 << 20))
 
     master.append([make_batch([b"1"])])
@@ -112,7 +112,7 @@ def test_a_slave_whose_disk_is_fuller_than_its_masters_takes_chunks_from_half_of
     fill(0.5)
     slave.cleaner.look_at_disk()
     copy()
-    assert slave.end_offset == master.end_offset
+    assert slave.log.end_offset == master.log.end_offset
 
 
 def no_room(monkeypatch: pytest.MonkeyPatch, kind: str, part: str) -> None:
@@ -149,10 +149,10 @@ def test_without_room_for_another_log_file_appends_are_refused_and_nothing_has_f
         count = fill_log(store)
         assert count > 10
         with monkeypatch.context() as full:
-            full.setattr(message_store, "disk_free_bytes", lambda path: 0)
+            full.setattr(reports, "disk_free_bytes", lambda path: 0)
             assert "no room for another file" in store.status().not_writable_reason
         assert store.status().writable  # room was made, and nobody has appended since
-        assert store.failure == ""
+        assert store.gate.failure == ""
         assert len(bodies_of(store)) == count
     store.append([make_batch([b"room again"])])
     assert store.status().writable
@@ -173,16 +173,16 @@ def test_a_slave_without_room_for_another_log_file_refuses_the_chunk_and_goes_on
         master.append([make_batch([b"%03d" % number + b"." * 1000])])
 
     def copy_all() -> None:
-        while slave.end_offset < master.end_offset:
-            slave.chunks.append_chunk(slave.end_offset, master.chunks.read_chunk(slave.end_offset, 1 << 14))
+        while slave.log.end_offset < master.log.end_offset:
+            slave.chunks.append_chunk(slave.log.end_offset, master.chunks.read_chunk(slave.log.end_offset, 1 << 14))
 
     with monkeypatch.context() as patch:
         no_room(patch, "preallocate", "/slave/commitlog")
         with pytest.raises(StoreNotWritableError, match="no room for another file"):
             copy_all()
-        assert slave.failure == ""
+        assert slave.gate.failure == ""
     copy_all()
-    assert slave.end_offset == master.end_offset
+    assert slave.log.end_offset == master.log.end_offset
 
 
 def test_without_room_for_a_snapshot_the_store_goes_on_and_nothing_is_lost(stores, monkeypatch, tmp_path):
@@ -195,7 +195,7 @@ def test_without_room_for_a_snapshot_the_store_goes_on_and_nothing_is_lost(store
         store.append([make_batch([b"2"])])
         wait_until(lambda: store._checkpoints._is_out_of_room)  # its own thread finds that, too
         store.append([make_batch([b"3"])])
-        assert store.failure == ""
+        assert store.gate.failure == ""
     store.close()
     assert bodies_of(stores()) == [b"1", b"2", b"3"]
 
@@ -250,9 +250,9 @@ def test_on_a_real_full_disk_state_is_stored_and_messages_are_read_also_after_a_
                 small.fill(share)
                 store = on_small_disk(small)
         store.write_config("topics.json", '{"new": 1}')
-        store.delete_topic("old")
+        store.topics.delete("old")
         assert store.read_config("topics.json") == '{"new": 1}'
-        assert store.failure == ""
+        assert store.gate.failure == ""
         small.make_room()
         store.cleaner.look_at_disk()
         store.append([make_batch([b"x"])])
@@ -269,9 +269,9 @@ def test_messages_leave_the_end_of_the_last_log_file_to_the_brokers_state(small)
         small.fill(1.0)
         count = fill_log(store, size=30_000)
         assert count > 20
-        refused_at = store.end_offset
+        refused_at = store.log.end_offset
         append_states(store)
-        assert store.end_offset > refused_at
+        assert store.log.end_offset > refused_at
         for _ in range(3):  # not even a small one, while there is room for more of the state
             with pytest.raises(StoreNotWritableError, match="no room for another file"):
                 store.append([make_batch([b"x"])])
@@ -293,28 +293,28 @@ def test_a_slave_on_a_full_disk_takes_state_to_the_end_of_its_last_log_file(smal
         slave.fence("it follows")
 
         def copy() -> None:
-            end = slave.end_offset
+            end = slave.log.end_offset
             slave.chunks.append_chunk(end, master.chunks.read_chunk(end, 1 << 16))
 
         master.append([make_batch([b"." * 1000])])
         copy()
-        wait_until(lambda: slave._log._allocator.is_ready(LOG_FILE))
+        wait_until(lambda: slave.log._allocator.is_ready(LOG_FILE))
         small.fill(1.0)
-        while master.end_offset < 2 * LOG_FILE - LOG_FILE // 8 - 35_000:
+        while master.log.end_offset < 2 * LOG_FILE - LOG_FILE // 8 - 35_000:
             master.append([make_batch([b"." * 30_000])])
-        while slave.end_offset < master.end_offset:
+        while slave.log.end_offset < master.log.end_offset:
             copy()
         append_states(master)
-        assert master.end_offset > 2 * LOG_FILE - LOG_FILE // 8
-        while slave.end_offset < master.end_offset:
+        assert master.log.end_offset > 2 * LOG_FILE - LOG_FILE // 8
+        while slave.log.end_offset < master.log.end_offset:
             copy()
         master.append([make_batch([b"x"])])
         with pytest.raises(StoreNotWritableError, match="no room for another file"):
             copy()
-        assert slave.failure == ""
+        assert slave.gate.failure == ""
         small.make_room()
         copy()
-        assert slave.end_offset == master.end_offset
+        assert slave.log.end_offset == master.log.end_offset
         assert states(master) == STATE_RECORDS
     finally:
         slave.close()

@@ -141,12 +141,12 @@ def clean_by_hand(store: MessageStore) -> int:
 
 def check_shortened(store: MessageStore, root: Path, removed: int) -> None:
     assert store.status().min_physical_offset == removed * LOG_FILE_BYTES
-    bounds = store.queue_bounds("orders", 0)
+    bounds = store.queues.bounds("orders", 0)
     assert 0 < bounds.min_offset < bounds.max_offset == len(BODIES)
     assert bodies_of(store) == BODIES[bounds.min_offset :]
-    assert store.queue_bounds("orders", 1).min_offset == store.queue_bounds("orders", 1).max_offset == 3
+    assert store.queues.bounds("orders", 1).min_offset == store.queues.bounds("orders", 1).max_offset == 3
     assert len(list((root / "consumequeue/orders/0").iterdir())) == 9 - bounds.min_offset // 100
-    assert store.offset_by_time("orders", 0, 0) == bounds.min_offset
+    assert store.queues.offset_by_time("orders", 0, 0) == bounds.min_offset
 
 
 def test_log_queues_and_index_get_shorter_together_and_stay_so_over_a_restart(root):
@@ -238,7 +238,7 @@ def test_a_disk_over_85_percent_deletes_young_files_too_where_that_is_switched_o
     age(root, 1, datetime.now())
     count = store.cleaner.run_once(datetime.now())
     assert count > 2
-    bounds = store.queue_bounds("orders", 0)
+    bounds = store.queues.bounds("orders", 0)
     [lost] = store.cleaner.deleted_young()
     assert (lost.topic, lost.queue_id, lost.end_offset) == ("orders", 0, bounds.min_offset)
     assert 100 < lost.begin_offset < lost.end_offset  # the first file had reached its time
@@ -257,7 +257,7 @@ def test_what_a_hold_names_stays(root):
     assert clean_by_hand(store) == 0
     store.write_config(cleaner.HOLDS_FILE, '{"orders": {"0": 400, "1": 3}}')
     assert clean_by_hand(store) > 0
-    assert 0 < store.queue_bounds("orders", 0).min_offset <= 400
+    assert 0 < store.queues.bounds("orders", 0).min_offset <= 400
     store.close()
 
 
@@ -270,7 +270,7 @@ def test_a_view_of_a_deleted_file_stays_readable_and_an_old_offset_is_told_the_n
     assert message.body == BODIES[0]
     [result] = store.fetch([FetchRequest("orders", 0, 0, 10)], max_bytes=1000, wait_s=0)
     assert result.status is PullStatus.OFFSET_ILLEGAL
-    assert result.next_offset == store.queue_bounds("orders", 0).min_offset
+    assert result.next_offset == store.queues.bounds("orders", 0).min_offset
     store.close()
 
 
@@ -282,7 +282,7 @@ def test_readers_and_writers_go_on_while_files_are_deleted(root):
     def read() -> None:
         try:
             while not stop.is_set():
-                offset = store.queue_bounds("orders", 0).min_offset
+                offset = store.queues.bounds("orders", 0).min_offset
                 for at in (0, offset, offset + 50):
                     [result] = store.fetch([FetchRequest("orders", 0, at, 50)], max_bytes=50_000, wait_s=0)
                     for message in decode_records(result.records):
@@ -310,14 +310,14 @@ def test_a_store_all_of_whose_records_are_gone_stops_and_opens_and_knows_where_i
     store.close()
     truncate_log(small_settings(root), LOG_FILE_BYTES)
     store = open_store(root)
-    end = store.queue_bounds("orders", 0).max_offset
+    end = store.queues.bounds("orders", 0).max_offset
     age(root, 1, THREE_O_CLOCK)
     assert clean_by_hand(store) == 1
     killed = killed_copy(root, root.with_name("killed"))
     store.close()
     for path in (root, killed):
         store = open_store(path)
-        assert store.queue_bounds("orders", 0).min_offset == store.queue_bounds("orders", 0).max_offset == end > 0
+        assert store.queues.bounds("orders", 0).min_offset == store.queues.bounds("orders", 0).max_offset == end > 0
         assert store.append([make_batch([b"next"])])[0].queue_offset == end
         store.close()
 
@@ -326,9 +326,9 @@ def test_a_topic_made_anew_keeps_its_offsets_though_nothing_of_it_is_left(root):
     """One queue is empty, the other's records are gone: neither belongs to the topic of that name deleted before."""
     store = open_store(root)
     store.append([make_batch([b"deleted"])])
-    store.delete_topic("orders")
+    store.topics.delete("orders")
     store.append([make_batch(BODIES[:200]), make_batch([b"cut"], queue_id=1)])
-    end = store.queue_bounds("orders", 0).max_offset
+    end = store.queues.bounds("orders", 0).max_offset
     physical_offset = store.status().max_physical_offset - len(make_batch([b"cut"]).records)
     store.close()
     truncate_log(small_settings(root), physical_offset)
@@ -339,7 +339,7 @@ def test_a_topic_made_anew_keeps_its_offsets_though_nothing_of_it_is_left(root):
         store.close()
         truncate_log(small_settings(root), LOG_FILE_BYTES)
         store = open_store(root)
-        bounds = store.queue_bounds("orders", 0)
+        bounds = store.queues.bounds("orders", 0)
         assert 0 < bounds.min_offset == bounds.max_offset <= end
     store.close()
 
@@ -389,7 +389,7 @@ def test_how_far_a_queue_went_is_on_disk_before_its_last_record_is_gone(tmp_path
     after.mkdir()
     lossy.write_image(after)
     store = open_store(after / "store")
-    assert store.queue_bounds("orders", 1).max_offset == 3
+    assert store.queues.bounds("orders", 1).max_offset == 3
     store.close()
 
 
@@ -397,19 +397,19 @@ def test_a_deletion_is_not_forgotten_before_the_records_are_gone_from_the_disk(r
     """A power cut in the middle may bring the files back, and with them the messages of the deleted topic."""
     store = open_store(root)
     store.append([make_batch(BODIES[:50], topic="deleted"), make_batch([b"x"], topic="passing")])
-    store.delete_topic("deleted")
+    store.topics.delete("deleted")
     store.append([make_batch(BODIES[:200])])
     age(root, 1, THREE_O_CLOCK)
     unlink = disk.unlink
 
     def deleting_unlink(path: Path) -> None:
         if path.parent.name == "commitlog":
-            store.delete_topic("passing")
+            store.topics.delete("passing")
         unlink(path)
 
     monkeypatch.setattr(disk, "unlink", deleting_unlink)
     assert clean_by_hand(store) == 1
     monkeypatch.undo()
     assert set(json.loads(store.read_config("deletedTopics.json"))) == {"deleted", "passing"}
-    store.delete_topic("orders")
+    store.topics.delete("orders")
     store.close()

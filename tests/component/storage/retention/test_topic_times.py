@@ -68,10 +68,10 @@ def test_a_topic_forgets_what_is_older_than_its_own_time_and_others_do_not(root,
     store = filled(root, clock)
     store.write_config(TOPICS_FILE, topics_json(orders=30 * MINUTE_MS))
     assert store.cleaner.run_once(NOW) == 0
-    assert store.queue_bounds("orders", 0).min_offset == 569
+    assert store.queues.bounds("orders", 0).min_offset == 569
     assert numbers(store) == list(range(569, 600))
     assert numbers(store, "bills") == list(range(600))
-    assert store.offset_by_time("orders", 0, 0) == 569
+    assert store.queues.offset_by_time("orders", 0, 0) == 569
     [result] = store.fetch([FetchRequest("orders", 0, 12, 10, None)], max_bytes=10_000, wait_s=0)
     assert (result.status, result.next_offset) == (PullStatus.OFFSET_ILLEGAL, 569)
     assert len(list((root / "consumequeue/orders/0").iterdir())) == 1
@@ -100,7 +100,7 @@ def test_a_topic_whose_messages_are_all_old_is_empty_and_goes_on_at_its_end(root
     store.write_config(TOPICS_FILE, topics_json(orders=30 * MINUTE_MS))
     later = datetime.fromtimestamp((NOW_MS + 60 * MINUTE_MS) / 1000)
     store.cleaner.run_once(later)
-    bounds = store.queue_bounds("orders", 0)
+    bounds = store.queues.bounds("orders", 0)
     assert (bounds.min_offset, bounds.max_offset) == (50, 50)
     store.close()
     store = open_store(root, clock_ms=clock)
@@ -114,7 +114,7 @@ def test_a_topic_of_the_same_name_that_is_made_anew_begins_at_0(root, clock):
     store = filled(root, clock, 100)
     store.write_config(TOPICS_FILE, topics_json(orders=30 * MINUTE_MS))
     store.cleaner.run_once(NOW)
-    store.delete_topic("orders")
+    store.topics.delete("orders")
     store.append([make_batch([b"%03d" % n for n in range(90)])])
     killed = killed_copy(root, root.with_name("killed"))
     store.cleaner.run_once(NOW)
@@ -212,5 +212,5 @@ def test_a_damaged_message_keeps_no_old_message_from_being_forgotten(root, clock
     [queue] = [one for one in store._parts.queues.plain if one.topic == "orders"]
     flip(root, int(queue.units(45, 1)[0]["physical_offset"]), "size")
     store.cleaner.run_once(NOW)
-    assert store.queue_bounds("orders", 0).min_offset == 59
+    assert store.queues.bounds("orders", 0).min_offset == 59
     store.close()

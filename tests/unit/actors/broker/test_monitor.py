@@ -116,7 +116,7 @@ def test_groups_that_had_not_read_what_a_full_disk_took_are_named_though_they_go
     watch.note_deletions()
     assert watch.unread() == []
     assert store.cleaner.run_once(datetime.now()) > 0
-    first = store.queue_bounds("orders", 0).min_offset
+    first = store.queues.bounds("orders", 0).min_offset
     assert 10 < first < 290
     state.offsets.set("slow", "orders", {0: first}, {})  # as a consumer does that meets the gap
     for _ in range(2):

@@ -57,7 +57,7 @@ def test_an_open_store_obeys(tmp_path: Path):
             }
         )
         store.follow_settings()
-        assert store._gate.timeout_s == 1.234
+        assert store.gate.timeout_s == 1.234
         assert store.transactions._rules.check_max == 3
         assert store.cleaner.deleted_young() == []  # None while the setting is off
         store.cleaner.run_once(datetime.now())

@@ -167,7 +167,7 @@ class TestStore:
         liars = list(lying_bodies().values())
         with closing(open_store(tmp_path / "store", mapped_file_size_commit_log_bytes=1 << 20)) as store:
             [result] = store.append([lying_batch(liars)])
-            assert store.queue_bounds("orders", 0).max_offset == len(liars)
+            assert store.queues.bounds("orders", 0).max_offset == len(liars)
             assert result.status is SendStatus.SEND_OK
 
     @pytest.mark.parametrize("damage", [b"no items", bytes(20), bytes(8 << 20), None])
@@ -183,7 +183,7 @@ class TestStore:
             lie = items[: len(items) // 10 * 9] if damage is None else damage
             with pytest.raises(MessageIllegalError, match="cannot be read"):
                 store.append([with_stored_body(batch, zlib.compress(lie))])
-            assert store.queue_bounds("orders", 0).max_offset == 10
+            assert store.queues.bounds("orders", 0).max_offset == 10
 
     def test_every_record_gets_a_property_crc_and_recovery_verifies_it(self, tmp_path):
         root = tmp_path / "store"
@@ -207,7 +207,7 @@ class TestStore:
         again.close()
         self.flip_a_property(flipped)
         damaged = open_store(flipped, force_verify_prop_crc=True)
-        [hole] = damaged.holes
+        [hole] = damaged.mender.holes
         assert (hole.offset, hole.size) == (starts[2], starts[3] - starts[2])
         assert intact_bodies(damaged) == [b"a", b"bb", None, b"d"]
         damaged.close()
@@ -272,7 +272,7 @@ class TestStore:
             msgPutTotalYesterdayMorning msgPutTotalTodayMorning msgPutTotalTodayNow
             msgGetTotalYesterdayMorning msgGetTotalTodayMorning msgGetTotalTodayNow""".split()
         )
-        assert store._stats._transferred == 6
+        assert store.stats._transferred == 6
         assert statistics.runtime["putMessageTimesTotal"] == "6"
         assert statistics.runtime["commitLogMaxOffset"] == str(3 * len(batch.records))
         assert len(statistics.runtime["putTps"].split()) == 3
@@ -286,7 +286,7 @@ class TestStore:
             eventually(lambda: store.status().waiting_fetches == 1, "a fetch that waits")
             store.append([make_batch([b"a", b"b"])])
             assert waiting.result(WAIT_S)[0].count == 2
-        assert (store._stats._gets_found, store._stats._transferred) == (1, 2)
+        assert (store.stats._gets_found, store.stats._transferred) == (1, 2)
         store.close()
 
     def test_what_a_replica_is_sent_is_counted_by_topic_and_not_as_appends(self, tmp_path):
@@ -294,8 +294,8 @@ class TestStore:
         store.append([make_batch([b"x"] * 300)])
         for number in range(3):
             store.append([make_batch([b"%d" % number], topic="other", queue_id=number)])
-        while slave.end_offset < store.end_offset:
-            slave.chunks.append_chunk(slave.end_offset, store.chunks.read_chunk(slave.end_offset, 1000))
+        while slave.log.end_offset < store.log.end_offset:
+            slave.chunks.append_chunk(slave.log.end_offset, store.chunks.read_chunk(slave.log.end_offset, 1000))
         assert slave.statistics().topics == store.statistics().topics
         assert sum(slave.statistics().put_latency_buckets) == 0
         slave.close()

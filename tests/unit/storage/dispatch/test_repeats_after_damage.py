@@ -24,7 +24,7 @@ def append(store: MessageStore, producer: str) -> AppendResult:
 
 def fill(store: MessageStore, end_offset: int) -> None:
     """Append messages without a producer until the log has so many bytes."""
-    while store.end_offset < end_offset:
+    while store.log.end_offset < end_offset:
         store.append([make_batch([b"x" * 1000])])
 
 
@@ -64,8 +64,8 @@ def test_an_older_repeat_of_a_producer_that_sent_since_is_refused_and_not_stored
     store.close()
     lose_snapshot(root)
     store = open_store(root, mapped_file_size_commit_log_bytes=FILE_BYTES)
-    end = store.end_offset
+    end = store.log.end_offset
     with pytest.raises(MessageIllegalError, match="older than what"):
         append(store, "goes on")
-    assert store.end_offset == end
+    assert store.log.end_offset == end
     store.close()

@@ -78,15 +78,15 @@ def test_times_are_found_beside_damaged_records(store, tmp_path, field):
     for number in (0, 4, 5, 8):
         flip(tmp_path / "store", before[number], field)
     for number in (1, 2, 3, 6, 7):
-        [stored_ms] = store.stored_times([QueuePosition("orders", 0, number)])
-        assert store.offset_by_time("orders", 0, stored_ms, Boundary.UPPER) == number
-        assert store.offset_by_time("orders", 0, stored_ms, Boundary.LOWER) in (number, number - 1, number - 2)
+        [stored_ms] = store.queues.stored_times([QueuePosition("orders", 0, number)])
+        assert store.queues.offset_by_time("orders", 0, stored_ms, Boundary.UPPER) == number
+        assert store.queues.offset_by_time("orders", 0, stored_ms, Boundary.LOWER) in (number, number - 1, number - 2)
     assert store.queries.earliest_store_time_ms() > 0
 
 
 def test_the_earliest_time_is_that_of_the_first_record_behind_a_hole(store, tmp_path):
     before = places(store)
-    [second_ms] = store.stored_times([QueuePosition("orders", 0, 1)])
+    [second_ms] = store.queues.stored_times([QueuePosition("orders", 0, 1)])
     with (tmp_path / "store" / "commitlog" / ("0" * 20)).open("r+b", buffering=0) as file:
         file.write(b"\xa5" * (before[1] - before[0]))
     assert store.queries.earliest_store_time_ms() == second_ms
@@ -94,15 +94,15 @@ def test_the_earliest_time_is_that_of_the_first_record_behind_a_hole(store, tmp_
 
 @pytest.mark.parametrize("shift", [1 << 40, -(1 << 40), 1])
 def test_times_are_found_beside_a_unit_that_leads_nowhere(store, shift):
-    times = store.stored_times([QueuePosition("orders", 0, number) for number in range(9)])
+    times = store.queues.stored_times([QueuePosition("orders", 0, number) for number in range(9)])
     [queue] = store._parts.queues.plain
     [unit] = queue.units(4, 1)
     with store._parts.append_lock:
         queue.put_unit_at(4, int(unit["physical_offset"]) + shift, int(unit["size"]), 0)
-    assert store.stored_times([QueuePosition("orders", 0, 4)]) == [times[5]]
+    assert store.queues.stored_times([QueuePosition("orders", 0, 4)]) == [times[5]]
     for number in (0, 3, 5, 8):
-        assert store.offset_by_time("orders", 0, times[number], Boundary.UPPER) == number
-        assert store.offset_by_time("orders", 0, times[number]) in (number, number - 1)
+        assert store.queues.offset_by_time("orders", 0, times[number], Boundary.UPPER) == number
+        assert store.queues.offset_by_time("orders", 0, times[number]) in (number, number - 1)
 
 
 @pytest.mark.parametrize("name", ["KEYS", "UNIQ_KEY"])

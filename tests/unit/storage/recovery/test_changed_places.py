@@ -44,7 +44,7 @@ def test_a_topic_that_rocketmq_deleted_is_searched_once(tmp_path: Path, surveys:
     shutil.rmtree(tmp_path / "consumequeue/orders")
     store = open_store(tmp_path)
     assert surveys.call_count <= 2
-    assert (store.holes, store.topics()) == ((), {"others": [0]})
+    assert (store.mender.holes, store.topics.queue_ids()) == ((), {"others": [0]})
     assert bodies_of(store, "others") == [b"kept"]
     store.close()
 
@@ -61,7 +61,7 @@ def test_searches_that_find_nothing_come_to_an_end(tmp_path: Path, surveys: mock
     store = open_store(tmp_path)
     assert surveys.call_count == FRUITLESS_MAX
     assert "are believed" in caplog.text
-    assert (store.holes, store.topics(), len(bodies_of(store))) == ((), {"orders": [0]}, 150)
+    assert (store.mender.holes, store.topics.queue_ids(), len(bodies_of(store))) == ((), {"orders": [0]}, 150)
     store.close()
 
 
@@ -72,7 +72,7 @@ def test_only_some_records_before_the_walk_are_compared_with_all_queues(
     count = 300
     store = open_store(tmp_path, mapped_file_size_commit_log_bytes=1 << 18)
     store.append([make_batch([b"x"] * count, producer=("p", 0, 0))])
-    while store.end_offset < 1 << 18:
+    while store.log.end_offset < 1 << 18:
         store.append([make_batch([b"x" * 1000] * 50, topic="others")])
     store.close()
     (tmp_path / "dedup").unlink()

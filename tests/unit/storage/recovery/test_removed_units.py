@@ -36,7 +36,7 @@ def test_a_unit_that_recovery_removed_does_not_come_back_after_a_power_cut(
     after = cuts.copy_after_cut(tmp_path / "after")
     store.close()
     store = open_store(after)
-    assert store.holes == ()
+    assert store.mender.holes == ()
     assert [bodies_of(store, queue_id=queue_id) for queue_id in (0, 1)] == [
         [b"0", b"1", b"2"],
         [b"0", b"1", b"2", b"3"],

@@ -38,7 +38,7 @@ class FakeStorage:
         return self._store.queries.by_physical_offset(physical_offset)
 
     def offset_by_time(self, topic, queue_id, timestamp_ms, timeout_s, boundary):
-        return self._store.offset_by_time(topic, queue_id, timestamp_ms, boundary)
+        return self._store.queues.offset_by_time(topic, queue_id, timestamp_ms, boundary)
 
 
 @pytest.fixture

@@ -36,16 +36,16 @@ class LocalStorage:
         return self.store.queries.by_unique_id(topic, message_id)
 
     def offset_by_time(self, topic, queue_id, timestamp_ms, timeout_s, boundary=Boundary.LOWER):
-        return self.store.offset_by_time(topic, queue_id, timestamp_ms, boundary)
+        return self.store.queues.offset_by_time(topic, queue_id, timestamp_ms, boundary)
 
     def queue_bounds(self, topic, queue_id, timeout_s):
-        return self.store.queue_bounds(topic, queue_id)
+        return self.store.queues.bounds(topic, queue_id)
 
     def fetch(self, requests, max_bytes, wait_s, timeout_s):
         return self.store.fetch(requests, max_bytes=max_bytes, wait_s=0)
 
     def next_sequences(self, producer_id, epoch, queues, timeout_s):
-        return self.store.next_sequences(producer_id, epoch, queues)
+        return self.store.queues.next_sequences(producer_id, epoch, queues)
 
     def append(self, batches, timeout_s):
         self.appends += 1
@@ -113,7 +113,7 @@ def copies(stores, topic="again"):
     return [
         message
         for storage in stores.values()
-        if topic in storage.store.topics()
+        if topic in storage.store.topics.queue_ids()
         for message in read_queue(storage.store, topic, 0)
     ]
 

@@ -44,11 +44,11 @@ class Cluster:
 
         def bounds_of_queues(queues, timeout_s):
             self.calls.append(f"bounds {broker_name}")
-            return [self.stores[broker_name].queue_bounds(*queue) for queue in queues]
+            return [self.stores[broker_name].queues.bounds(*queue) for queue in queues]
 
         def stored_times(positions, timeout_s):
             self.calls.append(f"times {broker_name}")
-            return self.stores[broker_name].stored_times(positions)
+            return self.stores[broker_name].queues.stored_times(positions)
 
         return SimpleNamespace(fetch=fetch, bounds_of_queues=bounds_of_queues, stored_times=stored_times)
 

@@ -64,7 +64,7 @@ class Replica:
         return self._store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
 
     def queue_bounds(self, topic: str, queue_id: int, timeout_s: float) -> Any:
-        return self._store.queue_bounds(topic, queue_id)
+        return self._store.queues.bounds(topic, queue_id)
 
     def _fail(self) -> None:
         if self.failures:
@@ -314,7 +314,7 @@ def delete_oldest(store: MessageStore, files: int) -> int:
         os.utime(os.path.join(log, name), (now.timestamp() - 360_000,) * 2)
     store.cleaner._by_hand = 1
     assert store.cleaner.run_once(now) == files
-    return store.queue_bounds("orders", 0).min_offset
+    return store.queues.bounds("orders", 0).min_offset
 
 
 @pytest.mark.parametrize("near", [True, False])
@@ -361,7 +361,7 @@ def test_a_range_that_is_gone_as_a_whole_is_empty(aging: MessageStore) -> None:
 
 @pytest.mark.parametrize(("start", "end"), [(0, COUNT), (0, 1), (95, 105), (500, 890)])
 def test_the_bytes_of_a_short_span_are_exact(store: MessageStore, start: int, end: int) -> None:
-    parts = store.bytes_of_span(QueueSpan("orders", 0, start, end))
+    parts = store.queues.bytes_of_span(QueueSpan("orders", 0, start, end))
     assert len(parts) == min(32, end - start)
     sizes = [int(store._parts.reader.units("orders", 0, offset, 1)["size"][0]) for offset in range(start, end)]
     assert sum(parts) == sum(sizes)

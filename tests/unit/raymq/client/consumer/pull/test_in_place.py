@@ -286,7 +286,7 @@ def test_an_offset_that_is_gone_is_jumped_over(consume, store, tmp_path):
         os.utime(path, (now.timestamp() - 100 * 3600,) * 2)
     store.cleaner._by_hand = 1
     store.cleaner.run_once(now)
-    bounds = store.queue_bounds("orders", 0)
+    bounds = store.queues.bounds("orders", 0)
     assert bounds.min_offset > 5
     first = consumer.poll(timeout_s=WAIT_S)[0].queue_offset
     while first < bounds.min_offset:  # read before the jump

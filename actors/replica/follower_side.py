@@ -1,0 +1,243 @@
+"""The follower's side of a replica: aligns its log with the master's log, and appends the master's chunks.
+
+Free of Ray.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Final
+
+from actors.core.replica.orders import (
+    Copied,
+    Following,
+    ReplicaRole,
+)
+from actors.replica.group_replica import GroupReplica
+from raymq.common.errors import (
+    InvalidArgumentError,
+    ServiceNotAvailableError,
+    StoreCorruptError,
+    StoreError,
+)
+from storage.index.mended_keys import MENDED_KEYS_FILE
+from storage.log.holes import HOLES_FILE
+from storage.replication.epochs import (
+    EpochHistory,
+    LogChunk,
+    common_end,
+    first_lost_offset,
+)
+from storage.replication.log_chunks import truncate_log
+
+_REFILLED: Final = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "compaction", "index")
+
+UNFLUSHED_MAX_BYTES: Final = 16 << 20
+"""The most bytes that a slave far behind may have written and not flushed."""
+LOGGED_TOPICS_MAX: Final = 10
+"""The most deleted topics that one log message names."""
+
+logger = logging.getLogger(__name__)
+
+
+class FollowerSide(GroupReplica):
+    """The follower's methods of a replica. Thread-safe: the order lock lets one of them change the log at a time."""
+
+    def following(self, wait_s: float) -> Following | None:
+        """Return the master that this replica follows, and the next offset to read; None if there is none within
+        `wait_s`.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._role.role is ReplicaRole.SLAVE or self._closed, wait_s)
+            if self._role.role is not ReplicaRole.SLAVE or self._role.master is None:
+                return None
+            position = self._store.gate.stored_offset if self._aligned else None
+            return Following(self._role.master, self._role.epoch, self._files.store_id, position, self._learner)
+
+    def align(self, epoch: int, master: EpochHistory) -> int:
+        """Cut the end that differs from the master's log. Returns the next offset to read.
+
+        NotMasterError unless this replica follows in `epoch`. StoreCorruptError: the master lacks acknowledged messages
+        that would be cut here; nothing has changed.
+
+        If the two logs have nothing in common, this store is emptied and begins where the master's log does.
+        """
+        with self._order_lock, self._failing_on_disk_errors():
+            self._role.check_chunk(epoch)
+            if not self._aligned:
+                end = self._store.gate.flush_all()
+                common = common_end(self._epochs.entries, end, master.entries, master.end_offset)
+                self._check_confirmed(epoch, end, common or 0, master)
+                if common is None and (end or master.min_offset):
+                    self._refill_from(master.min_offset)
+                elif common is not None and common < end:
+                    self._reopen(partial(self._cut, common))
+                else:
+                    # An epoch that this replica began, and wrote nothing in, is not in the master's history.
+                    self._epochs.truncate_from(end)
+                with self._changed:
+                    self._aligned, self._shown_from, self._refusal = True, self._store.gate.stored_offset, ""
+            return self._store.gate.stored_offset
+
+    def _check_confirmed(self, epoch: int, end: int, common: int, master: EpochHistory) -> None:
+        """Refuse to cut this log, which ends at `end`, to the `common` part if the master lacks confirmed messages.
+
+        If this log lacks them, too, or the settings allow losing them, they are given up: the group continues without
+        them.
+        """
+        floor = self._confirm_file.floor
+        lost_from = first_lost_offset(floor, master.entries, master.end_offset)
+        if lost_from is None:
+            return
+        kept = min(end, floor.offset)
+        if common < kept and not self._rules.may_lose_confirmed:
+            self._refusal = (
+                f"replica {self._replica} of {self._broker_name} does not follow replica {self._role.master}, which "
+                f"lacks acknowledged messages: everything before {floor.offset} was confirmed, and its log goes on "
+                f"from {lost_from} without them. Nothing was cut here. See docs/cluster.md, 'Messages that only one "
+                "replica has'"
+            )
+            logger.error("%s", self._refusal)
+            raise StoreCorruptError(self._refusal)
+        logger.error(
+            "%s replica %d gives up the acknowledged messages from %d to %d, which its master lacks; %d bytes of them "
+            "were here",
+            *(self._broker_name, self._replica, lost_from, floor.offset, max(kept - common, 0)),
+        )
+        self._give_up_confirmed(epoch, lost_from)
+
+    def _cut(self, physical_offset: int) -> None:
+        cut_bytes = truncate_log(self._settings, physical_offset)
+        self._epochs.truncate_from(physical_offset)
+        logger.warning("%s replica %d cut %d bytes at %d", self._broker_name, self._replica, cut_bytes, physical_offset)
+
+    def _refill_from(self, physical_offset: int) -> None:
+        known = self._files.sync_state_set
+        if (
+            known is not None
+            and known.stores.get(self._replica) == self._files.store_id
+            and self._store.gate.stored_offset
+        ):
+            raise StoreCorruptError(
+                f"replica {self._replica} of {self._broker_name} is in its group's sync-state set and has nothing in "
+                "common with its master: neither may be emptied; keep both directories and look at them"
+            )
+        logger.warning("%s replica %d is filled anew from %d", self._broker_name, self._replica, physical_offset)
+        self._reopen(self._empty)
+        self._store.chunks.begin_at(physical_offset)
+
+    def _empty(self) -> None:
+        root = self._settings.store_path_root_dir
+        for directory in (*self._settings.commit_log_directories, *(root / name for name in _REFILLED)):
+            shutil.rmtree(directory, ignore_errors=True)
+        (root / "dedup").unlink(missing_ok=True)
+        (root / "checkpoint").unlink(missing_ok=True)
+        (root / HOLES_FILE).unlink(missing_ok=True)
+        (root / MENDED_KEYS_FILE).unlink(missing_ok=True)
+        self._epochs.truncate_from(0)
+
+    def _reopen(self, change: Callable[[], None]) -> None:
+        closed = self._store
+        closed.close()
+        try:
+            change()
+            self._store = self._open()
+        except (OSError, StoreError) as error:
+            # There is no open store now: only a new process begins again with what is on disk.
+            closed.gate.fail(error)
+            raise
+
+    def append_log(self, epoch: int, chunk: LogChunk) -> Copied:
+        """Append a chunk of the master's log.
+
+        On return the chunk is on disk if it reached the master's end; otherwise its flush continues while the next
+        chunk is read.
+
+        NotMasterError unless it follows in `epoch`. InvalidArgumentError: the chunk does not continue this log; nothing
+        is written. ServiceNotAvailableError: this disk is too slow.
+        """
+        with self._order_lock, self._failing_on_disk_errors():
+            more = chunk.physical_offset + len(chunk.data) < chunk.end_offset
+            wait = not more or self._store.log.end_offset - self._store.gate.stored_offset >= UNFLUSHED_MAX_BYTES
+            if not self._append_chunk(epoch, chunk, wait=wait) and wait:
+                self._store.gate.flush_all()
+            self._show_chunk(chunk)
+            return self._copied(chunk)
+
+    def start_append_log(self, epoch: int, chunk: LogChunk) -> Copied:
+        """Append a chunk as `append_log` does, without waiting: the chunk is on disk once `copied` returns its end.
+
+        ServiceNotAvailableError: this replica is changing its role, or its log; nothing is written.
+        """
+        if not self._order_lock.acquire(blocking=False):
+            raise ServiceNotAvailableError(
+                f"replica {self._replica} of {self._broker_name} changes its role now: nothing was written, ask it "
+                "again whom it follows"
+            )
+        try:
+            with self._failing_on_disk_errors():
+                self._append_chunk(epoch, chunk, wait=False)
+                self._show_chunk(chunk)
+                return self._copied(chunk)
+        finally:
+            self._order_lock.release()
+
+    def _copied(self, chunk: LogChunk) -> Copied:
+        """Build the answer to an appended chunk."""
+        return Copied(self._store.chunks.append_offset, self._store.gate.stored_offset, len(chunk.data))
+
+    def copied(self, epoch: int, end_offset: int) -> int | None:
+        """Return the end of the log on disk, if everything before `end_offset` is on disk; else None.
+
+        NotMasterError unless it follows in `epoch`. StoreFailedError: the disk failed.
+        """
+        with self._changed:
+            self._role.check_chunk(epoch)
+            store = self._store
+        return store.gate.stored_offset if store.chunks.is_durable(end_offset) else None
+
+    def _append_chunk(self, epoch: int, chunk: LogChunk, *, wait: bool) -> bool:
+        """Append a chunk; errors as of `append_log`. Returns True if it is on disk, or empty.
+
+        Without `wait` the flush is only requested.
+        """
+        self._role.check_chunk(epoch)
+        end = self._store.log.end_offset
+        if not self._aligned or (chunk.hole is None and chunk.physical_offset != end):
+            raise InvalidArgumentError(f"a chunk for {chunk.physical_offset} came to a log that ends at {end}")
+        if not chunk.data:
+            return True
+        if chunk.entry is not None and chunk.entry.epoch > self._epochs.last_epoch:
+            self._begin_epoch(*chunk.entry)
+        if chunk.hole is None:
+            return self._store.chunks.append_chunk(chunk.physical_offset, chunk.data, wait=wait)
+        self._store.chunks.append_hole(chunk.physical_offset, chunk.data, chunk.hole)
+        if chunk.hole.left == 0:
+            with self._changed:
+                self._shared_holes |= {end}
+        return False
+
+    def _show_chunk(self, chunk: LogChunk) -> None:
+        """Show consumers the messages that the chunk's master has confirmed."""
+        with self._changed:
+            self._last_chunk_s = self._clock_s()
+            if chunk.confirm_offset >= self._shown_from:
+                self._shown_from = -1
+            stored = self._store.gate.stored_offset
+            self._note_confirmed(min(chunk.confirm_offset, stored))
+            self._caught_up = self._caught_up or stored >= chunk.confirm_offset
+            self._store.show(chunk.confirm_offset)
+
+    def delete_topics_before(self, existing: Collection[str], position: int) -> None:
+        with self._order_lock:
+            if self._role.role is not ReplicaRole.SLAVE or not self._aligned:
+                return
+            gone = self._store.topics.delete_before(existing, position)
+        if gone:
+            logger.info(
+                "%s replica %d deleted %d topics that its master has deleted: %s",
+                *(self._broker_name, self._replica, len(gone), ", ".join(gone[:LOGGED_TOPICS_MAX])),
+            )

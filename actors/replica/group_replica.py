@@ -1,0 +1,269 @@
+"""One replica of several, in any role: its store, its readers, and the confirmed end of its log.
+
+What a master, a slave and a fenced replica have in common belongs here. `actors.replica.replica` explains how replicas
+work together. Free of Ray.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final
+
+from actors.core.replica.hole_reports import HoleReports
+from actors.core.replica.orders import (
+    ReplicaRole,
+)
+from actors.core.replica.read_routing import ReadRouting
+from actors.core.replica.role import ReplicaRoleState
+from actors.core.replica.rules import ReplicaRules
+from actors.core.replica.sync_state import MasterSyncState
+from actors.replica.sole_replica import SoleReplica
+from raymq.common.config.store import StoreSettings
+from raymq.common.errors import (
+    NotMasterError,
+    RaymqError,
+    ServiceNotAvailableError,
+    StoreNotWritableError,
+)
+from raymq.common.names import StorageName
+from storage.files.config_files import ConfigFiles
+from storage.files.disk_usage import is_want_of_space
+from storage.message_store import MessageStore
+from storage.replication.epoch_file import ConfirmFile, EpochFile
+from storage.replication.epochs import (
+    ConfirmFloor,
+)
+from storage.replication.replica_files import ReplicaFiles
+
+MASTER_SILENT_AFTER_S: Final = 4.0
+"""A slave that gets no chunk for this time is cut off from its master, which would have sent two empty ones."""
+
+
+class GroupReplica(SoleReplica):
+    """One of a broker group's replicas, in a role that may change. Thread-safe.
+
+    `open_store` opens the store in `settings` with a callback for each flush, which gets the end offset on disk.
+    """
+
+    has_followers = True
+
+    def __init__(
+        self,
+        broker_name: str,
+        replica: int,
+        settings: StoreSettings,
+        rules: ReplicaRules,
+        open_store: Callable[[Callable[[int], None]], MessageStore],
+        *,
+        learner: bool = False,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._broker_name, self._replica, self._learner = broker_name, replica, learner
+        self._settings, self._rules = settings, rules
+        self._open_store, self._clock_s = open_store, clock_s
+        # Orders and what comes from a master are carried out one at a time; `_changed` is held for moments only, and
+        # never around a call that takes the store's append lock, under which the store calls `_on_stored`.
+        self._order_lock = threading.Lock()
+        self._changed = threading.Condition(threading.RLock())
+        self._notified_offset = -1
+        self._on_progress: list[Callable[[], None]] = []
+        self._on_log: Callable[[], None] | None = None
+        self._on_failure: Callable[[], None] = lambda: None
+        self._readers = 0
+        """The number of calls that wait for the log to grow."""
+        super().__init__(self._open())
+        try:
+            self._epochs = EpochFile(settings.store_path_root_dir)
+            self._files = ReplicaFiles(ConfigFiles(settings.store_path_root_dir))
+            self._confirm_file = ConfirmFile(settings.store_path_root_dir)
+        except BaseException:
+            self._store.close()  # otherwise no process could open the directory again
+            raise
+        self._confirm_turn = threading.Lock()
+        """Held around a write of the confirm file, during which `_changed` is free."""
+        self._confirmed = ConfirmFloor(0, 0)
+        """The highest confirm offset that this process has received while it led or followed, and the epoch then."""
+        self._caught_up = False
+        """True once this process has led, or has had everything that its master had confirmed."""
+        self._shared_holes: frozenset[int] = frozenset()
+        """The offsets of the damaged ranges that this replica's master could not mend."""
+        self._hole_reports = HoleReports(replica, 0.0)
+        """The reports of the other replicas about this master's damaged ranges."""
+        self._refusal = ""
+        """The reason why this replica does not follow its master; empty if there is none."""
+        self._role = ReplicaRoleState(broker_name, replica, self._epochs.last_epoch)
+        self._sync: MasterSyncState | None = None
+        self._shown_from = self._store.gate.stored_offset
+        self._aligned = False
+        self._last_chunk_s = -math.inf
+        self._closed = False
+
+    def _open(self) -> MessageStore:
+        store = self._open_store(self._on_stored)
+        store.fence(f"replica {self._replica} of {self._broker_name} is not its master")
+        for callback in self._on_progress:
+            store.gate.progress.add_listener(callback)
+        store.gate.on_written = self._note_log
+        store.gate.call_on_failure(self._on_failure)
+        return store
+
+    def call_on_failure(self, callback: Callable[[], None]) -> None:
+        self._on_failure = callback
+        super().call_on_failure(callback)
+
+    @property
+    def disk_failure(self) -> str:
+        """The failure of the disk; empty while the disk works, and again after the store is reopened."""
+        return self._store.gate.failure
+
+    @property
+    def _may_acknowledge(self) -> bool:
+        """True if this replica leads, with a lease, and its disk works. False after a report with `failed`."""
+        return self._role.leads(self._clock_s()) and not self._store.gate.failure
+
+    @property
+    def store(self) -> MessageStore:
+        with self._changed:
+            shows = self._role.role is ReplicaRole.MASTER or (self._aligned and self._shown_from < 0)
+            if self._closed or not shows:
+                raise ServiceNotAvailableError(
+                    f"replica {self._replica} of {self._broker_name} has no master yet; see `raymq status`"
+                )
+            return self._store
+
+    def change_slave_timeout(self, timeout_s: float) -> None:
+        self._rules = replace(self._rules, slave_timeout_s=timeout_s)
+
+    def _read_routing(self) -> tuple[ReadRouting, MessageStore]:
+        with self._changed:
+            return self._routing(), self.store
+
+    def _routing(self) -> ReadRouting:
+        if self._sync is not None:
+            slaves = self._sync.in_sync(self._clock_s()) - {self._replica} if self._rules.slave_read_enable else ()
+            return ReadRouting(True, [str(StorageName(self._broker_name, slave)) for slave in sorted(slaves)])
+        if self._role.role is ReplicaRole.SLAVE and not self._rules.slave_read_enable:
+            raise NotMasterError(self._broker_name, self._role.epoch)
+        master = self._role.master
+        if master is None or self._clock_s() - self._last_chunk_s >= MASTER_SILENT_AFTER_S:
+            return ReadRouting(False)
+        return ReadRouting(False, [str(StorageName(self._broker_name, master))])
+
+    def require_master(self) -> None:
+        with self._changed:
+            if self._role.role is not ReplicaRole.MASTER:
+                raise NotMasterError(self._broker_name, self._role.epoch)
+
+    def add_progress_listener(self, callback: Callable[[], None]) -> None:
+        self._on_progress.append(callback)
+        super().add_progress_listener(callback)
+
+    def call_on_log(self, callback: Callable[[], None]) -> None:
+        """Register `callback`, called by any thread when the log may have grown. It must not block.
+
+        A change of the role is progress (`add_progress_listener`).
+        """
+        self._on_log = callback
+
+    def _note_log(self) -> None:
+        """Note that the log may have grown. Called by any thread, under no lock but `_changed`."""
+        if self._on_log is not None:
+            self._on_log()
+        if self._readers:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _on_stored(self, end_offset: int) -> None:
+        """Note that this disk has everything before `end_offset`. Called by the store's flush thread."""
+        with self._changed:
+            if self._sync is not None:
+                self._sync.flushed(end_offset, self._clock_s())
+                self._show_confirmed()
+            self._note_log()
+
+    def _show_confirmed(self) -> None:
+        """Show consumers the messages that have their copies, and wake the appends that wait for copies."""
+        if self._sync is None:
+            return
+        if self._may_acknowledge:
+            self._note_confirmed(self._sync.confirm_offset)
+            self._store.show(self._sync.confirm_offset)
+        if not self._rules.all_ack_in_sync_state_set or self._sync.confirm_offset > self._notified_offset:
+            self._notified_offset = self._sync.confirm_offset
+            self._store.gate.progress.notify()
+
+    def _wake_all(self) -> None:
+        """Wake all waiting calls: the role has changed."""
+        self._changed.notify_all()
+        self._store.gate.progress.notify()
+        self._store.polls.wake_all()
+
+    def _remember_confirmed(self) -> None:
+        """Write the highest confirm offset to disk, if it has moved.
+
+        If the disk fails, the report has the failure and the previous offset. On a full disk, which has not failed, the
+        report also has the previous offset.
+        """
+        with self._confirm_turn:
+            with self._changed:
+                confirmed = self._confirmed
+            try:
+                self._confirm_file.raise_to(*confirmed)
+            except OSError as error:
+                if not is_want_of_space(error):
+                    self._store.gate.fail(error)
+
+    def _give_up_confirmed(self, epoch: int, physical_offset: int) -> None:
+        """Forget that messages from an offset on were confirmed: in `epoch` the group continues without them.
+        OSError.
+        """
+        with self._confirm_turn:
+            with self._changed:
+                self._confirmed = ConfirmFloor(epoch, physical_offset)
+            self._confirm_file.reset(self._confirmed)
+
+    def _note_confirmed(self, physical_offset: int) -> None:
+        """Record the confirm offset of the epoch in which this replica leads or follows."""
+        if physical_offset > self._confirmed.offset:
+            self._confirmed = ConfirmFloor(self._role.epoch, physical_offset)
+
+    def _refuse_without_room(self, error: OSError) -> None:
+        """Raise StoreNotWritableError if `error` means a full disk, which has not failed."""
+        if is_want_of_space(error):
+            root = self._settings.store_path_root_dir
+            raise StoreNotWritableError(f"the disk of {root} has no room for a small file: {error}") from error
+
+    @contextmanager
+    def _failing_on_disk_errors(self) -> Iterator[None]:
+        """Record a failure of the disk if a file beside the log cannot be written in the block.
+
+        ServiceNotAvailableError: the disk failed. StoreNotWritableError: the disk has no space.
+        """
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, RaymqError):
+                raise  # RequestTimeoutError is an OSError by way of TimeoutError
+            self._refuse_without_room(error)
+            self._store.gate.fail(error)
+            raise ServiceNotAvailableError(
+                f"replica {self._replica} of {self._broker_name} cannot follow: {self._store.gate.failure}"
+            ) from error
+
+    def _begin_epoch(self, epoch: int, start_offset: int) -> None:
+        """Write an epoch to the epoch file, and drop those whose records retention has deleted."""
+        self._epochs.begin_epoch(epoch, start_offset)
+        self._epochs.forget_before(self._store.log.min_offset - 1)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._wake_all()
+        self._remember_confirmed()
+        with self._order_lock:
+            self._store.close()

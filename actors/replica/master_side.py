@@ -1,0 +1,147 @@
+"""The master's side of a replica: appends that wait for copies, and the log for its followers.
+
+Free of Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from actors.core.replica.orders import (
+    LogRequest,
+)
+from actors.replica.group_replica import GroupReplica
+from raymq.common.errors import (
+    InSyncReplicasError,
+    NotMasterError,
+    ServiceNotAvailableError,
+    StoreCorruptError,
+)
+from raymq.common.protocol.store import (
+    Hole,
+)
+from storage.append.durability import ReplicaAcks
+from storage.message_store import MessageStore
+from storage.replication.epochs import (
+    EpochHistory,
+    LogChunk,
+)
+
+T = TypeVar("T")
+
+
+class MasterSide(GroupReplica):
+    """The master's methods of a replica. NotMasterError of each method unless the replica leads. Thread-safe."""
+
+    def _append(self, epoch: int | None, append: Callable[[MessageStore, ReplicaAcks | None], T]) -> T:
+        with self._changed:
+            self._role.check_append(epoch, self._clock_s())
+            if self._store.gate.failure:
+                # Its lease is given up: another replica leads soon, and takes this append.
+                raise NotMasterError(self._broker_name, self._role.epoch)
+            assert self._sync is not None
+            led, in_sync = self._role.epoch, len(self._sync.in_sync(self._clock_s()))
+            store = self._store
+            required = self._rules.required_in_sync
+        not_enough = InSyncReplicasError(self._broker_name, in_sync, required) if in_sync < required else None
+        has_copies = partial(self._has_copies_in, led)
+        return append(store, ReplicaAcks(not_enough, has_copies, self._rules.slave_timeout_s))
+
+    def _has_copies_in(self, epoch: int, end_offset: int) -> bool:
+        """True if enough replicas have the log before `end_offset`. ServiceNotAvailableError unless this one still
+        leads `epoch`."""
+        with self._changed:
+            if not self._leads(epoch):
+                raise ServiceNotAvailableError(
+                    f"replica {self._replica} of {self._broker_name} was replaced as master while messages waited for "
+                    "their copies; it is unknown whether they stay stored"
+                )
+            return self._has_copies(end_offset)
+
+    def _leads(self, epoch: int) -> bool:
+        return self._role.epoch == epoch and self._may_acknowledge and not self._closed
+
+    def _has_copies(self, end_offset: int) -> bool:
+        assert self._sync is not None
+        if self._rules.all_ack_in_sync_state_set and self._sync.confirm_offset < end_offset:
+            return False
+        return self._sync.copies(end_offset) >= self._rules.in_sync_replicas
+
+    def history(self, epoch: int) -> EpochHistory:
+        """The epochs of this master's log, for a follower. NotMasterError unless it leads `epoch`."""
+        with self._changed:
+            self._role.check_asked(epoch)
+            return EpochHistory(self._epochs.entries, self._store.log.min_offset, self._given_end)
+
+    @property
+    def _given_end(self) -> int:
+        """Return the end of what followers get."""
+        return self._store.gate.stored_offset if self._rules.fixed_roles else self._store.log.committed_offset
+
+    def read_log(self, request: LogRequest, max_bytes: int, wait_s: float) -> LogChunk:
+        """Return the chunk of the log that a follower requests, after waiting up to `wait_s` for records.
+
+        NotMasterError unless this replica leads the request's epoch; DataLossError for what retention has deleted;
+        StoreCorruptError for damaged bytes that a replica may still mend.
+        """
+        self.note_request(request)
+        epoch, physical_offset = request.epoch, request.next_offset
+        with self._changed:
+            self._readers += 1
+            try:
+                self._changed.wait_for(
+                    lambda: self._role.epoch != epoch or self._given_end > physical_offset or self._closed, wait_s
+                )
+            finally:
+                self._readers -= 1
+        return self.chunk_at(epoch, physical_offset, max_bytes)
+
+    def note_request(self, request: LogRequest) -> None:
+        """Record what a follower has on its disk. NotMasterError unless this replica leads the request's epoch."""
+        with self._changed:
+            self._role.check_asked(request.epoch)
+            assert self._sync is not None
+            self._sync.asked(
+                request.follower, request.store_id, request.acked_offset, self._clock_s(), learner=request.learner
+            )
+            self._show_confirmed()
+
+    def log_beyond(self, epoch: int, physical_offset: int) -> int:
+        """Return the bytes of the log that a follower at an offset lacks. NotMasterError unless this replica leads
+        `epoch`.
+        """
+        with self._changed:
+            self._role.check_asked(epoch)
+            return self._given_end - physical_offset
+
+    def chunk_at(self, epoch: int, physical_offset: int, max_bytes: int) -> LogChunk:
+        """The chunk of the log at an offset, empty at its end. Errors as of `read_log`."""
+        with self._changed:
+            self._role.check_asked(epoch)
+            assert self._sync is not None
+            entry = self._epochs.entry_at(physical_offset)
+            following = [one.start_offset for one in self._epochs.entries if one.start_offset > physical_offset]
+            end, confirm = self._given_end, self._sync.confirm_offset
+        chunks, limit, hole = self._store.chunks, min([end, *following]), None
+        damaged = chunks.hole_at(physical_offset) if physical_offset < limit else None
+        if damaged is None:
+            data = chunks.read_chunk(physical_offset, max_bytes, limit)
+        else:
+            self._require_unmendable(damaged)
+            data, hole = chunks.read_hole(physical_offset, limit, max_bytes)
+        return LogChunk(physical_offset, data, entry, confirm, end, hole)
+
+    def _require_unmendable(self, hole: Hole) -> None:
+        """StoreCorruptError while a replica may still mend a hole of this master (HoleReports)."""
+        with self._changed:
+            assert self._sync is not None
+            now_s = self._clock_s()
+            may_have = self._sync.sync_state_set.members | self._sync.in_sync(now_s)
+            reason = self._hole_reports.reason_to_wait(hole.offset, may_have, now_s)
+        if reason:
+            raise StoreCorruptError(
+                f"the {hole.size} bytes at {hole.offset} in the log of replica {self._replica} of {self._broker_name} "
+                f"are damaged: {hole.reason}; they are not copied yet, because {reason}"
+            )

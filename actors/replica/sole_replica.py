@@ -1,0 +1,148 @@
+"""The only replica of a broker group: a store that always leads, and has no followers.
+
+The lanes and the actor methods of a storage actor use a replica only through the methods here.
+`actors.replica.replica` changes what differs in a broker group of several replicas. Free of Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, TypeVar
+
+from actors.core.replica.read_routing import ReadRouting
+from raymq.common.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, QueuePosition, ReadsInPlace
+from raymq.common.protocol.transactions import EndTransactionRequest
+from raymq.records.format.encode import EncodedBatch
+from storage.append.durability import ReplicaAcks, StartedAppend
+from storage.message_store import MessageStore
+from storage.read.long_polls import LongPolls
+
+ALONE: Final = ReadRouting(is_master=True)
+
+T = TypeVar("T")
+
+
+class SoleReplica:
+    """A store without followers, and the base class of a replica with followers. Thread-safe."""
+
+    has_followers = False
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+
+    @property
+    def any_store(self) -> MessageStore:
+        """Return the store, for its status and its config files, in any role."""
+        return self._store
+
+    @property
+    def store(self) -> MessageStore:
+        """The store, for reads. ServiceNotAvailableError while this replica may show no messages."""
+        return self._store
+
+    def require_master(self) -> None:
+        """NotMasterError unless this replica leads, or did before its lease ended."""
+
+    def call_on_failure(self, callback: Callable[[], None]) -> None:
+        """Register `callback`, called by any thread once the disk has failed; at once if it has.
+
+        It must not block, and may be called more than once.
+        """
+        self._store.gate.call_on_failure(callback)
+
+    def add_progress_listener(self, callback: Callable[[], None]) -> None:
+        """Register `callback`, called each time that started appends may have become settled.
+
+        Any thread may call it: after a flush that appends wait for, after a failure of the disk, and after copies have
+        arrived at other replicas. It must not block.
+        """
+        self._store.gate.progress.add_listener(callback)
+
+    def change_slave_timeout(self, timeout_s: float) -> None:
+        """Set how long appends wait for their copies (slave_timeout_ms, a live setting)."""
+
+    def delete_topics_before(self, existing: Collection[str], position: int) -> None:
+        """As a slave, delete the queues of topics that the broker's state lacks (StoreTopics.delete_before).
+
+        Any other replica does nothing.
+        """
+
+    # Appends
+
+    def append(self, batches: Sequence[EncodedBatch], epoch: int | None = None) -> list[AppendResult]:
+        """Store batches as AppendService.append does, and wait until as many replicas have them as the rules require.
+
+        If none of them waits (wait_store_msg_ok), the number of replicas in sync does not matter. NotMasterError and
+        InSyncReplicasError are raised before anything is written. The status is FLUSH_SLAVE_TIMEOUT if other replicas
+        were too slow. ServiceNotAvailableError: this replica was replaced during the wait; it is unknown whether the
+        batches stay stored, and sending them again is safe.
+        """
+        return self._append(epoch, lambda store, acks: store.append(batches, acks=acks))
+
+    def start_append(self, batches: Sequence[EncodedBatch], epoch: int | None = None) -> StartedAppend:
+        """Start an append as `append` does, without waiting (AppendService.start_append). Arriving copies are
+        progress.
+        """
+        return self._append(epoch, lambda store, acks: store.start_append(batches, acks=acks))
+
+    def start_end(self, end: EndTransactionRequest, *, require_topic: Callable[[str], None]) -> StartedAppend:
+        """End a transaction (TransactionService.start_end) without waiting. Errors as of `append`, too."""
+        return self._append(
+            None, lambda store, acks: store.transactions.start_end(end, require_topic=require_topic, acks=acks)
+        )
+
+    def _append(self, epoch: int | None, append: Callable[[MessageStore, ReplicaAcks | None], T]) -> T:
+        """Call `append` with the store, and the copies that the append has to wait for; None without followers."""
+        return append(self._store, None)
+
+    # Reads
+
+    def fetch(self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float) -> list[FetchResult]:
+        """The records of several queues, and the storage actor to read each from next (FetchService.fetch).
+
+        NotMasterError of a slave, unless slave_read_enable is on.
+        """
+        routing, store = self._read_routing()
+        results = store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=not routing.is_master)
+        if not routing.others:  # without other storage actors, no answer depends on what is in memory
+            return results
+        return [
+            routing.route(
+                request, result, in_memory=store.queues.in_memory(request.topic, request.queue_id, result.next_offset)
+            )
+            for request, result in zip(requests, results, strict=True)
+        ]
+
+    def ends(self, positions: Sequence[QueuePosition]) -> tuple[list[QueueEnds], bool]:
+        """The ends of several queues, the storage actor to read each from, and if there is something to read
+        (FetchService.ends). Errors as of `fetch`."""
+        routing, store = self._read_routing()
+        ends, news = store.fetches.ends(positions, patient=not routing.is_master)
+        if not routing.others:
+            return ends, news
+        routed = []
+        for (topic, queue_id, offset), (first, end, _) in zip(positions, ends, strict=True):
+            in_memory = store.queues.in_memory(topic, queue_id, offset)
+            routed.append(QueueEnds(first, end, routing.pull_from(queue_id, offset, first, end, in_memory=in_memory)))
+        return routed, news
+
+    def _read_routing(self) -> tuple[ReadRouting, MessageStore]:
+        """Return where readers go next, and the store; errors as of `fetch`."""
+        return ALONE, self._store
+
+    def count_reads(self, reads: ReadsInPlace) -> None:
+        """Count what clients have read in the mapped files among the store's gets."""
+        self.store.stats.count_reads(reads.found, reads.messages)
+
+    @property
+    def polls(self) -> LongPolls:
+        """The waiting fetches of the store, by queue; errors as of `store`."""
+        return self.store.polls
+
+    def status(self) -> dict[str, Any]:
+        """Return role, epoch, set and lag, for `raymq status`; empty without followers."""
+        return {}
+
+    def close(self) -> None:
+        """Close the store cleanly. Idempotent."""
+        self._store.close()

@@ -1,0 +1,114 @@
+"""Answers questions about the queues of one store: bounds, times, sequences, sizes.
+
+A question about a queue that changes nothing belongs here. StoreQueries finds messages in the log.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from raymq.common.protocol.store import Boundary, QueueBounds, QueuePosition, QueueSpan
+from raymq.records.logfiles.span_bytes import span_bytes
+from storage.parts import StoreParts
+from storage.queue.consume_queue import ConsumeQueue
+from storage.read.queries import StoreQueries
+
+_MEMORY_BYTES: Final = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class QueueQueries:
+    """The questions about the queues of one store. Thread-safe. Only `next_sequences` takes the append lock.
+
+    ServiceNotAvailableError of each method but `in_memory`: the store is closed, or must not be read now.
+    """
+
+    def __init__(self, parts: StoreParts, queries: StoreQueries, check: Callable[[], None]) -> None:
+        """`check` raises ServiceNotAvailableError if the store must not be read."""
+        self._settings, self._log, self._queues = parts.settings, parts.log, parts.queues
+        self._parts, self._queries, self._check = parts, queries, check
+
+    def bounds(self, topic: str, queue_id: int) -> QueueBounds:
+        """Return the offsets of a queue that consumers may read; zeros for a queue that does not exist."""
+        self._check()
+        queue = self._queues.get(topic, queue_id)
+        if queue is None:
+            return QueueBounds(0, 0, 0)
+        min_offset, max_offset = queue.first_readable_offset, queue.visible_offset
+        first_in_memory = queue.first_at_or_after(max(self._first_in_memory, 0))
+        return QueueBounds(min_offset, max_offset, min(max(first_in_memory, min_offset), max_offset))
+
+    def bounds_of_topics(self, topics: Sequence[tuple[str, int]]) -> list[list[tuple[int, int]]]:
+        """Return the first and the next visible offset of the queues 0, 1 … of several topics.
+
+        `topics` gives each topic with its number of queues. Zeros for a queue that does not exist. Cheap: reads no
+        files.
+        """
+        self._check()
+        get, bounds = self._queues.get, []
+        for topic, queues in topics:
+            found = [get(topic, queue_id) for queue_id in range(queues)]
+            bounds.append([(0, 0) if q is None else (q.first_readable_offset, q.visible_offset) for q in found])
+        return bounds
+
+    def stored_times(self, positions: Sequence[QueuePosition]) -> list[int]:
+        """Return when the messages at positions of queues were stored, in ms since 1970.
+
+        If retention has deleted a message, the first existing message of its queue counts. 0 if there is none.
+        """
+        self._check()
+        times = []
+        for topic, queue_id, offset in positions:
+            queue = self._queues.get(topic, queue_id)
+            times.append(0 if queue is None else self._queries.stored_ms(queue, offset))
+        return times
+
+    def next_sequences(self, producer_id: str, epoch: int, queues: Sequence[tuple[str, int]]) -> list[int]:
+        """Return, for each queue (topic, queue id), the sequence after the last one that a producer has stored there.
+
+        Counts only messages that consumers may read, because later ones could still be lost
+        (`DedupTable.next_sequence`).
+
+        ClientStateError: an instance with a newer epoch has written to one of the queues.
+        """
+        self._check()
+        found = []
+        with self._parts.append_lock:
+            for topic, queue_id in queues:
+                queue = self._queues.get(topic, queue_id)
+                visible = 0 if queue is None else queue.visible_offset
+                found.append(self._parts.dedup.next_sequence(producer_id, epoch, topic, queue_id, visible))
+        return found
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
+        """Return the queue offset that belongs to a time, always within the queue's bounds
+        (StoreQueries.offset_by_time).
+        """
+        self._check()
+        queue = self._queues.get(topic, queue_id)
+        if queue is None:
+            return 0
+        offset = self._queries.offset_by_time(queue, timestamp_ms, boundary)
+        if isinstance(queue, ConsumeQueue) and queue.compacted is not None and offset == queue.min_offset:
+            return min(offset, queue.compacted.offset_by_time(timestamp_ms, boundary))
+        return offset
+
+    def bytes_of_span(self, span: QueueSpan) -> list[int]:
+        """Return the bytes of records in equal parts of a span of a queue (raymq.records.logfiles.own_records)."""
+        self._check()
+        return span_bytes(self._parts.reader, *span)
+
+    @property
+    def _first_in_memory(self) -> int:
+        """Return the physical offset from which the log is likely in memory."""
+        return self._log.end_offset - _MEMORY_BYTES * self._settings.access_message_in_memory_max_ratio // 100
+
+    def in_memory(self, topic: str, queue_id: int, queue_offset: int) -> bool:
+        """True if a queue's messages from an offset on are likely in memory (access_message_in_memory_max_ratio)."""
+        if self._first_in_memory <= self._log.min_offset:
+            return True
+        queue = self._queues.get(topic, queue_id)
+        return queue is None or queue_offset >= min(
+            queue.first_at_or_after(self._first_in_memory), queue.visible_offset
+        )

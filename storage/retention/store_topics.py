@@ -1,0 +1,105 @@
+"""The topics of one store: their names and queues, and their deletion."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from raymq.common.errors import StoreNotWritableError
+from raymq.common.names import STATE_TOPIC, TRANSACTION_TOPICS, is_light_queue, is_system_topic
+from raymq.common.protocol.attributes import TopicMessageType
+from raymq.common.protocol.store import LightQueue
+from storage.append.write_gate import WriteGate
+from storage.parts import StoreParts
+from storage.queue.topic_attributes import StoredAttributes
+from storage.read.long_polls import LongPolls
+from storage.retention.cleaner import Cleaner
+from storage.running_flags import AGAINST_STATE
+from storage.stats import StoreStats
+
+
+class StoreTopics:
+    """The topics that have queues in one store. Thread-safe, except `fifo`. Deletions take the append lock.
+
+    ServiceNotAvailableError of each method but `delete_before`: the store is closed.
+    """
+
+    def __init__(
+        self, parts: StoreParts, gate: WriteGate, cleaner: Cleaner, polls: LongPolls, stats: StoreStats
+    ) -> None:
+        self._parts, self._gate, self._cleaner, self._polls, self._stats = parts, gate, cleaner, polls, stats
+        self._queues = parts.queues
+        self._attributes = StoredAttributes(parts.config)
+
+    def queue_ids(self) -> dict[str, list[int]]:
+        """Return the ids of the existing queues, by topic."""
+        self._gate.require_open()
+        return self._queues.topics()
+
+    def fifo(self) -> frozenset[str]:
+        """Return the topics whose type is FIFO, according to the broker's file config/topics.json.
+
+        Only one thread at a time may call this.
+        """
+        self._gate.require_open()
+        return frozenset(
+            topic for topic, one in self._attributes.read().items() if one.message_type is TopicMessageType.FIFO
+        )
+
+    def light_queues(self) -> list[LightQueue]:
+        """Return the light queues that have messages, or had messages that were not swept yet, sorted by name."""
+        self._gate.require_open()
+        light = [queue for queue in self._queues if is_light_queue(queue.topic) and queue.exists]
+        return sorted(LightQueue(queue.topic, queue.min_offset, queue.visible_offset) for queue in light)
+
+    def delete(self, topic: str) -> None:
+        """Delete the queues of `topic`, if it has any; on return the deletion is on disk. A topic created again starts
+        at offset 0.
+
+        The messages leave the disk with the log files they are in. StoreNotWritableError: the disk failed; it is
+        unknown whether the topic is deleted, and the store takes no more appends.
+        """
+        with self._parts.append_lock:
+            self._gate.require_writable(AGAINST_STATE)  # deleting frees room on a full disk
+            self._delete_queues(topic)
+
+    def delete_before(self, existing: Collection[str], position: int) -> list[str]:
+        """Delete the queues of topics that a broker's state does not have, and return their names.
+
+        For a replica that follows: its master deleted the topics, and the log does not record that.
+
+        `existing`: the topics of the state before record `position` of STATE_TOPIC. Does nothing while this log lacks
+        the record before `position`. A topic with a later message stays, because it may have been created again. Topics
+        of the server and light queues stay. StoreNotWritableError as of `delete`.
+        """
+        gone: list[str] = []
+        states = self._queues.get_plain(STATE_TOPIC, 0)
+        if states is None or not states.min_offset < position <= states.next_offset:
+            return gone
+        [last] = states.units(position - 1, 1)
+        last_offset = int(last["physical_offset"])
+        for topic in self._queues.topics():
+            if topic in existing or is_system_topic(topic) or topic in TRANSACTION_TOPICS or is_light_queue(topic):
+                continue
+            with self._parts.append_lock:
+                if all(one.max_physical_offset <= last_offset for one in self._queues if one.topic == topic):
+                    self._delete_queues(topic)
+                    gone.append(topic)
+        return gone
+
+    def _delete_queues(self, topic: str) -> None:
+        """Delete the queues of a topic. Called under the append lock.
+
+        The deletion counts from the log's end: a snapshot of this store may list the queues.
+        """
+        end_offset, min_offset = self._parts.log.end_offset, self._cleaner.log_start_on_disk
+        try:
+            queues = self._queues.delete_topic(topic, end_offset=end_offset, min_offset=min_offset)
+        except OSError as error:
+            self._gate.fail(error)
+            raise StoreNotWritableError(
+                f"{self._gate.failure}; it is unknown whether topic {topic!r} is deleted"
+            ) from error
+        self._parts.dedup.forget_topic(topic)
+        self._stats.forget_topic(topic)
+        for queue in queues:
+            self._polls.wake_queue((topic, queue.queue_id))
