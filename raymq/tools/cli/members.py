@@ -133,17 +133,16 @@ def group_consume_directly(
 
     Example: raymq group consume-directly billing 0A000001000000000000000000000017
     """
-    topics = [topic_name] if topic_name else _subscribed(admin, group_name)
+    if topic_name:
+        topics = [topic_name]
+    else:
+        members = admin.consumer_connections(group_name)
+        subscribed = {topic for one in members for topic in one.consumer.subscriptions}
+        topics = [*sorted(subscribed), retry_topic(group_name)]
     message = _message_of(admin, topics, message_id)
     outcome = admin.consume_directly(group_name, message, member)
     fields = {"topic": message.topic, "message_id": message.message_id, **asdict(outcome)}
     return fields_result(fields, failed=outcome.status != "CONSUME_SUCCESS")
-
-
-def _subscribed(admin: Admin, name: str) -> list[str]:
-    """The topics that the live members of a group subscribe to, and the group's retry topic."""
-    found = {topic for one in admin.consumer_connections(name) for topic in one.consumer.subscriptions}
-    return [*sorted(found), retry_topic(name)]
 
 
 def _message_of(admin: Admin, topics: list[str], message_id: str) -> Any:

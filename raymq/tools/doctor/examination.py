@@ -65,7 +65,14 @@ def _with_ray(settings: ClusterSettings, prometheus: Any, progress: ProgressCall
     progress("looking at this machine")
     machine = _machine(settings, status)
     progress("looking at the nodes")
-    nodes = tuple(collect_nodes(_node_task(settings, status)))
+    task = NodeTask(
+        tuple(map(str, _store_directories(status))),
+        str(settings.data_dir),
+        *_ratios(settings),
+        tuple(servers_with_lanes(status["actors"])),
+        {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()},
+    )
+    nodes = tuple(collect_nodes(task))
     ports = tuple(collect_ports(ray.nodes()))
     progress("looking at the consumer groups")
     cluster = _cluster(settings, status)
@@ -112,16 +119,6 @@ def _machine(settings: ClusterSettings, status: Mapping[str, Any]) -> MachineFac
     if not directories:
         directories = [data_dir_here(settings.data_dir), *settings.store.store_path_commit_log]
     return collect_machine(directories, *_ratios(settings))
-
-
-def _node_task(settings: ClusterSettings, status: Mapping[str, Any]) -> NodeTask:
-    return NodeTask(
-        tuple(map(str, _store_directories(status))),
-        str(settings.data_dir),
-        *_ratios(settings),
-        tuple(servers_with_lanes(status["actors"])),
-        {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()},
-    )
 
 
 def _ratios(settings: ClusterSettings) -> tuple[float, float]:

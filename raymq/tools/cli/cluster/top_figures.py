@@ -72,10 +72,12 @@ def figures_between(before: Reading, now: Reading) -> TopFigures:
     for name, readings in answers.items():
         earlier = before.brokers.get(name) or readings
         for topic, reading in readings.topics.items():
-            puts[topic].append(_growth(earlier.topics.get(topic, TopicReading()), reading))
+            known = earlier.topics.get(topic, TopicReading())
+            grown = TopicReading(_since(known.messages, reading.messages), _since(known.bytes, reading.bytes))
+            puts[topic].append(grown)
         for (group, topic), progress in readings.groups.items():
-            known = earlier.groups.get((group, topic), GroupReading())
-            rate = _since(known.consumed, progress.consumed) / passed_s
+            consumed_before = earlier.groups.get((group, topic), GroupReading()).consumed
+            rate = _since(consumed_before, progress.consumed) / passed_s
             parts[group, topic].append(GroupRates(group, topic, rate, progress.lag, progress.behind_ms))
     groups = tuple(_joined(rows) for rows in parts.values())
     by_topic: dict[str, list[GroupRates]] = defaultdict(list)
@@ -87,10 +89,6 @@ def figures_between(before: Reading, now: Reading) -> TopFigures:
         tuple(sorted(now.brokers.keys() - answers.keys())),
         sum(readings.left_out for readings in answers.values()),
     )
-
-
-def _growth(before: TopicReading, now: TopicReading) -> TopicReading:
-    return TopicReading(_since(before.messages, now.messages), _since(before.bytes, now.bytes))
 
 
 def _since(before: int, now: int) -> int:

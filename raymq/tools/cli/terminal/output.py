@@ -33,7 +33,7 @@ def printable(text: str) -> str:
     """Return `text` as one line with every control character escaped. All other characters stay."""
     if text.isprintable():
         return text
-    return "".join(_python_escape(char) if _is_unsafe(char) else char for char in text)
+    return "".join(char.encode("unicode_escape").decode() if _is_unsafe(char) else char for char in text)
 
 
 def json_text(value: Any) -> str:
@@ -51,10 +51,6 @@ def error_text(text: str) -> str:
 
 def _is_unsafe(char: str) -> bool:
     return unicodedata.category(char) in _ESCAPED_CATEGORIES and char not in _JOINERS
-
-
-def _python_escape(char: str) -> str:
-    return char.encode("unicode_escape").decode()
 
 
 def _json_escape(char: str) -> str:

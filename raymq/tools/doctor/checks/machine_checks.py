@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
 from raymq.tools.doctor.facts import DirectoryFacts, DoctorSnapshot, MachineFacts
@@ -19,8 +20,8 @@ TOKEN_DO: Final = "`raymq doctor --fix`, or chmod 600 it: a user who reads it ca
 _VANISHING: Final = frozenset(("tmpfs", "ramfs", "devtmpfs"))
 _NETWORK: Final = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "gluster", "lustre", "afs", "virtiofs")
 
-MachineJudge = Callable[[MachineFacts, str], Iterable[Finding]]
-DirectoryJudge = Callable[[DirectoryFacts, str], Finding]
+MachineJudge = Callable[[MachineFacts], Iterable[Finding]]
+DirectoryJudge = Callable[[DirectoryFacts], Finding]
 
 
 def _everywhere(judge: MachineJudge) -> Callable[[DoctorSnapshot], list[Finding]]:
@@ -28,7 +29,7 @@ def _everywhere(judge: MachineJudge) -> Callable[[DoctorSnapshot], list[Finding]
 
     def judge_all(snapshot: DoctorSnapshot) -> list[Finding]:
         machines = [(snapshot.machine, HERE), *((node.machine, node.ip) for node in snapshot.nodes if node.machine)]
-        return [result for machine, where in machines for result in judge(machine, where)]
+        return [replace(result, where=where) for machine, where in machines for result in judge(machine)]
 
     return judge_all
 
@@ -36,180 +37,167 @@ def _everywhere(judge: MachineJudge) -> Callable[[DoctorSnapshot], list[Finding]
 def _each_directory(judge: DirectoryJudge) -> Callable[[DoctorSnapshot], list[Finding]]:
     """Return a check of every readable directory of stores; `directories_seen` reports unreadable directories."""
 
-    def judge_all(machine: MachineFacts, where: str) -> Iterable[Finding]:
-        return [judge(directory, where) for directory in machine.directories if not directory.error]
-
-    return _everywhere(judge_all)
+    return _everywhere(lambda machine: [judge(one) for one in machine.directories if not one.error])
 
 
-def versions(machine: MachineFacts, where: str) -> Iterable[Finding]:
+def versions(machine: MachineFacts) -> Iterable[Finding]:
     """Check the versions of Python, Ray and raymq."""
     seen = f"Python {machine.python}, Ray {machine.ray}, raymq {machine.raymq}"
     if not machine.python.startswith("3.11."):
-        yield fail(seen, "install raymq for Python 3.11, the version that it needs", where)
+        yield fail(seen, "install raymq for Python 3.11, the version that it needs")
     elif machine.raymq == "not installed":
-        yield warn(seen, "pip install raymq: other programs do not find a folder on the import path", where)
+        yield warn(seen, "pip install raymq: other programs do not find a folder on the import path")
     else:
-        yield ok(seen, where)
+        yield ok(seen)
 
 
-def import_path(machine: MachineFacts, where: str) -> Iterable[Finding]:
+def import_path(machine: MachineFacts) -> Iterable[Finding]:
     """Check that the import path has one raymq, with its server packages."""
     several = {name: folders for name, folders in machine.copies.items() if len(folders) > 1}
     if machine.floors_missing:
-        yield fail(f"raymq lacks {', '.join(machine.floors_missing)}", "install raymq again: this one is broken", where)
+        yield fail(f"raymq lacks {', '.join(machine.floors_missing)}", "install raymq again: this one is broken")
     elif several:
         seen = "; ".join(f"{name} is in {' and in '.join(folders)}" for name, folders in several.items())
-        yield warn(seen, "remove one: the first one wins, which depends on the current directory", where)
+        yield warn(seen, "remove one: the first one wins, which depends on the current directory")
     else:
-        yield ok("one raymq, with its server packages", where)
+        yield ok("one raymq, with its server packages")
 
 
-def token(machine: MachineFacts, where: str) -> Iterable[Finding]:
+def token(machine: MachineFacts) -> Iterable[Finding]:
     """Check that only its user may read Ray's token."""
     if machine.token_mode is None:
         if machine.token_digest:
-            yield ok("the token is in RAY_AUTH_TOKEN", where)
+            yield ok("the token is in RAY_AUTH_TOKEN")
         elif machine.auth_mode == "token":
-            yield fail(
-                f"RAY_AUTH_MODE is token, and {machine.token_path} does not exist", "copy the cluster's token", where
-            )
+            yield fail(f"RAY_AUTH_MODE is token, and {machine.token_path} does not exist", "copy the cluster's token")
         else:
             yield warn(
                 f"no token in {machine.token_path}: Ray accepts calls without a token",
                 "`raymq up` creates one; without it everybody who reaches Ray's ports can run code in the cluster",
-                where,
             )
     elif machine.token_mode & 0o077:
-        yield fail(f"{machine.token_path} has mode {machine.token_mode:04o}", TOKEN_DO, where)
+        yield fail(f"{machine.token_path} has mode {machine.token_mode:04o}", TOKEN_DO)
     else:
-        yield ok(f"{machine.token_path}, mode {machine.token_mode:04o}", where)
+        yield ok(f"{machine.token_path}, mode {machine.token_mode:04o}")
 
 
-def free_port(machine: MachineFacts, where: str) -> Iterable[Finding]:
+def free_port(machine: MachineFacts) -> Iterable[Finding]:
     """Check that a port can be opened, since Ray and lanes need free ports."""
     if machine.port_error:
-        yield fail(
-            machine.port_error, "look for programs that hold many ports (ss -s), and for limits of the system", where
-        )
+        yield fail(machine.port_error, "look for programs that hold many ports (ss -s), and for limits of the system")
     else:
-        yield ok("a port can be opened", where)
+        yield ok("a port can be opened")
 
 
-def open_files(machine: MachineFacts, where: str) -> Iterable[Finding]:
+def open_files(machine: MachineFacts) -> Iterable[Finding]:
     """Check that there are enough file descriptors for logs, queues and connections."""
     seen = f"{machine.files_soft:,} open files, at most {machine.files_hard:,}"
     do = f"ulimit -n {max(65_536, FILES_FEW):d} before `raymq up`, or LimitNOFILE= in the service"
     if machine.files_soft < FILES_TOO_FEW:
-        yield fail(seen, do, where)
+        yield fail(seen, do)
     elif machine.files_soft < FILES_FEW:
-        yield warn(seen, do, where)
+        yield warn(seen, do)
     else:
-        yield ok(seen, where)
+        yield ok(seen)
 
 
-def shared_memory(machine: MachineFacts, where: str) -> Iterable[Finding]:
+def shared_memory(machine: MachineFacts) -> Iterable[Finding]:
     """Check that /dev/shm has room for Ray's object store."""
     if machine.shm_bytes is None:
-        yield warn("no /dev/shm", "mount a tmpfs there: Ray's object store is slow without it", where)
+        yield warn("no /dev/shm", "mount a tmpfs there: Ray's object store is slow without it")
     elif machine.shm_bytes < SHM_SMALL_BYTES:
         yield warn(
             f"/dev/shm has {machine.shm_bytes >> 20} MiB",
             "docker run --shm-size=2g, or a larger emptyDir: Ray's object store falls back to the disk",
-            where,
         )
     else:
-        yield ok(f"/dev/shm has {machine.shm_bytes >> 20:,} MiB", where)
+        yield ok(f"/dev/shm has {machine.shm_bytes >> 20:,} MiB")
 
 
-def path_lengths(machine: MachineFacts, where: str) -> Iterable[Finding]:
+def path_lengths(machine: MachineFacts) -> Iterable[Finding]:
     """Check that the paths of Ray's sockets are not longer than the kernel allows."""
     seen = f"sockets have paths of {machine.socket_path_bytes} of {SOCKET_PATH_MAX} bytes"
     if machine.socket_path_bytes > SOCKET_PATH_MAX:
-        yield fail(f"{seen}: {machine.socket_path}", "RAY_TMPDIR=/tmp, or another short path, before `raymq up`", where)
+        yield fail(f"{seen}: {machine.socket_path}", "RAY_TMPDIR=/tmp, or another short path, before `raymq up`")
     else:
-        yield ok(seen, where)
+        yield ok(seen)
 
 
-def directories_seen(machine: MachineFacts, where: str) -> Iterable[Finding]:
+def directories_seen(machine: MachineFacts) -> Iterable[Finding]:
     """Check that the directories of stores can be read and written."""
     for one in machine.directories:
         if one.error:
             do = "choose another directory (data_dir), or let the user of Ray's processes read and write there"
-            yield fail(f"{one.path}: {one.error}", do, where)
+            yield fail(f"{one.path}: {one.error}", do)
         elif one.exists and one.uid not in (one.owner_uid, 0):
             yield fail(
                 f"{one.path} belongs to user {one.owner_uid}, this is user {one.uid}",
                 "chown it, or run as its owner",
-                where,
             )
         elif not one.writable:
-            yield fail(f"{one.existing_path} is not writable", "chown or chmod it, or choose another data_dir", where)
+            yield fail(f"{one.existing_path} is not writable", "chown or chmod it, or choose another data_dir")
         elif not one.exists:
-            yield ok(f"{one.path} does not exist yet; it can be created", where)
+            yield ok(f"{one.path} does not exist yet; it can be created")
         else:
-            yield ok(one.path, where)
+            yield ok(one.path)
 
 
-def file_system(one: DirectoryFacts, where: str) -> Finding:
+def file_system(one: DirectoryFacts) -> Finding:
     """Check that stores are on a disk of this machine."""
     seen = f"{one.path} is on {one.file_system or 'an unknown file system'}"
     if one.file_system in _VANISHING:
-        return warn(seen, "use a disk: this is memory, which loses its messages at the next start", where)
+        return warn(seen, "use a disk: this is memory, which loses its messages at the next start")
     if one.file_system == "overlay":
-        return warn(seen, "mount a volume: this is the container's layer, which is deleted with the container", where)
+        return warn(seen, "mount a volume: this is the container's layer, which is deleted with the container")
     if one.file_system.startswith(_NETWORK):
-        return warn(seen, "use a disk of the machine: locks and flushes over a network are slow or missing", where)
-    return ok(seen, where)
+        return warn(seen, "use a disk of the machine: locks and flushes over a network are slow or missing")
+    return ok(seen)
 
 
-def free_space(one: DirectoryFacts, where: str) -> Finding:
+def free_space(one: DirectoryFacts) -> Finding:
     """Check that the disk is not so full that the store deletes messages early or refuses messages."""
     seen = f"{one.path}: {one.used_ratio:.0%} used, {one.free_bytes >> 20:,} MiB free"
     if one.used_ratio > one.refuse_ratio:
-        return fail(f"{seen}; over {one.refuse_ratio:.0%} the store refuses messages", "make room, now", where)
+        return fail(f"{seen}; over {one.refuse_ratio:.0%} the store refuses messages", "make room, now")
     if one.used_ratio > one.max_used_ratio:
         limit = f"over {one.max_used_ratio:.0%} (disk_max_used_space_ratio) old messages are deleted at any hour"
-        return warn(f"{seen}; {limit}", "make room, use a larger disk, or shorten file_reserved_time_hours", where)
-    return ok(seen, where)
+        return warn(f"{seen}; {limit}", "make room, use a larger disk, or shorten file_reserved_time_hours")
+    return ok(seen)
 
 
-def private_files(one: DirectoryFacts, where: str) -> Finding:
+def private_files(one: DirectoryFacts) -> Finding:
     """Check that no other user may read the messages."""
     if not one.exists:
-        return ok(f"{one.path} does not exist yet", where)
+        return ok(f"{one.path} does not exist yet")
     if one.readable_count:
         first = ", ".join(one.readable)
         return fail(
             f"other users may use {one.readable_count:,} files and directories: {first}",
             "`raymq doctor --fix`, or chmod -R go= it: they hold the messages",
-            where,
         )
-    return ok(f"only user {one.owner_uid} may read {one.path}", where)
+    return ok(f"only user {one.owner_uid} may read {one.path}")
 
 
-def fiemap(one: DirectoryFacts, where: str) -> Finding:
+def fiemap(one: DirectoryFacts) -> Finding:
     """Check that the file system reports written blocks, so that a recovery need not read whole files."""
     if one.fiemap is None:
-        return finding(State.SKIP, f"{one.existing_path} is not writable, so this was not tested", where=where)
+        return finding(State.SKIP, f"{one.existing_path} is not writable, so this was not tested")
     if not one.fiemap:
         seen = f"{one.file_system} under {one.path} does not report written blocks (FIEMAP)"
-        return warn(
-            seen, "use ext4 or XFS: after a kill, a store on this one reads more of its log before it opens", where
-        )
-    return ok("the file system reports written blocks (FIEMAP)", where)
+        return warn(seen, "use ext4 or XFS: after a kill, a store on this one reads more of its log before it opens")
+    return ok("the file system reports written blocks (FIEMAP)")
 
 
-def flush_time(one: DirectoryFacts, where: str) -> Finding:
+def flush_time(one: DirectoryFacts) -> Finding:
     """Check that a small flush is fast, because with SYNC_FLUSH each acknowledgement waits for a flush."""
     if not one.fdatasync_ms:
-        return finding(State.SKIP, f"{one.existing_path} is not writable, so this was not tested", where=where)
+        return finding(State.SKIP, f"{one.existing_path} is not writable, so this was not tested")
     times = one.fdatasync_ms
     p50, p99 = times[len(times) // 2], times[min(len(times) - 1, len(times) * 99 // 100)]
     seen = f"{len(times)} flushes of 4 KiB: p50 {p50:.1f} ms, p99 {p99:.1f} ms"
     if p99 > FLUSH_SLOW_MS:
-        return warn(f"{one.path}: {seen}", "use a separate disk for the log, or flush_disk_type: ASYNC_FLUSH", where)
-    return ok(seen, where)
+        return warn(f"{one.path}: {seen}", "use a separate disk for the log, or flush_disk_type: ASYNC_FLUSH")
+    return ok(seen)
 
 
 def locks(snapshot: DoctorSnapshot) -> list[Finding]:

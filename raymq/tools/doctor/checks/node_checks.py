@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from raymq.tools.doctor.facts import DoctorSnapshot, NodeFacts
+from raymq.tools.doctor.facts import DoctorSnapshot
 from raymq.tools.doctor.findings import Check, Finding, fail, ok, warn
 
 SKEW_WARN_MS: Final = 500.0
@@ -22,13 +22,10 @@ def answers(snapshot: DoctorSnapshot) -> list[Finding]:
     ]
 
 
-def _head(snapshot: DoctorSnapshot) -> NodeFacts:
-    return next((node for node in snapshot.nodes if node.is_head and node.machine), snapshot.nodes[0])
-
-
 def same_versions(snapshot: DoctorSnapshot) -> list[Finding]:
     """Check that all nodes and this machine have the same versions of Python, Ray and raymq."""
-    head = _head(snapshot).machine or snapshot.machine
+    head = next((node.machine for node in snapshot.nodes if node.is_head and node.machine), None)
+    head = head or snapshot.nodes[0].machine or snapshot.machine
     wanted = (head.python, head.ray, head.raymq)
     machines = [(snapshot.machine, "here"), *((node.machine, node.ip) for node in snapshot.nodes if node.machine)]
     found = []

@@ -68,7 +68,8 @@ def group_facts(
     summary: GroupSummary, attributes: Mapping[str, TopicAttributes], members: int, reserved_ms: int
 ) -> GroupFacts:
     """Return the facts about a group. Compaction topics are left out: they only delete superseded messages."""
-    kept = [entry for entry in summary.queues if not _is_compacted(attributes, entry.queue.topic)]
+    compacted = {topic for topic, values in attributes.items() if values.is_compacted}
+    kept = [entry for entry in summary.queues if entry.queue.topic not in compacted]
     slowest = max(
         kept, key=lambda entry: entry.lag_ms / _reserved_ms(attributes, entry.queue.topic, reserved_ms), default=None
     )
@@ -83,10 +84,6 @@ def group_facts(
         slowest.queue.topic if slowest else "",
         _reserved_ms(attributes, slowest.queue.topic, reserved_ms) if slowest else None,
     )
-
-
-def _is_compacted(attributes: Mapping[str, TopicAttributes], topic: str) -> bool:
-    return topic in attributes and attributes[topic].is_compacted
 
 
 def _reserved_ms(attributes: Mapping[str, TopicAttributes], topic: str, otherwise_ms: int) -> int:
