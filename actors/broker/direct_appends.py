@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from actors.broker.state_log import SentRecords
 from actors.broker.state_records import ATTEMPT_TIMEOUT_S, StateRecords, StoredRecords, stored_records
 from raymq.client.producer.senders.retry_policy import may_be_stored
 from raymq.common.errors import RaymqError
@@ -38,8 +37,11 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class _Sent:
-    """Sent records. `deadline_s`: the latest time of the answer."""
+class SentRecords:
+    """Records that were sent to the store. `deadline_s`: the latest time of the answer.
+
+    `stored` is the records' place; None until the store has answered, and if its answer is no place.
+    """
 
     records: StateRecords
     batch: EncodedBatch
@@ -67,7 +69,7 @@ class DirectAppends:
         self._lane: Lane | None = None
         self._descriptor = -1
         self._handles = ClientHandles()
-        self._sent: _Sent | None = None
+        self._sent: SentRecords | None = None
         self._is_timed = False
         self._connect_at_s = 0.0
         self._lock = threading.Lock()
@@ -135,7 +137,7 @@ class DirectAppends:
         opens, parts = encode_append([batch], self._handles)
         before = b"".join([lane.pack_unanswered(FrameKind.OPEN, one) for one in opens]) if opens else b""
         now_s = time.monotonic()
-        self._sent = _Sent(self._records, batch, done, now_s + ATTEMPT_TIMEOUT_S)
+        self._sent = SentRecords(self._records, batch, done, now_s + ATTEMPT_TIMEOUT_S)
         try:
             lane.send(FrameKind.APPEND, parts, now_s + PROMPT_S, count=1, before=before)
         except OSError:
@@ -173,7 +175,7 @@ class DirectAppends:
             sent.stored = stored_records(result, len(sent.batch))
             self._end(sent)
 
-    def _end(self, sent: _Sent) -> None:
+    def _end(self, sent: SentRecords) -> None:
         self._sent = None
         sent.done(sent)
 

@@ -18,7 +18,8 @@ from typing import Final
 from actors.broker.master_store import MasterStore
 from actors.broker.monitor import GROUP_CREATION, BrokerMonitor
 from actors.broker.readings import take_readings
-from actors.broker.state_log import LEASE_CLOCK, DecidedChanges, StateLog
+from actors.broker.state_log import DecidedChanges, StateLog
+from actors.broker.stored_state import LEASE_CLOCK
 from actors.core.broker.offsets import Owners, TopicCommits, is_dead
 from actors.core.broker.send_back import Returned, ReturnWriter, read_replayed, read_returned
 from actors.core.broker.state import BrokerState, Change

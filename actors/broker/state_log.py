@@ -1,6 +1,6 @@
 """The broker's state on disk: a log of changes in its own store, and a snapshot that shortens it.
 
-How a decision becomes durable, and how the state is read at a start, belongs here.
+How a decision becomes durable belongs here. How the state is read at a start belongs in stored_state.py.
 
     change → decide (actors.core.broker.state) → a record in `rmq_sys_broker_state` → apply
     start  ← snapshot in config/ ← later records
@@ -27,43 +27,28 @@ or may not be among them.
 
 from __future__ import annotations
 
-import json
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
+from actors.broker.direct_appends import DirectAppends, SentRecords
 from actors.broker.state_records import STORE_TIMEOUT_S, StoredRecords
-from actors.broker.state_snapshots import CALL_TIMEOUT_S, StateSnapshots
-from actors.core.broker.snapshot import dump_snapshot
-from actors.core.broker.state import MARK, BrokerState, Change, decode_change, encode_change, replay
-from actors.core.pop.leases import LeaseClock
-from actors.core.replica.deleted_topics import CLOSED_TOPICS_FILE
+from actors.broker.stored_state import CONFIRM_WAIT_S, READY_WAIT_S, StoredState
+from actors.core.broker.state import MARK, BrokerState, Change, encode_change
 from raymq.common.errors import (
-    NotMasterError,
     RaymqError,
     RequestTimeoutError,
     ServiceNotAvailableError,
     SystemBusyError,
 )
-from raymq.common.names import STATE_TOPIC
-from raymq.common.protocol.store import FetchRequest
-from raymq.common.retry import persist_until
-from raymq.records.format.decode import decode_records
 from raymq.remoting.storage_client import StorageClient
 
-READY_WAIT_S: Final = 10.0
-CONFIRM_WAIT_S: Final = 5.0
-"""The timeout for reading a record that was stored late, or with too few copies."""
 CHANGE_TIMEOUT_S: Final = READY_WAIT_S + 3 * (STORE_TIMEOUT_S + CONFIRM_WAIT_S)
 """Bounds the wait for a change, including the running write, the mark, and the change's own write."""
-SNAPSHOTS_OF_A_CHANGE: Final = 2
-"""Retention may delete the records of a change once two snapshots have it: a file, and its .bak."""
-REPLAY_BATCH: Final = 1000
 CHANGES_MAX: Final = 10_000
 """The most changes that wait for the writer."""
 WRITE_MAX_RECORDS: Final = 2000
@@ -72,52 +57,12 @@ WRITE_MAX_BYTES: Final = 1 << 20
 DIRECT_CHANGES_MAX: Final = 200
 """The most changes that the lane's thread decides at a time: its other clients wait during that."""
 
-LEASE_CLOCK: Final = LeaseClock(lambda: time.time_ns() // 1_000_000, lambda: time.monotonic_ns() // 1_000_000)
-"""The clock of this broker's leases. It continues from the times of the records that the broker has read."""
-
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
 DecidedChanges = Change | Sequence[Change] | None
 Decide = Callable[[BrokerState], DecidedChanges]
 
 
 Done = Callable[[bool, Exception | None], None]
 """Receives a change's result (True if topics changed) or its error. It must not block."""
-
-
-class SentRecords(Protocol):
-    """Records that were sent to the store."""
-
-    @property
-    def stored(self) -> StoredRecords | None:
-        """Return the records' place, once the store has reported it; None if the answer differs, or is missing."""
-
-    def finish(self) -> StoredRecords:
-        """Wait until the records are stored, as StateRecords.append; send them again if necessary."""
-
-
-class DirectWrites(Protocol):
-    """Sends records from the thread of the broker's lane (actors.broker.direct_appends)."""
-
-    @property
-    def is_own_thread(self) -> bool:
-        """True in the lane's thread, the only one that calls `send`."""
-
-    def connect(self, storage: StorageClient) -> None:
-        """Make `send` possible, if it is not. Called by a thread that may wait."""
-
-    def leads_to(self, storage: StorageClient) -> bool:
-        """True if `send` to this store is possible now, as far as is known."""
-
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        """Make the lane's thread call `callback`."""
-
-    def send(self, storage: StorageClient, bodies: Sequence[bytes], done: Callable[[SentRecords], None]) -> bool:
-        """Send records without waiting; `done` is called later. Returns False, and sends nothing, if that is impossible
-        now.
-        """
 
 
 @dataclass(slots=True, eq=False)
@@ -152,7 +97,7 @@ class _Write:
     sent: SentRecords | None = None
 
 
-class StateLog:
+class StateLog(StoredState):
     """One broker's state. Thread-safe.
 
     `append` stores records with these bodies in the state topic's queue, in order (StateRecords.append); only the owner
@@ -167,56 +112,18 @@ class StateLog:
         append: Callable[[Sequence[bytes]], StoredRecords],
         copies: Sequence[StorageClient] = (),
     ) -> None:
-        self._broker_name = broker_name
-        self._storage, self._copies = storage, copies
+        super().__init__(broker_name, storage, copies)
         self._append = append
-        self._lock = threading.Lock()
-        """Guards the fields below. Held only briefly, and never during a call to a store."""
-        self._changed = threading.Condition(self._lock)
-        self._state = BrokerState()
-        self._ahead = BrokerState()
-        """The state including the changes that are being stored; equal to the state while no write runs."""
-        self._closed_topics: set[str] = set()
-        """The topics whose messages the store may refuse, because the topics were deleted."""
-        self._position = self._snapshot_position = 0
-        self._snapshots_left = 0
-        """How many more times the snapshot of `_snapshot_position` must be written."""
         self._outcome_unknown = True  # the previous broker may have left a change unfinished
-        self._snapshots = StateSnapshots(broker_name)
-        self._ready = threading.Event()
-        self._replaced = threading.Event()
-        """Set while `move` waits for the running write; no other write begins."""
         self._writing = False
         self._alone = 0
         """The number of next changes that are written one by one."""
         self._waiting: deque[_Pending] = deque()
         self._handed_over: _Write | None = None
         """The running write, if the writer has to continue it."""
-        self._direct: DirectWrites | None = None
+        self._direct: DirectAppends | None = None
         self._writer: threading.Thread | None = None
         self._closed = False
-        self.waiting_for = f"{storage.name} to open its store"
-
-    @property
-    def is_ready(self) -> bool:
-        """True if the state has been read."""
-        return self._ready.is_set()
-
-    @property
-    def position(self) -> int:
-        """The first record of the log that is not in the state. Moves with each change."""
-        return self._position
-
-    def ready(self) -> BrokerState:
-        """Return the state, for reading. ServiceNotAvailableError: it was not read from the store within
-        READY_WAIT_S.
-        """
-        if not self._ready.wait(READY_WAIT_S):
-            raise self._not_ready()
-        return self._state
-
-    def _not_ready(self) -> ServiceNotAvailableError:
-        return ServiceNotAvailableError(f"{self._broker_name} is starting and waits: {self.waiting_for}")
 
     def move(self, storage: StorageClient, copies: Sequence[StorageClient]) -> None:
         """Use the log of another replica, the new master. No change is decided until `load` has read it.
@@ -230,78 +137,6 @@ class StateLog:
             self._replaced.clear()
             self._storage, self._copies = storage, copies
             self.waiting_for = f"{storage.name} to lead"
-
-    def load_until(self, stopping: threading.Event) -> None:
-        """Call `load` until it succeeds or `stopping` is set."""
-        while not stopping.is_set() and not self._ready.is_set():
-            try:
-                self.load()
-            except RaymqError as error:
-                logger.warning("%s cannot read its state yet, and retries: %s", self._broker_name, error)
-                stopping.wait(0.5)
-
-    def load(self, agree: Callable[[BrokerState], None] = lambda state: None) -> None:
-        """Read the snapshot and the later records, and call `agree` with the state before any change is decided.
-
-        Raises RaymqError if the store cannot be read now, and the errors of `agree`; no change can be decided then.
-        """
-        storage = self._storage
-        try:
-            state, position, snapshot_position = self._load(storage)
-            agree(state)
-            closed = storage.control("read_config", CLOSED_TOPICS_FILE, timeout_s=CALL_TIMEOUT_S)
-        except RaymqError as error:
-            self.waiting_for = str(error)
-            raise
-        with self._changed:
-            if self._storage is not storage:
-                raise ServiceNotAvailableError(f"{storage.name} was replaced while it was read; read the new master")
-            self._state, self._ahead = state, state.copy()
-            self._closed_topics = set(json.loads(closed or "[]"))
-            self._position, self._snapshot_position = position, snapshot_position
-            self._snapshots_left = 1 if snapshot_position else 0
-            self._ready.set()
-            self._changed.notify_all()
-
-    def _load(self, storage: StorageClient) -> tuple[BrokerState, int, int]:
-        state, snapshot_position, bounds = self._snapshots.read(storage)
-        position = snapshot_position
-        while position < bounds.max_offset:
-            before = position
-            records, position = self._next_records(storage, position, 0.0)
-            replay(state, records)
-            if records:
-                LEASE_CLOCK.not_before(records[-1][1])
-            if position == before:
-                raise ServiceNotAvailableError(
-                    f"{storage.name} shows its state up to {position} and not up to {bounds.max_offset}; read it again"
-                )
-        return state, position, snapshot_position
-
-    def _next_records(
-        self, storage: StorageClient, position: int, wait_s: float
-    ) -> tuple[list[tuple[bytes, int]], int]:
-        """Return the next records from `position` on, as (body, store time in ms), and the position after them.
-
-        Waits up to `wait_s` for the first record.
-        """
-        request = FetchRequest(STATE_TOPIC, 0, position, REPLAY_BATCH)
-        [result] = storage.fetch([request], 4 << 20, wait_s, CALL_TIMEOUT_S)
-        records = decode_records(result.records, broker_name=self._broker_name) if result.count else []
-        return [(record.body, record.store_timestamp_ms) for record in records], max(position, result.next_offset)
-
-    def read(self, reader: Callable[[BrokerState], T]) -> T:
-        """Return the result of `reader`, which gets the state while nothing changes it."""
-        while True:
-            self.ready()
-            with self._lock:
-                if self._ready.is_set():  # otherwise another replica has become the master
-                    return reader(self._state)
-
-    def peek(self, reader: Callable[[BrokerState], T]) -> T | None:
-        """Read as `read`, without waiting. Returns None while the state is not loaded."""
-        with self._lock:
-            return reader(self._state) if self._ready.is_set() else None
 
     # Changes
 
@@ -368,7 +203,7 @@ class StateLog:
 
     # Run by the lane's thread
 
-    def write_by(self, direct: DirectWrites) -> None:
+    def write_by(self, direct: DirectAppends) -> None:
         """Let the thread of `direct` write the changes that it submits, in the usual case."""
         self._direct = direct
 
@@ -396,7 +231,7 @@ class StateLog:
         if self._begins_next():
             direct.call_soon(self._write_directly)  # not at once: other clients of the lane wait for this thread, too
 
-    def _send(self, direct: DirectWrites, write: _Write) -> bool:
+    def _send(self, direct: DirectAppends, write: _Write) -> bool:
         """Send a write's records directly. Returns False if that is impossible now."""
         bodies = [encode_change(change) for change in write.changes]
         self._outcome_unknown = True
@@ -596,10 +431,6 @@ class StateLog:
         self._outcome_unknown = False
         return not follows
 
-    def _follows(self, stored: StoredRecords, changes: Sequence[Change]) -> bool:
-        """True if the records of changes are the next ones, without other records between them."""
-        return stored.queue_offset <= self._position and len(changes) == stored.next_offset - stored.queue_offset
-
     def _take_stored(self, write: _Write, stored: StoredRecords) -> None:
         """Apply a write's changes, which are durable and the next ones."""
         with self._lock:
@@ -607,95 +438,6 @@ class StateLog:
                 self._apply(change, write.now_ms)
             self._position = stored.next_offset
         self._outcome_unknown = False
-
-    def _apply(self, change: Change, now_ms: int) -> None:
-        """Apply a durable change to the state. Called with the lock."""
-        self._state.apply(change, now_ms)
-        if change["kind"] == "topic_delete":
-            self._closed_topics.add(change["topic"])  # the store gets the deletion next
-
-    def _read_up_to(self, next_offset: int) -> None:
-        """Apply the records before an offset once they can be read: a visible record survives the loss of this
-        master.
-        """
-        deadline_s = time.monotonic() + CONFIRM_WAIT_S
-        try:
-            while self._position < next_offset:
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
-                    raise RequestTimeoutError(
-                        f"{self._storage.name}, to copy a change to its replicas,", CONFIRM_WAIT_S
-                    )
-                records, position = self._next_records(self._storage, self._position, left_s)
-                with self._lock:
-                    for body, stored_ms in records:
-                        self._apply(decode_change(body), stored_ms)
-                    self._position = position
-        except NotMasterError as error:
-            raise RequestTimeoutError(f"{self._storage.name}, to store a change,", CONFIRM_WAIT_S) from error
-
-    def _open_topics(self, changes: Sequence[Change]) -> None:
-        """Make the store accept messages for new topics, before the topics exist.
-
-        Topics of the same names may have been deleted. A store of several replicas has only the deletions from the time
-        when it led, so the call is made for each topic.
-        """
-        wanted = self._topics_to_open(changes)
-        if wanted:
-            self._open_at_store(wanted)
-            with self._lock:
-                self._closed_topics -= set(wanted)
-
-    def _topics_to_open(self, changes: Sequence[Change]) -> list[str]:
-        topics = [change["topic"] for change in changes if change["kind"] == "topic"]
-        if not topics:
-            return []
-        with self._lock:
-            new = [topic for topic in dict.fromkeys(topics) if topic not in self._state.topics]
-            closed = [topic for topic in dict.fromkeys(topics) if topic in self._closed_topics]
-        return [*dict.fromkeys([*new, *closed])] if self._copies else closed
-
-    def _open_at_store(self, topics: list[str]) -> None:
-        def call(left_s: float) -> RaymqError | None:
-            if self._replaced.is_set():
-                return ServiceNotAvailableError(f"{self._storage.name} is being replaced as master; try again")
-            try:
-                self._storage.control("open_topics", topics, timeout_s=min(left_s, CALL_TIMEOUT_S))
-            except NotMasterError as error:
-                return error  # not retried: `move` may wait for the running change
-            return None
-
-        replaced = persist_until(time.monotonic() + STORE_TIMEOUT_S, call)
-        if replaced is not None:
-            raise replaced
-
-    # Snapshots
-
-    def snapshot(self) -> None:
-        """Write the snapshot, unless all stores have it twice.
-
-        Retention keeps the records after the last snapshot but one, and with them the whole log from there on.
-        RaymqError: the snapshot failed; the log still has everything.
-        """
-        with self._lock:
-            position, storage, copies = self._position, self._storage, self._copies
-            left = SNAPSHOTS_OF_A_CHANGE if position != self._snapshot_position else self._snapshots_left
-            if not left or not self._ready.is_set():
-                return  # before another master's state is loaded, the state here does not match its log
-            state = self._state.copy()
-        files = dump_snapshot(state, position)
-        self._snapshots.write(storage, files, position)
-        left -= 1
-        for copy in copies:
-            try:
-                self._snapshots.write(copy, files, position)
-            except RaymqError as error:
-                # That store's retention keeps the records instead, from which a snapshot can be made.
-                logger.info("cannot write the snapshot to %s; a later snapshot retries: %s", copy.name, error)
-                left = SNAPSHOTS_OF_A_CHANGE
-        with self._lock:
-            if self._storage is storage and self._ready.is_set():
-                self._snapshot_position, self._snapshots_left = position, left
 
 
 def _copy_of(error: Exception) -> Exception:

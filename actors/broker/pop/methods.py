@@ -17,7 +17,8 @@ from actors.broker.master_store import MasterStore
 from actors.broker.monitor import BrokerMonitor
 from actors.broker.pop.queue_ends import QueueEndsWatch
 from actors.broker.pop.receives import LOOK_TIMEOUT_S, Receives
-from actors.broker.state_log import LEASE_CLOCK, StateLog
+from actors.broker.state_log import StateLog
+from actors.broker.stored_state import LEASE_CLOCK
 from actors.core.broker.state import BrokerState, Change
 from actors.core.broker.stats import GROUP_GET_NUMS
 from actors.core.pop.receive import Committed, lease_range

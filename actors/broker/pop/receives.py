@@ -25,7 +25,8 @@ from functools import partial
 from typing import Final
 
 from actors.broker.pop.queue_ends import QueueEndsWatch
-from actors.broker.state_log import LEASE_CLOCK, StateLog
+from actors.broker.state_log import StateLog
+from actors.broker.stored_state import LEASE_CLOCK
 from actors.core.broker.state import BrokerState, Change
 from actors.core.pop.receive import (
     Handout,

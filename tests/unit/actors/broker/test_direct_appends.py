@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from actors.broker import direct_appends as module
-from actors.broker.direct_appends import DirectAppends
-from actors.broker.state_log import SentRecords
+from actors.broker.direct_appends import DirectAppends, SentRecords
 from actors.broker.state_records import StateRecords, StoredRecords
 from raymq.common.config.store import FlushDiskType
 from raymq.common.errors import ServiceNotAvailableError

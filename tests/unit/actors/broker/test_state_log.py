@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from actors.broker import state_log as module
+from actors.broker import state_log as module, stored_state
 from actors.broker.state_log import StateLog
 from actors.broker.state_records import StoredRecords
 from actors.core.broker.snapshot import GROUPS_FILE, POSITION_FILE, TOPICS_FILE
@@ -324,7 +324,7 @@ def test_a_change_whose_copies_are_late_is_answered_once_it_can_be_read(scene: S
 
 
 def test_a_change_that_has_no_copies_is_not_answered_nor_known(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CONFIRM_WAIT_S", 0.01)
+    monkeypatch.setattr(stored_state, "CONFIRM_WAIT_S", 0.01)
     scene.make_group("first")
     shown = len(scene.first.log)
     scene.send.durable = False
