@@ -50,14 +50,14 @@ class LogStatistics:
 
 
 class RaymqHandler(logging.Handler):
-    """A handler for `logging` whose records become messages of `topic`, which must exist or be made on first use.
+    """A handler for `logging` whose records become messages of `topic`, which must exist or be created on first use.
 
     `client`: a connection of `raymq.connect`, which stays open when the handler is closed. Without one the handler
-    connects by itself, to the Ray cluster at `address` or to the one that is found, and raises ClusterNotFoundError.
-    `capacity`: the most records that wait in memory. `flush_timeout_s`: how long `flush` and `close` wait at most.
-    InvalidArgumentError for a capacity, a time or a level that makes no sense.
+    connects itself, to the Ray cluster at `address` or to the Ray cluster that is found; it raises ClusterNotFoundError
+    if there is none. `capacity`: the most records that wait in memory. `flush_timeout_s`: the longest time in s that
+    `flush` and `close` wait. Raises InvalidArgumentError for a capacity, a time or a level out of range.
 
-    Neither logging nor closing raises for a cluster that is away: `statistics` tells what became of the records.
+    Neither logging nor closing raises while the cluster is away: `statistics` counts the lost records.
     """
 
     @checked
@@ -102,7 +102,7 @@ class RaymqHandler(logging.Handler):
             return
         try:
             message = self._message(self.format(record), record.levelname, record.name)
-        except Exception:  # as in every handler of logging: a record that cannot be formatted harms nobody
+        except Exception:  # as in every handler of logging: a record that cannot be formatted must not stop the program
             self.handleError(record)
             return
         with self._changed:
@@ -118,7 +118,7 @@ class RaymqHandler(logging.Handler):
             self._changed.wait_for(lambda: not self._buffer and not self._unsent, self.flush_timeout_s)
 
     def close(self) -> None:
-        """Take no more records, send those that wait, and end, within about `flush_timeout_s`. Idempotent."""
+        """Take no more records, send the waiting ones, and end, within about `flush_timeout_s`. Idempotent."""
         if os.getpid() != self._pid:  # a fork's copy: the records are its parent's
             return
         with self._changed:
@@ -148,7 +148,8 @@ class RaymqHandler(logging.Handler):
             self._end()
 
     def _take(self) -> list[Message]:
-        """The next records, with one for those that were dropped; none once the handler is closed and all are out."""
+        """Take the next records. A record that counts dropped records may come first. Empty once the handler is closed
+        and all records are sent."""
         with self._changed:
             self._changed.wait_for(lambda: (self._buffer and self._unsent < UNSENT_MAX) or self._is_done())
             taken = [self._buffer.popleft() for _ in range(min(len(self._buffer), RECORDS_AT_ONCE))]

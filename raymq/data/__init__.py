@@ -42,7 +42,7 @@ _HOMES: Final = {
 }
 """The module that defines each public name."""
 _NEEDED: Final = ("pandas", "fsspec")
-"""The packages that Ray Data needs beside those of raymq."""
+"""The packages that Ray Data needs and raymq does not."""
 
 __all__ = ["TopicDatasink", "TopicDatasource", "WriteSummary", "iter_topic", "read_topic", "write_topic"]
 

@@ -1,4 +1,4 @@
-"""The columns of a topic's dataset: those of `ray.data.read_kafka`, and behind them raymq's own."""
+"""The columns of a topic's dataset: the columns of `ray.data.read_kafka`, followed by raymq's own."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SCHEMA: Final = pa.schema(
         pa.field("reconsume_times", pa.int32()),
     ]
 )
-"""The columns of `read_topic`. Times are in ms since 1970. `value` is the body, `headers` are the properties; `key` is
-the first of the `keys`, null where there is none."""
+"""The columns of `read_topic`. Times are in ms since 1970. `value` is the body, `headers` are the properties. `key` is
+the first of the `keys`; null if there are none."""
 NAMED_COLUMNS: Final = [pa.field("error", pa.string())]
 """The columns that a dataset has only when they are asked for by name: `error` says why a message cannot be read, and
 is null for every other message."""

@@ -37,8 +37,8 @@ GROUP_MAX_BYTES: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class WriteSummary:
-    """The result of a write: all its `rows` are stored, `stored_before` of them by attempts of tasks that were retried.
-    `ranges` are the offsets of the others, sorted by queue and offset."""
+    """The result of a write, all of whose `rows` are stored. Earlier attempts of retried tasks stored `stored_before`
+    of them; `ranges` are the offsets of the other rows, sorted by queue and offset."""
 
     rows: int
     stored_before: int
@@ -94,8 +94,8 @@ class TopicDatasink(Datasink):
         self._fix()
 
     def on_write_start(self, schema: Any = None) -> None:
-        """In the driver, before the first task: check the fields, where the rows' columns are known by then, and fix
-        what all attempts of a task must agree on. Errors as `write_topic`."""
+        """Check the fields, if the rows' columns are known, and fix what all attempts of a task must agree on. Called
+        in the driver, before the first task. Raises as `write_topic`."""
         if schema is not None and schema.names:
             self.check_fields(schema.names)
         self.summary = None
@@ -113,8 +113,8 @@ class TopicDatasink(Datasink):
         self._now_ms = time.time_ns() // 1_000_000
 
     def write(self, blocks: Iterable[Block], ctx: TaskContext) -> WriteSummary:
-        """In a task: write its rows, and wait until they are stored. Errors as `Client.repeatable_writer` and its
-        writer; a task that Ray retries goes on behind what is stored."""
+        """Write the rows of a task, and wait until they are stored. Raises as `Client.repeatable_writer` and its
+        writer. A task that Ray retries continues after the rows that are stored."""
         write_id = ctx.kwargs[WRITE_UUID_KWARG_NAME] if self._idempotent else uuid.uuid4().hex
         with (
             worker_client().use(self._user, self._namespace or "") as client,
@@ -176,25 +176,26 @@ def write_topic(
     concurrency: int | None = None,
     ray_remote_args: dict[str, Any] | None = None,
 ) -> WriteSummary:
-    """Execute a dataset and send each row as a message; return when all are stored.
+    """Execute a dataset and send each row as a message. Returns when all messages are stored.
 
-    Options as in `Dataset.write_kafka`. The body is the whole row as JSON; or `body_field`: bytes and text as they are,
-    other types by `value_serializer`. `key_field` is the message's first key, by `key_serializer`, and its sharding
-    key, so messages of one key go to one queue in the order of the rows; `sharding_key_field` is another one for that.
-    `tags_field` is text; `keys_field` text, or a list of it; `properties_field` a map or a struct of text;
-    `deliver_at_field` a timestamp, or ms since 1970, null for a message that does not wait. `namespace` is that of
-    `raymq.connect`. JSON has bytes in base64,
-    times in ISO 8601.
+    Options are as in `Dataset.write_kafka`. The body is the whole row as JSON, or the field `body_field`: bytes and
+    text unchanged, other types by `value_serializer`. The field `key_field`, by `key_serializer`, is the message's
+    first key and its sharding key, so messages with one key go to one queue in the order of the rows.
+    `sharding_key_field` names another field for the sharding key. `tags_field` is text; `keys_field` is text or a list
+    of text; `properties_field` is a map or a struct of text. `deliver_at_field` is a timestamp, or a number of ms since
+    1970; null for a message without a delay. `namespace` is the namespace of `raymq.connect`. JSON has bytes in base64,
+    and times in ISO 8601.
 
-    A row is stored once, though Ray retries its task: the store knows it by `producer_group`, the write, the task and
-    its number there. For that a retried task must make the same rows in the same order. Where it may not, as behind a
-    random shuffle, a sample or a function that is not pure, it fails or stores wrong rows: pass ``idempotent=False``,
-    and a retried task stores its rows once more, as with Kafka. A second call of this function is another write.
+    Each row is stored once, even if Ray retries its task: the store identifies a row by `producer_group`, the write,
+    the task and the row's number there. So a retried task must produce the same rows in the same order. After a random
+    shuffle, a sample or a function that is not pure, it does not, and would fail or store wrong rows: pass
+    ``idempotent=False``. A retried task then stores its rows a second time, as with Kafka. A second call of this
+    function is another write.
 
     Raises as `raymq.connect`; TopicNotExistError, NoPermissionError; InvalidArgumentError for fields that the rows do
-    not have or options that make no sense. An execution fails with MessageIllegalError for a row that cannot be a
-    message, and with ServiceNotAvailableError or SendUnknownError when a broker is away for 30 s; rows that were
-    written before stay.
+    not have and for contradictory options. An execution fails with MessageIllegalError for a row that cannot be a
+    message, and with ServiceNotAvailableError or SendUnknownError when a broker is away for 30 s. Rows that were
+    written before the failure stay.
     """
     sink = TopicDatasink(
         topic,

@@ -80,7 +80,8 @@ def read_options(
 
 
 class RangesDatasource(Datasource):
-    """The messages of `ranges`, which `source` tells the bytes of, with the columns and as the options say."""
+    """A datasource with the messages of `ranges`. `source` knows the bytes of the ranges; `options` has the columns and
+    filters."""
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class RangesDatasource(Datasource):
 
     @property
     def _columns(self) -> tuple[str, ...]:
-        """The columns to read: those asked for, as far as the plan needs them."""
+        """The columns to read: the requested columns that the plan needs."""
         projected = self._get_data_columns()
         return self._options.columns if projected is None else tuple(projected)
 

@@ -52,20 +52,21 @@ def iter_topic(
     timeout_ms: int | None = None,
     namespace: str | None = None,
 ) -> Iterator[Dataset]:
-    """Datasets of what has come to topics since the last one, each of at most `max_rows` messages, for ever.
+    """Yield a dataset of the messages that came to topics since the last dataset, each of at most `max_rows` messages,
+    without end.
 
         for dataset in raymq.data.iter_topic("scoring", "orders", max_rows=100_000):
             dataset.map_batches(score).write_parquet(path)
 
-    Each is as `read_topic` makes it, of fixed offsets. A dataset's offsets are committed for `group` when the caller
-    asks for the next one: a program that ends before, or whose loop is left, gets these messages again when it is
-    started anew. A group that has committed nothing begins at `start_offset`, ``"earliest"`` or ``"latest"``. Datasets
-    come at most every `interval_s`; without messages the iterator waits. With `tags` or an `expression`, or without
-    `fail_on_data_loss`, one may be empty. The group is this program's own: it is no member of it, and must not have
-    others.
+    Each dataset has fixed offsets, as `read_topic` makes it. Its offsets are committed for `group` when the caller asks
+    for the next dataset. A program that ends earlier, or leaves the loop, gets these messages again when it is
+    restarted. A group that has committed nothing begins at `start_offset`, ``"earliest"`` or ``"latest"``. Datasets
+    come at most every `interval_s` seconds; without messages the iterator waits. With `tags` or an `expression`, or
+    without `fail_on_data_loss`, a dataset may be empty. The program is no member of the group, which must have no
+    members.
 
     Raises as `read_topic`, at the first dataset; ClientStateError when members of the group consume the queues. When a
-    broker is away, the errors of a read or a commit are raised, and the iterator ends.
+    broker is away, the iterator raises the error of the read or the commit, and ends.
     """
     check_group(group)
     if start_offset not in _WORDS:
@@ -105,7 +106,8 @@ class BatchProgress:
         self._starts: dict[MessageQueue, QueueOffset] = {}
 
     def starts(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-        """The offset of the next message of each queue. A group without any is made, and begins where it shall."""
+        """Return the offset of the next message of each queue. Creates the group's offsets where it has none, at its
+        beginning."""
         for broker_name in sorted({queue.broker_name for queue in queues if queue not in self._starts}):
             self._offsets.ensure_group(broker_name)
         stored = {self._names.queue(queue): queue for queue in queues}
@@ -117,7 +119,7 @@ class BatchProgress:
         return {queue: self._starts[queue].queue_offset for queue in queues if queue in self._starts}
 
     def commit(self, ranges: Sequence[OffsetRange]) -> None:
-        """Commit the ends of ranges, durably. Queues that somebody has reset meanwhile stay as they are."""
+        """Commit the ends of ranges, durably. Queues whose offset was reset since they were planned are not changed."""
         commits = {
             self._names.queue(one.queue): OffsetCommit(
                 one.end_offset, PASSER_BY_GENERATION, self._starts[one.queue].reset_version

@@ -24,7 +24,8 @@ _TEXTS: Final = pa.map_(pa.string(), pa.string())
 
 @dataclass(frozen=True, slots=True)
 class MessageFields:
-    """The fields of a row that make a message; None where it has no such part. `raymq.data.write_topic` says how."""
+    """The names of a row's fields, by the part of a message that they become; None if the message has no such part.
+    `raymq.data.write_topic` describes them."""
 
     body: str | None = None
     key: str | None = None
@@ -109,7 +110,7 @@ _ENCODER: Final = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def _texts(name: str, column: pa.ChunkedArray, serializer: Serializer) -> pa.Array | pa.ChunkedArray:
-    """A column as text, null where it is null. Bytes are UTF-8."""
+    """Return a column as text; null stays null. Bytes are UTF-8."""
     if _is_binary(column.type):
         try:
             return column.cast(pa.large_binary()).cast(pa.large_string()).cast(pa.string())
@@ -128,7 +129,7 @@ def _each(column: pa.ChunkedArray, text_of: Callable[[Any], str]) -> pa.Array:
 
 
 def _keys(first: pa.Array | pa.ChunkedArray | None, more: pa.ChunkedArray | None) -> pa.Array | pa.ChunkedArray:
-    """The keys of each message: the first one, and behind it the others without it."""
+    """Return the keys of each message: the first key, then the other keys without it."""
     if first is None:
         assert more is not None
         return more if _is_list(more.type) or _is_text(more.type) else more.cast(pa.string())

@@ -23,8 +23,7 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
 OffsetsByQueue = Mapping[str, int | str] | Mapping[int, int | str]
-"""Offsets, or the option's word, by queue: ``{"broker-a:3": 1500}``, or ``{3: 1500}`` where there is one broker
-group."""
+"""Offsets, or the option's word, by queue: ``{"broker-a:3": 1500}``, or ``{3: 1500}`` if there is one broker group."""
 Offsets = int | datetime | str | Mapping[str, OffsetsByQueue]
 """An offset for every queue, a time, the option's word, or `OffsetsByQueue` by topic."""
 
@@ -35,12 +34,12 @@ _Place = int | datetime | None
 def resolve_ranges(
     source: ScanSource, topics: str | Sequence[str], start_offset: Offsets, end_offset: Offsets, *, lenient: bool
 ) -> list[OffsetRange]:
-    """The ranges to read, none of them empty, sorted by queue. The bounds of each queue are read once.
+    """Return the ranges to read, without empty ones, sorted by queue. The bounds of each queue are read once.
 
-    An end beyond a queue's end means that end. If `lenient`, a start below the first offset that a queue holds means
-    that one, with a warning. Raises IllegalNameError, TopicNotExistError; InvalidArgumentError for options that make
-    no sense or name queues that are not there; and unless lenient, DataLossError for a start below what a queue still
-    holds, OffsetOutOfRangeError for one beyond its end.
+    An end beyond a queue's end means the queue's end. If `lenient`, a start below the first offset of a queue means the
+    first offset, and a warning is logged. Raises IllegalNameError, TopicNotExistError; InvalidArgumentError for
+    contradictory options or an unknown queue. Unless lenient, raises DataLossError for a start below the first offset
+    of a queue, and OffsetOutOfRangeError for a start beyond its end.
     """
     names = select_topics(source, topics)
     _check(start_offset, "start_offset", word=EARLIEST, other=LATEST, topics=names)
@@ -68,7 +67,7 @@ def resolve_ranges(
 def _offsets(
     source: ScanSource, places: Mapping[MessageQueue, _Place], ends: Mapping[MessageQueue, int], option: str
 ) -> dict[MessageQueue, int]:
-    """The offset of each queue. `ends`: that of a queue whose place is None."""
+    """Return the offset of each queue. `ends`: the offsets of queues whose place is None."""
     times = {queue: timestamp_ms(option, place) for queue, place in places.items() if isinstance(place, datetime)}
     found = dict(ends)
     found |= {queue: place for queue, place in places.items() if isinstance(place, int)}
@@ -137,8 +136,9 @@ class SizedRange:
 
 
 def sized(ranges: Sequence[OffsetRange], profiles: Sequence[Sequence[int]]) -> list[SizedRange]:
-    """Each range in pieces, by its profile: the bytes of equal parts of it (ScanSource.range_bytes). Those of a broker
-    group come together, so that mostly one node holds all that a task reads."""
+    """Cut each range into pieces by its profile, which has the bytes of equal parts of the range
+    (ScanSource.range_bytes). The pieces of a broker group are neighbours, so that usually one node has everything that
+    a task reads."""
     pieces = []
     for one, profile in sorted(zip(ranges, profiles, strict=True), key=lambda item: item[0].broker_name):
         edges = [one.start_offset + one.size * index // len(profile) for index in range(len(profile) + 1)]
@@ -150,10 +150,11 @@ def sized(ranges: Sequence[OffsetRange], profiles: Sequence[Sequence[int]]) -> l
 
 
 def divide(pieces: Sequence[SizedRange], tasks: int) -> list[list[SizedRange]]:
-    """At most `tasks` parts, none of them empty, in the order of `pieces`; each offset is in exactly one of them.
+    """Divide pieces into at most `tasks` parts, none empty, in the order of `pieces`. Each offset is in exactly one
+    part.
 
-    The pieces are laid end to end and cut into parts of the same bytes, so a long queue is many tasks, and short ones
-    share one.
+    The pieces are laid end to end and cut into parts of equal bytes, so a long queue becomes many tasks, and short
+    queues share one.
     """
     parts: list[list[SizedRange]] = [[] for _ in range(max(1, tasks))]
     total_bytes = sum(piece.size_bytes for piece in pieces)
@@ -184,12 +185,12 @@ def at_most(parts: Sequence[Sequence[SizedRange]], rows: int) -> list[list[Sized
 
 
 def _lay(piece: SizedRange, before_bytes: int, total_bytes: int, parts: list[list[SizedRange]]) -> None:
-    """Put a piece into its part, or cut it among several; `before_bytes` are those of the pieces before it."""
+    """Put a piece into its part, or cut it among several parts. `before_bytes`: the bytes of all pieces before it."""
     whole = piece.range
     first = whole.start_offset
     index = before_bytes * len(parts) // total_bytes
     while first < whole.end_offset:
-        # The part ends this many bytes behind the piece's begin.
+        # The part ends this many bytes after the beginning of the piece.
         edge_bytes = -(-(index + 1) * total_bytes // len(parts)) - before_bytes
         last = min(whole.end_offset, whole.start_offset + -(-whole.size * edge_bytes // piece.size_bytes))
         if last > first:
@@ -200,7 +201,7 @@ def _lay(piece: SizedRange, before_bytes: int, total_bytes: int, parts: list[lis
 
 
 def _joined(part: Sequence[SizedRange]) -> list[SizedRange]:
-    """The same, with neighbours that follow each other in a queue as one range."""
+    """Merge adjacent ranges of the same queue."""
     joined: list[SizedRange] = []
     for piece in part:
         last = joined[-1] if joined else None

@@ -60,26 +60,27 @@ def read_topic(
     accelerator_type: str | None = None,
     runtime_env: dict[str, Any] | None = None,
 ) -> Dataset:
-    """The messages of topics between two offsets of each queue, as a dataset with the columns `raymq.data.SCHEMA`.
+    """Read the messages of topics between two offsets of each queue, as a dataset with the columns `raymq.data.SCHEMA`.
 
-    The offsets are fixed by this call, so each execution, and each retried task, reads the same rows, and later
-    messages are not in the dataset. Options as in `ray.data.read_kafka`: `start_offset` and `end_offset` (exclusive)
-    are ``"earliest"`` and ``"latest"``; an offset, where the topics have one broker group; a datetime, for the first
-    message stored then or later (UTC if it has no zone); or by topic and queue ``{"orders": {"broker-a:3": 1500}}``,
-    where queues that are not named start earliest and end latest. An end beyond a queue's end means that end.
+    This call fixes the offsets. So each execution, and each retried task, reads the same rows, and later messages are
+    not in the dataset. `start_offset` and `end_offset` (exclusive) are as in `ray.data.read_kafka`: ``"earliest"`` or
+    ``"latest"``; an offset, if the topics have one broker group; a datetime, for the first message stored at that time
+    or later (UTC without a time zone); or offsets by topic and queue, ``{"orders": {"broker-a:3": 1500}}``. A queue
+    that the last form leaves out starts earliest and ends latest. An end beyond a queue's end means the queue's end.
 
-    `tags` filters like a subscription, ``"paid || refunded"``, and `expression` by properties,
-    ``raymq.sql("price > 5")``, both before a body is read. `columns` are read only; what a plan selects is pushed
-    down to here anyway. A message that cannot be read has a null `value`, and the column `error`, which is there by
-    name only, says why; with `unreadable` "raise", an execution fails with BodyUnreadableError instead.
-    `rows_per_block` bounds the rows of a read task, and so of a block. `timeout_ms` bounds each read task. `address` is
-    Ray's, if this process is not connected to it yet, `namespace` that of `raymq.connect`. The rest is for the read
-    tasks, as in `ray.data.read_datasource`.
+    `tags` filters like a subscription, ``"paid || refunded"``; `expression` filters by properties,
+    ``raymq.sql("price > 5")``. Both exclude a message before its body is read. Only `columns` are read; a plan that
+    selects columns reads only these. A message that cannot be read has a null `value`; the column `error`, which must
+    be requested by name, has the reason. With `unreadable` "raise", an execution fails with BodyUnreadableError
+    instead. `rows_per_block` limits the rows of a read task, and so of a block. `timeout_ms` limits the time of each
+    read task. `address` is Ray's, if this process is not yet connected to it; `namespace` is the namespace of
+    `raymq.connect`. The other arguments configure the read tasks, as in `ray.data.read_datasource`.
 
-    Raises as `raymq.connect`; IllegalNameError, TopicNotExistError; InvalidArgumentError for options that make no
-    sense; DataLossError for offsets that are gone, and OffsetOutOfRangeError for a start that no message has yet,
-    unless `fail_on_data_loss` is false: they are left out then, with a warning. Likewise an execution fails with
-    DataLossError when messages of the dataset were deleted meanwhile, and with RequestTimeoutError after `timeout_ms`.
+    Raises as `raymq.connect`; IllegalNameError, TopicNotExistError; InvalidArgumentError for contradictory options;
+    DataLossError for deleted offsets; OffsetOutOfRangeError for a start that no message has yet. Without
+    `fail_on_data_loss` a warning is logged for the last two, and the offsets are left out. An execution fails with
+    DataLossError if messages of the dataset were deleted since this call, and with RequestTimeoutError after
+    `timeout_ms`.
     """
     if trigger != "once":
         raise InvalidArgumentError(

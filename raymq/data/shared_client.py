@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class SharedClient:
     """One client for all tasks of a process, of one user at a time. Thread-safe. `make` connects.
 
-    In a forked child it has no client and no users, whatever the parent's tasks do: the next `use` connects anew, which
+    In a forked child it has no client and no users, whatever the parent's tasks do. The next `use` connects again. It
     raises ClientStateError in the child of a process that is connected to Ray.
     """
 
@@ -98,7 +98,7 @@ class SharedClient:
             client, self._client, self._idle = self._client, None, None
             try:
                 client.close()
-            except Exception:  # in a thread of its own, nobody would see it
+            except Exception:  # in a separate thread nobody would see the error
                 logger.warning("the client of this worker could not be closed", exc_info=True)
 
 

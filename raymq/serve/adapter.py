@@ -101,8 +101,8 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         return _result(task_id, history.told(time.time(), self._settings.options.result_ttl_s))
 
     def cancel_task_sync(self, task_id: str) -> TaskResult:
-        """Have no handler begin with a task any more, also if it is to be tried again; one that runs already goes on,
-        and its end counts. A task that has ended is left as it is. Returns the state of the task then."""
+        """Cancel a task: no handler starts it any more, and no retry. A handler that already runs continues, and its
+        end counts. A task that has ended is not changed. Returns the state of the task then."""
         connection = self._connected()
         latest = connection.history(_task_id(task_id)).latest
         if latest is None or latest.state not in ENDS:
@@ -113,8 +113,8 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         return _result(task_id, latest)
 
     def get_metrics_sync(self) -> dict[str, Any]:
-        """The figures of the queue (lag in tasks and in ms, retries that wait, dead letters), and of this process's
-        worker, if it has one (tasks in hand, concurrency, states told since the start)."""
+        """Return the figures of the queue: lag in tasks and in ms, waiting retries, dead letters. Adds the figures of
+        this process's worker, if it has one: tasks that it holds, concurrency, states sent since its start."""
         summary, worker = self._connected().summary(), self._worker
         return {
             "queue": self._settings.queue,
@@ -143,8 +143,8 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
     # A replica's calls
 
     def start_consumer(self, **kwargs: Any) -> None:
-        """Take tasks of the queue and run them with the handlers that are registered. Does nothing while the consumer
-        runs; after `stop_consumer` it starts anew. InvalidArgumentError for an argument: there are none."""
+        """Take tasks of the queue and run them with the registered handlers. Does nothing while the consumer runs.
+        After `stop_consumer` it starts again. Raises InvalidArgumentError for any argument: there are none."""
         if kwargs:
             raise InvalidArgumentError(f"start_consumer knows no {', '.join(sorted(kwargs))}")
         connection = self._connected()
@@ -176,8 +176,8 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
             _apart(partial(worker.stop, timeout))
 
     def close(self) -> None:
-        """Stop the consumer and close the connection; the adapter may be initialized again. Idempotent. Nobody needs to
-        call it: an adapter that is dropped, and a process that ends, do the same."""
+        """Stop the consumer and close the connection; the adapter may be initialized again. Idempotent. A call is
+        optional: a dropped adapter and the end of the process do the same."""
         self.stop_consumer()
         with self._lock:
             connection, self._connection = self._connection, None

@@ -17,17 +17,16 @@ RESULTS_SUFFIX: Final = "-results"
 
 
 class RaymqAdapterConfig(BaseModel):
-    """The `adapter_config` of tasks on raymq. Every field has a default; it is pickled with the deployment.
+    """The `adapter_config` of tasks on raymq. Every field has a default. The config is pickled with the deployment.
 
-    `address`: the Ray cluster's, host:port, for programs outside it; default: the Ray that the process is connected to.
-    `namespace`: that of `raymq.connect`.
-    `group`: the consumer group of the replicas, default ``serve-QUEUE``. `result_topic`: the topic of the tasks' states
-    and results, default ``QUEUE-results``; `result_ttl_s`: how long the state of a task that has ended is told.
-    `queues`: the queues of a topic that is created here, at least as many as there will be replicas: those without a
-    queue have nothing to do. `poll_max`: the most tasks that a replica takes at a time, at most and by default its
-    concurrency. `first_retry_level`: the delay level before the first retry, 1 to 18 for 1 s to 2 h; each further retry
-    waits one level longer, up to 1 min or the first level. `replica_deaths_max`: an attempt during which so many
-    replicas have died counts as failed.
+    `address`: the Ray cluster, host:port, for programs outside it; by default the Ray that the process is connected to.
+    `namespace`: the namespace of `raymq.connect`. `group`: the consumer group of the replicas, by default
+    ``serve-QUEUE``. `result_topic`: the topic of the tasks' states and results, by default ``QUEUE-results``.
+    `result_ttl_s`: the time in s for which the state of an ended task is returned. `queues`: the queues of topics that
+    are created here; at least the number of replicas, because a replica without a queue gets no task. `poll_max`: the
+    most tasks that a replica takes at a time, at most and by default its concurrency. `first_retry_level`: the delay
+    level before the first retry, 1 to 18 for 1 s to 2 h; each further retry waits one level longer, up to 1 min or the
+    first level. `replica_deaths_max`: an attempt during which this many replicas have died counts as failed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -32,7 +32,7 @@ from raymq.serve.states import StateRecord, TaskHistory, TaskState, decode_state
 from raymq.serve.task import Task
 
 STATES_MAX: Final = 64
-"""The newest states of a task that are looked at."""
+"""The most states of a task that are read, newest first."""
 TASK_COMMIT_INTERVAL_S: Final = 1.0
 """How often acknowledged tasks are committed. A replica that dies in between has them delivered again: they are known
 to have succeeded, and do not run again."""
@@ -65,7 +65,7 @@ class TaskConnection(OfProcess):
             raise
 
     def close(self) -> None:
-        """Close the connection. Idempotent; a consumer made here is closed, too."""
+        """Close the connection, and the consumer if it was made here. Idempotent."""
         self._client.close()
 
     # A program's calls
@@ -95,7 +95,7 @@ class TaskConnection(OfProcess):
             )
         states = self._states(task_id, own)
         if not any(state.state is TaskState.PENDING for state in states):
-            # Nobody knows the task, or its first state was stored when the topic had other queues.
+            # The task is unknown, or its first state was stored when the topic had other queues.
             states = self._states(task_id, None)
         return TaskHistory.of(states)
 
@@ -149,7 +149,7 @@ class TaskConnection(OfProcess):
 
 
 def _create(client: Client, settings: TaskSettings) -> None:
-    """Create the topics and the group that do not exist. Those that exist are left as they are."""
+    """Create the topics and the group unless they exist. Existing ones are not changed."""
     admin, brokers = client.admin, 1
     for topic in settings.topics:
         brokers = max(brokers, _create_topic(client, topic, settings.options.queues))
@@ -168,7 +168,7 @@ def _create_topic(client: Client, topic: str, queues: int) -> int:
         try:
             client.admin.create_topic(topic, queues)
         except TopicExistsError:
-            pass  # somebody else has just created it, with other queues
+            pass  # another replica has just created it, with other queues
         return len(client.admin.topic_route(topic).brokers)
 
 

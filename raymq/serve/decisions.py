@@ -30,7 +30,7 @@ ERROR_CHARACTERS_MAX: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Tell the state, and run the task's handler."""
+    """Send the state, and run the task's handler."""
 
     task: Task
     state: StateRecord
@@ -38,10 +38,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Copy the message, tell the state, send the message back, and acknowledge it: each if there is one to do.
+    """The steps at a task's end: copy the message, send the state, send the message back, acknowledge it. Each step is
+    optional.
 
-    `body` is the state as a message's. `copy_to` is the topic that gets a copy of the message, with `error` as its
-    reason. `delay_level`: the message is delivered again after that; DEAD: it goes to the dead letters; None: neither.
+    `body` is the state's message. `copy_to` is the topic that gets a copy of the message, with `error` as its reason.
+    `delay_level`: the delay level of the next delivery; DEAD for the dead letters; None for neither.
     """
 
     state: StateRecord | None = None

@@ -16,13 +16,13 @@ logger = logging.getLogger(__name__)
 
 
 class RaymqLagPolicy:
-    """An autoscaling policy: as many replicas as have the target number of ongoing requests, where each task that is
-    not finished counts as one, beside the deployment's requests.
+    """An autoscaling policy that counts each unfinished task as an ongoing request, beside the deployment's requests.
+    It asks for enough replicas that each has the target number of ongoing requests.
 
     Use it in an AutoscalingConfig: ``policy=AutoscalingPolicy(policy_function=RaymqLagPolicy, policy_kwargs={...})``.
-    `queue_name` and `group` as in the deployment's config (`group`: default ``serve-QUEUE``), `address` and `namespace`
-    as in RaymqAdapterConfig. `poll_interval_s`: how often raymq is asked. Between answers, and while raymq does not
-    answer, the last figures count.
+    `queue_name` and `group` are the deployment's (`group`: by default ``serve-QUEUE``), `address` and `namespace` those
+    of RaymqAdapterConfig. `poll_interval_s`: the time in s between two questions to raymq. Between answers, and while
+    raymq does not answer, the last figures count.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
-"""The states of a task, one message each in the result topic, and the state that follows from all of them.
+"""The states of a task. Each state is a message of the result topic; the task's present state follows from all of them.
 
-    PENDING → STARTED → SUCCESS            the words are Celery's
-                      → RETRY → STARTED …  it failed, and is to be tried again
-                      → FAILURE            it failed too often, or cannot be run
-            → REVOKED                      it was cancelled; a handler that runs already goes on
+    PENDING → STARTED → SUCCESS            the names are Celery's
+                      → RETRY → STARTED …  the task failed, and will be tried again
+                      → FAILURE            the task failed too often, or cannot be run
+            → REVOKED                      the task was cancelled; a handler that already runs continues
 
-States come from several processes. So the order of their messages does not tell everything: PENDING may come after
-STARTED and changes nothing then; SUCCESS stays, even if a task is delivered again; REVOKED only gives way to an end.
+Several processes send states, so the order of the messages is not the order of the states. PENDING after STARTED
+changes nothing. SUCCESS stays, even if the task is delivered again. Only an end replaces REVOKED.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TaskState(StrEnum):
 
 
 ENDS: Final = frozenset({TaskState.SUCCESS, TaskState.FAILURE, TaskState.REVOKED})
-"""The states in which a task is not worked on any more."""
+"""The states of a task that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class StateRecord:
 
 
 def decode_state(body: bytes) -> StateRecord | None:
-    """The state of a message of the result topic; None for a message of another kind, which somebody else sent."""
+    """Return the state that a message of the result topic holds; None for a message of another kind."""
     try:
         fields = json.loads(body)
         return StateRecord(
@@ -88,8 +88,7 @@ def decode_state(body: bytes) -> StateRecord | None:
 
 @dataclass(frozen=True, slots=True)
 class TaskHistory:
-    """The knowledge about a task: its present state (None for a task that nobody knows), and how often the attempt that
-    is under way was begun."""
+    """The present state of a task (None for an unknown task), and how often its present attempt was begun."""
 
     latest: StateRecord | None = None
     begun: int = 0
@@ -109,7 +108,7 @@ class TaskHistory:
         return cls(latest, begun)
 
     def told(self, now_s: float, ttl_s: float) -> StateRecord | None:
-        """The state to tell a program; None for one that has ended longer than `ttl_s` ago."""
+        """Return the state for a program; None for a task that ended more than `ttl_s` ago."""
         if self.latest is None or (self.latest.state in ENDS and now_s - self.latest.at_s > ttl_s):
             return None
         return self.latest

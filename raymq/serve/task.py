@@ -53,7 +53,7 @@ class TaskError(InvalidArgumentError):
 
 
 def decode_task(body: bytes) -> Task:
-    """The task of a message. TaskError if there is none in it."""
+    """Read the task in a message. Raises TaskError if the message holds no task."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:

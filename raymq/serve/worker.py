@@ -1,12 +1,12 @@
-"""TaskWorker runs the tasks of one replica: a member of the group, handler threads, and a loop for coroutines.
+"""TaskWorker runs the tasks of one replica. It has a member of the group, handler threads, and a loop for coroutines.
 
-    thread `tasks-…`      polls while fewer tasks than `concurrency` are in hand → a queue
-    threads `handler-…`   `concurrency` of them: look at the task's history → STARTED → handler → the end → acknowledge
-    thread `loop-…`       runs the handlers that are coroutines; a handler thread waits for each
+    thread `tasks-…`      polls while the worker has fewer tasks than `concurrency` → a queue
+    threads `handler-…`   `concurrency` of them: read the task's history → STARTED → handler → end → acknowledge
+    thread `loop-…`       runs coroutine handlers; a handler thread waits for each
 
-A task is in hand from the poll to its acknowledgement, so at most `concurrency` tasks are in memory. The order of its
-end is that of raymq.serve.decisions.End; each step is repeated until it succeeds or the worker stops. Tasks that are in
-hand when the process ends are delivered again. All decisions are TaskRules'.
+The worker holds a task from its poll to its acknowledgement, so at most `concurrency` tasks are in memory.
+raymq.serve.decisions.End has the order of the steps at a task's end. Each step is repeated until it succeeds or the
+worker stops. Tasks that the worker holds when the process ends are delivered again. TaskRules makes all decisions.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class TaskWorker:
         return not self._stopping and self._threads[0].is_alive()
 
     def figures(self) -> dict[str, Any]:
-        """The number of tasks in hand, and of the states told since the start, by state."""
+        """The number of tasks that the worker holds, and the states sent since its start, by state."""
         with self._changed:
             return {"in_hand": self._in_hand, "concurrency": self._concurrency, "told": dict(self._counts)}
 
@@ -146,7 +146,7 @@ class TaskWorker:
         """Commit what is acknowledged, and leave the group."""
         try:
             self._source.close()
-        except Exception as error:  # also at the interpreter's exit, when no thread pool works any more
+        except Exception as error:  # also at the interpreter's exit, when thread pools no longer work
             logger.warning("%s: its last tasks are delivered again: %s", self._rules.worker, error)
 
     # Taking tasks
@@ -213,8 +213,7 @@ class TaskWorker:
         self._end(message, step)
 
     def _tell_start(self, state: StateRecord) -> None:
-        """Tell that a task is being run. Nothing waits for it, and nothing depends on it but what people see, and the
-        count of replicas that died."""
+        """Send the state STARTED. No thread waits for it; it serves people and the count of replicas that died."""
         self._count(state)
         try:
             self._store.tell(state, state.encode())
@@ -227,7 +226,7 @@ class TaskWorker:
             result = handler(*task.args, **task.kwargs)
             if inspect.iscoroutine(result):
                 result = self._wait_for(result)
-        except (Exception, SystemExit, CancelledError) as error:  # the user's: it is told, and the task tried again
+        except (Exception, SystemExit, CancelledError) as error:  # the user's: the task is tried again
             logger.warning("%s: task %s (%s) raised", self._rules.worker, task.id, task.name, exc_info=True)
             return HandlerResult(error=_in_words(error))
         return HandlerResult(result)
@@ -268,11 +267,11 @@ class TaskWorker:
             yield partial(self._source.send_back, message, delay_level=level, max_reconsume_times=RETRIES_WITHOUT_END)
 
     def _done(self, step: Callable[[], object]) -> bool:
-        """Do a part of an end, which is repeated while it fails; False if the worker stops meanwhile."""
+        """Do a step of a task's end, and repeat it while it fails. Returns False if the worker stops first."""
         return self._repeat(lambda: (step(),), "the end of a task") is not None
 
     def _repeat(self, call: Callable[[], T], what: str) -> T | None:
-        """Return `call()`, which is repeated while it fails; None if the worker stops meanwhile."""
+        """Return `call()`, and repeat it while it fails. Returns None if the worker stops first."""
         backoff = Backoff()
         while True:
             try:

@@ -1,21 +1,21 @@
 """Fetcher reads a consumer instance's queues by long polls, in a few threads per storage actor.
 
-Consumers of both kinds use it, in the user's process and in Pull actors. The owner's functions say which queues are
-read from which offset, and take the results, so that all state about queues is the owner's; here are only threads, and
-pauses after failures.
+Pull and push consumers use it, in the user's process and in Pull actors. The owner's functions choose the queues and
+offsets to read, and take the results. So the owner has all state about queues; the Fetcher has threads, and pauses
+after failures.
 
-One thread per storage actor fetches from all its wanted queues in one call. A queue that comes to be wanted while that
-thread waits in its long poll (it was granted, its buffer has capacity again, its offset was moved) is fetched from at
-once, by a further thread.
+One thread per storage actor fetches from all its wanted queues in one call. A queue may become wanted while that thread
+waits in its long poll: it was granted, its buffer has capacity again, or its offset was moved. A further thread fetches
+from this queue at once.
 
-A thread of its own finds out which storage actor has a queue, again and again until a NameServer tells it: NameServers
-that are away or hang hold up no other thread, and no event is needed to go on when they are back.
+A separate thread finds the storage actor of each queue, and tries until a NameServer answers. So NameServers that are
+away or hang delay no other thread, and reading resumes without an event when they are back.
 
-Queues with a predicate are read by threads of their own, through it (raymq.client.predicates.source).
+Separate threads read the queues that have a predicate (raymq.client.predicates.source).
 
 A queue is read from its broker group's master, or from another replica that serves reads
-(raymq.client.consumer.pull_from_which_node). The owner is told of a queue whose next message the master cannot read any
-more; the other queues are read meanwhile.
+(raymq.client.consumer.pull_from_which_node). If the master cannot read a queue's next message, the owner is called, and
+the other queues continue.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ GONE_PAUSE_S: Final = 0.1
 LOSS_PAUSE_S: Final = 1.0
 """How long a queue whose next message is lost is left out: each fetch from it costs the other queues a call."""
 READERS_MAX: Final = 3
-"""Threads per storage actor. If all of them wait in a long poll, a queue that comes to be wanted waits for its end."""
+"""The most threads per storage actor. If all of them wait in a long poll, a newly wanted queue waits for the end of
+one."""
 FURTHER_AFTER_S: Final = 0.005
 """How long a further thread leaves a queue to the first one, which fetches from several queues in one call and is back
 in less time than this unless it waits in its long poll."""
 FETCH_CALL_TIMEOUT_S: Final = 10.0
 OTHERS_TIMEOUT_S: Final = 3.0
-"""The timeout in place of FETCH_CALL_TIMEOUT_S where another replica may be read from instead."""
+"""The timeout in place of FETCH_CALL_TIMEOUT_S if another replica could be read instead."""
 WAKE_INTERVAL_S: Final = 0.02
 """How long a queue whose storage actor is found may wait for its first read while other queues are looked for. Waking
 the readers looks at every assigned queue, so it is not done for each one."""
@@ -86,7 +87,7 @@ class _Readers:
         self.further_idle = 0
         """How many of the further threads wait."""
         self.version = 0
-        """Counts the wake-ups: a thread that found nothing to fetch waits only if there was none meanwhile."""
+        """Counts the wake-ups: a thread that found nothing to fetch waits only if none came since it looked."""
 
 
 class Fetcher:
@@ -127,14 +128,14 @@ class Fetcher:
         self._storages = storages
         self._storage = storage
         self._lock = threading.Lock()
-        """Guards `_which`, `_readers`, `_finder` and `_forgotten`; changes of `_names`, too."""
+        """Guards `_which`, `_readers`, `_finder` and `_forgotten`, and changes of `_names`."""
         self._which = PullFromWhichNode()
         self._names: dict[MessageQueue, str] = {}
-        """The storage actor each queue is read from, where that is known."""
+        """The storage actor that each queue is read from, if known."""
         self._forgotten: set[MessageQueue] = set()
-        """Queues whose storage actor is to be found anew: the one that is just being found for them is outdated."""
+        """Queues whose storage actor must be found again: a search under way for them is outdated."""
         self._alone: dict[str, bool] = {}
-        """By storage actor, whether no other replica could be read from in its stead."""
+        """By storage actor, True if no other replica could be read instead."""
         self._readers: dict[_Source, _Readers] = {}
         """The reading threads by what they read from."""
         self._stopped = threading.Event()
@@ -193,8 +194,8 @@ class Fetcher:
                     self._wake_reader(source, readers)
 
     def replaced(self, queue: MessageQueue, name: str, pull_from: str) -> bool:
-        """Note that `name` has answered for a queue, and that `pull_from`, if not empty, is to be read instead. True if
-        the storage actor to read from is found anew, after which `found` is called."""
+        """Note that `name` has answered for a queue, and that `pull_from`, if not empty, must be read instead. Returns
+        True if the storage actor will be found again, after which `found` is called."""
         if self._alone.get(name, True):
             return False
         with self._lock:
@@ -204,12 +205,12 @@ class Fetcher:
         return again
 
     def find_again(self, queue: MessageQueue) -> None:
-        """Find the storage actor to read a queue from once more, after which `found` is called."""
+        """Find the storage actor of a queue again, after which `found` is called."""
         self._forget([queue])
         self._call_finder()
 
     def unanswered(self, name: str, queues: Sequence[MessageQueue]) -> None:
-        """Find out anew which storage actor has these queues: `name` does not answer for them any more."""
+        """Find the storage actors of these queues again: `name` does not answer."""
         self._look_again(name, [(queue, 0) for queue in queues])
 
     def stop(self) -> None:

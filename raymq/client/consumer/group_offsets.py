@@ -17,7 +17,7 @@ from raymq.remoting.broker_client import BrokerClient, broker_client
 
 OFFSETS_TIMEOUT_S: Final = 20.0
 STARTS_PER_CALL: Final = 1000
-"""The most queues, but for those of one topic, whose start offsets one call asks for."""
+"""The most queues whose start offsets one call asks for. A call for one topic asks for all its queues."""
 
 
 class GroupOffsets:
@@ -47,10 +47,11 @@ class GroupOffsets:
     def start_offset(
         self, queue: MessageQueue, query: StartOffsetQuery, generation: int, timeout_s: float = OFFSETS_TIMEOUT_S
     ) -> QueueOffset:
-        """The group's committed offset of a queue. Where it has none, the offset the query tells, which is committed.
+        """Return the group's committed offset of a queue. If there is none, commit the offset that `query` chooses, and
+        return it.
 
-        Commits with an older `generation` are fenced from then on. Generation 0, of a consumer that is no member of the
-        group, fences nothing. GroupNotExistError, TopicNotExistError.
+        Commits with an older `generation` are fenced from then on. Generation 0, for a consumer that is no member of
+        the group, fences nothing. Raises GroupNotExistError, TopicNotExistError.
         """
         broker = self._broker(queue.broker_name)
         offset: QueueOffset = persist_until(
@@ -65,9 +66,11 @@ class GroupOffsets:
         query: StartOffsetQuery,
         timeout_s: float = OFFSETS_TIMEOUT_S,
     ) -> dict[MessageQueue, QueueOffset]:
-        """As `start_offset`, for many queues, each with the generation of its owner; their brokers are called one after
-        another. Queues whose topic does not exist, or may not be read, are left out: `start_offset` raises why.
-        GroupNotExistError, and the error of a broker that is away, then for all of them."""
+        """Return the start offsets of many queues, as `start_offset` does, each with the generation of its owner. The
+        brokers are called one after another. Leaves out queues whose topic does not exist or may not be read:
+        `start_offset` raises the reason. Raises GroupNotExistError; if a broker is away, raises its error for all
+        queues.
+        """
         tables: dict[str, dict[str, dict[int, int]]] = {}
         for queue, generation in generations.items():
             tables.setdefault(queue.broker_name, {}).setdefault(queue.topic, {})[queue.queue_id] = generation
@@ -88,7 +91,7 @@ class GroupOffsets:
         return self._broker(broker_name).call("start_offsets", self.group, table, query, timeout_s=left_s)
 
     def committed_offset(self, queue: MessageQueue, timeout_s: float = OFFSETS_TIMEOUT_S) -> int | None:
-        """The committed offset of a queue, None where there is none."""
+        """Return the committed offset of a queue; None if there is none."""
         broker = self._broker(queue.broker_name)
         table: dict[int, int] = persist_until(
             time.monotonic() + timeout_s,
@@ -99,7 +102,8 @@ class GroupOffsets:
     def committed_offsets(
         self, queues: Sequence[MessageQueue], timeout_s: float = OFFSETS_TIMEOUT_S
     ) -> dict[MessageQueue, int]:
-        """The committed offsets of queues, without those where there is none; one call for each topic and broker."""
+        """Return the committed offsets of queues, by one call for each topic and broker. Leaves out queues without a
+        committed offset."""
         deadline_s = time.monotonic() + timeout_s
         found: dict[MessageQueue, int] = {}
         for broker_name, topic in sorted({(queue.broker_name, queue.topic) for queue in queues}):
@@ -116,10 +120,10 @@ class GroupOffsets:
     def commit_offsets(
         self, commits: Mapping[MessageQueue, OffsetCommit], timeout_s: float = OFFSETS_TIMEOUT_S
     ) -> CommitAnswer:
-        """Commit the next offset to consume, per queue; durable on return, but for the queues the answer names.
+        """Commit the next offset to consume, per queue. Durable on return, except for the queues that the answer names.
 
-        The brokers are called at the same time. When one fails, the commits at the others are durable all the same, and
-        its failure is raised: commit again, which is safe.
+        The brokers are called at the same time. If one fails, its error is raised, and the commits at the other brokers
+        are durable. Repeating the call is safe.
         """
         tables: dict[str, dict[str, dict[int, OffsetCommit]]] = defaultdict(lambda: defaultdict(dict))
         for queue, commit in commits.items():
@@ -154,7 +158,7 @@ class GroupOffsets:
 
 
 def _in_parts(table: Mapping[str, Mapping[int, int]]) -> Iterator[dict[str, Mapping[int, int]]]:
-    """The topics of a table in several, each with about STARTS_PER_CALL queues."""
+    """Cut a table into parts of whole topics, each with about STARTS_PER_CALL queues."""
     part: dict[str, Mapping[int, int]] = {}
     for topic, by_queue in table.items():
         part[topic] = by_queue

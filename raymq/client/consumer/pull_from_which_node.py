@@ -33,8 +33,8 @@ class PullFromWhichNode:
         return left[0] if left else min(order, key=lambda name: self._avoided_until_s[name])
 
     def answered(self, queue: MessageQueue, name: str, pull_from: str, now_s: float) -> bool:
-        """Note that `name` has answered for a queue. `pull_from` is the replica it names to read from next; empty for
-        itself. True if the queue's replica is to be chosen anew."""
+        """Note that `name` has answered for a queue. `pull_from` names the replica to read from next; empty for `name`
+        itself. Returns True if the queue's replica must be chosen again."""
         self._avoided_until_s.pop(name, None)
         known, until_s = self._preferred.get(queue, ("", 0.0))
         if known != (pull_from or name):

@@ -1,6 +1,6 @@
 """Reads once from one queue, for `Broker.pull` and `Admin`: a fetch, decoded and filtered by tag text.
 
-A damaged record is a message, too (`raymq.records.format.decode`): all others are read beside it.
+A damaged record becomes a damaged message (`raymq.records.format.decode`); all other records are read.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def has_text(message: MessageExt, text: bytes) -> bool:
 
 
 def stored_times(messages: Sequence[MessageExt]) -> list[int]:
-    """When messages of one store, in order, were stored, in ms since 1970: of a damaged one, when the message before
-    it was, or the first one behind it."""
+    """Return the times at which messages of one store were stored, in ms since 1970, in order. A damaged message has
+    the time of the message before it, or else of the first intact message after it."""
     last = next((message.store_timestamp_ms for message in messages if not message.record_damaged), 0)
     times = []
     for message in messages:

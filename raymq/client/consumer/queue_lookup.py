@@ -39,8 +39,8 @@ class QueueLookup:
         self._storages = storages
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """A topic's readable queues as the NameServers tell them now, sorted. TopicNotExistError, IllegalNameError;
-        ServiceNotAvailableError or RequestTimeoutError if none tells within 10 s whether the topic exists."""
+        """Return a topic's readable queues, as the NameServers know them now, sorted. Raises TopicNotExistError,
+        IllegalNameError; ServiceNotAvailableError or RequestTimeoutError if no NameServer answers within 10 s."""
         stored = self._names.wrap(check_topic(topic))
         self._routes.invalidate(stored)
         return self._names.shown_queues(self._routes.wait(stored, LOOKUP_TIMEOUT_S).subscribe_queues)
@@ -131,7 +131,7 @@ class QueueWatch:
                 self._thread.start()
 
     def stop(self) -> None:
-        """Call no listener any more. A call under way is not waited for: it may be the one that stops the watch."""
+        """Call no more listeners. Does not wait for a call under way, which may be the caller of this method."""
         self._stopped.set()
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
-"""Messages that a consumer could fetch and has not: how many there are, and how old the first of them is.
+"""The messages that a consumer could fetch and has not: their number, and the age of the first message.
 
-For metrics only, and only for queues in which there are such messages, or may be: one call to a storage actor for all
-of them, every 10 s. A queue whose fetch waits for a message is at its end, and nobody is asked.
+For metrics only. Every 10 s one call per broker group asks about the queues that may have such messages. A queue whose
+fetch waits for a message is at its end, so no call asks about it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from raymq.remoting.storage_clients import StorageClients, call_master
 from raymq.telemetry.metrics.client_figures import ConsumerFigures
 
 QUEUES_MAX: Final = 1024
-"""The most queues of one broker group that are asked about; the others count as they were last seen."""
+"""The most queues of one broker group that are asked about. Other queues keep their last known figures."""
 FIRST_MESSAGES_MAX_BYTES: Final = 1 << 20
 """The most bytes of first messages of one call; the ages of further ones are not known."""
 READY_TIMEOUT_S: Final = 2.0
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 class QueueState(NamedTuple):
-    """One queue of a consumer: `figures` without `ready` and `queueing_ms`, the next offset to fetch, the visible end
-    as it was last seen; `ask`: there may be more."""
+    """One queue of a consumer: `figures` without `ready` and `queueing_ms`, the next offset to fetch, and the last
+    known visible end. `ask`: True if there may be more messages."""
 
     queue: MessageQueue
     figures: ConsumerFigures
@@ -41,7 +41,7 @@ class QueueState(NamedTuple):
 
 
 def with_ready(states: Iterable[QueueState], routes: RouteCache, storages: StorageClients) -> list[ConsumerFigures]:
-    """The figures of all queues, with what is ready in each. Waits for storage actors, for 2 s each at most."""
+    """Return the figures of all queues, with their ready messages. Waits up to 2 s for each storage actor."""
     figures: list[ConsumerFigures] = []
     asked: dict[str, list[QueueState]] = {}
     for state in states:

@@ -57,7 +57,7 @@ TURNS_MAX: Final = 3
 CHECK_TIMEOUT_S: Final = 1.0
 """For the question, before a consumer joins its group, if the members want the same messages."""
 SILENCE_S: Final = 5.0
-"""A member is told of a failure when its group has not answered for longer."""
+"""A member gets an error when its group has not answered for longer."""
 IDLE_LINK_S: Final = 10.0
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class ServerChoice:
 
 
 class Steadiness:
-    """Shortens the heartbeats of one member while what it says and what it hears stay the same."""
+    """Sends short heartbeats while neither the member's state nor its assignment changes."""
 
     def __init__(self) -> None:
         self._said: GroupHeartbeat | None = None
@@ -139,7 +139,7 @@ class Membership:
         self.due_s = 0.0
         """When the next heartbeat is sent. Guarded by the client's lock, as `wanted` is."""
         self.wanted = False
-        """True if a heartbeat is to follow the one that is on its way."""
+        """True if another heartbeat must follow the heartbeat under way."""
         self.farewell: GroupHeartbeat | None = None
         self.gone = threading.Event()
         self._client = client
@@ -308,7 +308,8 @@ class RebalanceClient:
                 self._schedule([(membership, AGAIN_S) for membership in due])
 
     def _next_due(self, link: _Link) -> list[Membership] | None:
-        """Wait until a heartbeat is due; returns all that are. None if the thread is not needed any more."""
+        """Wait until a heartbeat is due, and return all due heartbeats. Returns None if the thread is not needed any
+        more."""
         with self._lock:
             while not self._closed:
                 now_s = time.monotonic()
@@ -426,7 +427,7 @@ class RebalanceDirectory:
         raise failure
 
     def _broker_names(self) -> list[str]:
-        """The brokers of the cluster; while no NameServer answers, those known before."""
+        """Return the brokers of the cluster. While no NameServer answers, return the last known brokers."""
         try:
             self._brokers = sorted(self._routes.brokers())
         except RaymqError:
@@ -442,8 +443,9 @@ def running_servers() -> tuple[str, ...]:
 
 
 def call_holder(group: str, method: str, timeout_s: float) -> Any:
-    """Call a method of the Rebalance actor that holds a group, with the group for its argument; None where no Rebalance
-    actor runs. Safe to repeat. RequestTimeoutError or ServiceNotAvailableError when it does not answer."""
+    """Call a method of the Rebalance actor that holds a group, with the group as its argument. Returns None if no
+    Rebalance actor runs. Safe to repeat. Raises RequestTimeoutError or ServiceNotAvailableError if the actor does not
+    answer."""
     choice = ServerChoice(group)
 
     def attempt(left_s: float) -> Any:
@@ -471,8 +473,9 @@ def call_holder(group: str, method: str, timeout_s: float) -> Any:
 def check_expressions(
     group: str, member: str, expressions: Mapping[str, str], timeout_s: float = CHECK_TIMEOUT_S
 ) -> None:
-    """Raise SubscriptionConflictError if a member of the group other than `member` wants other messages of one of these
-    topics. `expressions`: by topic, as administrators see them. Where nobody answers in time, heartbeats will tell."""
+    """Raise SubscriptionConflictError if a member of the group other than `member` subscribes to one of these topics
+    with another expression. `expressions`: expressions by topic, as administrators see them. If nobody answers in time,
+    the heartbeats report a conflict later."""
     try:
         described = call_holder(group, "describe_group", timeout_s)
     except RaymqError as error:
@@ -486,11 +489,11 @@ def check_expressions(
 
 
 def offsets_reset(group: str, timeout_s: float = RESET_TIMEOUT_S) -> None:
-    """Tell a group's members, by their next heartbeats, that brokers have reset offsets of the group.
+    """Notify a group's members, by their next heartbeats, that brokers have reset offsets of the group.
 
-    Safe to repeat. A group without members has nobody to tell; an actor that has just died is followed by one whose
-    offsets version is new to every member; both are no error. RequestTimeoutError or ServiceNotAvailableError when no
-    actor answers for the group: members then learn of the reset when they next commit.
+    Safe to repeat. A group without members is no error. Neither is an actor that has just died: the next actor's
+    offsets version is new to every member. Raises RequestTimeoutError or ServiceNotAvailableError when no actor answers
+    for the group; its members then see the reset at their next commit.
     """
     call_holder(group, "offsets_reset", timeout_s)
 

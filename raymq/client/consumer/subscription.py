@@ -1,8 +1,8 @@
-"""Subscription says which messages of a topic a consumer wants: by tag, or by a filter expression.
+"""Subscription chooses the messages of a topic that a consumer wants: by tag, or by a filter expression.
 
-A filter expression is evaluated where the messages are found, in the store or in its mapped files. Tags work twice: on
-the consume queue's tag codes, where messages are skipped without being read, and on the tag's text once the message is
-decoded, because two tags may share a code (spec/messaging.md §8).
+A filter expression is evaluated where the messages are found, in the store or in its mapped files. Tags are checked
+twice, because two tags may share a code (spec/messaging.md §8). The tag codes in the consume queue exclude messages
+without reading them. The tag's text is checked after the message is decoded.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Expressions = Expression | Mapping[str, Expression]
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The wanted tags of one topic, or its filter expression `sql`, or its `predicate`. Empty `tags` mean every
-    message, or every one that passes the filter; `tag_codes` is None then. `expression` is the text of either."""
+    """The wanted tags of one topic, or its filter expression `sql`, or its `predicate`. Empty `tags` mean that tags
+    exclude no message; `tag_codes` is None then. `expression` is the text of the subscription."""
 
     topic: str
     expression: str
@@ -59,13 +59,13 @@ class Subscription:
         return cls(topic, expression, tags, frozenset(java_hash(tag) for tag in tags))
 
     def in_environment(self, runtime_env: Mapping[str, Any] | None) -> Subscription:
-        """This subscription; its predicate runs in `runtime_env` unless it has one of its own."""
+        """Return this subscription, whose predicate runs in `runtime_env` unless it has an environment of its own."""
         return self if self.predicate is None else replace(self, predicate=self.predicate.in_environment(runtime_env))
 
     @property
     def description(self) -> str:
-        """The expression as administrators see it, and as the members of a group compare it: tags in one order, one
-        that is no tags with its language."""
+        """The expression as administrators see it, and as the members of a group compare it: tags sorted, another
+        expression with its language."""
         if self.predicate is not None:
             return self.predicate.text
         if self.sql is not None:
@@ -73,6 +73,6 @@ class Subscription:
         return " || ".join(sorted(self.tags)) or ALL
 
     def matches(self, tags: str | None) -> bool:
-        """True if a message with this tag text is wanted: the exact check behind the one on codes. A filter expression
-        or a predicate has decided before, where the message lies."""
+        """Return True if a message with this tag text is wanted. This is the exact check after the check of tag codes.
+        A filter expression or a predicate has already decided where the message was found."""
         return not self.tags or tags in self.tags

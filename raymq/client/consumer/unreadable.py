@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 class UnreadableLog:
-    """Notes the unreadable messages of one consumer of `group`. Thread-safe. `clock` tells monotonic time in s."""
+    """Counts and logs the unreadable messages of one consumer of `group`. Thread-safe. `clock` returns monotonic time
+    in s."""
 
     def __init__(self, group: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._group, self._clock = group, clock

@@ -24,7 +24,7 @@ class AssignmentState(Enum):
     """How far the assignment of a queue to this consumer is."""
 
     STARTING = "starting"
-    """Granted by the group; its start offset is not known yet. Others must not get it meanwhile."""
+    """Granted by the group; its start offset is not known yet. No other member may get it."""
     STARTED = "started"
     """Fetched from and delivered."""
     WITHDRAWN = "withdrawn"
@@ -32,7 +32,7 @@ class AssignmentState(Enum):
     REVOKED = "revoked"
     """Neither fetched from nor delivered; kept until the program has finished with what it was given."""
     RELEASED = "released"
-    """Not this consumer's any more; a new grant makes a new assignment."""
+    """No longer held by this consumer; a new grant makes a new assignment."""
 
 
 class AssignmentEvent(Enum):
@@ -41,13 +41,14 @@ class AssignmentEvent(Enum):
     GRANT = "grant"
     """The group's answer to a heartbeat names the queue."""
     START = "start"
-    """The broker has told the start offset."""
+    """The broker has returned the start offset."""
     REVOKE = "revoke"
     """The group's answer does not name the queue, its topic was unsubscribed, or the consumer stops."""
     RELEASE = "release"
-    """The program has finished with the queue, and its offset is committed where it is to be."""
+    """The program has finished with the queue, and its offset is committed if it must be."""
     LOSE = "lose"
-    """The queue is another's, may be soon, or is deleted: nothing of it may be delivered or committed any more."""
+    """Another member has the queue or may get it soon, or the queue is deleted: deliver and commit nothing more
+    of it."""
 
 
 ASSIGNMENT_TRANSITIONS: Final[Mapping[AssignmentState, Mapping[AssignmentEvent, AssignmentState]]] = {
@@ -88,13 +89,13 @@ class AssignedQueue(ABC):
     """The group's generation that granted the queue; it goes with each commit. 0 without a group."""
     state: AssignmentState = AssignmentState.STARTING
     reset_version: int = 0
-    """The number of the last offset reset that is known; it goes with each commit, too."""
+    """The number of the last known offset reset; each commit carries it."""
     fetch_offset: int = 0
     """The next offset to fetch, once the queue has started."""
     committed: int | None = None
     """The offset the broker has; None while that is not known."""
     backwards: bool = False
-    """The consumer goes back behind `committed`: the next commit does so too, and says it."""
+    """True if the consumer goes back before `committed`: the next commit then goes back, too, and says so."""
     asked: OffsetCommit | None = None
     """The last commit that was handed out; None after a reset, so that an answer from before it changes nothing."""
     forbidden: NoPermissionError | None = None
@@ -122,7 +123,7 @@ class AssignedQueue(ABC):
         self.revoked_at_s = None
 
     def revoke(self, now_s: float) -> None:
-        """Neither fetch nor deliver anything of the queue any more."""
+        """Neither fetch nor deliver messages of the queue."""
         self.change(AssignmentEvent.REVOKE)
         if self.revoked_at_s is None:
             self.revoked_at_s = now_s
@@ -171,7 +172,8 @@ class AssignedQueue(ABC):
         return self.started and (committed is None or offset > committed or (self.backwards and offset != committed))
 
     def ask(self, offset: int | None) -> OffsetCommit:
-        """The commit of `offset` for the broker; None only asks whether the group's offset was reset."""
+        """Make the commit of `offset` for the broker. With None, the commit only asks if the group's offset was
+        reset."""
         self.asked = OffsetCommit(offset, self.generation, self.reset_version, self.backwards)
         return self.asked
 

@@ -1,15 +1,15 @@
 """AssignedQueues are all queues of one member of a group: granted, started, revoked, released, and committed.
 
-    heartbeat answered → GRANT, REVOKE      start offset told → START      finished and committed → RELEASE
+    heartbeat answered → GRANT, REVOKE      start offset known → START      finished and committed → RELEASE
     no answer for FENCE_AFTER_S, or a commit refused → LOSE
-    the group may not read the queue now → it is kept, forbidden, until the broker says otherwise
+    the group may not read the queue now → the queue is kept, forbidden, until the broker allows it
 
-A member must not use its queues when others may have them. So each answer of the group renews a lease, which is over
-before the group's own session is; `fence` gives up all queues then. A queue that a broker has refused to commit is
-another's: it is taken again only in a newer generation.
+A member must not use its queues when other members may have them. So each answer of the group renews a lease, which
+ends before the group's own session does; `fence` then gives up all queues. A queue whose commit a broker has refused
+belongs to another member: it is taken again only in a newer generation.
 
-SubscriptionState (pull) and ProcessQueues (push) add what is fetched and delivered. No threads, no clock, no calls:
-times come in, in s. Nothing here survives the process; committed offsets do, at the brokers.
+SubscriptionState (pull) and ProcessQueues (push) add fetching and delivery. No threads, no clock, no calls: times are
+arguments, in s. Nothing here survives the process; the brokers keep the committed offsets.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class AssignedQueues(ABC, Generic[Q]):
         self._queues: dict[MessageQueue, Q] = {}
         """The queues held, from their grant to their release or loss."""
         self._starting: dict[MessageQueue, Q] = {}
-        """Those of them whose start offset is not known yet."""
+        """Queues whose start offset is unknown."""
         self._revoked: dict[MessageQueue, Q] = {}
-        """Those of them that are released once that may be."""
+        """Revoked queues that wait for their release."""
         self._fenced: dict[MessageQueue, int] = {}
         """Queues that a broker has refused to commit, with the generation it refused: only a newer grant counts."""
         self._forbidden: dict[MessageQueue, NoPermissionError] = {}
         """Queues that the brokers do not let the group read now, with the error that says why. Neither fetched from nor
         delivered, but committed."""
         self._lease_until_s = -math.inf
-        """Until then the group gives the queues to nobody else."""
+        """The time until which the group gives the queues to no other member."""
         self._joined = False
         self._offsets_version: int | None = None
 
@@ -101,7 +101,7 @@ class AssignedQueues(ABC, Generic[Q]):
         return bool(self._forbidden) and len(self._forbidden) == len(self._queues)
 
     def _fetched_at(self, queue: MessageQueue, offset: int) -> Q | None:
-        """The queue if it is fetched from, at `offset` next; None if it was revoked or moved meanwhile."""
+        """Return the queue if its next fetch is at `offset`; None if the queue was revoked or moved."""
         assigned = self._queues.get(queue)
         if assigned is None or assigned.state is not AssignmentState.STARTED or assigned.fetch_offset != offset:
             return None
@@ -138,14 +138,14 @@ class AssignedQueues(ABC, Generic[Q]):
         self._joined = True
 
     def started(self, assigned: Q, start: QueueOffset) -> None:
-        """Fetch a queue of `starting` from its start offset. Ignored if it was lost or revoked meanwhile."""
+        """Fetch a queue of `starting` from its start offset. Ignored if the queue was lost or revoked since."""
         if assigned.state is AssignmentState.STARTING:
             assigned.start(start)
             self._state_changed(assigned)
 
     def forbid(self, assigned: Q, error: NoPermissionError) -> bool:
-        """Fetch and deliver nothing more of a queue until `allow`: the group may not read it now. The queue stays with
-        this member. False if that is known, or the queue was lost or revoked meanwhile."""
+        """Fetch and deliver no messages of a queue until `allow`, because the group may not read it now. This member
+        keeps the queue. Returns False if the queue was forbidden before, or was lost or revoked since."""
         queue = assigned.queue
         if self._queues.get(queue) is not assigned or assigned.revoked:
             return False
@@ -156,7 +156,7 @@ class AssignedQueues(ABC, Generic[Q]):
         return is_new
 
     def allow(self, assigned: Q) -> None:
-        """Go on with a queue that was forbidden, where it stopped."""
+        """Continue with a queue that was forbidden, where it stopped."""
         assigned.allow()
         self._state_changed(assigned)
 
@@ -207,11 +207,11 @@ class AssignedQueues(ABC, Generic[Q]):
 
     @abstractmethod
     def commit_is_urgent(self) -> bool:
-        """True if somebody waits for a commit."""
+        """True if a caller or a member waits for a commit."""
 
     def waits_for_broker(self) -> bool:
-        """True if queues wait for their start offsets, or somebody for a commit. A queue that may not be read waits for
-        its next turn."""
+        """True if a queue waits for its start offset, or a member for a commit. A forbidden queue waits for its next
+        turn."""
         return not self._starting.keys() <= self._forbidden.keys() or self.commit_is_urgent()
 
     def uncommitted(self, broker_name: str | None = None) -> dict[MessageQueue, OffsetCommit]:
@@ -225,8 +225,8 @@ class AssignedQueues(ABC, Generic[Q]):
     def reset_queries(
         self, broker_name: str | None = None, *, only_forbidden: bool = False
     ) -> dict[MessageQueue, OffsetCommit]:
-        """Commits without an offset, whose answer tells which queues somebody has reset, and which may be read; of all
-        queues that have started, or of those that were forbidden."""
+        """Make commits without an offset, whose answer names the queues that were reset and the queues that may be
+        read. Includes all queues that have started, or only the forbidden ones."""
         return {
             assigned.queue: assigned.ask(None)
             for assigned in self._queues.values()
@@ -238,8 +238,8 @@ class AssignedQueues(ABC, Generic[Q]):
     def commit_answered(
         self, commits: Mapping[MessageQueue, OffsetCommit], answer: CommitAnswer
     ) -> dict[MessageQueue, int]:
-        """Apply the brokers' answer to commits, and return the offsets that are committed now. A queue that was lost,
-        reset or asked about once more since is left as it is."""
+        """Apply the brokers' answer to commits, and return the offsets that are now committed. Ignores the answer for a
+        queue that was lost, reset or asked about again since."""
         committed = {}
         for queue, commit in commits.items():
             refused = queue in answer.fenced or queue in answer.gone or queue in answer.reset
@@ -284,7 +284,7 @@ class AssignedQueues(ABC, Generic[Q]):
 
     @abstractmethod
     def _reset(self, assigned: Q, start: QueueOffset) -> None:
-        """Go on at the offset to which somebody has reset a queue."""
+        """Continue at the offset to which a queue was reset."""
 
     def _perhaps_dirty(self) -> Iterable[Q]:
         """Queues among which are all that have something to commit."""

@@ -85,8 +85,8 @@ class GroupMember:
             self.beat_soon()
 
     def leave(self) -> None:
-        """Give up all queues and leave the group, which will notice by itself if it cannot be told. May wait, for a few
-        seconds at most."""
+        """Give up all queues and leave the group. If the group cannot be reached, it notices by itself. May wait for a
+        few seconds."""
         with self._lock:
             self._core.lose_all()
         if self._membership is not None:
@@ -142,8 +142,8 @@ class GroupMember:
         self.fence()
 
     def refused(self, error: SubscriptionConflictError) -> None:
-        """Note that the group does not take this member. It asks on, so that it gets queues once the others have left;
-        those it has are used while the lease lasts."""
+        """Note that the group does not accept this member. Heartbeats continue, so that it gets queues after the other
+        members have left. It uses the queues that it holds while the lease lasts."""
         if self.refusal is None:
             logger.warning("%s: %s", self._name, error)
         self.refusal = error

@@ -1,11 +1,11 @@
-"""OffsetCommitter asks for the start offsets of a consumer's queues, and commits; one thread per broker group does so
+"""OffsetCommitter asks for the start offsets of a consumer's queues, and commits. One thread per broker group does so
 for all consumers of a process.
 
     AssignedQueues.starting → start offsets → started        uncommitted → commit → commit_answered
 
-With a thread each, no broker group waits for another. Commits are coalesced: the next one is sent when the interval
-since the last is over, and covers all that was finished meanwhile; at once, when somebody waits for it. What fails is
-tried again, after a pause.
+With a thread each, no broker group waits for another. Commits are coalesced: a commit is sent when the interval since
+the last one is over, and covers everything that was finished in between. It is sent at once if a caller waits for it. A
+failed call is repeated after a pause.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset,
 from raymq.common.retry import Backoff
 
 RESET_QUERY_INTERVAL_S: Final = 2.0
+"""The time in s between two questions about offset resets, for queues held without a group. Members get the resets from
+their group."""
 FORBIDDEN_INTERVAL_S: Final = 2.0
-"""How often a broker is asked if queues may be read now that were forbidden."""
-"""How often the brokers are asked about resets of queues held without a group; members are told by their group."""
+"""The time in s between two questions to a broker if forbidden queues may be read now."""
 COMMIT_TIMEOUT_S: Final = 5.0
 """For one call of a thread here, which calls again after a failure."""
 
@@ -138,7 +139,8 @@ class OffsetCommitter:
         self._closed = False
 
     def wake(self) -> None:
-        """Look for queues that need a start offset, and for offsets to commit: at once where somebody waits."""
+        """Look for queues that need a start offset, and for offsets to commit. Calls the brokers at once if a caller
+        waits."""
         with self.lock:
             urgent = self.core.waits_for_broker()
             if self.armed and not urgent:
@@ -150,7 +152,7 @@ class OffsetCommitter:
             self.armed = False
 
     def ask_about_resets(self) -> None:
-        """Ask the brokers about every queue held: somebody has reset offsets of the group."""
+        """Ask the brokers about every queue held, because offsets of the group were reset."""
         for work in self._all():
             work.ask.set()
             work.forbidden_at_s = -math.inf
@@ -302,7 +304,7 @@ class _BrokerWork:
             self._prepared = True
 
     def schedule(self, *, now: bool = False) -> float:
-        """Have this done `now`, or when finished messages are to be committed, or resets asked about. Returns the
+        """Schedule this work `now`, or at the time of the next commit or of the next question about resets. Returns the
         time."""
         committer = self.committer
         at_s = -math.inf if now else math.inf
@@ -320,12 +322,12 @@ class _BrokerWork:
 
     @property
     def _asks_alone(self) -> bool:
-        """True if no group tells of resets. Called with the consumer's lock held."""
+        """True if no group reports resets. Called with the consumer's lock held."""
         core = self.committer.core
         return self.committer.store.may_be_reset and core.joined and core.offsets_version is None
 
     def do(self) -> None:
-        """Commit and start what is to be. RaymqError when the broker does not answer."""
+        """Commit finished messages and start queues. Raises RaymqError if the broker does not answer."""
         self.committer.armed = False
         try:
             self.prepare()
@@ -339,7 +341,7 @@ class _BrokerWork:
             self.schedule()
         except RaymqError as error:
             if isinstance(error, GroupNotExistError):
-                self._prepared = False  # it was deleted; or the broker makes no groups by itself, and somebody has to
+                self._prepared = False  # the group was deleted, or the broker creates no groups by itself
             elif error.retryable:
                 raise
             logger.warning("%s: offsets at %s, trying again: %s", self.committer.name, self.thread.broker_name, error)
@@ -381,8 +383,8 @@ class _BrokerWork:
             committer.answered(commits, answer)
 
     def _start_queues(self, *, forbidden: bool) -> None:
-        """Ask for the start offset of each queue that has none, those that were `forbidden` included, and let it be
-        fetched. A topic that the group may not read concerns its own queues alone."""
+        """Ask for the start offset of each queue without one, and let the queue be fetched. `forbidden`: include the
+        queues that the group could not read. A topic that the group may not read stops only its own queues."""
         committer = self.committer
         with committer.lock:
             starting: list[AssignedQueue] = committer.core.starting(self.thread.broker_name, forbidden=forbidden)
@@ -416,8 +418,8 @@ class _BrokerWork:
         starts: Mapping[MessageQueue, QueueOffset],
         refusals: dict[str, NoPermissionError],
     ) -> QueueOffset | None:
-        """The start offset of a queue, or None where `refusals` has, or gets, its topic. TopicNotExistError,
-        InvalidArgumentError."""
+        """Return the start offset of a queue; None if the group may not read its topic, whose error `refusals` has
+        then. Raises TopicNotExistError, InvalidArgumentError."""
         queue = assigned.queue
         if queue in starts or queue.topic in refusals:
             return starts.get(queue)

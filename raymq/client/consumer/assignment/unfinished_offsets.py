@@ -27,8 +27,8 @@ class UnfinishedOffsets:
         self._next = offsets[-1] + 1
 
     def remove(self, offsets: Collection[int]) -> int:
-        """Finish messages, and return the offset to commit: the smallest unfinished one; the offset behind the last
-        message if none is unfinished now; -1 if none was unfinished before."""
+        """Finish messages, and return the offset to commit: the smallest unfinished one, or the offset after the last
+        message if none is unfinished. Returns -1 if no message was unfinished before."""
         if not self._left:
             return -1
         self._left.difference_update(offsets)
@@ -36,8 +36,8 @@ class UnfinishedOffsets:
 
     @property
     def first(self) -> int:
-        """The smallest unfinished offset; the one behind the last message if all are finished, -1 if there never was
-        any message."""
+        """The smallest unfinished offset; the offset after the last message if all are finished; -1 if there never was
+        a message."""
         order, left = self._order, self._left
         while order and order[0] not in left:
             order.popleft()

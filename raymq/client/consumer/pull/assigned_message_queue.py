@@ -24,7 +24,7 @@ class QueueFlags:
     hungry_at: int = -1
     """The offset to fetch; -1 if it is not to be fetched."""
     news_at: int = -1
-    """The offset to wait behind; -1 if it is not read in place."""
+    """The offset from which new records are awaited; -1 if the queue is not read in place."""
     count: int = 0
     """The `buffered_count` and `buffered_bytes` that the totals have."""
     size_bytes: int = 0
@@ -57,14 +57,14 @@ class AssignedMessageQueue(AssignedQueue):
     """The messages that polls returned and the program has not acknowledged; None unless it acknowledges each."""
 
     def start(self, start: QueueOffset) -> None:
-        """Fetch from the start offset. Without a group, no broker has noted it: it is to be committed."""
+        """Fetch from the start offset. Without a group no broker has stored the offset, so it must be committed."""
         AssignedQueue.start(self, start)
         self.position = self.done = start.queue_offset
         if not self.generation:
             self.committed = None
 
     def revoke(self, now_s: float) -> None:
-        """Neither fetch nor return anything of the queue any more."""
+        """Neither fetch nor return messages of the queue."""
         AssignedQueue.revoke(self, now_s)
         self.refetch_from(self.position)
 
@@ -95,7 +95,7 @@ class AssignedMessageQueue(AssignedQueue):
         self.buffered_count = self.buffered_bytes = 0
 
     def seek(self, offset: int) -> None:
-        """Go on at `offset`: messages before it count as finished, those behind it as not finished."""
+        """Continue at `offset`: earlier messages count as finished, later ones do not."""
         self.refetch_from(offset)
         self.done = offset
         self.forget_returned()
@@ -106,7 +106,7 @@ class AssignedMessageQueue(AssignedQueue):
             self.unfinished = UnfinishedOffsets()
 
     def reset(self, start: QueueOffset) -> None:
-        """Go on where somebody has reset the group's offset."""
+        """Continue at the offset to which the group was reset."""
         self.seek(start.queue_offset)
         self.committed, self.reset_version = start.queue_offset, start.reset_version
         self.backwards, self.asked = False, None
@@ -117,12 +117,12 @@ class AssignedMessageQueue(AssignedQueue):
             self.unfinished.add(offsets)
 
     def acknowledge(self, offsets: Collection[int]) -> None:
-        """Count messages as finished. Those that are not expected (any more) change nothing."""
+        """Count messages as finished. Messages that are not expected change nothing."""
         if self.unfinished is not None:
             self.unfinished.remove(offsets)
 
     def follow_acknowledgements(self) -> None:
-        """Count as finished what lies before the first message that is not acknowledged."""
+        """Count every message before the first unacknowledged one as finished."""
         if self.unfinished is not None:
             self.settled = not len(self.unfinished)
             self.done = self.position if self.settled else self.unfinished.first
@@ -146,7 +146,7 @@ class AssignedMessageQueue(AssignedQueue):
             self.position = fetched.next_offset
 
     def returned(self, part: PolledRecords) -> None:
-        """Take the records that a poll returns from the buffer, where they are the first."""
+        """Take the records that a poll returns off the front of the buffer."""
         fetched = self.buffered[0]
         self.position = part.next_offset
         self.buffered_count -= part.count

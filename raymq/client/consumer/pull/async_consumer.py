@@ -242,13 +242,13 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
             raise
 
     async def _wait(self, timeout_s: float) -> None:
-        """Wait until there may be something to look at, for `timeout_s` at most.
+        """Wait until there may be records, for `timeout_s` at most.
 
-        What an interrupt leaves behind does no harm: a timer that only wakes the next wait, and descriptors that are
-        unwatched then, or by `close`.
+        An interrupt leaves nothing harmful: a timer that only wakes the next wait, and descriptors that the next wait
+        or `close` unwatches.
         """
         waiter = self._waiter = self._loop.create_future()
-        # Two: a signal handler may raise in the callback of one of them.
+        # Two timers: a signal handler may raise in the callback of one timer.
         timers = [self._loop.call_later(after_s, self._wake) for after_s in (timeout_s, timeout_s + LOOK_AGAIN_S)]
         try:
             # Aside: an interrupt in the loop's selector would leave it in contradiction with the kernel.
@@ -319,7 +319,7 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         try:
             self._loop.call_soon_threadsafe(call, *args)
         except RuntimeError:
-            pass  # the loop is closed: nobody waits there any more
+            pass  # the loop is closed, and with it every wait
 
     def _look_again(self) -> None:
         self._wake()

@@ -48,50 +48,50 @@ class PullConsumerBase(OfProcess):
         self._engine = engine
 
     def unsubscribe(self, topic: str) -> None:
-        """Poll nothing more of a topic; its queues go to other members once this program polls or commits again.
-        ClientStateError without a subscription."""
+        """Poll no more messages of a topic. Its queues move to other members when this program next polls or commits.
+        Raises ClientStateError without a subscription."""
         self._engine.unsubscribe(topic)
 
     @direct
     def assignment(self) -> list[MessageQueue]:
-        """The queues this consumer holds now, sorted."""
+        """Return the queues that this consumer holds now, sorted."""
         return self._engine.assignment()
 
     @direct
     def acknowledge(self, messages: Iterable[MessageExt]) -> None:
         """Count messages as done, in any order, from any thread; for a consumer with ``acknowledge_each=True``.
 
-        Every `auto_commit_interval_s`, each queue is committed up to its first message that a poll returned and that is
-        not acknowledged. Messages of a queue that another member has got meanwhile count for nothing: it gets them
-        again. Waits for nothing. ClientStateError without acknowledge_each.
+        Every `auto_commit_interval_s`, each queue is committed up to the first message that a poll returned and the
+        program has not acknowledged. Messages of a queue that has moved to another member do not count: that member
+        gets them again. Returns at once. Raises ClientStateError without acknowledge_each.
         """
         self._engine.acknowledge(messages)
 
     @direct
     def position(self, queue: MessageQueue) -> int:
-        """The offset the next poll returns from a queue this consumer holds."""
+        """Return the offset that the next poll returns from a queue that this consumer holds."""
         return self._engine.position(queue)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Neither fetch nor return these queues until `resume`. They stay this consumer's as long as the group leaves
-        them to it; a queue that is lost and granted again is not paused."""
+        """Neither fetch nor return messages of these queues until `resume`. This consumer keeps the queues as long as
+        the group assigns them to it. A queue that is lost and granted again is not paused."""
         self._engine.pause(list(queues))
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Fetch and return these queues again."""
+        """Fetch and return messages of these queues again."""
         self._engine.resume(list(queues))
 
     @direct
     def paused(self) -> list[MessageQueue]:
-        """The queues that are paused, sorted."""
+        """Return the paused queues, sorted."""
         return self._engine.paused()
 
 
 class PullConsumer(PullConsumerBase):
-    """Made by `Client.pull_consumer`. One thread polls at a time; the rest may be called from any.
+    """Made by `Client.pull_consumer`. One thread polls at a time; any thread may call the other methods.
 
     Methods about this consumer's position in a queue (position, seek, pause, …) raise ClientStateError for a queue that
-    it does not hold now. After `close` every method raises ClientStateError.
+    this consumer does not hold now. After `close` every method raises ClientStateError.
     """
 
     def __init__(self, engine: PullEngine) -> None:
@@ -102,23 +102,27 @@ class PullConsumer(PullConsumerBase):
     # What is consumed
 
     def subscribe(self, topic: str, expression: Expression = "*") -> None:
-        """Consume a topic's messages whose tag is in `expression`, for example ``"paid || refunded"``, or those that
-        pass it: ``raymq.sql("price > 5")``, or a predicate (`raymq.predicate`). The members of the group share the
-        topic's queues.
+        """Consume messages of a topic, and share its queues with the members of the group.
 
-        TopicNotExistError, IllegalNameError, InvalidArgumentError, ClientStateError after `assign`, or where members of
-        the group subscribe to the topic with another expression. A second call for a topic replaces the first, from the
-        next poll on.
+        `expression` chooses messages by tag, for example ``"paid || refunded"``; by properties,
+        ``raymq.sql("price > 5")``; or by a predicate (`raymq.predicate`). A second call for a topic replaces its
+        expression, from the next poll on.
+
+        Raises TopicNotExistError, IllegalNameError, InvalidArgumentError; ClientStateError after `assign`, or if
+        members of the group subscribe to the topic with another expression.
         """
         self._engine.subscribe(topic, expression)
 
     def assign(self, queues: Iterable[MessageQueue], expression: Expressions = "*") -> None:
-        """Consume exactly these queues, without being a member of the group: no other consumer gives way.
+        """Consume exactly these queues, without being a member of the group: no other consumer gives up a queue.
 
-        Offsets are read and committed under the group's name, so other consumers must leave these queues alone.
-        `expression` chooses by tag or by `raymq.sql`, for all topics or by topic. Another call replaces the list;
-        queues in both go on where they are, and with auto_commit everything polls have returned is committed first.
-        InvalidArgumentError for a queue that does not exist, TopicNotExistError, ClientStateError after `subscribe`.
+        Offsets are read and committed under the group's name, so other consumers must not use these queues.
+        `expression` chooses messages by tag or by `raymq.sql`, for all topics or by topic. Another call replaces the
+        list. A queue in both lists continues at its position; with auto_commit everything that polls have returned is
+        committed first.
+
+        Raises InvalidArgumentError for a queue that does not exist, TopicNotExistError, ClientStateError after
+        `subscribe`.
         """
         self._engine.assign(queues, expression)
 
@@ -126,20 +130,20 @@ class PullConsumer(PullConsumerBase):
 
     @unwrapped
     def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]:
-        """Up to `max_messages` messages; waits up to `timeout_s` for the first, and returns an empty list after that.
+        """Return up to `max_messages` messages. Waits up to `timeout_s` for the first message, and returns an empty
+        list after that.
 
-        Messages of one queue come in order. With auto_commit, what earlier polls returned counts as done from now on.
+        Messages of one queue come in order. With auto_commit, the messages of earlier polls count as done from now on.
+        A message that cannot be read is returned in its place: its `body` raises BodyUnreadableError, and its
+        `body_error` is that error.
+
         Raises InvalidArgumentError unless `max_messages` is a whole number from 1 and `timeout_s` is from 0;
-        ClientStateError when closed, or with nothing to consume; DataLossError, while the other queues' messages go on
-        coming, each time that a queue's next message could not be read, and PredicateFailedError likewise, where its
-        predicate failed on it; NoPermissionError while
-        the group may not consume (consume_enable), or is forbidden to read a topic (`raymq group forbid`): at once if
-        that concerns all queues of this consumer, else when it would return nothing; the error of the group when it
-        cannot be joined within the timeout; and, once, an error with which the brokers have refused an automatic
-        commit.
-
-        A message that cannot be read is returned in its place, and the consumer goes on behind it: `body` raises
-        BodyUnreadableError, and `body_error` has that error.
+        ClientStateError after `close`, or if there is nothing to consume. Raises DataLossError each time that a queue's
+        next message could not be read, and PredicateFailedError each time that its predicate failed; the other queues
+        continue. Raises NoPermissionError while the group may not consume (consume_enable) or read a topic
+        (`raymq group forbid`): at once if this concerns all queues, and otherwise instead of an empty list. Raises the
+        group's error if the group cannot be joined within the timeout. Raises, once, the error with which a broker has
+        refused an automatic commit.
         """
         max_messages = number_in("max_messages", max_messages, POSITIVE)
         timeout_s = number_in("timeout_s", timeout_s, TIME_S)
@@ -165,16 +169,17 @@ class PullConsumer(PullConsumerBase):
         """Poll as `poll` does, and return an Arrow table with the columns of `raymq.records.kernels.columns.SCHEMA`,
         made without an object per message.
 
-        The bodies are a `binary_view` column that refers to the bytes that were read: on the storage actor's node to
-        the mapped commit log, whose file keeps its space on the disk, even when it is deleted, for as long as the table
-        is kept. With `body_type` "binary" they are copied. ClientStateError with acknowledge_each: a row of a table
-        cannot be acknowledged. Elsewhere a table has at most the messages that are
-        buffered; a larger `threshold_all_bytes` makes larger tables. Compressed bodies of about 64 MiB, decompressed,
-        end a table, too; the messages behind them are in the next table.
+        The bodies are a `binary_view` column that refers to the bytes that were read. On the storage actor's node these
+        are bytes of the mapped commit log: a deleted file keeps its space on the disk for as long as the table exists.
+        With `body_type` "binary" the bodies are copied. On another node a table has at most the messages that are
+        buffered; a larger `threshold_all_bytes` makes larger tables. A table ends when its compressed bodies take about
+        64 MiB, decompressed; the next table has the following messages.
 
-        `columns`: these columns alone, also of `raymq.records.kernels.columns.MORE_COLUMNS`. A message that cannot be
-        read is a row with a null body, and the column "error" has the reason. With `unreadable` "raise" a table ends
-        before such a message, and the next poll raises BodyUnreadableError; `seek` goes past the message.
+        `columns`: only these columns, which may include `raymq.records.kernels.columns.MORE_COLUMNS`. A message that
+        cannot be read is a row with a null body, and the column "error" has the reason. With `unreadable` "raise" a
+        table ends before such a message, and the next poll raises BodyUnreadableError; `seek` goes past the message.
+
+        Raises as `poll`; ClientStateError with acknowledge_each, because a row of a table cannot be acknowledged.
         """
         max_messages = number_in("max_messages", max_messages, POSITIVE)
         timeout_s = number_in("timeout_s", timeout_s, TIME_S)
@@ -188,8 +193,8 @@ class PullConsumer(PullConsumerBase):
         return table
 
     def __iter__(self) -> Iterator[MessageExt]:
-        """Iterate over messages, one after another, until the consumer is closed. With auto_commit, a message counts as
-        done when the next one is asked for, so that leaving the loop skips nothing."""
+        """Iterate over messages until the consumer is closed. With auto_commit, a message counts as done when the next
+        message is requested, so leaving the loop skips no message."""
         while not self._engine.closed:
             try:
                 messages = self.poll(max_messages=1)
@@ -229,81 +234,85 @@ class PullConsumer(PullConsumerBase):
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
         """Commit everything that polls have returned, or up to these offsets (of the next message to consume).
 
-        Returns the offsets that are committed now, durably; without the queues that another member has taken over or
-        somebody has reset meanwhile. An offset behind the committed one changes nothing: seek back to go back. Raises
-        InvalidArgumentError for an offset polls have not come to, ClientStateError for a queue that is not held, and
-        after any other error it may be called again.
+        Returns the offsets that are now committed, durably. Queues that another member has taken over, and queues whose
+        offset was reset, are left out. A smaller offset than the committed one changes nothing: seek back to go back.
+
+        Raises InvalidArgumentError for an offset that polls have not reached, ClientStateError for a queue that this
+        consumer does not hold. After any other error the call may be repeated.
         """
         return self._engine.commit(offsets)
 
     @bounded(delay_level=DELAY_LEVEL, max_reconsume_times=RECONSUME_TIMES)
     def send_back(self, message: MessageExt, *, delay_level: int = 0, max_reconsume_times: int = -1) -> None:
-        """Have the group get a message again, from its topic `%RETRY%group`, which members must subscribe to.
+        """Deliver a message to the group again, from the group's retry topic `%RETRY%group`, to which members must
+        subscribe.
 
-        That is after `delay_level`, or with 0 the later the more often the message was sent back. After
-        `max_reconsume_times` times (negative: the group's retry_max_times), or with a negative `delay_level`, it goes
-        to the dead letters `%DLQ%group` instead. Durable on return; the message itself is still to be acknowledged or
-        committed. A call that raised may have been done. GroupNotExistError, MessageIllegalError.
+        The delivery is after `delay_level`. With 0 the delay grows with each send-back of the message. The message goes
+        to the dead letters `%DLQ%group` instead after `max_reconsume_times` times (negative: the group's
+        retry_max_times), or with a negative `delay_level`. Durable on return. The message itself must still be
+        acknowledged or committed.
+
+        Raises GroupNotExistError, MessageIllegalError. After an error the message may have been sent back.
         """
         self._engine.send_back(message, delay_level, max_reconsume_times)
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """The group's committed offset in any queue, None where there is none."""
+        """Return the group's committed offset in any queue; None if there is none."""
         return self._engine.committed(queue)
 
     # Positions
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at `offset`, and commit that as if polls had come to it. OffsetOutOfRangeError outside what the queue
-        holds."""
+        """Continue at `offset`, and commit it as if polls had reached it. Raises OffsetOutOfRangeError outside the
+        queue's offsets."""
         self._engine.seek(queue, offset)
 
     def seek_to_begin(self, queue: MessageQueue) -> None:
-        """Go on at the first message the queue still holds."""
+        """Continue at the first message that the queue still holds."""
         self._engine.seek_to_begin(queue)
 
     def seek_to_end(self, queue: MessageQueue) -> None:
-        """Go on behind the last message."""
+        """Continue after the last message."""
         self._engine.seek_to_end(queue)
 
     def lag(self) -> dict[MessageQueue, int]:
-        """The number of messages behind this consumer's position, by held queue."""
+        """Return the number of messages after this consumer's position, by held queue."""
         return self._engine.lag()
 
     # Any queue
 
     def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
-        """The readable queues of a topic now, sorted. TopicNotExistError, IllegalNameError."""
+        """Return the readable queues of a topic now, sorted. Raises TopicNotExistError, IllegalNameError."""
         return self._engine.lookup.queues(topic)
 
     def begin_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        """The first offset that each queue still holds."""
+        """Return the first offset that each queue still holds."""
         return self._engine.lookup.begin_offsets(queues)
 
     def end_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        """The offset that the next message of each queue will get."""
+        """Return the offset of the next message to be stored in each queue."""
         return self._engine.lookup.end_offsets(queues)
 
     def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The first offset stored at or after a time in ms since 1970, within what the queue holds."""
+        """Return the first offset stored at or after a time in ms since 1970, within the queue's offsets."""
         return self._engine.lookup.offsets_for_times({queue: timestamp_ms})[queue]
 
     def offsets_for_times(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """The offsets of several queues, each for its own time, as `offset_for_timestamp` says."""
+        """Return the offsets of several queues, each for its own time, as `offset_for_timestamp` does."""
         return self._engine.lookup.offsets_for_times(times_ms)
 
     def register_queue_change_listener(self, topic: str, callback: QueueChangeListener) -> None:
-        """Call `callback(topic, queues)` when the topic's queues differ from those at the check before.
+        """Call `callback(topic, queues)` when a check finds that the topic's queues have changed.
 
-        Checks are every `queue_check_interval_s`. All callbacks of a consumer run in one thread of its own, beside the
-        one that polls; their exceptions are logged.
+        Checks run every `queue_check_interval_s`. One separate thread of the consumer runs all its callbacks, and logs
+        their exceptions.
         """
         self._engine.watch.register(topic, callback)
 
     # Life
 
     def close(self) -> None:
-        """Leave the group and end the threads; with auto_commit, first commit everything that polls have returned.
+        """Leave the group and end the threads. With auto_commit, first commit everything that polls have returned.
 
         If an exception leaves the `with`, the messages of the last poll are not committed: they are delivered again.
         Idempotent.

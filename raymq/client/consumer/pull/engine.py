@@ -67,11 +67,10 @@ T = TypeVar("T")
 class PullEngine:
     """One pull consumer. Thread-safe. After `close`, every method but `close` raises ClientStateError.
 
-    Names of topics and groups are wrapped where they come in, and unwrapped where they go out (`names`): within it they
-    are the stored ones, as `settings.group` is.
-
-    `node_id` is the Ray node this process runs on, for allocation by machine. `announce` is called with the consumer's
-    description for administrators when its subscriptions change, `on_close` at the end of `close`.
+    `names` wraps the names of topics and groups that come in, and unwraps the names that go out: inside, all names are
+    stored names, such as `settings.group`. `node_id` is the Ray node that this process runs on, for allocation by
+    machine. `announce` is called with the consumer's description for administrators when its subscriptions change,
+    `on_close` at the end of `close`.
     """
 
     def __init__(
@@ -275,7 +274,7 @@ class PullEngine:
         return self.names.shown_queues(self._with_core(lambda core: core.paused))
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at `offset`. Blocks for a call. OffsetOutOfRangeError outside the queue's bounds."""
+        """Continue at `offset`. Blocks for a call. Raises OffsetOutOfRangeError outside the queue's bounds."""
         self.position(queue)  # it must be assigned; checked before any call
         bounds = self._lookup.bounds(queue)
         if not bounds.min_offset <= offset <= bounds.max_offset:
@@ -291,7 +290,7 @@ class PullEngine:
         self._seek(queue, self._lookup.bounds(queue).max_offset)
 
     def lag(self) -> dict[MessageQueue, int]:
-        """The messages behind the position, by assigned queue. Blocks for a call per queue."""
+        """Return the number of messages after the position, by assigned queue. Blocks for a call per queue."""
         ends = self.lookup.end_offsets(self.assignment())
         with self._lock:
             assigned, stored = set(self._core.assigned_queues), self.names.queue
@@ -359,7 +358,7 @@ class PullEngine:
         )
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """The group's committed offset, None where there is none. Blocks for a call."""
+        """Return the group's committed offset; None if there is none. Blocks for a call."""
         return self._offsets.committed_offset(self.lookup.check(queue), GROUP_CALL_TIMEOUT_S)
 
     def _commit(self, *, finished: bool) -> dict[MessageQueue, int]:
@@ -403,7 +402,7 @@ class PullEngine:
             )
         with self._lock:
             if not self._core.reads(queue, offset):
-                return  # the position has changed meanwhile
+                return  # the position has changed since
             self._lost.add(queue, offset, error)
         self._wake()
 

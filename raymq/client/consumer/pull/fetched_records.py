@@ -1,7 +1,7 @@
-"""FetchedRecords and PolledRecords are records of a queue as they were found; functions here decode them for a poll.
+"""FetchedRecords and PolledRecords are found records of a queue. The functions of this module decode them for a poll.
 
-Records stay bytes until a poll takes them: on the storage actor's node they stay in its mapped files, elsewhere memory
-is bounded by the bytes really held. A table is made without an object per message.
+Records stay bytes until a poll takes them. On the storage actor's node they stay in its mapped files; elsewhere the
+buffered bytes limit the memory. A table is made without an object per message.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class FetchedRecords:
 
     records: LocatedRecords
     next_offset: int
-    """The queue offset to go on at behind all of them, which may be past messages that the tags excluded."""
+    """The next queue offset after all records. It may be past messages that the tags excluded."""
     first: int = 0
-    """How many of them polls have taken."""
+    """The number of records that polls have taken."""
 
     @property
     def count(self) -> int:
@@ -62,7 +62,7 @@ class PolledRecords:
 
     @property
     def data(self) -> memoryview | bytes:
-        """The bytes that the records lie in."""
+        """The bytes that hold the records."""
         return self.fetched.records.data
 
     @property
@@ -88,7 +88,7 @@ class PolledRecords:
 
     @property
     def next_offset(self) -> int:
-        """The queue offset to go on at once these are taken."""
+        """The next queue offset after these records."""
         end = self.fetched.first + self.count
         offsets = self.fetched.records.offsets
         return self.fetched.next_offset if end == len(offsets) else int(offsets[end - 1]) + 1
@@ -160,7 +160,7 @@ def decode_tables(
 
 
 def check_table(body_type: BodyType, columns: Sequence[str] | None, unreadable: Unreadable) -> None:
-    """InvalidArgumentError unless tables can be made so."""
+    """Raise InvalidArgumentError unless tables can be made with these options."""
     from raymq.records.kernels.columns import check_unreadable, schema_with
 
     schema_with(body_type, columns)
@@ -177,19 +177,19 @@ def shown_records(found: Any, names: Namespace) -> Any:
 
 
 def found(parts: list[tuple[PolledRecords, Found]]) -> bool:
-    """True if the slices have any wanted message."""
+    """Return True if the slices have any wanted message."""
     return any(len(wanted) for _, wanted in parts)
 
 
 def as_messages(parts: Decoded) -> list[MessageExt]:
-    """The result of `poll`: the wanted messages of all slices, in order."""
+    """Make the result of `poll`: the wanted messages of all slices, in order."""
     if len(parts) == 1:
         return parts[0][1]
     return [message for _, messages in parts for message in messages]
 
 
 def as_table(parts: Columns, body_type: BodyType = "binary_view", columns: Sequence[str] | None = None) -> pa.Table:
-    """The result of `poll_table`: a table with these `columns`, by default those of
+    """Make the result of `poll_table`: a table with these `columns`, by default the columns of
     raymq.records.kernels.columns.SCHEMA, and bodies of `body_type`."""
     import pyarrow as pa
 

@@ -1,14 +1,14 @@
 """InPlaceReader reads queues from the mapped files of the storage actors on this node, in the thread that polls.
 
-    ask (which queues, behind which offsets) → the store's answer: their visible ends → units → records in the map
+    ask (queues and offsets) → the store's answer: their visible ends → units → records in the map
 
-No thread and no copy is between the store and the poll. The store answers as soon as one of the queues has news, so a
-poll waits for the watches' descriptors themselves. What is out of the ordinary goes another way: a queue whose files do
-not show its next record (retention was faster, it is lost, its records hold many messages each) is read by fetches
-(raymq.client.consumer.fetcher), which find out, until one of them has an answer.
+No thread and no copy is between the store and the poll. The store answers as soon as one of the queues has new
+messages, so a poll waits for the descriptors of the watches. Fetches (raymq.client.consumer.fetcher) read a queue whose
+files do not show its next record: it was deleted or lost, or its records hold several messages. They read the queue
+until one of them has an answer.
 
-The storage actor of a queue is found, and its watch opened, in the fetcher's thread for that; everything else is done
-by the thread or task that polls.
+A thread of the fetcher finds the storage actor of a queue and opens its watch. The thread or task that polls does
+everything else.
 """
 
 from __future__ import annotations
@@ -53,26 +53,26 @@ LOOK_AT_MAX_BYTES: Final = 64 << 20
 OPEN_AGAIN_AFTER_S: Final = 1.0
 """How long a storage actor is read by fetches after its watch has ended, or could not be opened."""
 STAY_CHECK_S: Final = 1.0
-"""How often it is looked at if a queue has been read from a slave for long enough."""
+"""How often to check if a queue has been read from a slave for long enough."""
 
 logger = logging.getLogger(__name__)
 
 
 class WatchConnection(Protocol):
-    """A connection to a store that tells when queues have news; StorageClient.open_watch opens one."""
+    """A connection to a store that reports new messages in queues; StorageClient.open_watch opens one."""
 
     def fileno(self) -> int:
         """A descriptor that is readable once an answer is there."""
 
     def ask(self, requests: Sequence[FetchRequest], wait_s: float) -> None:
-        """Ask for the ends of these queues, in place of what was asked before. The answer comes as soon as one of them
-        has something behind its offset, or does not hold it, and after `wait_s`."""
+        """Ask for the ends of these queues, in place of the last ask. The answer comes when a queue has a message at
+        its offset or does not hold the offset, and at the latest after `wait_s`."""
 
     def receive(self) -> list[QueueEnds]:
-        """The answer to the last ask, in the order of its requests; an empty list if it was one to an ask before."""
+        """The answer to the last ask, in the order of its requests. Empty if the answer is to an earlier ask."""
 
     def count_read(self, messages: int) -> None:
-        """Note a read that has found so many messages, for the store's statistics."""
+        """Note that a read has found messages, for the store's statistics."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -96,7 +96,7 @@ class _MappedStore:
         self._poll = select.poll()
         self._poll.register(watch.fileno(), select.POLLIN)
         self.asked: list[tuple[MessageQueue, FetchRequest]] = []
-        """The queues of the ask under way; none if there is none."""
+        """The queues of the ask under way; empty if there is no ask."""
         self.asked_s = 0.0
         self.answered_s = -math.inf
         self.version = -1
@@ -115,13 +115,12 @@ class _MappedStore:
 
 
 class InPlaceReader:
-    """Finds the records of the queues that `core`, guarded by `lock`, has as read in place.
+    """Finds the records of the queues that `core`, guarded by `lock`, reads in place.
 
-    `storage(name)` gives the client of a storage actor. `replaced(queue, name, pull_from)` is told that `name` has
-    answered for a queue, and that `pull_from`, if not empty, is to be read instead; it returns True if the storage
-    actor is to be found anew, and `found` is called then. `lost(name, queues)` is told of a storage actor that does not
-    answer any more, `by_fetches()` when queues are to be read by fetches. `came` is told of records that
-    were found, and of their bytes.
+    `storage(name)` returns the client of a storage actor. `replaced(queue, name, pull_from)` is called when `name` has
+    answered for a queue; `pull_from`, if not empty, names another storage actor to read. It returns True if the storage
+    actor will be found again, after which `found` is called. `lost(name, queues)` is called when a storage actor does
+    not answer, `by_fetches()` when fetches must read queues, `came` with records that were found and their bytes.
     """
 
     def __init__(
@@ -142,29 +141,29 @@ class InPlaceReader:
         """Guards `_stores`, `_not_before_s` and `_closed`; held over no call."""
         self._stores: dict[str, _MappedStore] = {}
         self._not_before_s: dict[str, float] = {}
-        """The time before which no watch of a storage actor is opened, for those that could be on this node."""
+        """By storage actor on this node, the time before which no watch is opened."""
         self._closed = False
         self._store_of: dict[MessageQueue, _MappedStore] = {}
         self._finds: Counter[MessageQueue] = Counter()
-        """How often `found` was called for each queue."""
+        """The number of calls of `found`, by queue."""
         self._retried_s: dict[MessageQueue, float] = {}
-        """The time at which it is to be tried again to read a queue in place, for those that could be."""
+        """By queue that a watch could not read, the time of the next try to read it in place."""
         self._functions: dict[str, FunctionHere] = {}
         """By topic the function of its predicate."""
         self._made: set[MessageQueue] = set()
-        """Queues whose records are made for their readers: light queues, and those of inner batches."""
+        """Queues whose records are made for their readers: light queues, and queues of inner batches."""
 
     # In any thread
 
     def found(self, queue: MessageQueue, name: str) -> bool:
-        """Read a queue in place if the storage actor `name`, from which it is to be read, is on this node; else by
-        fetches. Blocks for calls to it. True if it is read in place."""
+        """Read a queue in place if its storage actor `name` is on this node, else by fetches. Blocks for calls to the
+        actor. Returns True if the queue is read in place."""
         store = self._open(name)
         with self._open_lock:
             again_s = self._not_before_s.get(name)
         with self._lock:
             self._finds[queue] += 1
-            if store is None or self._stores.get(name) is not store:  # its watch may have ended meanwhile
+            if store is None or self._stores.get(name) is not store:  # its watch may have ended since
                 self._store_of.pop(queue, None)
                 if again_s is not None or store is not None:
                     self._retried_s[queue] = again_s or time.monotonic()
@@ -177,7 +176,7 @@ class InPlaceReader:
             return True
 
     def is_to_be_found_again(self, queue: MessageQueue) -> bool:
-        """True, once, if it is time to call `found` again for a queue whose storage actor could not be watched."""
+        """Return True, once, if `found` must be called again for a queue whose storage actor could not be watched."""
         with self._lock:
             due = self._retried_s.get(queue, math.inf) <= time.monotonic()
             if due:
@@ -185,8 +184,7 @@ class InPlaceReader:
             return due
 
     def take_up(self, queues: Sequence[MessageQueue]) -> bool:
-        """Read those of these queues in place whose storage actor is known to be on this node. True if there are
-        any."""
+        """Read the queues in place whose storage actor is known to be on this node. Returns True if there are any."""
         with self._lock:
             known = [queue for queue in queues if queue in self._store_of and queue not in self._made]
             for queue in known:
@@ -224,11 +222,11 @@ class InPlaceReader:
     # In the thread that polls
 
     def descriptors(self) -> list[int]:
-        """The descriptors that become readable when there is something to `look` at."""
+        """The descriptors that become readable when there is an answer to take."""
         return [store.watch.fileno() for store in self._all() if store.asked]
 
     def wait_max_s(self) -> float:
-        """How long to wait for them at most: not at all if there is more to read already."""
+        """The longest time in s to wait for the descriptors: 0 if there is more to read already."""
         with self._lock:
             if self._core.has_unread:
                 return 0.0
@@ -236,7 +234,7 @@ class InPlaceReader:
         return max(0.0, min((store.deadline_s - now_s for store in self._all() if store.asked), default=WATCH_WAIT_S))
 
     def look(self) -> None:
-        """Take the answers that are there, and ask for news behind what is known."""
+        """Take the answers that have arrived, and ask for messages after the known ends."""
         now_s = time.monotonic()
         for store in self._all():
             try:
@@ -249,7 +247,7 @@ class InPlaceReader:
                 self._break(store, error)
 
     def read(self, max_messages: int) -> None:
-        """Find up to `max_messages` records, or READ_AHEAD, of the queues that have more, in turn."""
+        """Find up to `max_messages` records, but at least READ_AHEAD, of the queues that have more, in turn."""
         until_s, left_bytes = time.monotonic() + READ_MAX_S, READ_MAX_BYTES
         while max_messages > 0 and left_bytes > 0 and time.monotonic() < until_s:
             with self._lock:
@@ -297,8 +295,9 @@ class InPlaceReader:
         max_bytes: int,
         until_s: float,
     ) -> tuple[list[LocatedRecords], int]:
-        """The records that answer a request and match the topic's predicate, and the offset to go on at: that of the
-        first one on which the predicate fails. PredicateFailedError if that is the first of all."""
+        """Find the records that answer a request and match the topic's predicate. Also returns the next offset, which
+        is the offset of the first record on which the predicate fails. Raises PredicateFailedError if this is the first
+        record."""
         with self._lock:
             predicate = self._core.predicate(request.topic)
         if predicate is None:
@@ -320,7 +319,7 @@ class InPlaceReader:
         return kept.records, kept.next_offset
 
     def close(self) -> None:
-        """Close the watches. Called once nobody polls any more."""
+        """Close the watches. Called after the last poll."""
         with self._open_lock:
             self._closed = True
             stores = list(self._stores.values())
@@ -360,7 +359,7 @@ class InPlaceReader:
             self._follow(store, queue, known.pull_from)
 
     def _follow(self, store: _MappedStore, queue: MessageQueue, pull_from: str) -> None:
-        """Read a queue no more from this store if the storage actor to read is found anew."""
+        """Stop reading a queue from this store if its storage actor is found again."""
         with self._lock:
             finds = self._finds[queue]
         if self._replaced(queue, store.name, pull_from):

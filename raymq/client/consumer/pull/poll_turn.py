@@ -1,7 +1,8 @@
 """One poll of a program, from its beginning until the program has its messages, and the wakeup of a poll that waits.
 
-A signal handler may raise in the thread that polls, at any moment. Then nobody knows the messages that the poll took,
-so they must not count as returned: the poll is abandoned, and the next call gives them back to their queues.
+A signal handler may raise in the polling thread at any moment. The messages that the poll took are then unknown to the
+program, so they must not count as returned. The poll is abandoned, and the next call gives the messages back to their
+queues.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class TakenRange(NamedTuple):
 
 
 class PollTurn:
-    """A poll. `abandoned` is set by the thread that called it, by a single store, which no handler interrupts.
+    """A poll. The thread that called it sets `abandoned` by a single store, which no handler interrupts.
 
-    A poll of an event loop consists of steps, each of which runs without being interrupted. Between them the loop may
-    drop the poll; then whoever comes next ends it (`end_dropped`).
+    A poll of an event loop consists of steps, and nothing interrupts a step. Between two steps the loop may drop the
+    poll. The next caller then ends it (`end_dropped`).
     """
 
     __slots__ = ("_step", "abandoned", "has_ended", "taken")
@@ -79,7 +80,7 @@ class Wakeup:
         self._poll = self._registered(())
 
     def __del__(self) -> None:
-        # Not earlier: another thread that still calls `set` must not write to a descriptor that is somebody else's now.
+        # Not earlier: `set` in another thread must not write to a descriptor that names another file by then.
         os.close(self._descriptor)
 
     def set(self) -> None:
@@ -89,7 +90,7 @@ class Wakeup:
             os.eventfd_write(self._descriptor, 1)
 
     def clear(self) -> None:
-        """Have the next wait last. Call it before looking for what `set` tells of."""
+        """Make the next wait last until the next `set`. Call it before looking for what `set` announces."""
         if self._set:
             try:
                 os.eventfd_read(self._descriptor)

@@ -51,7 +51,8 @@ class LostMessages:
         """The queues whose error the program has not had yet."""
 
     def add(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
-        """Note that the message at an offset could not be read, once more or for the first time."""
+        """Note that the message at an offset could not be read; the error is raised again, even if it was raised
+        before."""
         self._errors[queue] = (offset, error)
         self._unraised.add(queue)
 

@@ -56,19 +56,19 @@ class PullOptions(TypedDict, total=False):
 class PullSettings:
     """The settings of one pull consumer.
 
-    `start`: the offset to start at in a queue of which the group has committed none. `auto_commit`: messages that polls
-    returned are committed once the program polls again, every `auto_commit_interval_s`. `acknowledge_each`: a message
-    counts as done once the program acknowledges it, in any order, and not when it polls again; a queue that another
-    member is to get is kept until all its messages that polls have returned are acknowledged and committed; it needs
-    auto_commit. `allocation`: how the group shares its queues. `poll_interval_max_s`: a program that does not poll for
-    longer is taken to hang, and leaves its group until it polls again. `queue_check_interval_s`: how often a
-    queue-change listener's topics are looked at.
+    `start`: the start offset in a queue in which the group has committed nothing. `auto_commit`: the messages that
+    polls returned are committed after the program polls again, every `auto_commit_interval_s`. `acknowledge_each`: a
+    message counts as done when the program acknowledges it, in any order, and not when the program polls again; it
+    needs auto_commit. A queue that moves to another member is then kept until all messages that polls returned are
+    acknowledged and committed. `allocation`: how the group shares its queues. `poll_interval_max_s`: a program that
+    does not poll for longer leaves its group until it polls again. `queue_check_interval_s`: the time between two
+    checks of the topics that have a queue-change listener.
 
-    Bounds of the records buffered for polls, which are of storage actors on other nodes: per queue `threshold_count`
-    messages, `threshold_bytes` of records and `span_max` between the first and the last offset; `threshold_all_count`
-    and `threshold_all_bytes` in all. A queue is fetched from again when less than half of its share is buffered.
-    Records that are on their way when a threshold is reached come on top, up to 8 MiB per storage actor. Records of
-    storage actors on this node are not buffered: polls read them in place.
+    The thresholds limit the records that are buffered for polls, which come from storage actors on other nodes. Each
+    queue has `threshold_count` messages, `threshold_bytes` of records, and `span_max` between the first and the last
+    offset. All queues together have `threshold_all_count` messages and `threshold_all_bytes`. A queue is fetched again
+    when less than half of its share is buffered. Records that are on their way when a threshold is reached are added,
+    up to 8 MiB per storage actor. Records of storage actors on this node are not buffered: polls read them in place.
     """
 
     group: str

@@ -39,20 +39,20 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._subscriptions: dict[str, Subscription] = {}
         """The wanted messages, by topic."""
         self._buffered: dict[MessageQueue, None] = {}
-        """Queues with buffered records, in the order in which polls return them: a queue that records were taken from
-        goes to the end. This table and those below are kept by `_note`, so that nothing that is done for each message
-        or each fetch looks at every queue."""
+        """Queues with buffered records, in the order in which polls return them: a queue that a poll has taken records
+        from moves to the end. `_note` keeps this table and the tables below, so that no step per message or per fetch
+        visits every queue."""
         self._buffered_count = 0
         self._buffered_bytes = 0
         self._hungry: dict[MessageQueue, int] = {}
-        """The next offset to fetch, of queues of which so little is buffered that more is fetched."""
+        """The next offset to fetch, for queues with so few buffered records that more are fetched."""
         self._waits: dict[MessageQueue, FetchRequest] = {}
-        """For each queue that is read in place and not silent a request with the offset behind what is known of it:
-        news lie there."""
+        """For each queue that is read in place and not silent, a request from the end of its known part, where new
+        messages appear."""
         self._unread: dict[MessageQueue, None] = {}
-        """Those of them whose mapped files have more, in turn."""
+        """The queues whose mapped files have more records, in turn."""
         self._unsettled: dict[MessageQueue, None] = {}
-        """Queues of which the last poll returned something."""
+        """Queues from which the last poll returned messages."""
         self._unfinished: dict[MessageQueue, None] = {}
         """Queues whose position is not what the program has finished."""
         self._dirty: dict[MessageQueue, None] = {}
@@ -81,8 +81,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     @property
     def version(self) -> int:
-        """A number that changes when other queues, or other offsets, are to be waited for than those that reading led
-        to."""
+        """A number that changes when the queues or offsets to wait for change, other than by reading on."""
         return self._version
 
     @property
@@ -136,7 +135,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
     def assign(
         self, subscriptions: Mapping[str, Subscription], starts: Mapping[MessageQueue, QueueOffset], now_s: float
     ) -> None:
-        """Have exactly the queues of `starts`, without a group; those assigned already go on where they are."""
+        """Hold exactly the queues of `starts`, without a group. Queues assigned before keep their positions."""
         for subscription in subscriptions.values():
             self.subscribe(subscription)
         self._subscriptions = dict(subscriptions)
@@ -233,7 +232,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
     # Fetching
 
     def wanted(self) -> dict[MessageQueue, int]:
-        """The next offset to fetch, by queue, for the queues of which so little is buffered that more is fetched."""
+        """The next offset to fetch, by queue, for the queues with so few buffered records that more are fetched."""
         return self._hungry.copy() if self._has_capacity else {}
 
     @property
@@ -255,8 +254,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         )
 
     def request(self, queue: MessageQueue, offset: int) -> FetchRequest:
-        """The fetch of a queue from `offset`, with the number of messages there is capacity for. If `offset` is not its
-        next one (any more), the fetch is for one message, and `fetched` ignores its result."""
+        """Make the fetch of a queue from `offset`, for as many messages as there is capacity. If `offset` is not the
+        queue's next offset, the fetch is for one message, and `fetched` ignores its result."""
         assigned = self._fetched_at(queue, offset)
         subscription = self._subscriptions.get(queue.topic)
         if assigned is None or subscription is None or assigned.silent:
@@ -272,8 +271,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return assigned is not None and not assigned.paused
 
     def fetched(self, queue: MessageQueue, offset: int, *found: FetchedRecords) -> bool:
-        """Buffer the records that a fetch from `offset` found, or a look into the mapped files. False if they are not
-        wanted any more: a seek, reset, pause or revocation has come between."""
+        """Buffer the records that a fetch from `offset`, or a read of the mapped files, has found. Returns False if a
+        seek, reset, pause or revocation has made them unwanted."""
         assigned = self._fetched_at(queue, offset)
         if assigned is None or not assigned.fetching:
             return False
@@ -283,8 +282,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return True
 
     def out_of_range(self, queue: MessageQueue, offset: int, next_offset: int) -> bool:
-        """Go on at `next_offset`: the queue does not hold `offset` (any more). Records buffered from before a gap are
-        returned first. False if `offset` is not fetched any more."""
+        """Continue at `next_offset`, because the queue does not hold `offset`. Polls first return the records that are
+        buffered from before a gap. Returns False if `offset` is no longer the next offset to fetch."""
         assigned = self._fetched_at(queue, offset)
         if assigned is None:
             return False
@@ -300,7 +299,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
     # Reading in place
 
     def read_in_place(self, queue: MessageQueue) -> None:
-        """Read an assigned queue from mapped files from now on, once `end_known` tells how far. Ignored for a queue
+        """Read an assigned queue from mapped files from now on, up to the end that `end_known` reports. Ignores a queue
         that is not assigned."""
         assigned = self._queues.get(queue)
         if assigned is not None and not assigned.mapped:
@@ -315,7 +314,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             self._note(assigned, moved=True)
 
     def waits(self) -> list[tuple[MessageQueue, FetchRequest]]:
-        """The queues that are read in place, each with a request for what lies behind the part that is known."""
+        """The queues that are read in place, each with a request from the end of its known part."""
         return list(self._waits.items())
 
     @property
@@ -324,11 +323,11 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return bool(self._unread)
 
     def end_known(self, queue: MessageQueue, offset: int, min_offset: int, max_offset: int) -> bool:
-        """Take the offsets that a queue holds, [`min_offset`, `max_offset`), as the answer to a wait behind `offset`
-        tells. False if they show that the queue's next offset is none of them: then a fetch is to find out more."""
+        """Note the offsets that a queue holds, [`min_offset`, `max_offset`), from the answer to a wait at `offset`.
+        Returns False if the queue's next offset is outside these offsets: a fetch must then find out more."""
         assigned = self._queues.get(queue)
         if assigned is None or not assigned.mapped or assigned.silent or offset < assigned.fetch_offset:
-            return True  # it is not waited for any more; or it was moved, beyond what this answer can tell
+            return True  # the wait is over, or the queue was moved to an offset that this answer does not cover
         if not min_offset <= assigned.fetch_offset <= max_offset:
             return False
         assigned.known_end = max_offset
@@ -336,8 +335,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return True
 
     def next_unread(self, max_messages: int) -> tuple[MessageQueue, FetchRequest, int] | None:
-        """A read of the next queue of which the mapped files have more, and the end up to which they have; None if
-        there is none. The queue's next turn comes after the others'."""
+        """Return a read of the next queue whose mapped files have more records, with the known end; None if there is no
+        such queue. The queue moves behind the other queues."""
         for queue in self._unread:
             assigned, wanted = self._queues[queue], self._subscriptions[queue.topic]
             assigned.fetching = True
@@ -352,7 +351,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
     # Positions
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at `offset` in an assigned queue, and commit that from now on."""
+        """Continue at `offset` in an assigned queue, and commit it from now on."""
         assigned = self.get(queue)
         assigned.backwards |= offset < max(assigned.done, assigned.committed or 0)
         assigned.seek(offset)
@@ -375,8 +374,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
     # Committing
 
     def acknowledge(self, offsets: Mapping[MessageQueue, Collection[int]]) -> None:
-        """Count messages as finished by the program, in revoked queues too. Those of queues that are not held (any
-        more) count for nothing: others may have them."""
+        """Count messages as finished by the program, in revoked queues too. Messages of queues that are not held do not
+        count: another member may have them."""
         for queue, acknowledged in offsets.items():
             assigned = self._queues.get(queue)
             if assigned is not None:
@@ -419,7 +418,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._note(assigned)
 
     def _reset(self, assigned: AssignedMessageQueue, start: QueueOffset) -> None:
-        """Go on where somebody has reset a queue, unless that reset is known already."""
+        """Continue at the offset to which a queue was reset, unless that reset is already known."""
         if start.reset_version > assigned.reset_version:
             assigned.reset(start)
             self._note(assigned, moved=True)
@@ -464,7 +463,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._version += moved
 
     def _forget(self, assigned: AssignedMessageQueue) -> None:
-        """Take a queue that is not this consumer's any more out of the tables."""
+        """Remove a queue that this consumer no longer holds from the tables."""
         self._set_tables(assigned, (False,) * len(self._tables))
         if assigned.noted.hungry_at >= 0:
             del self._hungry[assigned.queue]
@@ -475,7 +474,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._version += 1
 
     def _set_tables(self, assigned: AssignedMessageQueue, in_tables: tuple[bool, ...]) -> None:
-        """Have a queue in these tables, where it is already or at their ends, and in no others."""
+        """Put a queue into these tables, at its present place or at the end, and remove it from the other tables."""
         before = assigned.noted.tables or (False,) * len(in_tables)
         assigned.noted.tables = in_tables
         for table, is_in, was_in in zip(self._tables, in_tables, before, strict=True):
@@ -485,7 +484,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
                 del table[assigned.queue]
 
     def _count(self, assigned: AssignedMessageQueue, count: int, size_bytes: int) -> None:
-        """Have the totals count so much of a queue."""
+        """Set the share of a queue in the totals."""
         noted = assigned.noted
         self._buffered_count += count - noted.count
         self._buffered_bytes += size_bytes - noted.size_bytes

@@ -28,10 +28,11 @@ class Replier(Protocol):
     """Sends the replies that listeners return (raymq.client.request.replier)."""
 
     def answer(self, messages: Sequence[MessageExt], answer: Reply | Sequence[object]) -> str:
-        """Send a listener's answer to these messages; returns why it is none, empty if it is. Raises nothing."""
+        """Send a listener's answer to these messages. Returns why it is no valid answer; empty if it is. Raises
+        nothing."""
 
     def statistics(self) -> ReplyStatistics:
-        """The replies so far."""
+        """The number of replies sent."""
 
 
 def judge(answer: Any, messages: range, call: Any, replier: Replier | None) -> Failure | None:

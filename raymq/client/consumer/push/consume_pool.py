@@ -1,20 +1,20 @@
 """ConsumePool runs the calls of a user's listener in threads of the listener's process.
 
-A `ConsumeRequest` (RocketMQ's word) is one task's listener calls. One thread makes its calls one after another; while
-it is not through, further threads join, so a listener that answers quickly costs no thread switch per message, and one
-that waits gets all the threads there are. In order, no thread joins, and the first failure ends the request.
+A `ConsumeRequest` (RocketMQ's word) is one task's listener calls. One thread makes its calls one after another, and
+further threads join after a time. So a quick listener costs no thread switch per message, and a slow one gets all
+threads. No thread joins an orderly request, and its first failure ends it.
 
 A listener may be a coroutine function, or return an awaitable. The thread has the awaitable awaited
-(raymq.client.consumer.push.async_calls) and waits for its result, so that it counts as a call under way.
+(raymq.client.consumer.push.async_calls) and waits for its result, so the awaitable counts as a call under way.
 
-A call that outlives its timeout is given up: it is reported as failed, and its thread no longer counts. A coroutine is
-cancelled then, which frees its thread. At most as many threads as there are may be given up so; when all of those are
-stuck too, nothing more is consumed until one returns (`stuck` is their number).
+A call that takes longer than its timeout is given up: it is reported as failed, and its thread no longer counts.
+Cancelling a coroutine frees its thread. At most as many threads may be given up as the pool has. If all of these are
+stuck, too, nothing is consumed until one returns (`stuck` is their number).
 
-A request whose owner was not heard of for HANDLER_LEASE_S is cancelled, between two calls: its owner is gone, and
-another consumer may have its queue. Nothing here survives the process.
+A request is cancelled between two calls if its owner has not called for HANDLER_LEASE_S: the owner is gone, and another
+consumer may have its queue. Nothing here survives the process.
 
-The pool has no thread that looks after the others: whoever owns it calls `look` when that is due.
+The pool has no thread that watches the others: its owner calls `look` when that is due.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ HANDLER_LEASE_S: Final = 5.0
 QUICK_CALL_S: Final = PROCESS_BOUNDS_MS[0] / 1000
 """A call that took no longer is in the first bucket of the metric."""
 SETTLE_AFTER_S: Final = 0.05
-"""A call that took longer may have been given up meanwhile, which is looked up under the lock."""
+"""A call that took longer may have been given up, which is checked under the lock."""
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class ConsumePool:
         self._wanted = threading.Condition(self._lock)
         """Idle threads wait for it."""
         self._queue: deque[ConsumeRequest] = deque()
-        """The requests that threads shall join; a request is in it once for each thread."""
+        """The requests that threads must join; a request is in it once for each thread."""
         self._running: dict[ConsumeRequest, None] = {}
         """The requests that are not done, in their order."""
         self._workers: set[_Worker] = set()
@@ -134,7 +134,7 @@ class ConsumePool:
             self._invite(request)
 
     def _is_followed(self, before: ConsumeRequest, request: ConsumeRequest) -> bool:
-        """Cancel the requests of a queue before this one. True if it has to wait for a call that one of them is in."""
+        """Cancel the earlier requests of a queue. Returns True if `request` must wait for a call of one of them."""
         self._cancel(before)
         running = before if before.follows is None else before.follows
         self._cancel(running)
@@ -284,11 +284,11 @@ class ConsumePool:
         self._trace.done(request.topic, request.traced, request.ended, failed, request.consume_s * 1000)
 
     def call_directly(self, call: MessageExt | list[MessageExt]) -> tuple[str, str, float]:
-        """Call the listener once in this thread, with its hooks, for an administrator: it is nobody's task, and no
-        figure counts it. A reply that it returns is sent. A coroutine is cancelled after the consume timeout.
+        """Call the listener once in this thread, with its hooks, for an administrator. The call belongs to no task, and
+        no figure counts it. A reply is sent. A coroutine is cancelled after the consume timeout.
 
-        Returns the status (CONSUME_SUCCESS, RECONSUME_LATER, or EXCEPTION where the listener raised), the reason of a
-        failure, and the ms that it took.
+        Returns the status (CONSUME_SUCCESS, RECONSUME_LATER, or EXCEPTION if the listener raised), the reason of a
+        failure, and the duration in ms.
         """
         messages = call if isinstance(call, list) else [call]
         request = ConsumeRequest([call], [0], None, topic=messages[0].topic)

@@ -98,12 +98,12 @@ class PushConsumer(OfProcess):
         self._hooks: list[ShippedListener] = []
 
     def subscribe(self, topic: str, expression: Expression = "*") -> PushConsumer:
-        """Consume a topic's messages whose tag is in `expression`, for example ``"paid || refunded"``, or those that
-        pass it: ``raymq.sql("price > 5")``, or a predicate (`raymq.predicate`). What comes again by way of the retry
-        topic always passes.
+        """Consume messages of a topic. `expression` chooses them by tag, for example ``"paid || refunded"``; by
+        properties, ``raymq.sql("price > 5")``; or by a predicate (`raymq.predicate`). Messages that are delivered again
+        from the retry topic always pass. A second call for a topic replaces its expression.
 
-        TopicNotExistError, IllegalNameError or InvalidArgumentError; ServiceNotAvailableError or RequestTimeoutError
-        where no NameServer knows within 10 s whether the topic exists. A second call for a topic replaces the first.
+        Raises TopicNotExistError, IllegalNameError or InvalidArgumentError; ServiceNotAvailableError or
+        RequestTimeoutError if no NameServer answers within 10 s.
         """
         stored = self._names.wrap(topic)
         subscription = Subscription.parse(stored, expression)
@@ -114,16 +114,16 @@ class PushConsumer(OfProcess):
     def on_message(self, listener: MessageHandler) -> PushConsumer:
         """Call `listener(message)` for each message, in threads of one process per instance.
 
-        None or ConsumeStatus.CONSUME_SUCCESS means that it is consumed. After ConsumeStatus.RECONSUME_LATER, a
-        `ConsumeLater`, or an exception it is delivered again: by way of the group's retry topic, after 10 s, 30 s, 1
-        min … 2 h, and then it goes to the dead letters. An orderly consumer's queue waits a second instead, and goes on
-        with the same message. ``return raymq.reply(b"…")`` answers a message that was sent with `Producer.request`; it
-        means that it is consumed, and nothing more where the message is no request. Any other answer (True, False, 1)
-        is a failure, whose reason names it.
+        A message is consumed if the listener returns None or ConsumeStatus.CONSUME_SUCCESS. After
+        ConsumeStatus.RECONSUME_LATER, a `ConsumeLater` or an exception it is delivered again from the group's retry
+        topic, after 10 s, 30 s, 1 min … 2 h; after the last attempt it goes to the dead letters. An orderly consumer's
+        queue waits a second instead, and continues with the same message. ``return raymq.reply(b"…")`` answers a
+        message that was sent with `Producer.request`. It means that the message is consumed, also if it is no request.
+        Any other answer (True, False, 1) is a failure, whose reason names it.
 
         `listener` may be a coroutine function: its calls are awaited on one event loop per instance, at most `threads`
-        at a time. A call that outlives `consume_timeout_s` is cancelled. ListenerError when the listener is a generator
-        function or cannot be pickled.
+        at a time. A call that takes longer than `consume_timeout_s` is cancelled. Raises ListenerError if the listener
+        is a generator function or cannot be pickled.
         """
         self._listener = ship(listener, takes_batch=False)
         self._settings = replace(self._settings, consume_message_batch_max_size=1)
@@ -132,9 +132,10 @@ class PushConsumer(OfProcess):
     @bounded(batch_max=NumberRange(1, BATCH_MAX_MOST))
     def on_messages(self, listener: BatchHandler, *, batch_max: int = BATCH_MAX) -> PushConsumer:
         """Call `listener(messages)` as `on_message` does, with lists of up to `batch_max` (1 to 1024) messages of one
-        queue. An answer or an exception concerns all messages of a list, unless a `ConsumeLater` says from which one
-        on. Requests are answered by a list with a `raymq.reply(…)` or None for each message; one Reply for several
-        messages is a failure of all of them."""
+        queue. An answer or an exception counts for all messages of a list, unless a `ConsumeLater` names the first
+        failed message. A list with a `raymq.reply(…)` or None for each message answers requests. One Reply for several
+        messages is a failure of all of them.
+        """
         self._listener = ship(listener, takes_batch=True)
         self._settings = replace(self._settings, consume_message_batch_max_size=batch_max)
         return self
@@ -148,13 +149,14 @@ class PushConsumer(OfProcess):
     def start(
         self, instances: int = 1, *, runtime_env: Mapping[str, Any] | None = None, num_cpus: float = 0
     ) -> PushSubscription:
-        """Start `instances` instances; returns when their listeners are loaded and Pull actors serve them.
+        """Start `instances` instances. Returns when their listeners are loaded and Pull actors serve them.
 
-        The group is known to the brokers then, with its retry topic. `runtime_env` and `num_cpus` are Ray's, for the
-        listeners' processes. Raises ClientStateError without a subscription or a listener, ListenerError when the
-        listener cannot be loaded there, SubscriptionConflictError where members of the group subscribe to a topic with
-        another expression, and NoPermissionError where the group may not consume in BROADCASTING
-        (consume_broadcast_enable); nothing runs then, and the brokers know no new group.
+        On success the brokers know the group and its retry topic. `runtime_env` and `num_cpus` are Ray's, for the
+        listeners' processes. After an error nothing runs, and the brokers have no new group.
+
+        Raises ClientStateError without a subscription or a listener; ListenerError if the listener cannot be loaded
+        there; SubscriptionConflictError if members of the group subscribe to a topic with another expression;
+        NoPermissionError if the group may not consume in BROADCASTING (consume_broadcast_enable).
         """
         if not self._subscriptions:
             raise ClientStateError("this push consumer has no subscription; call subscribe(topic) before start()")
@@ -175,7 +177,7 @@ class PushConsumer(OfProcess):
             subscription.wait_loaded(self._listener.name, CONSUMER_START_TIMEOUT_S)
             offsets = GroupOffsets(settings.group)
             for broker_name in brokers:
-                if settings.clustering:  # after the listeners: one that cannot be loaded leaves no group behind
+                if settings.clustering:  # after the listeners: a listener that cannot be loaded leaves no group
                     offsets.ensure_group(broker_name)
                 else:
                     offsets.check_broadcast(broker_name)

@@ -1,9 +1,9 @@
 """A Listener has its instance hosted by the Pull actor of its node, for as long as its process runs.
 
-A thread of the Listener's process calls the Pull actor (`pull-NODE`) about every HOST_INTERVAL_S, with all that is
-needed to make the instance. So a Pull actor that was started again has all its instances back within seconds, and
-knows a new process of the Listener at once. Where the Pull actor does not run, a broker starts it. A Listener that Ray
-has started again on another node goes to that node's Pull actor.
+A thread of the Listener's process calls the Pull actor (`pull-NODE`) about every HOST_INTERVAL_S, with everything that
+is needed to make the instance. So a restarted Pull actor has all its instances back within seconds, and notices a new
+process of the Listener at once. If the Pull actor does not run, a broker starts it. A Listener that Ray has restarted
+on another node calls the Pull actor of that node.
 
 The same thread reports the metrics of the Listener's process.
 """
@@ -61,8 +61,9 @@ class Hosting:
 
 @dataclass(frozen=True, slots=True)
 class HostAnswer:
-    """The Pull actor's answer. `hosted`: False once the instance was stopped. `keep`: the state that the process is to
-    keep from now on, None for no change. `metrics`: the cluster's, once a broker has told the Pull actor."""
+    """The Pull actor's answer. `hosted`: False once the instance was stopped. `keep`: the state that the process must
+    keep from now on; None for no change. `metrics`: the cluster's metrics, once the Pull actor has them from a broker.
+    """
 
     hosted: bool
     keep: object = None

@@ -46,7 +46,7 @@ from raymq.telemetry.trace.deliveries import DeliveryTrace
 from raymq.telemetry.trace.spans import SpanHook, spans_if_set
 
 DIRECT_CALLS_MAX: Final = 2
-"""The most messages that are consumed for administrators at a time, besides those of the group."""
+"""The most messages at a time that are consumed for administrators, besides those of the group."""
 
 Answer = ConsumeStatus | ConsumeLater | Reply | None
 BatchAnswer = ConsumeStatus | ConsumeLater | Sequence[Reply | None] | None
@@ -175,7 +175,7 @@ class Listener:
         return self._failure
 
     def reply_statistics(self) -> ReplyStatistics:
-        """The replies that the listener returned here, since this process began."""
+        """The number of replies that the listener has returned since this process began."""
         return ReplyStatistics() if self._replier is None else self._replier.statistics()
 
     def close_trace(self) -> None:

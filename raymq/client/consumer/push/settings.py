@@ -92,7 +92,7 @@ class PushSettings:
 
     @property
     def clustering(self) -> bool:
-        """True if the instances share the queues; False in BROADCASTING, where each has them all."""
+        """True if the instances share the queues; False in BROADCASTING, in which each instance has all queues."""
         return self.message_model is MessageModel.CLUSTERING
 
     @property

@@ -180,7 +180,7 @@ class PushSubscription(OfProcess):
         return [_status_of(instance.call("instance_status"), self._names) for instance in self.instances]
 
     def reply_statistics(self) -> ReplyStatistics:
-        """The replies that the listeners of all instances returned, since their processes began."""
+        """The number of replies that the listeners of all instances have returned since their processes began."""
         replies = [instance.ask_listener("reply_statistics") for instance in self.instances]
         return ReplyStatistics(*(sum(counts) for counts in zip(*map(astuple, replies), strict=True)))
 
@@ -189,8 +189,8 @@ class PushSubscription(OfProcess):
         return sorted({entry.queue for status in self.status() for entry in status.queues})
 
     def suspend(self) -> None:
-        """Fetch and deliver nothing until `resume`. The queues are kept, and the listener finishes its messages. An
-        instance whose Pull actor is restarted meanwhile stays suspended."""
+        """Fetch and deliver nothing until `resume`. The instances keep their queues, and the listeners finish their
+        messages. An instance whose Pull actor restarts stays suspended."""
         self._call_all("suspend")
 
     def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:

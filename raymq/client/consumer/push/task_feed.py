@@ -1,11 +1,11 @@
-"""TaskFeed takes tasks from the Pull actor, has the listener called with their messages, and reports what came of it.
+"""TaskFeed takes tasks from the Pull actor, has the listener called with their messages, and reports the results.
 
     receiving thread   asks for the next tasks and reads them; a pool's threads make the calls (ConsumePool)
-    reporting thread   looks after these calls, and reports the tasks that have ended, together; and one that takes
-                       longer than REPORT_S in parts
+    reporting thread   gives up late calls; reports ended tasks together, and a task that takes longer than
+                       REPORT_S in parts
 
-It asks and reports by itself, so the Pull actor waits for no Listener. A task of a later life of the instance at its
-Pull actor cancels all those of earlier lives: nobody asks about them any more.
+The TaskFeed makes all calls, so the Pull actor waits for no Listener. A task of a later life of the instance at its
+Pull actor cancels all tasks of earlier lives, which no Pull actor asks about.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ class Feed(Protocol):
     """The Pull actor, as raymq.client.consumer.push.feed_client reaches it."""
 
     def next_tasks(self, epoch: int, got: int) -> HandOver:
-        """The next hand-over behind number `got` of life `epoch`; RaymqError."""
+        """Return the hand-over after number `got` of life `epoch`. Raises RaymqError."""
 
     def report(self, epoch: int, reports: Sequence[TaskReport]) -> None:
         """Report about tasks of life `epoch`; RaymqError."""
 
 
 class TaskFeed:
-    """The tasks at one listener's process: `handler` is called with messages, or lists of them if `takes_batch`."""
+    """The tasks at one listener's process. `handler` is called with messages, or with lists of messages if
+    `takes_batch`."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class TaskFeed:
         self._requests: dict[int, ConsumeRequest] = {}
         """Tasks of that life whose end is not reported, by number."""
         self._reported_s: dict[int, float] = {}
-        """When each of them was reported last, or began."""
+        """By task, the time of the last report, or of the task's beginning."""
         self._not_begun: list[TaskReport] = []
         """Reports about tasks that cannot be begun here."""
 
@@ -143,7 +144,7 @@ class TaskFeed:
         failure = ""
         try:
             request = self._consume_request(task)
-        except Exception as error:  # records that nobody can read, or a bug: the next tasks must not wait for this one
+        except Exception as error:  # records that cannot be read, or a bug: the next tasks must not wait for this one
             logger.exception("a task of %s cannot be begun", task.queue)
             request, failure = None, f"the messages cannot be read: {error!r}"
         with self._lock:
@@ -244,7 +245,7 @@ class TaskFeed:
                     reports, awake_until_s = [], time.monotonic() + AWAKE_S
             except RaymqError as error:
                 logger.info("what was consumed cannot be reported now, trying again: %s", error)
-            except Exception:  # a bug: without this thread nothing would be committed any more
+            except Exception:  # a bug: without this thread no message would be committed
                 logger.exception("what was consumed cannot be reported, trying again")
                 self._closed.wait(FEED_RETRY_S)
 

@@ -32,8 +32,9 @@ class TaskReader:
         self._readers: dict[StoreLog, LogReader] = {}
 
     def messages(self, task: ShippedTask) -> tuple[list[Any], bool] | None:
-        """The messages of a task, with the error in place of each one that is damaged, and True if there is one. None
-        if the files do not show the records (any more): the Pull actor, which holds their maps, has the bytes."""
+        """Return the messages of a task, with an error in place of each damaged message, and True if there is a damaged
+        one. Returns None if the files do not show the records: the Pull actor, which holds their maps, has the bytes.
+        """
         admit_bodies_of(task.body_max_bytes)
         if task.log is None:
             return _decode(_located(task), task.queue)

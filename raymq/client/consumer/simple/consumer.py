@@ -1,9 +1,9 @@
-"""SimpleConsumer receives messages one by one or in batches, and settles each of them: RocketMQ's POP consumption.
+"""SimpleConsumer receives messages one by one or in batches, and settles each message: RocketMQ's POP consumption.
 
-No queue belongs to a member of the group: the broker hands messages out for a time, to whoever asks. So more consumers
-than queues share the work, and a slow message holds nothing up but itself. What is not acknowledged in time comes
-again, to anybody, with its attempt counted. The calls are in raymq.client.consumer.simple.engine; the twin for asyncio
-is raymq.client.consumer.simple.async_consumer.
+No member of the group owns a queue: the broker leases messages for a time to any member that asks. So more consumers
+than queues share the work, and a slow message delays no other message. A message that is not acknowledged in time is
+delivered again, to any member, and its attempt counts. raymq.client.consumer.simple.engine makes the calls;
+raymq.client.consumer.simple.async_consumer is the twin for asyncio.
 """
 
 from __future__ import annotations
@@ -26,57 +26,58 @@ WAIT_S: Final = 5.0
 
 
 class SimpleConsumer(Closing):
-    """Made by `Client.simple_consumer`. All methods may be called from any thread, also several at a time; after
-    `close` each raises ClientStateError."""
+    """Made by `Client.simple_consumer`. Any thread may call any method, and several threads may call at a time. After
+    `close` each method raises ClientStateError."""
 
     def __init__(self, engine: SimpleEngine) -> None:
         self.group = engine.names.unwrap(engine.settings.group)
         self._engine = engine
 
     def subscribe(self, topic: str, expression: str | SqlFilter = "*") -> None:
-        """Receive a topic's messages whose tag is in `expression`, for example ``"paid || refunded"``, or which pass a
+        """Receive messages of a topic. `expression` chooses them by tag, for example ``"paid || refunded"``, or by a
         filter expression, `raymq.sql`.
 
-        Messages that it excludes are acknowledged as they are found, for the whole group: all its members must
-        subscribe alike. A second call for a topic replaces the first.
-        TopicNotExistError, IllegalNameError, InvalidArgumentError.
+        Excluded messages are acknowledged for the whole group when they are found, so all members must use the same
+        expression. A second call for a topic replaces the first. Raises TopicNotExistError, IllegalNameError,
+        InvalidArgumentError.
         """
         self._engine.subscribe(topic, expression)
 
     def unsubscribe(self, topic: str) -> None:
-        """Receive nothing more of a topic. ClientStateError without a subscription."""
+        """Receive no more messages of a topic. Raises ClientStateError without a subscription."""
         self._engine.unsubscribe(topic)
 
     @bounded(max_messages=RECEIVE_MESSAGES, invisible_s=INVISIBLE)
     def receive(
         self, max_messages: int = MESSAGES, invisible_s: float = INVISIBLE_S, *, wait_s: float = WAIT_S
     ) -> list[ReceivedMessage]:
-        """Up to `max_messages` (1 to 4096) messages; waits up to `wait_s` for the first; an empty list if none came.
+        """Return up to `max_messages` (1 to 4096) messages. Waits up to `wait_s` for the first; returns an empty list
+        if none came.
 
-        For `invisible_s` (0.1 s to 12 h) nobody else gets them: acknowledge them by then, or they come again, as the
-        next attempt. After the group's retry_max_times further attempts a message goes to the dead letters `%DLQ%group`
-        instead. Messages that other consumers of the group gave back (`%RETRY%group`) are received, too.
+        For `invisible_s` (0.1 s to 12 h) no other member gets the messages. Acknowledge them within that time, or they
+        are delivered again, as the next attempt. After the group's retry_max_times further attempts a message goes to
+        the dead letters `%DLQ%group`. Messages that consumers of the group sent back (`%RETRY%group`) are received,
+        too. The leases and attempts are durable: they survive a failover of the broker.
 
-        Durable: a failover of the broker forgets neither what is handed out nor the attempts. Raises ClientStateError
-        without a subscription; InvalidArgumentError for numbers out of bounds; NoPermissionError for a group that may
-        not consume or a topic that may not be read; StoreCorruptError when a message is damaged; SystemBusyError,
-        ServiceNotAvailableError or RequestTimeoutError when no broker could be asked in time. After an error messages
-        may be handed out, and come again.
+        Raises ClientStateError without a subscription; InvalidArgumentError for numbers out of range; NoPermissionError
+        if the group may not consume, or the topic may not be read; StoreCorruptError if a message is damaged;
+        SystemBusyError, ServiceNotAvailableError or RequestTimeoutError if no broker could be asked in time. After an
+        error messages may be leased; they are delivered again.
         """
         return self._engine.receive(max_messages, invisible_s, wait_s)
 
     def ack(self, messages: ReceivedMessage | Iterable[ReceivedMessage]) -> int:
         """Acknowledge messages: the group does not get them again. Durable on return.
 
-        Returns how many this counts for. It counts for nothing, and does no harm, if a message was acknowledged before,
-        or was late and has been handed out again. A call that raised may be repeated. InvalidArgumentError for what no
-        receive has returned.
+        Returns the number of messages that are acknowledged by this call. Messages that were acknowledged before, and
+        late messages that were delivered again, are not counted and do no harm. A call that raised may be repeated.
+        Raises InvalidArgumentError for anything but received messages.
         """
         return self._engine.ack([messages] if isinstance(messages, ReceivedMessage) else messages)
 
     def ack_handles(self, topic: str, handles: Iterable[str]) -> int:
-        """As `ack`, by the texts `message.handle` of messages that this group received while it subscribed to `topic`,
-        in whatever process. InvalidArgumentError."""
+        """Acknowledge messages by their `message.handle`, as `ack`. This group must have received them while it
+        subscribed to `topic`, in any process. Raises InvalidArgumentError."""
         return self._engine.ack_handles(topic, handles)
 
     @overload
@@ -89,11 +90,11 @@ class SimpleConsumer(Closing):
     def change_invisible(
         self, messages: ReceivedMessage | Iterable[ReceivedMessage], invisible_s: float
     ) -> ReceivedMessage | list[ReceivedMessage]:
-        """Have received messages come again `invisible_s` (0 to 12 h) from now: later, because the work takes longer,
-        or sooner, because it failed. Durable on return.
+        """Set the time after which received messages are delivered again: `invisible_s` (0 to 12 h) from now. A longer
+        time is for work that takes longer, a shorter one for work that failed. Durable on return.
 
-        Returns the messages with their new receipts; the old ones count for nothing from now on. Of several messages,
-        those that were acknowledged or handed out again are left out; for a single one ReceiptExpiredError is raised.
+        Returns the messages with their new receipts; the old receipts are invalid from now on. A list leaves out
+        messages that were acknowledged or delivered again. For a single such message ReceiptExpiredError is raised.
         """
         if isinstance(messages, ReceivedMessage):
             renewed = self._engine.change_invisible([messages], invisible_s)
@@ -101,7 +102,8 @@ class SimpleConsumer(Closing):
         return self._engine.change_invisible(messages, invisible_s)
 
     def close(self) -> None:
-        """End the consumer. What it has received and not acknowledged comes again in its time. Idempotent."""
+        """End the consumer. Messages that it has received and not acknowledged are delivered again after their time.
+        Idempotent."""
         self._engine.close()
 
     def __reduce__(self) -> NoReturn:
@@ -109,5 +111,5 @@ class SimpleConsumer(Closing):
 
 
 def refuse(message: ReceivedMessage) -> NoReturn:
-    """ReceiptExpiredError for a message whose receipt does not count any more."""
+    """Raise ReceiptExpiredError for a message whose receipt is invalid."""
     raise ReceiptExpiredError(message.topic, message.handle)

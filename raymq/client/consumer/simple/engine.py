@@ -1,10 +1,10 @@
-"""SimpleEngine is the simple consumer without its face: it asks brokers for messages, reads them, and settles them.
+"""SimpleEngine is the simple consumer behind both twins: it asks brokers for messages, reads them, and settles them.
 
     receive → one broker after another → leased ranges → the messages, from the storage actors
                                             └ excluded, unread, tried too often: settled here
 
-A simple consumer holds nothing that has to be handed over: no queue, no position, no thread. So its group has as many
-members as it likes, and a member that dies is not missed: its messages come again after their invisible time.
+A simple consumer holds no queue, no position and no thread. So its group may have any number of members. The messages
+of a member that dies are delivered again after their invisible time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WAIT_OF_ONE_S: Final = 5.0
 WAIT_OF_SEVERAL_S: Final = 0.25
 """And if there are several: a message may arrive at another one."""
 RECEIVE_MAX_BYTES: Final = 64 << 20
-"""The most bytes of records of one receive; messages behind them are given back."""
+"""The most bytes of records of one receive; messages beyond are given back."""
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class SimpleEngine:
         self._subscriptions: dict[str, Subscription] = {}
         self._brokers: dict[str, BrokerClient] = {}
         self._started: set[tuple[str, str]] = set()
-        """Brokers and topics of which the broker knows where the group starts."""
+        """Brokers and topics for which the broker has the group's start."""
         self._turn = secrets.randbelow(1024)
         self._attempts = count()
         self._id = secrets.token_hex(4)
@@ -165,8 +165,8 @@ class SimpleEngine:
     def _ask_brokers(
         self, wish: ReceiveRequest, subscriptions: Mapping[str, Subscription], wait_s: float, *, look: bool
     ) -> tuple[list[ReceivedMessage], RaymqError | None]:
-        """Ask the brokers of the topics, from the next one on, until one has messages. Without any, also the error of a
-        broker that could not be asked now. `look`: several are looked at, before one is waited for."""
+        """Ask the brokers of the topics in turn until one has messages. Without messages, also returns the error of a
+        broker that could not be asked. `look`: ask several brokers before waiting at one."""
         brokers: dict[str, list[str]] = {}
         for topic in wish.topics:
             for queue in self._routes.wait(topic, SETTLE_TIMEOUT_S).subscribe_queues:
@@ -203,7 +203,7 @@ class SimpleEngine:
         self._start(name, topics)
         try:
             return self._receive(name, request)
-        except GroupNotExistError:  # it was deleted, and begins anew
+        except GroupNotExistError:  # the group was deleted: it starts again
             with self._lock:
                 self._started = {known for known in self._started if known[0] != name}
             self._start(name, topics)
@@ -216,7 +216,7 @@ class SimpleEngine:
         return answer
 
     def _start(self, name: str, topics: Sequence[str]) -> None:
-        """Have a broker know where the group starts."""
+        """Tell a broker the group's start in these topics."""
         with self._lock:
             new = [topic for topic in topics if (name, topic) not in self._started]
         if new:
@@ -228,7 +228,7 @@ class SimpleEngine:
     def _read(
         self, name: str, answer: ReceiveAnswer, subscriptions: Mapping[str, Subscription]
     ) -> list[ReceivedMessage]:
-        """The messages of what a broker has handed out; in order mode, those of a queue by their offsets."""
+        """Read the messages of leased ranges. In order mode, the messages of a queue are sorted by offset."""
         retries = Subscription.parse(retry_topic(self.settings.group))
         messages: list[ReceivedMessage] = []
         unread: list[LeasePart] = []
@@ -263,7 +263,7 @@ class SimpleEngine:
         whole = len(messages) if len(messages) == handed_out else 0
         receipt = Receipt(*places, self.settings.ordered, whole)
         result = received(self.names.shown_messages(messages), receipt)
-        # The attempts of a message of the retry topic are in its record, too.
+        # the record of a message of the retry topic counts its earlier attempts
         if given.attempts > retry_max_times or given.topic == retry_topic(self.settings.group):
             dead = [index for index, message in enumerate(result) if message.attempt > retry_max_times + 1]
             for index in dead:
@@ -300,8 +300,8 @@ class SimpleEngine:
             self._call(name, "ack_messages", self.settings.group, [part])
 
     def _give_up(self, name: str, record: bytes, attempts: int, reason: str = "") -> None:
-        """Send a message to the dead letters of its group: it was handed out in vain so often, or cannot be read, for
-        which `reason` says why."""
+        """Send a message to the dead letters of its group, because `attempts` deliveries failed. `reason`: why it
+        cannot be read, if it cannot."""
         ActorRef(name).call(
             "send_back",
             self.settings.group,
@@ -339,7 +339,8 @@ class SimpleEngine:
     def change_invisible(
         self, messages: Iterable[ReceivedMessage], invisible_s: float, *, counted: bool = True
     ) -> list[ReceivedMessage]:
-        """Have messages come again later, or sooner. Blocks. Returns those for which this counts, with new receipts."""
+        """Set the time after which messages are delivered again. Blocks. Returns the messages whose lease was renewed,
+        with new receipts."""
         self.check_open()
         groups: dict[Receipt, list[ReceivedMessage]] = {}
         for message in messages:

@@ -1,8 +1,7 @@
 """Reads the messages of leased ranges from the storage actors: in the mapped files on the same node, else by fetches.
 
-A change of how leased offsets become messages belongs here. The broker has seen that the offsets are visible, so nobody
-is asked for a queue's end. What a subscription excludes is skipped where it lies, by its tag code or by the filter
-expression.
+A change of how leased offsets become messages belongs here. The broker has checked that the offsets are visible, so no
+call asks for a queue's end. The tag code or the filter expression excludes messages where they are found.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ class UnreadableMessage(NamedTuple):
 
 @dataclass(slots=True)
 class LeasedMessages:
-    """The messages of one leased range, up to `end`, with the records that they are in. `messages` can be read;
-    `unreadable` are the errors of those that cannot, by queue offset, each with its message and its record."""
+    """The messages of one leased range, up to `end`, with their records. `messages` can be read. `unreadable` has the
+    errors of the other messages, by queue offset, each with its message and its record."""
 
     messages: list[MessageExt] = field(default_factory=list)
     parts: list[tuple[LocatedRecords, list[int] | range]] = field(default_factory=list)
     """The records that they were read with, and the places of the messages among them."""
     end: int = 0
-    """Everything before this offset was looked at."""
+    """Everything before this offset was read."""
     size_bytes: int = 0
     unreadable: dict[int, UnreadableMessage] = field(default_factory=dict)
 
@@ -72,8 +71,7 @@ class LeaseReader:
         """The storage actors that were read from since `report_reads`, by name."""
 
     def report_reads(self) -> None:
-        """Have the stores count what was read in their mapped files up to now. Waits for a short call to each of which
-        something was read."""
+        """Report the reads of mapped files to the stores. Waits for a short call to each store that was read from."""
         read_from, self._read_from = self._read_from, {}
         for storage in read_from.values():
             storage.report_reads()
@@ -103,7 +101,7 @@ class LeaseReader:
 def _parts(
     storage: StorageClient, given: LeasedRange, offset: int, wanted: Subscription, max_bytes: int
 ) -> Iterator[tuple[LocatedRecords, int]]:
-    """The records of a range from `offset` on, in parts, each with the offset to go on at. RaymqError."""
+    """Yield the records of a range from `offset` on, in parts, each with the next offset. Raises RaymqError."""
     end = given.start + given.count
     reader = storage.reader()
     while offset < end:

@@ -53,9 +53,9 @@ class Receipt:
 
 
 def parse_handle(group: str, topic: str, handle: str) -> tuple[Receipt, int]:
-    """The receipt in a handle of a message that `group` received from `topic`, and the message's offset.
+    """Parse the handle of a message that `group` received from `topic`: its receipt, and the message's offset.
 
-    InvalidArgumentError if it is none.
+    Raises InvalidArgumentError for any other text.
     """
     fields = handle.split(" ") if isinstance(handle, str) else []
     try:

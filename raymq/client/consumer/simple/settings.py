@@ -23,8 +23,8 @@ class SimpleOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class SimpleSettings:
-    """The settings of one simple consumer. `start`: where the group starts in queues in which it has committed nothing.
-    `ordered`: a queue with messages that are received and not settled yet gives no more, to no member."""
+    """The settings of one simple consumer. `start`: where the group starts in a queue in which it has committed
+    nothing. `ordered`: a queue gives out no further messages, to any member, until the received ones are settled."""
 
     group: str
     start: StartOffsetQuery = field(default_factory=StartOffsetQuery)
