@@ -1,8 +1,8 @@
 """Fixtures of several kinds of tests.
 
-For those that start Ray: one embedded raymq per test module, in a sandbox checked at the end, with two broker groups
-unless the module's `SETTINGS` say otherwise. Modules with equal settings that leave the cluster whole share one, and
-those of tests/integration/spark a Spark session, too.
+Tests that start Ray get one embedded raymq per test module, in a sandbox that is checked at the end. The raymq has two
+broker groups unless the module's `SETTINGS` say otherwise. Modules with equal settings that leave the cluster intact
+share one cluster. The modules of tests/integration/spark also share a Spark session.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded, sandbox
 
 HYPOTHESIS_EXAMPLES = 100
 """Hypothesis's own default."""
-# What CI says about a change must not depend on the dice; elsewhere, each run tries other examples. How long an example
-# takes, or is made, says how busy the machine is.
+# CI's verdict about a change must not depend on random numbers; other runs try new examples each time. No deadline for
+# examples: their time depends on the machine's load.
 PATIENT = settings(
     max_examples=examples(HYPOTHESIS_EXAMPLES), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -73,14 +73,18 @@ SHARING = {
         "chaos/spark/test_fail_over_scans.py",
     ),
 }
-"""The files and folders of tests that share a cluster, whose settings all of them have, by the cluster's name. They run
-in this order: files that kill servers come last."""
+"""The files and folders of tests that share a cluster and its settings, by the cluster's name, in the order of their
+run.
+
+Files that kill servers come last.
+"""
 LOCAL_SPARK = "local_spark"
-"""The scope of the tests in tests/component/spark, which have one Spark."""
+"""The scope of the tests in tests/component/spark, which share one Spark."""
 
 
 def group_of(path: Path) -> str:
-    """The group of a file's tests, by its folder: "ray" for one Ray node, "nodes" for several, empty without Ray."""
+    """Return the group of a file's tests by its folder: "ray" for one Ray node, "nodes" for several, empty without
+    Ray."""
     folders = path.relative_to(TESTS).parts[:-1]
     if folders[:2] == ("chaos", "nodes"):
         return "nodes"
@@ -88,27 +92,29 @@ def group_of(path: Path) -> str:
 
 
 def shared_by(path: Path) -> str:
-    """The name of the cluster that the file's tests share with others; empty if they have one of their own, or none."""
+    """Return the name of the cluster that the file's tests share with others; empty if they share no cluster."""
     file = path.relative_to(TESTS).as_posix()
     return next((name for name, places in SHARING.items() if file.startswith(places)), "")
 
 
 @cache
 def turn_of(path: Path) -> tuple[str, int]:
-    """The sort key of a file: the name of the cluster that it shares, and the index of its place in the cluster's list.
-    Files that share no cluster come first."""
+    """Return the sort key of a file: the name of its shared cluster, and its index in the cluster's list.
+
+    Files that share no cluster come first.
+    """
     file = path.relative_to(TESTS).as_posix()
     name = shared_by(path)
     return name, next((index for index, place in enumerate(SHARING.get(name, ())) if file.startswith(place)), 0)
 
 
 def has_local_spark(path: Path) -> bool:
-    """True if the file's tests have the Spark of tests/component/spark."""
+    """Return whether the file's tests use the Spark of tests/component/spark."""
     return path.relative_to(TESTS).parts[:2] == ("component", "spark")
 
 
 def scope_of(nodeid: str) -> str:
-    """The scope of a test: the name of the cluster that it shares with other files, or its file's path below tests/."""
+    """Return the scope of a test: the name of its shared cluster, or its file's path below tests/."""
     path = TESTS.parent / nodeid.partition("::")[0]
     if shared := shared_by(path):
         return shared
@@ -119,7 +125,7 @@ def scope_of(nodeid: str) -> str:
 
 @cache
 def group_of_scope(scope: str) -> str:
-    """The group of a scope's tests, as of a file's."""
+    """Return the group of a scope's tests, as `group_of` does for a file."""
     if scope in SHARING:
         return "ray"
     if scope == LOCAL_SPARK:
@@ -128,13 +134,13 @@ def group_of_scope(scope: str) -> str:
 
 
 class RayApart(LoadScopeScheduling):
-    """With two workers, the first has the tests on one Ray node, cluster by cluster. The other has the tests without
-    Ray, file by file, and then those with several nodes, all of them.
+    """With two workers, the first runs the tests on one Ray node, cluster by cluster.
 
-    Ray is waited for most of the time, so the two fill two cores. A worker that has no more of its own takes from the
-    other's. Each takes first what takes longest by tests/durations.json, so that both end at about the same time.
+    The second worker runs the tests without Ray, file by file, and then the tests with several nodes. Tests on Ray
+    mostly wait, so the two workers fill two cores. A worker without remaining tests takes tests from the other. Each
+    worker takes the longest scope of tests/durations.json first, so that both end at about the same time.
 
-    Not pytest-xdist's marks for groups: it does not see them with pytest 9.2.
+    pytest-xdist's marks for groups are not used: pytest-xdist does not see them with pytest 9.2.
     """
 
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
@@ -151,9 +157,9 @@ class RayApart(LoadScopeScheduling):
 
 
 def next_scope(scopes: Iterable[str], order: Sequence[str], seconds: Mapping[str, int]) -> str:
-    """The longest of the scopes in the first of these groups that has any; the first of several such scopes.
+    """Return the longest scope in the first of the groups `order` that has any scope; the first such scope on a tie.
 
-    `seconds` are the recorded seconds by scope: a scope that is not recorded counts as short.
+    `seconds`: the recorded seconds by scope. A scope without a record counts as short.
     """
     return min(scopes, key=lambda scope: (order.index(group_of_scope(scope)), -seconds.get(scope, 0)))
 
@@ -176,23 +182,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> RayApart:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Ray's workers have a niceness of 15: what computes beside them must be nicer, or they hardly run."""
+    """Ray's workers have a niceness of 15. Computing tests must be nicer, or Ray's workers hardly run."""
     if hasattr(item.config, "workerinput"):
         try:
             os.setpriority(os.PRIO_PROCESS, 0, 0 if group_of(item.path) else NICE_MAX)
         except PermissionError:
-            return  # only root may become less nice again
+            return  # only root may lower its niceness again
 
 
 class SharedCluster:
-    """An embedded raymq in a sandbox, for one test module after the other.
+    """An embedded raymq in a sandbox, for one test module after another.
 
-    It is started for the first that wants it and ended, with the checks of a sandbox, before the first that does not.
+    The cluster starts for the first module that needs it. It ends, with the checks of a sandbox, before the first
+    module that does not need it.
     """
 
     def __init__(self) -> None:
         self.name = ""
-        """The name of the cluster that is shared now."""
+        """Name of the cluster that modules share now."""
         self._settings = ""
         self._failures = 0
         self._open = ExitStack()
@@ -201,27 +208,29 @@ class SharedCluster:
         self._spark: Any = None
 
     def enter(self, name: str, failures: int) -> None:
-        """Begin a module that shares the cluster of this name, or none. A cluster with which one of the tests failed,
-        of which there are `failures` by now, is not used again."""
+        """Begin a module that shares the cluster `name`, or no cluster if `name` is empty.
+
+        `failures`: number of failed tests so far. A cluster in which a test failed is not used again.
+        """
         if name != self.name or failures > self._failures:
             self.close()
         self.name, self._failures = name, failures
 
     def box(self, settings: str) -> Sandbox:
-        """The sandbox, which is made if there is none, with these settings."""
+        """Return the sandbox with these settings. Makes the sandbox if it does not exist."""
         if self._box is None:
             self._box, self._settings = self._open.enter_context(sandbox(settings)), settings
         assert settings == self._settings, f"the modules that share {self.name!r} have different settings"
         return self._box
 
     def client(self) -> raymq.Client:
-        """The client of the cluster, which is started if it does not run."""
+        """Return the client of the cluster. Starts the cluster if it does not run."""
         if self._client is None:
             self._client = self._open.enter_context(embedded(self.box(self._settings)))
         return self._client
 
     def spark(self) -> Any:
-        """The Spark session on the cluster, which is started if there is none."""
+        """Return the Spark session on the cluster. Starts a session if none runs."""
         if self._spark is None:
             self.client()
             from tests.support.clusters.spark import session_without_leftovers  # most tests need no Spark
@@ -246,13 +255,13 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedC
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_cluster_of_others(shared_cluster: SharedCluster, request: pytest.FixtureRequest) -> None:
-    """A module that does not share the cluster does not find it running."""
+    """End the shared cluster before a module that does not use it."""
     shared_cluster.enter(shared_by(request.path), request.session.testsfailed)
 
 
 @pytest.fixture(scope="module")
 def box(shared_cluster: SharedCluster, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    """The module's sandbox; with the module's `SETTINGS`, if it has any, for raymq.yaml."""
+    """Yield the module's sandbox, with the module's `SETTINGS`, if it has any, in raymq.yaml."""
     settings = getattr(request.module, "SETTINGS", SETTINGS)
     if shared_by(request.path):
         yield shared_cluster.box(settings)
@@ -272,7 +281,7 @@ def mq(box: Sandbox, shared_cluster: SharedCluster, request: pytest.FixtureReque
 
 @pytest.fixture
 def topic(mq: raymq.Client, request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own with four queues, two in each broker group."""
+    """Create a topic for the test with four queues, two in each broker group."""
     name = re.sub(r"[^a-zA-Z0-9_-]", "-", request.node.name)[:120]
     mq.admin.create_topic(name, queues=4)
     return name
@@ -280,12 +289,12 @@ def topic(mq: raymq.Client, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def group(request: pytest.FixtureRequest) -> str:
-    """A consumer group of the test's own."""
+    """Return the name of the test's own consumer group."""
     return "g-" + re.sub(r"[^a-zA-Z0-9_-]", "-", request.node.name)[:110]
 
 
 @pytest.fixture
 def no_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flushes return at once: for tests that open many stores and do not look at what is on disk."""
+    """Make flushes return at once, for tests that open many stores and do not read the disk."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(os, "fdatasync", lambda descriptor: None)

@@ -15,7 +15,8 @@ QUICK_EXAMPLES = 40
 
 
 def examples(full: int) -> int:
-    """The number of Hypothesis examples of a test: `full`, but at most 40 if RAYMQ_QUICK is 1, as in `make test`."""
+    """Return the number of Hypothesis examples of a test: `full`, but at most 40 if RAYMQ_QUICK is 1, as in `make
+    test`."""
     return min(full, QUICK_EXAMPLES) if os.environ.get("RAYMQ_QUICK") == "1" else full
 
 

@@ -1,4 +1,4 @@
-"""An ASGI application, served over loopback by a thread of the test's process."""
+"""Serve an ASGI application over loopback from a thread of the test's process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from raymq.tools.console.app import ConsoleServer
 
 @contextmanager
 def served(app: Any) -> Iterator[str]:
-    """The origin, such as http://127.0.0.1:40123, of an application that is served inside the block.
+    """Serve `app` inside the block. Yields its origin, such as http://127.0.0.1:40123.
 
-    Fails if the server does not end: a stream that nobody closes holds it.
+    Fails if the server does not end, for example because a stream was not closed.
     """
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = ConsoleServer(app, listening)

@@ -1,7 +1,7 @@
-"""Chromium for tests, and pages that notice whatever a user's browser would complain about.
+"""Chromium for tests, and pages that fail a test for whatever a user's browser would report.
 
-The browser is Debian's package `chromium`, or the executable that RAYMQ_CHROMIUM names; Playwright drives it. A test
-waits for texts and roles, never for a time.
+The browser is Debian's package `chromium`, or the executable that RAYMQ_CHROMIUM names. Playwright drives the browser.
+A test waits for texts and roles, never for a time.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
 WAIT_MS = 20_000
-"""Bounds each wait for a text or a role; a page that works takes a small part of it."""
+"""Timeout of each wait for a text or a role, far longer than a working page takes."""
 DESKTOP, PHONE = (1280, 900), (390, 844)
 """Widths and heights of windows, in CSS pixels."""
 
 
 def chromium_path() -> str:
-    """The browser's executable. Skips the test if there is none, and fails it where CI is set."""
+    """Return the path of the browser's executable. Without a browser the test is skipped, or fails if CI is set."""
     path = os.environ.get("RAYMQ_CHROMIUM") or shutil.which("chromium")
     if path and Path(path).exists():
         return path
@@ -35,11 +35,12 @@ def chromium_path() -> str:
 
 @contextmanager
 def launched() -> Iterator[Browser]:
-    """A browser. While it is there, this thread has an event loop, so a test in it cannot call asyncio.run."""
+    """Yield a browser. This thread has an event loop while the browser runs, so a test must not call asyncio.run."""
     path = chromium_path()
     arguments = ["--no-sandbox", "--disable-dev-shm-usage"]  # tests run as root, in containers with a small /dev/shm
     with TemporaryDirectory(prefix="chromium") as home, sync_playwright() as playwright:
-        environment = {**os.environ, "HOME": home}  # it keeps files there, also where it has a profile of its own
+        # Chromium stores files in HOME, even if it has a profile directory of its own
+        environment = {**os.environ, "HOME": home}
         browser = playwright.chromium.launch(executable_path=path, args=arguments, env=environment)
         try:
             yield browser
@@ -56,10 +57,11 @@ def watched_page(
     dark: bool = False,
     expected: Sequence[str] = (),
 ) -> Iterator[Page]:
-    """A page of a browser without cookies, whose paths begin at `origin`.
+    """Yield a page of a browser without cookies, whose paths are relative to `origin`.
 
-    At its end the test fails if the browser's console had a warning or an error, a script raised, a dialog opened, or
-    anything was asked for outside the origin; unless the complaint contains one of the `expected` texts.
+    The test fails when the block ends if the browser's console had a warning or an error, a script raised, a dialog
+    opened, or the page requested anything outside of the origin. Complaints that contain one of the `expected` texts
+    are allowed.
     """
     troubles: list[str] = []
     width, height = window

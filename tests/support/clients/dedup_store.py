@@ -1,4 +1,4 @@
-"""A stand-in for the storage actor of a broker group that recognises repeats with the store's own table."""
+"""A stand-in for a broker group's storage actor that recognises repeated batches with the store's real table."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ from tests.support.clients.producers import NoPause
 
 
 class DedupStore:
-    """The queues of one broker group. `script` holds, per append, a step: None, an error to raise before anything is
-    stored, ("lost", error) to raise after, or a callable that is called with the batches and gives one of these."""
+    """The queues of one broker group.
+
+    `script` holds a step per append: None, an error to raise before anything is stored, ("lost", error) to raise the
+    error afterwards, or a callable that takes the batches and returns one of these.
+    """
 
     def __init__(self, name: str = "storage-a-0", *, producers_max: int = 20_000) -> None:
         self.name = name
@@ -36,7 +39,7 @@ class DedupStore:
         self.appends = 0
         self.max_message_size_bytes = MAX_MESSAGE_SIZE_BYTES
         self.invisible = 0
-        """The last messages of each queue that consumers do not see yet."""
+        """The number of newest messages of each queue that consumers do not see yet."""
         self.lock = threading.RLock()
 
     def describe(self, timeout_s: float = 5.0) -> StorageDescription:
@@ -72,7 +75,7 @@ class DedupStore:
             ]
 
     def bodies(self, topic: str = "orders") -> dict[int, list[bytes]]:
-        """The bodies in each queue of a topic, in their order."""
+        """Return the bodies in each queue of a topic, in the order of their offsets."""
         return {
             queue_id: [message.body for message in messages]
             for (name, queue_id), messages in sorted(self.queues.items())
@@ -96,7 +99,7 @@ class DedupStore:
 
 
 class Writers:
-    """Makes repeatable writers over DedupStores, one per broker group; `close` closes them."""
+    """Makes repeatable writers over DedupStores, one per broker group. `close` closes the writers."""
 
     def __init__(self, route: TopicRoute, *stores: DedupStore, clock: Callable[[], float] | None = None) -> None:
         self.stores = {store.name: store for store in stores}

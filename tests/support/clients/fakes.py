@@ -21,11 +21,11 @@ from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.storage_client import StorageDescription
 
 WAIT_S = 60.0
-"""Bound of every wait in a test: far beyond what anything takes."""
+"""Timeout of every wait in a test, far longer than any step takes."""
 
 
 def topic_route(topic: str = "orders", **queues: int) -> TopicRoute:
-    """A route over broker groups with so many queues each, for example `topic_route(a=2, b=1)`."""
+    """Return a route with the given number of queues per broker group, for example `topic_route(a=2, b=1)`."""
     brokers = {name: BrokerData("raymq", name, {0: f"storage-{name}-0"}) for name in queues}
     return TopicRoute(topic, brokers, tuple(QueueData(name, count, count, 6) for name, count in queues.items()))
 
@@ -48,7 +48,7 @@ def description(
 
 
 class FakeRoutes:
-    """A RouteSource with fixed routes that notes the topics whose routes were invalidated."""
+    """A RouteSource with fixed routes that records the topics whose routes were invalidated."""
 
     def __init__(self, *routes: TopicRoute) -> None:
         self.routes = {route.topic: route for route in routes}
@@ -72,11 +72,12 @@ class FakeRoutes:
 
 
 class FakeStore:
-    """A StorageClient for producers: stores batches as a store does, once per sequence, and fails as its script says.
+    """A StorageClient for producers that stores each sequence once, as a store does, and fails as its script demands.
 
-    `connects` holds, per connection, an error to raise before anything is sent, or None. `script` holds, per attempt,
-    what happens: None stores and answers; an error raises it, nothing stored; ("lost", error) stores and raises the
-    error. A callable in either is called first, and gives one of these. After these, everything succeeds.
+    `connects` holds, per connection, an error to raise before anything is sent, or None. `script` holds a step per
+    attempt: None stores and answers; an error is raised and nothing is stored; ("lost", error) stores and raises the
+    error. A callable in either list is called first and returns one of these steps. Every call after the last step
+    succeeds.
     """
 
     def __init__(self, name: str = "storage-a-0", script: Sequence[Any] = ()) -> None:
@@ -91,7 +92,7 @@ class FakeStore:
         self._lock = threading.Lock()
 
     def replica(self, name: str) -> FakeStore:
-        """Another store with the same content, as after a failover."""
+        """Return another store with the same content, as after a failover."""
         other = FakeStore(name)
         other.queues, other._seen, other._lock = self.queues, self._seen, self._lock
         return other
@@ -120,7 +121,7 @@ class FakeStore:
         return results
 
     def append_one(self, record: LoneRecord, timeout_s: float) -> AppendResult:
-        """`append` of one message."""
+        """Append a single message."""
         [result] = self.append([record.batch()], timeout_s)
         return result
 
@@ -131,7 +132,7 @@ class FakeStore:
         return [body for bodies in self.queues.values() for body in bodies]
 
     def messages(self) -> list[MessageExt]:
-        """The messages of all attempts, in order."""
+        """Return the messages of all attempts, in order."""
         batches = [batch for attempt in self.attempts for batch in attempt]
         return [message for batch in batches for message in decode_records(batch.records, broker_name="a")]
 
@@ -151,7 +152,7 @@ class FakeStore:
 
 
 class FakeActor:
-    """A stand-in for ActorRef that answers calls from `methods` in the caller's thread, and counts them."""
+    """A stand-in for ActorRef that answers calls from `methods` in the caller's thread, and counts the calls."""
 
     def __init__(self, methods) -> None:
         self.methods = methods
@@ -163,7 +164,7 @@ class FakeActor:
 
 
 def connect_commands(monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
-    """Give this client to every command of `raymq` that connects to a cluster."""
+    """Make every command of `raymq` that connects to a cluster use `client`."""
     from raymq.tools.cli.terminal import command  # most users of this module test no command
 
     monkeypatch.setattr(command, "client_of", lambda address: nullcontext(client))

@@ -1,4 +1,4 @@
-"""A call in a forked child, and what came of it."""
+"""Run a call in a forked child process, and return its result."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 CHILD_MAX_S = 20
-"""A child that hangs is killed after so long; its result is an error then."""
+"""Seconds after which a child that hangs is killed; the result is an error then."""
 
 
 def in_child(call: Callable[[], Any]) -> Any:
-    """The result of `call` in a child of os.fork; an exception is returned as its type's name and text."""
+    """Return the result of `call` in a child of os.fork. An exception is returned as its type's name and text."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -35,7 +35,7 @@ def in_child(call: Callable[[], Any]) -> Any:
 
 
 def outcome(call: Callable[[], Any]) -> str:
-    """ "ok", or the type and text of what the call raised."""
+    """Return "ok", or the type and text of the exception that the call raised."""
     try:
         call()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Storage actors without Ray, for tests of lanes: a real store behind a real data plane."""
+"""Storage actors without Ray, for tests of lanes: a real store with a real data plane."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StorageDouble:
         queues: StoreOptions | None = None,
         **options: Any,
     ) -> None:
-        """`options` are further ones of the data plane."""
+        """`options`: further arguments of the data plane."""
         self.store = store
         self.deleted = DeletedTopics(store.read_config, store.write_config)
         self.limit = AppendLimit(capacity)
@@ -108,8 +108,8 @@ class CuttingProxy:
 
 
 def echo_server(error: Exception | None = None, *, late: list[LaneRequest] | None = None, **options: Any) -> LaneServer:
-    """A server that answers ECHO with its payload, keeps LATER in `late`, raises `error` for REFUSE, never answers
-    SILENT, and has a bug for BREAK."""
+    """Return a server that answers ECHO with the payload, keeps LATER in `late`, raises `error` for REFUSE, never
+    answers SILENT, and fails with a bug for BREAK."""
 
     def echo(request: LaneRequest) -> None:
         request.answer(bytes(request.payload), flags=request.flags & ~1, count=request.count)
@@ -131,13 +131,13 @@ def unix_only(address: LaneAddress) -> LaneAddress:
 
 
 def make_certificates(directory: Path) -> TlsFiles:
-    """A certificate authority and a certificate that it signed for 127.0.0.1, by the command line of OpenSSL."""
+    """Make a certificate authority, and a certificate for 127.0.0.1 that it signed, with OpenSSL's command line."""
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True, timeout=60)
 
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    name = f"/CN=raymq test {directory.name}"  # two authorities of one name cannot be told apart
+    name = f"/CN=raymq test {directory.name}"  # two authorities need different names, or clients confuse them
     openssl("req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", name)
     openssl("req", *curve, "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=127.0.0.1")
     openssl(

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the parts of legal messages, and of the batches that they are encoded in."""
+"""Hypothesis strategies for the parts of legal messages and of their encoded batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-ins around the heartbeats of a group's members, for tests without Ray."""
+"""Stand-ins for the heartbeats of a group's members, for tests without Ray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BEAT_S = 0.005
 
 
 class QuickClient:
-    """A RebalanceClient whose members' heartbeats are answered here, every few milliseconds."""
+    """A RebalanceClient that answers the members' heartbeats itself, every few milliseconds."""
 
     def __init__(self, answer: Callable[[GroupHeartbeat], GroupAssignment]) -> None:
         self._answer = answer

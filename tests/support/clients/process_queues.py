@@ -1,4 +1,4 @@
-"""A ProcessQueues whose queues have started, for tests of its decisions, and steps that such tests share."""
+"""A started ProcessQueues for tests of its decisions, and steps that such tests share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SETTINGS = ("billing", (Subscription.parse("orders"),))
 
 
 def make_process_queues(*queues: MessageQueue, start: int = 0, reset_version: int = 0, **settings) -> ProcessQueues:
-    """A core with a listener, whose queues were granted in GENERATION and start at offset `start`."""
+    """Return a core with a listener, whose queues were granted in GENERATION and start at offset `start`."""
     core = ProcessQueues(PushSettings(*SETTINGS, **settings))
     core.listener_back()
     grant(core, *queues)
@@ -26,21 +26,21 @@ def make_process_queues(*queues: MessageQueue, start: int = 0, reset_version: in
 
 
 def grant(core: ProcessQueues, *queues: MessageQueue, generation: int = GENERATION, at_s: float = 0.0) -> None:
-    """The group grants exactly these queues."""
+    """Let the group grant exactly these queues."""
     core.assignment_received(GroupAssignment(generation, frozenset(queues), 1), at_s)
 
 
 def fetch(core: ProcessQueues, queue: MessageQueue, *offsets: int, reconsume_times: int = 0) -> None:
-    """The fetch that is wanted of a queue finds messages at these offsets."""
+    """Let the pending fetch of a queue return messages at these offsets."""
     records = records_of(offsets, reconsume_times=reconsume_times)
     core.fetched(queue, core.wanted(0.0)[queue], records, offsets[-1] + 1, 0.0)
 
 
 def process_queue_of(core: ProcessQueues, queue: MessageQueue) -> ProcessQueue:
-    """The process queue of a queue that is held."""
+    """Return the process queue of a held queue."""
     return next(process_queue for process_queue in core.process_queues() if process_queue.queue == queue)
 
 
 def offsets_of(task: ConsumeTask) -> list[int]:
-    """The queue offsets of a task's messages."""
+    """Return the queue offsets of a task's messages."""
     return list(task.messages.offsets)

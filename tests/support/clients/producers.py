@@ -41,7 +41,7 @@ class Gate:
 
 
 class Clock:
-    """The clock by which producers count a send's timeout. It stands still except where a test lets time pass."""
+    """A producer's clock for the timeout of a send. The clock stands still until a test lets time pass."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -50,7 +50,7 @@ class Clock:
         return self.now_s
 
     def passes(self, then=None) -> Callable[..., Any]:
-        """A step of a FakeStore during which the time of every send passes."""
+        """Return a step of a FakeStore during which the timeout of every send expires."""
 
         def step(*batches):
             self.now_s += 3600.0
@@ -65,14 +65,16 @@ MakeProducer = Callable[..., Producer]
 def handed_over(
     producer: Producer, messages: Sequence[Message], where: DestinationOptions, timeout_s: float
 ) -> list[SendFuture]:
-    """Hand over messages along the whole path, without a short cut, and with a timeout of their own."""
+    """Pass messages through the whole send path, without the shortcut for single messages, and with a timeout of their
+    own."""
     placed = producer.pipeline.hand_over(messages, where, timeout_s, together=len(messages) > 1)
     return placed.futures(len(messages))
 
 
 @contextmanager
 def producers_of_fakes(clock: Callable[[], float] = time.monotonic) -> Iterator[MakeProducer]:
-    """Makes producers of one store per broker group; they are closed at the end, also while messages wait."""
+    """Yield a maker of producers with one store per broker group. All producers are closed at the end, even while
+    messages wait."""
     made: list[tuple[Producer, tuple[FakeStore, ...]]] = []
 
     def make(

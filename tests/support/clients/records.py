@@ -1,4 +1,4 @@
-"""Made-up records of a queue, for the tests of the classes that hold them in memory."""
+"""Made-up records of a queue, for tests of classes that keep records in memory."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ RECORD_BYTES = header_size(0) + 12
 
 
 def records_of(offsets: Sequence[int], *, reconsume_times: int = 0) -> MemoryRecords:
-    """A record per offset, all of one size; a record has a header and nothing that can be decoded."""
+    """Return one record per offset, all of the same size. A record has a header and no content that can be decoded."""
     return MemoryRecords.read(b"".join(_record(offset, reconsume_times) for offset in offsets))
 
 
 def fetched_of(offsets: Sequence[int], next_offset: int | None = None) -> FetchedRecords:
-    """Records of these offsets as a pull consumer holds them; the queue goes on at `next_offset`, by default behind the
-    last of them."""
+    """Return records at these offsets as a pull consumer holds them.
+
+    `next_offset`: the queue offset that follows the records; by default the last record's offset plus 1.
+    """
     return FetchedRecords(
         LocatedRecords.read(records_of(offsets).data), offsets[-1] + 1 if next_offset is None else next_offset
     )
 
 
 def offsets_of(part: PolledRecords) -> list[int]:
-    """The queue offsets in a slice. Ask before it is taken."""
+    """Return the queue offsets in a slice. Call this before the slice is taken."""
     first = part.fetched.first
     offsets: list[int] = part.fetched.records.offsets[first : first + part.count].tolist()
     return offsets

@@ -1,4 +1,4 @@
-"""A cluster as the plan of a scan sees it, in memory."""
+"""An in-memory cluster as the planner of a scan sees it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from raymq.common.protocol.store import QueueBounds
 
 
 class Queues(ScanSource):
-    """Topics whose queues hold the offsets that `bounds` say, first and next one; a message is stored each second, the
-    first of each queue at second 0. `committed`: offsets of a group. Each message has `size` bytes."""
+    """Topics whose queues hold the offset ranges in `bounds`: first offset, next offset.
+
+    One message is stored each second; the first message of each queue is stored at second 0. `committed`: offsets of a
+    group. Each message has `size` bytes.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Producers of a real store in this process, with a topic "orders", and one of queue type "batch": "batched"."""
+"""Producers of a real store in this process, with the topic "orders" and the topic "batched" of queue type "batch"."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCH = replace(topic_route("batched", a=1), attributes=TopicAttributes(queue_ty
 
 
 class StoreClient:
-    """The calls of a producer to a store in this process. The first `lost` answers do not arrive."""
+    """A producer's calls to a store in this process. The first `lost` answers do not arrive."""
 
     def __init__(self, store: MessageStore, lost: int = 0, **described: Any) -> None:
         self.store, self.lost, self.calls = store, lost, 0

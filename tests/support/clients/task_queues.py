@@ -1,4 +1,6 @@
-"""A raymq for the tasks of Ray Serve without Ray: the states, the group and the dead queues of one task queue."""
+"""A stand-in for raymq under Ray Serve's tasks, without Ray: the states, group and dead-letter queues of one task
+queue.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from raymq.serve.task import Task
 
 
 def task_message(body: bytes, offset: int, *, reconsume_times: int = 0) -> MessageExt:
-    """A message of the task queue."""
+    """Return a message of the task queue."""
     host = "127.0.0.1:1"
     return MessageExt(
         *(
@@ -43,17 +45,18 @@ def task_message(body: bytes, offset: int, *, reconsume_times: int = 0) -> Messa
 
 
 class FakeTaskQueue:
-    """A TaskConnection, and the consumer that it makes. Thread-safe.
+    """A TaskConnection and the consumer that it makes. Thread-safe.
 
-    A task is due at its `deliver_at_ms`, and after a retry at once, whatever its delay level. A consumer that is closed
-    gives the messages that were not acknowledged to the next. `failures`: errors that the next calls raise, by method.
+    A task is due at its `deliver_at_ms`, and immediately after a retry, whatever its delay level. When a consumer
+    closes, the next consumer gets the messages that were not acknowledged. `failures`: errors that the next calls
+    raise, by method.
     """
 
     def __init__(self, settings: TaskSettings) -> None:
         self.settings, self.name = settings, f"{settings.group}@here-1"
         self.changed = threading.Condition()
         self.waiting: list[tuple[int, MessageExt]] = []
-        """When each message is due, in ms since 1970, and the message."""
+        """Time at which each message is due, in ms since 1970, and the message."""
         self.unacknowledged: dict[int, MessageExt] = {}
         self.states: dict[str, list[StateRecord]] = {}
         self.copies: dict[str, list[tuple[MessageExt, str]]] = {}
@@ -63,12 +66,12 @@ class FakeTaskQueue:
         self.sharding_keys: list[str | None] = []
         self.failures: dict[str, list[Exception]] = {}
         self.taken_at_once: list[int] = []
-        """The most messages that each poll asked for."""
+        """The `max_messages` argument of each poll."""
         self.closed = False
         self._offset = 0
 
     def put(self, body: bytes, *, due_ms: int = 0, reconsume_times: int = 0) -> int:
-        """Store a message in the task queue; returns its offset."""
+        """Store a message in the task queue. Returns its offset."""
         with self.changed:
             self._offset += 1
             self.waiting.append((due_ms, task_message(body, self._offset, reconsume_times=reconsume_times)))
@@ -76,7 +79,7 @@ class FakeTaskQueue:
             return self._offset
 
     def words(self, task_id: str) -> list[str]:
-        """The states of a task, one after another."""
+        """Return the states of a task in order."""
         return [state.state.value for state in self.states.get(task_id, [])]
 
     def _may_fail(self, method: str) -> None:

@@ -1,4 +1,4 @@
-"""The two pull consumers with one interface, so that one suite runs on both. The async one's loop has a thread."""
+"""The two pull consumers with one interface, for one test suite. A thread runs the asyncio consumer's loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, call: Callable[[], Any]) -> Any:
-        """The result of `call`, which runs on the loop; a coroutine is awaited there."""
+        """Run `call` on the loop and return its result. A coroutine is awaited on the loop."""
 
         async def on_loop() -> Any:
             result = call()
@@ -40,7 +40,7 @@ class LoopThread:
 
 
 class Blocking:
-    """An AsyncPullConsumer with PullConsumer's interface: each call runs on the loop and is waited for."""
+    """An AsyncPullConsumer with PullConsumer's interface: each call runs on the loop and blocks until it is done."""
 
     def __init__(self, loop: LoopThread, consumer: AsyncPullConsumer) -> None:
         self._loop = loop
@@ -73,7 +73,7 @@ class Blocking:
 
 
 def make_twin(kind: str, engine: PullEngine, loop: LoopThread) -> PullConsumer | Blocking:
-    """A consumer of either kind over an engine."""
+    """Return a consumer of the given kind over an engine."""
     if kind == "sync":
         return PullConsumer(engine)
     return Blocking(loop, loop.run(lambda: AsyncPullConsumer(engine)))

@@ -1,4 +1,4 @@
-"""A storage client of a store in this process, whose files are read in place and whose ends can be watched."""
+"""A storage client of a store in this process. The client reads the store's files in place and can watch queue ends."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from storage.message_store import MessageStore
 from tests.support.clients.fakes import WAIT_S
 
 LOOK_S = 0.05
-"""How often a watch looks if it is to end."""
+"""Interval at which a watch checks whether it was closed, in seconds."""
 
 
 class StoreWatch:
-    """An EndsWatch of a MessageStore: a thread answers each ask with the store's own long poll."""
+    """An EndsWatch of a MessageStore: a thread answers each request with the store's own long poll."""
 
     def __init__(self, store: MessageStore, pull_from: str = "") -> None:
         self.asks: list[list[FetchRequest]] = []
@@ -96,7 +96,7 @@ class StoreWatch:
 
 
 class MappedStorage:
-    """A StorageClient of a MessageStore in this process, which it reads in place; `fetch` asks the store."""
+    """A StorageClient that reads a MessageStore in this process in place. `fetch` asks the store."""
 
     def __init__(self, store: MessageStore) -> None:
         self.store = store
@@ -139,7 +139,7 @@ class MappedStorage:
     def find(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
-        """Do the same as `fetch`, but have the records where they lie."""
+        """Fetch records as `fetch` does, but return references to the records in the store's files."""
         results = self.fetch(requests, 0, wait_s, timeout_s)
         for index, (request, result) in enumerate(zip(requests, results, strict=True)):
             if result.status is PullStatus.FOUND:

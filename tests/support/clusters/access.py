@@ -1,6 +1,6 @@
-"""Users of a cluster with access: programs that act as one, and what the cluster's named actors serve one.
+"""Users of a cluster with access control: programs that act as a user, and the calls that named actors serve a user.
 
-This module is pickled by value, as the tests that use it must be: Ray's workers cannot import tests.
+This module and the tests that use it must be pickled by value, because Ray's workers cannot import tests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ADMIN = raymq.Credentials("admin", "the secret of admin")
 """The super user of `access_cluster`."""
 CALL_S = 120.0
 OWN_KINDS = ("nameserver-", "broker-", "storage-", "replicator-", "controller", "rebalance-", "console", "pull-")
-"""The beginnings of the names of raymq's actors in a cluster with replicas, a console and a push consumer."""
+"""Prefixes of the names of raymq's actors in a cluster with replicas, a console and a push consumer."""
 
 
 @contextmanager
@@ -67,13 +67,13 @@ class Program:
         self._credentials = credentials
 
     def run(self, work: Callable[[raymq.Client], Any]) -> Any:
-        """The result of `work` with the user's client."""
+        """Return the result of `work` with the user's client."""
         with raymq.connect(credentials=self._credentials) as client:
             return work(client)
 
 
 def as_user(credentials: raymq.Credentials | None, work: Callable[[raymq.Client], Any]) -> Any:
-    """What `work` gives, or raises, in a program of this user."""
+    """Run `work` in a program of this user. Returns its result, or raises its error."""
     program = Program.remote(credentials)
     try:
         return ray.get(program.run.remote(work), timeout=CALL_S)
@@ -84,8 +84,11 @@ def as_user(credentials: raymq.Credentials | None, work: Callable[[raymq.Client]
 
 
 def consume_with_predicates(topic: str, group: str, stop: Path) -> Callable[[raymq.Client], int]:
-    """Work that keeps a push consumer, a Pull actor and two predicates' actors running until the file `stop` exists.
-    Returns the number of records that the predicates let pass."""
+    """Return work that runs a push consumer, a Pull actor and the actors of two predicates until the file `stop`
+    exists.
+
+    The work returns the number of records that passed the predicates.
+    """
 
     def work(client: raymq.Client) -> int:
         consumer = client.push_consumer(group, consume_from=raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
@@ -93,7 +96,8 @@ def consume_with_predicates(topic: str, group: str, stop: Path) -> Callable[[ray
         with consumer.on_message(lambda message: None).start():
             store = StorageClient("storage-broker-a-0", ray.get_runtime_context().get_node_id())
             shipped = pickle.loads(pickle.dumps(raymq.predicate(lambda message: True, name="own")))
-            reader = GroupPredicate(group, shipped).read_from(store)  # by an actor, since it is shipped
+            # an actor applies the predicate, since it is shipped
+            reader = GroupPredicate(group, shipped).read_from(store)
             until_s, found = time.monotonic() + CALL_S, 0
             while not stop.exists() and time.monotonic() < until_s:
                 for queue_id in range(2):
@@ -106,33 +110,36 @@ def consume_with_predicates(topic: str, group: str, stop: Path) -> Callable[[ray
 
 
 def all_own_kinds_run() -> bool:
-    """True if an actor of each kind of raymq's runs, and predicates' actors of two users."""
+    """Return whether an actor of each of raymq's kinds runs, and predicate actors of two users."""
     names = [name for _, name in named_actors()]
     users = {name.rpartition("-")[2] for name in names if name.startswith("predicate-")}
     return len(users) == 2 and all(any(name.startswith(kind) for name in names) for kind in OWN_KINDS)
 
 
 def named_actors() -> dict[tuple[str, str], Any]:
-    """The handles of all named actors of the cluster, in all namespaces, by namespace and name."""
+    """Return the handles of all named actors of the cluster, in all namespaces, by namespace and name."""
     listed = ray.util.list_named_actors(all_namespaces=True)
     return {(one["namespace"], one["name"]): ray.get_actor(one["name"], namespace=one["namespace"]) for one in listed}
 
 
 def class_of(handle: Any) -> str:
-    """The class of an actor, without its module; of a replica of Ray Serve without its application."""
+    """Return the class of an actor without its module; for a replica of Ray Serve without its application."""
     return str(handle._ray_actor_creation_function_descriptor.class_name.rpartition(".")[2].partition(":")[0])
 
 
 def arguments(handle: Any, method: str) -> tuple[tuple[None, ...], dict[str, None]]:
-    """As many arguments for a method of an actor as it demands."""
+    """Return exactly the required arguments of an actor's method, each None."""
     needed = [one for one in handle._ray_method_signatures[method] if one.default is one.empty]
     by_name = {one.name: None for one in needed if one.kind is one.KEYWORD_ONLY}
     return (None,) * sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in needed), by_name
 
 
 def served(foreign: Collection[str] = ()) -> Callable[[raymq.Client], list[str]]:
-    """Work that returns the methods that serve its user otherwise than the table of requests says, of all named actors
-    but those of the classes `foreign`."""
+    """Return work that finds violations of the table of requests, over all named actors except the classes in
+    `foreign`.
+
+    A violation is a method that serves the user although the table forbids it, or the reverse.
+    """
 
     def work(client: raymq.Client) -> list[str]:
         me, failures = identity.present(), []

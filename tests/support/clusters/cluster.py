@@ -1,12 +1,12 @@
-"""An embedded raymq in a sandbox, for tests that start Ray; and proof afterwards that it left nothing behind.
+"""An embedded raymq in a sandbox, for tests that start Ray, and checks that it leaves nothing behind.
 
     ROOT/home    $HOME       must stay empty
     ROOT/tmp     $TMPDIR     Ray's files and sockets; must be empty again at the end
     ROOT/work    the current directory, with a `raymq.yaml`
     ROOT/data    the stores
-    ROOT/java    temporary files of JVMs: those that are killed leave some
+    ROOT/java    temporary files of JVMs: killed JVMs leave some
 
-A sandbox is locked while it is in use; the next one removes what killed test sessions left.
+A sandbox is locked while it is in use. The next sandbox removes the directories of killed test sessions.
 ROOT is short: Ray puts sockets below $TMPDIR, and a socket's path has 107 characters at most.
 """
 
@@ -41,7 +41,7 @@ HEALTH_CHECKS = {
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
 }
-"""Ray's, as in cluster.yaml: a node that was killed, or cut off, is given up after about 2 s."""
+"""Ray's health checks as in cluster.yaml: Ray gives up a killed or unreachable node after about 2 s."""
 
 SETTINGS = f"""\
 broker_groups: {BROKER_GROUPS}
@@ -54,7 +54,7 @@ broker:
 """
 
 RETRY_LEVELS = " ".join(["1s"] * 18)
-"""Delay levels of one second each, so that a failed message walks them while a test waits."""
+"""Delay levels of one second each, so that a failed message passes through several levels during a test."""
 SERVER_SETTINGS = (
     SETTINGS.replace(
         "store:\n",
@@ -71,7 +71,8 @@ store:
 
 
 def one_group(replication: str) -> str:
-    """Settings of one broker group with small files; `replication` is its mapping, in braces."""
+    """Return settings of one broker group with small files. `replication`: the group's replication mapping, in
+    braces."""
     return f"""\
 broker_groups: 1
 store:
@@ -83,7 +84,7 @@ replication: {replication}
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """Directories of one test's own; see the module."""
+    """The directories of one test, as the module docstring lists them."""
 
     root: Path
 
@@ -110,7 +111,7 @@ class Sandbox:
 
 @contextmanager
 def sandbox(settings: str = SETTINGS) -> Iterator[Sandbox]:
-    """Point HOME, TMPDIR and the current directory of this process, and of those it starts, into a new sandbox."""
+    """Set HOME, TMPDIR and the current directory of this process and its children to a new sandbox."""
     _remove_abandoned()
     box = Sandbox(Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp")))
     lock = _lock(box.root)
@@ -120,9 +121,9 @@ def sandbox(settings: str = SETTINGS) -> Iterator[Sandbox]:
         (box.work / "raymq.yaml").write_text(settings + f"data_dir: {box.data}\n")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HOME", str(box.home))
-            patch.setenv("XDG_CACHE_HOME", str(box.root / "cache"))  # names for completion
+            patch.setenv("XDG_CACHE_HOME", str(box.root / "cache"))  # files with names for completion
             patch.setenv("TMPDIR", str(box.tmp))
-            patch.setattr(tempfile, "tempdir", None)  # it is read from TMPDIR again
+            patch.setattr(tempfile, "tempdir", None)  # makes tempfile read TMPDIR again
             patch.chdir(box.work)
             yield box
     finally:
@@ -131,20 +132,20 @@ def sandbox(settings: str = SETTINGS) -> Iterator[Sandbox]:
 
 
 def _remove_abandoned() -> None:
-    """Remove the sandboxes of test sessions that were killed: nobody holds their locks."""
+    """Remove the sandboxes of killed test sessions, whose locks are free."""
     for root in Path("/tmp").glob(f"{PREFIX}*"):
         try:
             if time.time() - root.stat().st_ctime < YOUNG_S:
-                continue  # it may be locked in a moment
+                continue  # its creator may be about to lock it
             lock = _lock(root)
         except OSError:
-            continue  # it is in use, another's, or just removed
+            continue  # it is in use, belongs to another user, or was just removed
         shutil.rmtree(root, ignore_errors=True)
         os.close(lock)
 
 
 def _lock(root: Path) -> int:
-    """Lock a directory; BlockingIOError if another process has locked it. Closing the descriptor unlocks it."""
+    """Lock a directory. Closing the descriptor unlocks it. Raises BlockingIOError if another process holds the lock."""
     descriptor = os.open(root, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -156,7 +157,8 @@ def _lock(root: Path) -> int:
 
 @contextmanager
 def embedded(box: Sandbox) -> Iterator[raymq.Client]:
-    """An embedded raymq in the sandbox; at the end no process of it is left, and no file outside its data."""
+    """Yield an embedded raymq in the sandbox. At the end no process of raymq may be left, and no file outside of its
+    data."""
     before = set(descendants())
     with raymq.connect(embedded=True) as client:
         yield client
@@ -164,29 +166,30 @@ def embedded(box: Sandbox) -> Iterator[raymq.Client]:
         outside = files_written_outside(started, box.root)
     assert outside == []
     assert_gone(started)
-    assert_gone([process for process in descendants() if process not in before])  # started after the look
+    # processes that started after the list was taken
+    assert_gone([process for process in descendants() if process not in before])
     assert_untouched(box)
 
 
 def descendants(pid: int | None = None) -> list[psutil.Process]:
-    """The processes below this one, or below `pid`."""
+    """Return the descendants of this process, or of `pid`."""
     return psutil.Process(pid).children(recursive=True)
 
 
 def assert_gone(processes: Sequence[psutil.Process], timeout_s: float = 60.0) -> None:
-    """Every one of them ends by itself."""
+    """Check that every process ends by itself."""
     _, alive = psutil.wait_procs(processes, timeout=timeout_s)
     assert [describe(process) for process in alive] == []
 
 
 def without_rays_agents(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """The processes without the two agents of a node, which notice only after up to a minute that all else is gone."""
+    """Return the processes except a node's two Ray agents, which may outlive the node by up to a minute."""
     agents = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
     return [process for process in processes if not title(process).startswith(agents)]
 
 
 def title(process: psutil.Process) -> str:
-    """A process's first argument, which Ray sets to what it does; empty when it has ended."""
+    """Return a process's first argument, which Ray sets to the process's role; empty if the process has ended."""
     try:
         command = process.cmdline()
     except psutil.NoSuchProcess:
@@ -195,14 +198,14 @@ def title(process: psutil.Process) -> str:
 
 
 def assert_untouched(box: Sandbox) -> None:
-    """Nothing is in HOME, Ray's temporary files are gone, and the current directory is as it was."""
+    """Check that HOME is empty, Ray's temporary files are gone, and the current directory is unchanged."""
     assert [str(path) for path in box.home.rglob("*")] == []
     assert [str(path) for path in box.tmp.rglob("*")] == []
     assert (left := sorted(path.name for path in box.work.iterdir())) == ["raymq.yaml"], left
 
 
 def describe(process: psutil.Process) -> str:
-    """A leftover process in words, for a failing test's message."""
+    """Describe a leftover process, for the message of a failed test."""
     try:
         return f"{process.pid} {process.status()} {' '.join(process.cmdline())[:200]}"
     except psutil.NoSuchProcess:
@@ -210,13 +213,13 @@ def describe(process: psutil.Process) -> str:
 
 
 def files_written_outside(processes: Sequence[psutil.Process], root: Path) -> list[str]:
-    """Regular files that the processes hold open for writing and that are not below `root`."""
+    """Return the regular files outside of `root` that the processes hold open for writing."""
     found = set()
     for process in processes:
         try:
             opened = process.open_files()
         except psutil.NoSuchProcess:
-            continue  # a worker that ended meanwhile
+            continue  # the worker ended after the list was taken
         for file in opened:
             if file.mode != "r" and not Path(file.path).is_relative_to(root) and not file.path.startswith("/dev/"):
                 found.add(f"{file.path} by {describe(process)}")
@@ -224,12 +227,13 @@ def files_written_outside(processes: Sequence[psutil.Process], root: Path) -> li
 
 
 def actor_processes(actor: str) -> list[psutil.Process]:
-    """All processes of actors of one class, by what Ray titles them: `ray::Broker`, at work `ray::Broker.groups`."""
+    """Return all processes of actors of one class. Ray titles them `ray::Broker`, or during a call
+    `ray::Broker.groups`."""
     return [process for process in descendants() if title(process).split(".")[0] == f"ray::{actor}"]
 
 
 def kill_actors(actor: str) -> None:
-    """SIGKILL every process of one class of actors, and wait until they have ended."""
+    """SIGKILL every process of one class of actors, and wait until all have ended."""
     processes = actor_processes(actor)
     assert processes, f"no process of a {actor}"
     for process in processes:
@@ -238,12 +242,12 @@ def kill_actors(actor: str) -> None:
 
 
 def user_environment() -> dict[str, str]:
-    """The environment for a program of a user: nothing on the import path but what is installed."""
+    """Return the environment for a user's program: only installed packages on the import path."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def poll_until(consumer: raymq.PullConsumer, count: int, timeout_s: float = 60.0) -> list[MessageExt]:
-    """Poll until `count` messages came."""
+    """Poll until `count` messages have arrived."""
     messages: list[MessageExt] = []
 
     def enough() -> bool:

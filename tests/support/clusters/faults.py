@@ -1,4 +1,4 @@
-"""The faults of chaos tests: processes are killed, by a seeded random generator, or stand still for a while."""
+"""The faults of chaos tests: a seeded random generator chooses processes to kill or to stop for a while."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ POLL_S = 0.002
 
 @contextmanager
 def standing_still(*pids: int) -> Iterator[None]:
-    """Processes that are stopped with SIGSTOP in the body, one after another, and go on after it if they still live."""
+    """Stop processes with SIGSTOP one after another for the block. Processes that still live continue after the
+    block."""
     try:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -33,9 +34,9 @@ def standing_still(*pids: int) -> Iterator[None]:
 
 
 class _Killer:
-    """Kills one of some processes with SIGKILL each time the workload's progress reaches the next mark.
+    """Kills a process of a set with SIGKILL each time the workload's progress reaches the next mark.
 
-    The marks are drawn from the seed: `kills` of them, between a tenth and nine tenths of `total`.
+    The seed decides the `kills` marks, between a tenth and nine tenths of `total`.
     """
 
     def __init__(
@@ -46,13 +47,13 @@ class _Killer:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.killed: list[str] = []
-        """The faults, in words, for the report."""
+        """Descriptions of the faults, for the report."""
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """End. What is due at the marks that were reached is done before: its victim may just be starting again."""
+        """End. The kills of all reached marks are done first, because a victim may be restarting."""
         self._thread.join(60 if self._progress() >= self._marks[-1] else 0)
         self._stop.set()
         self._thread.join(60)
@@ -70,7 +71,7 @@ class _Killer:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
-                continue  # it was on its way to its end
+                continue  # the process was already ending
             self.killed.append(f"{name} (pid {pid}) after {self._progress()} messages")
             return
 
@@ -79,7 +80,7 @@ class _Killer:
 
 
 class StorageKiller(_Killer):
-    """Kills storage actors, by name."""
+    """Kills storage actors by name."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class StorageKiller(_Killer):
         self._mq = mq
 
     def _pid_of(self, name: str) -> int | None:
-        """The process of a storage actor, once it answers (it may have been killed just now)."""
+        """Return the process of a storage actor. Waits until the actor answers, as it may have just been killed."""
         deadline_s = time.monotonic() + 60
         while time.monotonic() < deadline_s and not self._stop.is_set():
             try:
@@ -108,10 +109,10 @@ class StorageKiller(_Killer):
 
 
 class ActorKiller(_Killer):
-    """Kills any one process of a class of actors, such as "Pull"."""
+    """Kills any process of a class of actors, such as "Pull"."""
 
     def _pid_of(self, name: str) -> int | None:
-        """A process of the class, once there is one (all may have been killed just now)."""
+        """Return a process of the class. Waits until one exists, as all may have just been killed."""
         deadline_s = time.monotonic() + 60
         while time.monotonic() < deadline_s and not self._stop.is_set():
             processes = actor_processes(name)

@@ -1,10 +1,10 @@
-"""A whole raymq in the process of a test program, without Ray: its real servers, reached by their real lanes.
+"""A whole raymq in the process of a test program, without Ray: real servers, reached over real lanes.
 
     connect() → RouteCache, StorageClients, lanes …           the real client
     ray.get_actor, Actor.options().remote(), ray.get, ray.kill  → LocalRay: objects of this process, threads for calls
     NameServer, Storage, Broker, Rebalance, Pull, Listener      the real classes
 
-LocalRay replaces functions of Ray's modules and does not put them back: it is for programs of their own, not for tests
+LocalRay replaces functions of Ray's modules and does not restore them. Use it in programs of their own, not in tests
 that run in the process of pytest.
 """
 
@@ -35,7 +35,7 @@ class Reference(Future[Any]):
 
 
 class LocalActor:
-    """An actor: an object of this process and the handle of it at once. Each call runs in a thread of its own."""
+    """An actor of this process, which is also its own handle. Each call runs in a thread of its own."""
 
     def __init__(self, cluster: LocalRay, key: tuple[str, str], real: type, arguments: Any, keywords: Any) -> None:
         self._cluster, self.key, self._dead = cluster, key, False
@@ -55,7 +55,7 @@ class LocalActor:
             try:
                 with self._cluster.inside(self):
                     result = getattr(self._object, name)(*arguments, **keywords)
-            except BaseException as error:  # the caller's, as Ray has it
+            except BaseException as error:  # the caller gets the error, as in Ray
                 reference.set_exception(error)
             else:
                 reference.set_result(result)
@@ -78,7 +78,7 @@ class LocalRay:
         self._names = itertools.count()
 
     def install(self) -> None:
-        """Put this in the place of Ray, for the rest of the process's life."""
+        """Replace Ray's functions for the rest of the process's life."""
         ray.get_actor = lambda name, namespace=None: self.find(str(namespace), name)
         ray.get = _get
         ray.kill = lambda handle, no_restart=True: self.kill(handle)
@@ -99,24 +99,24 @@ class LocalRay:
         register._internal_kv_del = lambda key, namespace: self._register.pop(key, None)
 
     def find(self, namespace: str, name: str) -> LocalActor:
-        """The handle of an actor. ValueError, as Ray raises it."""
+        """Return the handle of an actor. Raises ValueError as Ray does."""
         try:
             return self._actors[namespace, name]
         except KeyError:
             raise ValueError(f"no actor is called {name!r}") from None
 
     def kill(self, handle: LocalActor | None) -> None:
-        """End an actor: it answers no more. Its threads go on."""
+        """End an actor: it no longer answers calls. Its threads continue."""
         if handle is not None:
             handle._dead = True
             self._actors.pop(handle.key, None)
 
     def names(self) -> list[tuple[str, str]]:
-        """The namespace and the name of each actor."""
+        """Return the namespace and name of each actor."""
         return list(self._actors)
 
     def inside(self, actor: LocalActor) -> _Inside:
-        """A block in which this thread belongs to an actor."""
+        """Return a context in which this thread belongs to an actor."""
         return _Inside(self._present, actor)
 
     def _context(self) -> Any:
@@ -167,14 +167,16 @@ def _get(reference: Any, timeout: float | None = None) -> Any:
     try:
         return reference.result(timeout)
     except FutureTimeoutError as error:
-        if reference.done():  # the call itself raised it
+        if reference.done():  # the call itself raised the error
             raise
         raise GetTimeoutError(f"not in {timeout} s") from error
 
 
 def start_cluster(root: Path, **settings: Any) -> LocalRay:
-    """Start a raymq of one broker group with its store below `root`; from now on `raymq.connect()` finds it.
-    `settings` are further ones of ClusterSettings."""
+    """Start a raymq of one broker group with its store below `root`. Afterwards `raymq.connect()` finds it.
+
+    `settings`: further fields of ClusterSettings.
+    """
     local = LocalRay()
     local.install()
     launch, plan = import_module("placement.launch"), import_module("placement.plan")

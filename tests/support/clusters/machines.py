@@ -1,14 +1,14 @@
-"""Machines, all on this one: namespaces of Linux. A world of them has a network of its own, in which there is nothing
-but the loopback interface, so nothing is reachable from outside.
+"""Simulated machines on this computer, made of Linux namespaces.
 
-Each machine has its own processes, /root, /tmp, /run and /dev/shm; the rest of the file system is this machine's. One
-that is to be logged in to runs an sshd and shares the world's network: port 22 of every loopback address is free there.
-One without has a network of its own, of which tests.support.clusters.network makes something. The world's first process
-ends with this one, and with it all the others.
+A world of machines has a network of its own with only a loopback interface, so nothing is reachable from outside. Each
+machine has its own processes, /root, /tmp, /run and /dev/shm, and shares the rest of the file system with this
+computer. A machine with log-in runs an sshd and shares the world's network, where port 22 of every loopback address is
+free. A machine without log-in has a network of its own, which tests.support.clusters.network connects. The world's
+first process ends with this process, and ends all other processes of the world.
 
-    DIRECTORY/key, key.pub, host_key    to log in with, and what the machines answer with
+    DIRECTORY/key, key.pub, host_key    the user's keys and the machines' host key
     DIRECTORY/NAME/root, tmp            a machine's /root and /tmp
-    DIRECTORY/NAME/log                  what its first process says
+    DIRECTORY/NAME/log                  the output of a machine's first process
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SEARCH_PATH = f"{Path(sys.prefix) / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/s
 SCRIPT = Path(__file__).with_name("machine.sh")
 REPOSITORY = Path(__file__).parents[3]
 
-# What `ip link set lo up` does, which is not installed everywhere.
+# Does what `ip link set lo up` does; the program `ip` is not installed everywhere.
 LOOPBACK_UP = """
 import fcntl, socket, struct, time
 fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))
@@ -55,7 +55,7 @@ PidFile none
 
 
 def why_impossible(*programs: str) -> str:
-    """Why there can be no such machines here, with these programs; empty if there can."""
+    """Return why such machines with these programs cannot run here; empty if they can."""
     if os.geteuid() != 0:
         return "only root may make namespaces"
     for program in ("unshare", "nsenter", "setpriv", *programs):
@@ -73,7 +73,7 @@ def why_impossible(*programs: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Some machines, and one more from which to log in to them."""
+    """Some machines, and one more machine from which to log in to the others."""
 
     directory: Path
     process: subprocess.Popen[bytes]
@@ -81,22 +81,22 @@ class World:
 
     @property
     def key(self) -> Path:
-        """The private key that every machine lets in."""
+        """Path of the private key that every machine accepts."""
         return self.directory / "key"
 
     def root(self, name: str) -> Path:
-        """A machine's /root, which is its user's home."""
+        """Return a machine's /root, the home of its user."""
         return self.directory / name / "root"
 
     @property
     def pid(self) -> int:
-        """The world's first process."""
+        """Process id of the world's first process."""
         return _first_process(self.process)
 
     def run(self, *command: str, timeout_s: float, machine: int | None = None) -> str:
-        """Run a command in the repository, on the machine with this first process or as the operator.
+        """Run a command in the repository, on the machine with this first process, or else as the operator.
 
-        Returns its output. AssertionError, with what it said, when it fails.
+        Returns the command's output. Raises AssertionError with the output if the command fails.
         """
         done = subprocess.run(
             self.command(command, machine),
@@ -112,11 +112,11 @@ class World:
         return done.stdout
 
     def command(self, command: Sequence[str], machine: int | None = None) -> list[str]:
-        """The start of a command line that runs a command there."""
+        """Return the arguments that run a command on a machine, or as the operator."""
         return [*_enter(machine or self.pid, mount=True), *_inside(REPOSITORY), *command]
 
     def start(self, name: str, address: str) -> None:
-        """Start a machine that listens at a loopback address; return when it does."""
+        """Start a machine with log-in at a loopback address. Returns when its sshd listens."""
         _furnish(self.directory / name)
         home = self.root(name)
         (home / ".bashrc").write_text(f"export PYTHONPATH={REPOSITORY}\n")  # the raymq under test
@@ -131,7 +131,7 @@ class World:
         eventually(listens, f"the sshd of {name}", 20)
 
     def start_alone(self, name: str) -> int:
-        """Start a machine in a network of its own; returns its first process."""
+        """Start a machine with a network of its own. Returns the id of its first process."""
         _furnish(self.directory / name)
         machine, log = self._begin(name, sys.executable, "-c", LOOPBACK_UP, net=True)
 
@@ -160,7 +160,7 @@ class World:
 
 @contextmanager
 def world(directory: Path, *, keys: bool = True) -> Iterator[World]:
-    """A world without machines; at the end everything in it is killed. `keys`: to log in with."""
+    """Yield a world without machines. At the end all of its processes are killed. `keys`: make keys for log-ins."""
     directory = directory.resolve()
     for name in ("key", "host_key") if keys else ():
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)], check=True)
@@ -174,7 +174,7 @@ def world(directory: Path, *, keys: bool = True) -> Iterator[World]:
     finally:
         started = [process, *made.machines]
         family = [child for one in started for child in psutil.Process(one.pid).children(recursive=True)]
-        process.kill()  # with it, the kernel ends every process in its namespaces
+        process.kill()  # the kernel then ends every process in its namespaces
         for one in started:
             one.wait(30)
         _, alive = psutil.wait_procs(family, timeout=30)
@@ -200,7 +200,7 @@ def _enter(pid: int, *, mount: bool) -> list[str]:
 
 
 def _inside(directory: Path) -> list[str]:
-    """A clean environment, as after a log-in."""
+    """Return arguments that give a command a clean environment, as after a log-in."""
     return [
         *("env", "-i", f"--chdir={directory}", "HOME=/root", "USER=root", f"PATH={SEARCH_PATH}", "LANG=C.UTF-8"),
         *("RAY_USAGE_STATS_ENABLED=0", "RAY_UP_enable_autoscaler_v2=1"),
@@ -208,7 +208,7 @@ def _inside(directory: Path) -> list[str]:
 
 
 def _first_process(unshare: subprocess.Popen[bytes]) -> int:
-    """The process that `unshare` forked, once it runs what it is to run; else 0."""
+    """Return the id of the process that `unshare` forked, or 0 until that process runs its program."""
     for child in psutil.Process(unshare.pid).children(recursive=True):
         if title(child) == sys.executable:
             return child.pid

@@ -1,10 +1,10 @@
-"""Machines with a network between them that can be cut, all on this one (tests.support.clusters.machines).
+"""Simulated machines on this computer with a network between them that can be cut (tests.support.clusters.machines).
 
-Each machine has one interface, whose other end is in the world's network, which forwards: 10.77.N.2 is machine N. A cut
-is a rule there that drops what goes from one machine to another; the other direction is a rule of its own. Nothing is
-reachable from outside.
+Each machine has one interface, whose peer is in the world's network. The world's network forwards packets: 10.77.N.2 is
+machine N. A cut is a rule in that network that drops packets from one machine to another. The opposite direction has a
+rule of its own. Nothing is reachable from outside.
 
-The first machine is the head of a Ray cluster of all of them, with a token, and with health checks as in cluster.yaml.
+The first machine is the head of a Ray cluster of all machines, with a token, and with health checks as in cluster.yaml.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Network:
         machines.run("sh", "-c", FORWARD, timeout_s=START_S)
         for number, name in enumerate(self._names, start=1):
             self._pids[name] = pid = machines.start_alone(name)
-            # The name of an interface is the machine's; its other end has to be made from where both are seen.
+            # A machine's interface is named after the machine. Its peer is made where both networks are visible.
             subprocess.run(
                 [
                     *("nsenter", "--target", str(machines.pid), "--net", "--"),
@@ -67,11 +67,11 @@ class Network:
         return f"10.77.{self._names.index(name) + 1}.2"
 
     def root(self, name: str) -> Path:
-        """A machine's home."""
+        """Return a machine's home directory."""
         return self._world.root(name)
 
     def run(self, name: str, *command: str) -> str:
-        """The output of a command on a machine."""
+        """Run a command on a machine. Returns its output."""
         return self._world.run(*command, timeout_s=START_S, machine=self._pids[name])
 
     def spawn(self, name: str, *command: str, **streams: IO[bytes] | int) -> subprocess.Popen[bytes]:
@@ -81,7 +81,8 @@ class Network:
         return subprocess.Popen(called, **{"stdin": subprocess.DEVNULL, **streams})  # type: ignore[call-overload,no-any-return]
 
     def end(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill a program, which is a child of the process that entered its machine; return when it is gone."""
+        """Kill a program, which is a child of the process that entered its machine. Returns when the program has
+        ended."""
         if process.poll() is None:
             programs = psutil.Process(process.pid).children(recursive=True)
             for program in programs:
@@ -93,7 +94,7 @@ class Network:
         process.wait(30)
 
     def start_ray(self) -> None:
-        """Start Ray on all machines, the first as head."""
+        """Start Ray on all machines, with the first machine as head."""
         head, *others = self._names
         system_config = json.dumps(HEALTH_CHECKS)
         self._ray(head, "--head", f"--port={PORT}", "--include-dashboard=false", f"--system-config={system_config}")
@@ -101,18 +102,18 @@ class Network:
             self.join(name)
 
     def join(self, name: str) -> None:
-        """Start Ray on a machine that is not the head, ending what is left of it there first, as `ray up` does."""
+        """Start Ray on a machine that is not the head. Ends the machine's old Ray processes first, as `ray up` does."""
         self.run(name, "ray", "stop", "--force")
         self._ray(name, f"--address={self.address(self._names[0])}:{PORT}")
 
     def _ray(self, name: str, *options: str) -> None:
-        # Ray's agents keep the streams that they are started with: they are not waited for.
+        # Ray's agents keep the streams that they are started with, so do not wait for the streams to close.
         command = " ".join(f"'{word}'" for word in (*RAY, f"--node-ip-address={self.address(name)}", *options))
         log = f"{self.root(name).parent}/ray.log"
         self.run(name, "env", "RAY_AUTH_MODE=token", "sh", "-c", f"{command} > {log} 2>&1 || {{ cat {log}; exit 1; }}")
 
     def cut(self, source: Iterable[str], target: Iterable[str]) -> None:
-        """Lose what goes from these machines to those from now on, in this direction only."""
+        """Drop all packets from the `source` machines to the `target` machines from now on, in this direction only."""
         for one in source:
             for other in target:
                 self._rule("add", one, other)
@@ -130,19 +131,19 @@ class Network:
 
 @contextmanager
 def network(directory: Path, names: Iterable[str]) -> Iterator[Network]:
-    """Machines without Ray yet; at the end everything on them is killed."""
+    """Yield machines without Ray. At the end all their processes are killed."""
     with world(directory, keys=False) as machines:
         yield Network(machines, names)
 
 
 class Hand:
-    """A program on a machine that is asked for things there (tests/chaos/nodes/remote_group.py)."""
+    """A program on a machine that carries out requests there (tests/chaos/nodes/remote_group.py)."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     def ask(self, question: str, *arguments: object, timeout_s: float = 120.0) -> Any:
-        """Its answer; AssertionError with what it raised."""
+        """Return the program's answer. Raises AssertionError with the error that the program raised."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([question, *arguments]).encode() + b"\n")

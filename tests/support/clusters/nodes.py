@@ -1,7 +1,7 @@
-"""A Ray cluster of several raylets on this machine, each with a data directory of its own, in a sandbox.
+"""A Ray cluster of several raylets on this computer, each with its own data directory, in a sandbox.
 
-Everything listens on loopback, with a token; health checks are tuned so that a raylet that was killed is given up
-within about two seconds. The first node, the head, is this process's own.
+Everything listens on loopback, with a token. Ray's health checks give up a killed raylet within about two seconds. The
+first node, the head, is this process's own.
 """
 
 from __future__ import annotations
@@ -50,19 +50,21 @@ class Nodes:
         return self._box.data / name
 
     def runs(self, name: str) -> bool:
-        """True if it was started, and not killed."""
+        """Return whether the node was started and not killed."""
         return name in self._nodes
 
     def node_id(self, name: str) -> str:
         return str(self._nodes[name].node_id)
 
     def name_of(self, node_id: str | None) -> str:
-        """The node with a Ray id; empty for one that is not there."""
+        """Return the name of the node with a Ray id; empty if no such node exists."""
         return next((name for name, node in self._nodes.items() if node.node_id == node_id), "")
 
     def add(self, name: str, **options: Any) -> None:
-        """Start a node; one that was killed comes back under another id, with its data. `options`: Ray's, such as its
-        `labels`, and what a head needs."""
+        """Start a node. A killed node returns with a new Ray id and its old data.
+
+        `options`: Ray's options, such as `labels`, and the options that a head needs.
+        """
         self._nodes[name] = self._cluster.add_node(
             node_ip_address=LOOPBACK,
             num_cpus=2,
@@ -78,7 +80,8 @@ class Nodes:
         self._cluster.remove_node(node, allow_graceful=False)
 
     def kill_all(self) -> None:
-        """SIGKILL every process of the cluster, the head's too, and disconnect this process. Nothing comes back."""
+        """SIGKILL every process of the cluster, including the head's, and disconnect this process. No process
+        restarts."""
         processes = [process for node in self._nodes.values() for process in _family(node)]
         self._nodes.clear()
         _kill(processes)
@@ -86,7 +89,7 @@ class Nodes:
 
 
 def _family(node: Any) -> list[psutil.Process]:
-    """A node's processes, and what they started."""
+    """Return a node's processes and their descendants."""
     started = [psutil.Process(info.process.pid) for infos in node.all_processes.values() for info in infos]
     return [one for process in started for one in (process, *process.children(recursive=True))]
 
@@ -101,7 +104,7 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
 
 @contextmanager
 def nodes(box: Sandbox, names: tuple[str, ...]) -> Iterator[Nodes]:
-    """Start them, the first as head, and connect this process."""
+    """Start the nodes, with the first as head, and connect this process."""
     directory = box.tmp / "ray"
     directory.mkdir(exist_ok=True)
     token = directory / "token"
@@ -110,10 +113,10 @@ def nodes(box: Sandbox, names: tuple[str, ...]) -> Iterator[Nodes]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # otherwise it listens on all interfaces
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # otherwise Ray listens on all interfaces
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setattr(sys.modules["ray._private.ray_constants"], "ENABLE_RAY_CLUSTER", False)
-        Config.initialize("")  # Ray has read the environment when it was imported
+        Config.initialize("")  # Ray reads the environment only when it is imported
         cluster = Cluster()
         made = Nodes(cluster, box)
         try:

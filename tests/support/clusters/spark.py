@@ -1,4 +1,4 @@
-"""A Spark session on a sandbox's cluster, as a job of the command line has it."""
+"""A Spark session on a sandbox's cluster, as a job of the command line uses it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.support.clusters.cluster import Sandbox, assert_gone, descendants
 
 @contextmanager
 def session_without_leftovers(box: Sandbox) -> Iterator[Any]:
-    """A session with one executor. At its end all of its four Java processes are gone."""
+    """Yield a session with one executor. At the end all four of its Java processes must have ended."""
     temporary = f"-Djava.io.tmpdir={box.java}"  # Ray kills JVMs, which leave their libraries there
     roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
     configs = {f"{role}.extraJavaOptions": temporary for role in roles}
     size = SessionSize(executor_memory="512m")
     with spark_job("tests", None, size, quiet=True, configs=configs) as (session, _):
-        session.range(1).count()  # so that the executor is there
+        session.range(1).count()  # makes Spark start the executor
         started = java_processes()
         yield session
     assert len(started) == 4
@@ -28,12 +28,12 @@ def session_without_leftovers(box: Sandbox) -> Iterator[Any]:
 
 
 def java_processes() -> list[psutil.Process]:
-    """The Java processes below this one."""
+    """Return the Java processes among this process's descendants."""
     found = []
     for process in descendants():
         try:
             if process.name() == "java":
                 found.append(process)
         except psutil.NoSuchProcess:
-            continue  # it ended meanwhile
+            continue  # the process ended after the list was taken
     return found

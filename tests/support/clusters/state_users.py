@@ -1,4 +1,4 @@
-"""Clients that change what a broker remembers, and note what it answered: groups made, offsets committed."""
+"""Clients that create groups and commit offsets at a broker, and check that the broker keeps what it acknowledged."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ CALL_TIMEOUT_S = 10.0
 
 
 class StateUsers:
-    """`makers` threads that make consumer groups, and `committers` that each commit in a group and a queue of their own
-    of `topic`, ever further, and look at what is committed: over lanes, while the makers call actor methods. A context:
-    they end with it, and one that failed raises.
+    """Threads that change a broker's state while a test kills servers.
 
-    Nothing that was answered may be forgotten: `check` says so."""
+    `makers` threads create consumer groups with actor methods. `committers` threads each commit ever larger offsets
+    over lanes, in a group and a queue of `topic` of their own, and read the committed offset. The threads end when the
+    context ends, which raises a thread's error. `check` fails if the broker forgot anything that it acknowledged.
+    """
 
     def __init__(
         self, broker_name: str, topic: str, queues: int, *, makers: int, committers: int, pause_s: float, prefix: str
@@ -32,7 +33,7 @@ class StateUsers:
         self._lock = threading.Lock()
         self.made: set[str] = set()
         self.committed: dict[tuple[str, int], int] = {}
-        """Group and queue to the furthest offset that was answered as committed, or was read."""
+        """By group and queue: the largest offset whose commit was acknowledged, or that was read."""
         self.went_back: list[str] = []
         self.progress = 0
         self.last_s = time.monotonic()
@@ -59,7 +60,7 @@ class StateUsers:
             raise self._failures[0]
 
     def check(self) -> None:
-        """AssertionError unless the broker knows everything that it has answered."""
+        """Raise AssertionError unless the broker still has everything that it acknowledged."""
         known = set(self._ask("groups"))
         forgotten = sorted(self.made - known)
         assert forgotten == [], f"{len(forgotten)} of {len(self.made)} groups are forgotten: {forgotten[:5]}"
@@ -86,7 +87,7 @@ class StateUsers:
                 except RaymqError as error:
                     if not error.retryable:
                         raise
-                    continue  # unknown: the same again
+                    continue  # the outcome is unknown: repeat the same step
                 with self._lock:
                     now_s, self.progress = time.monotonic(), self.progress + 1
                     self.longest_gap_s, self.last_s = max(self.longest_gap_s, now_s - self.last_s), now_s

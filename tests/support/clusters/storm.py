@@ -1,5 +1,6 @@
-"""Faults that overlap: several processes at once, a second blow while the first is being recovered from, and processes
-that stand still for a while among those that are killed."""
+"""Overlapping faults: several processes at once, a second fault during the recovery from the first, and stopped
+processes among killed ones.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ WHOLE_S = 0.05
 class Weather:
     """The faults of a storm.
 
-    `kills` and `stops` have the weight of each class of actors, such as "Storage", in the choice. A stop lasts
-    `stop_s`, from the shortest to the longest; the second blow follows the first after `again_s`; `calm_s` is the time
-    between two bursts, and a burst strikes `at_once` processes at most.
+    `kills` and `stops` map each class of actors, such as "Storage", to its weight in the random choice. A stop lasts
+    between the two values of `stop_s`. The second fault of a burst follows the first after `again_s`. `calm_s` is the
+    time between two bursts. A burst hits at most `at_once` processes.
     """
 
     kills: Mapping[str, int]
@@ -34,30 +35,30 @@ class Weather:
 
 
 class Storm:
-    """Bursts of faults for `seconds`, drawn from a random generator; then everything that stands still goes on."""
+    """Bursts of random faults for `seconds`. At the end all stopped processes continue."""
 
     def __init__(self, weather: Weather, rng: random.Random, seconds: float) -> None:
         self._weather, self._rng, self._seconds = weather, rng, seconds
         self._stopped: dict[psutil.Process, float] = {}
-        """The processes that stand still, each with the time at which it goes on."""
+        """The stopped processes, each with the time at which it continues."""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="storm", daemon=True)
         self.started_s = time.monotonic()
         self.ended_s = 0.0
-        """When the last fault was over, on `time.monotonic`'s clock."""
+        """End time of the last fault, on `time.monotonic`'s clock."""
         self.faults: list[str] = []
-        """The faults, in words, for the report."""
+        """Descriptions of the faults, for the report."""
 
     def start(self) -> None:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until it is over."""
+        """Wait until the storm has ended."""
         self._thread.join(self._seconds + 120)
         assert not self._thread.is_alive()
 
     def stop(self) -> None:
-        """End it early; it may not have begun."""
+        """End the storm early, even if it has not begun."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(60)
@@ -77,7 +78,7 @@ class Storm:
             self.ended_s = time.monotonic()
 
     def _strike(self, actor: str | None = None) -> str:
-        """Kill or stop a process, of a class that is chosen if it is not given; returns the class."""
+        """Kill or stop a process of the class `actor`, or of a random class. Returns the class."""
         weather, rng = self._weather, self._rng
         if actor is None or actor not in weather.kills:
             stops = rng.random() < 0.4
@@ -108,7 +109,7 @@ class Storm:
         self.faults.append(f"{time.monotonic() - self.started_s:6.1f} s: {what} {actor} ({process.pid})")
 
     def _pass(self, seconds: float) -> None:
-        """Let time pass, in which those who stood still go on when it is their time."""
+        """Let time pass. Stopped processes continue when their time has come."""
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s and not self._ending.wait(WHOLE_S):
             self._continue(time.monotonic())
@@ -119,7 +120,7 @@ class Storm:
             try:
                 process.resume()
             except psutil.NoSuchProcess:
-                continue  # it was killed with its node, or by Ray
+                continue  # the process was killed with its node, or by Ray
             self._note("continued", title(process).removeprefix("ray::").split(".")[0], process)
 
 

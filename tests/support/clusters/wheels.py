@@ -1,7 +1,7 @@
-"""raymq as it is distributed, and small distributions of others.
+"""Distributions of raymq as it is released, and small distributions of other projects.
 
-raymq is built from a copy of the checkout: a build leaves `build/` and `*.egg-info` behind, and takes along what an
-earlier one left there.
+raymq is built from a copy of the checkout, because a build leaves `build/` and `*.egg-info` behind and packs such
+leftovers of an earlier build.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOT_SOURCE = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pyca
 
 
 def build_raymq(directory: Path) -> tuple[Path, Path]:
-    """raymq's source distribution, and the wheel that is built from it alone; both in `directory`."""
+    """Build raymq's source distribution, and a wheel from that source distribution alone, in `directory`."""
     checkout = directory / "checkout"
     shutil.copytree(REPOSITORY, checkout, ignore=NOT_SOURCE)
     source = directory / _build("build_sdist", checkout, directory)
@@ -32,7 +32,7 @@ def build_raymq(directory: Path) -> tuple[Path, Path]:
 
 
 def _build(what: str, project: Path, directory: Path) -> str:
-    """Have setuptools build something, as pip would without build isolation; returns the file's name."""
+    """Have setuptools build a distribution, as pip does without build isolation. Returns the file's name."""
     program = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
     done = subprocess.run(
         [sys.executable, "-c", program, what, str(directory)],
@@ -47,7 +47,7 @@ def _build(what: str, project: Path, directory: Path) -> str:
 
 
 def make_wheel(directory: Path, name: str, files: Mapping[str, str]) -> Path:
-    """A wheel with these files: path inside site-packages to text."""
+    """Make a wheel of these files, given as a mapping of path inside site-packages to text."""
     info = f"{name}-1.0.dist-info"
     all_files = {
         **files,

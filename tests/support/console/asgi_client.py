@@ -1,4 +1,4 @@
-"""Requests to an ASGI application without a server: the tests' stand-in for a browser that keeps cookies."""
+"""Send requests to an ASGI application without a server, as a stand-in for a browser that keeps cookies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OWN_ORIGIN = "http://console.test"
 
 @dataclass(frozen=True)
 class Answer:
-    """Status, headers in lower case, and body of an answer."""
+    """Status, headers in lower case, and body of a response."""
 
     status: int
     headers: dict[str, str]
@@ -46,7 +46,7 @@ class AsgiClient:
     def post(
         self, path: str, fields: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """A form, sent from the console's own page."""
+        """Post a form, as sent from the console's own page."""
         form = {"origin": f"http://{self.host}", "content-type": "application/x-www-form-urlencoded"}
         return self.request("POST", path, {**form, **(headers or {})}, urlencode(fields or {}).encode())
 
@@ -87,7 +87,7 @@ class AsgiClient:
         try:
             await self.app(scope, receive, send)
         except Exception:
-            if not sent:  # a server would answer with what was sent before the error, and log it
+            if not sent:  # a server would send the bytes that precede the error, and log the error
                 raise
         start = sent[0]
         found = {name.decode().lower(): value.decode() for name, value in start["headers"]}

@@ -1,7 +1,7 @@
 """FakeCluster: a small cluster in memory, with the calls of Admin, Producer and ClusterControl that the console makes.
 
-Tests change its fields as they like: `errors` by the name of a call make it raise, `gates` make it wait for an event.
-`calls` are the changes that were made, as (name, arguments).
+Tests may change its fields. `errors` maps the name of a call to an error that the call raises; `gates` maps it to an
+event that the call waits for. `calls` lists the changes made, as (name, arguments).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from raymq.tools.console.cluster import (
 )
 
 NOW_MS = 1_795_400_000_000
-"""The time at which everything in a FakeCluster happened."""
+"""Time of every event in a FakeCluster."""
 BROKERS = ("broker-a", "broker-b")
 NODES = ("10.0.0.11", "10.0.0.12")
 
@@ -74,7 +74,7 @@ def fake_message(
     message_id: str = "",
     at_ms: int = NOW_MS,
 ) -> MessageExt:
-    """A message as a store returns it."""
+    """Return a message as a store returns it."""
     place = queue_offset * 4 + queue_id
     values: dict[str, Any] = {
         "topic": topic,
@@ -102,20 +102,20 @@ def fake_message(
 
 
 def topic_reading(queues: int, held: int, rate: float, perm: int = PERM_READ | PERM_WRITE) -> TopicReading:
-    """A topic with this number of messages, all of them put into it since the start, 512 bytes each."""
+    """Return readings of a topic that holds `held` messages of 512 bytes, all appended since the broker's start."""
     return TopicReading(held, 512 * held, queues, perm, held, rate, 512 * rate)
 
 
 def members_of(
     group: str, consume_type: ConsumeType, count: int, model: MessageModel = MessageModel.CLUSTERING
 ) -> list[ConsumerConnection]:
-    """The consumers of a group, which subscribe to the topic `orders`."""
+    """Return the consumers of a group, all subscribed to the topic `orders`."""
     data = ConsumerData(group, consume_type, {"orders": "*"}, model)
     return [ConsumerConnection(f"10.0.0.1@{n}", "10.0.0.1", 4_000 + n, data, 2.5) for n in range(count)]
 
 
 class FakeCluster:
-    """The cluster: two broker groups, a few topics and groups."""
+    """Two broker groups with a few topics and consumer groups."""
 
     def __init__(self) -> None:
         self.errors: dict[str, Exception] = {}
@@ -124,7 +124,7 @@ class FakeCluster:
         self.asked: list[str] = []
         self.audit_entries: list[AuditEntry] = []
         self.silent: set[str] = set()
-        """Brokers that give no readings."""
+        """Brokers that return no readings."""
         self.problems: tuple[str, ...] = ()
         self.writable = dict.fromkeys(BROKERS, True)
         self.drained = dict.fromkeys(NODES, False)
@@ -165,7 +165,7 @@ class FakeCluster:
         self.producers = [ProducerConnection("10.0.0.1@4711", "10.0.0.1", 4711, "shop", 3.0)]
 
     def console_cluster(self) -> ConsoleCluster:
-        """The cluster as the console is given it."""
+        """Return the cluster with the interface that the console expects."""
         return ConsoleCluster(cast(Admin, self), cast(Producer, self), self)
 
     def _begin(self, call: str) -> None:
@@ -268,7 +268,8 @@ class FakeCluster:
     def readings(
         self, timeout_s: float = READINGS_TIMEOUT_S, *, with_pairs: bool = True
     ) -> dict[str, BrokerReadings | None]:
-        """The first broker has all figures. `errors["figures"]` concern the samples for the charts only."""
+        """Return readings: only the first broker has all figures. `errors["figures"]` affects only the samples for the
+        charts."""
         self._begin("readings" if with_pairs else "figures")
         pairs = {
             (group, topic): GroupReading(0, self.groups[group].lag, self.groups[group].lag_ms)
@@ -477,7 +478,8 @@ class FakeCluster:
     def pull(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*", wait_s: float = 0.0
     ) -> PullResult:
-        """Offsets of a queue may have gaps, as after a deletion: the next message is at a later offset then."""
+        """Pull messages from `offset` on. A queue may have gaps, as after a deletion: the next message then has a later
+        offset."""
         self._begin("pull")
         self._row(queue.topic)
         found = [one for one in self.messages.get(queue.topic, []) if one.queue == queue and one.queue_offset >= offset]
@@ -530,7 +532,7 @@ class FakeCluster:
     def tail(
         self, topic: str, positions: Mapping[MessageQueue, int] | None = None, *, max_messages: int = 100
     ) -> Arrived:
-        """Positions count the messages of the list; they are kept at the first queue."""
+        """Return the newest messages. Positions are indexes in the message list, stored under the first queue."""
         self._begin("tail")
         queue = self._queues(topic)[0]
         stored = self.messages.get(topic, [])

@@ -27,18 +27,20 @@ XSS = (
     "&lt;script&gt;",
     "\u202egnp.exe\x1b[2J\x00\ufeff",
 )
-"""Texts that become something else where they are not escaped, in markup, attributes, scripts, addresses, templates."""
+"""Texts that change their meaning if a page does not escape them, in markup, attributes, scripts, addresses or
+templates."""
 ALL_XSS = " ".join(XSS)
 XSS_BODY = " ".join(XSS[:-1]).encode()
-"""A body that is shown as text: it has no control characters."""
+"""A body without control characters, so that pages show it as text."""
 NAME = '"><img src=x onerror=alert(1)>%|{{7*7}}'
-"""The same as one name in a path: no cluster has it, since names are checked, but a page must not rely on that."""
+"""The attack texts as one name in a path. Name checks keep such a name out of clusters, but a page must not rely on
+them."""
 FOREIGN = "img, iframe, script:not([src]), style, [onerror], [onload], [hx-get*=logout], [hx-on\\:click]"
-"""Elements and attributes that no page of the console has, as a selector."""
+"""Elements and attributes that no page of the console has, as a CSS selector."""
 
 
 def hostile_message(offset: int = 0) -> MessageExt:
-    """A message with an attack in every text."""
+    """Return a message with an attack in every text."""
     return fake_message(
         NAME,
         XSS_BODY,
@@ -51,7 +53,7 @@ def hostile_message(offset: int = 0) -> MessageExt:
 
 
 class HostileCluster(FakeCluster):
-    """A cluster whose topic, group, messages, clients, errors and changes are attacks."""
+    """A cluster whose topic, group, messages, clients, errors and changes contain attacks."""
 
     def __init__(self) -> None:
         super().__init__()

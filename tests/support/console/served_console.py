@@ -1,4 +1,4 @@
-"""The console on a FakeCluster, served for a browser."""
+"""Serve the console of a FakeCluster to a browser."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ServedConsole:
         dark: bool = False,
         expected: Sequence[str] = (),
     ) -> Iterator[Page]:
-        """A watched page of somebody who is logged in in this role; of nobody with None."""
+        """Yield a watched page of a user who is logged in with `role`; with None, nobody is logged in."""
         with watched_page(browser, self.origin, window=window, dark=dark, expected=expected) as page:
             if role is not None:
                 session = self.console.sessions.begin(name, role, "127.0.0.1", time.monotonic()).user.session
@@ -48,7 +48,7 @@ class ServedConsole:
 
 @contextmanager
 def serving(backend: FakeCluster, **settings: Any) -> Iterator[ServedConsole]:
-    """The console of a cluster, served inside the block; its tokens are those of `console_app`."""
+    """Serve a cluster's console inside the block. Its tokens are the tokens of `console_app`."""
     app = console_app(backend, **settings)
     with served(app) as origin:
         yield ServedConsole(backend, app._app.state.console, origin)

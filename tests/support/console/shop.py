@@ -1,4 +1,4 @@
-"""A FakeCluster that looks like the cluster of a web shop, for pictures: it is made of numbers, none by chance."""
+"""A FakeCluster that looks like the cluster of a web shop, for pictures. Its data is computed, not random."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ TAGS = ("paid", "paid", "created", "paid", "refunded", "paid", "shipped")
 
 
 def order(number: int, now_ms: int) -> MessageExt:
-    """An order of the shop, the newer the larger its number."""
+    """Return an order of the shop. A larger number is a newer order."""
     city, item = CITIES[number % len(CITIES)], ITEMS[number % len(ITEMS)]
     body = {
         "order": 481_200 + number,
@@ -93,7 +93,7 @@ def order(number: int, now_ms: int) -> MessageExt:
 
 
 def shop() -> FakeCluster:
-    """The cluster, as of now."""
+    """Return the cluster as of now."""
     backend, now_ms = ShopCluster(), time.time_ns() // 1_000_000
     backend.topics, backend.attributes, backend.readers = dict(TOPICS), dict(ATTRIBUTES), dict(READERS)
     backend.groups, backend.members = dict(GROUPS), dict(MEMBERS)
@@ -143,14 +143,14 @@ def shop() -> FakeCluster:
 
 
 def _died(message: MessageExt, number: int) -> MessageExt:
-    """The message in the dead-letter topic."""
+    """Return the message as stored in the dead-letter topic."""
     values = {name: getattr(message, name) for name in MessageExt.__match_args__}
     values |= {"topic": "%DLQ%billing", "queue_id": 0, "queue_offset": 40 + number, "reconsume_times": 16}
     return MessageExt(**values)
 
 
 def samples(now_ms: int) -> list[ClusterFigures]:
-    """The counters of the last hour, every 10 s: a busy hour with a quiet spell."""
+    """Return the counters of the last hour, every 10 s: a busy hour with a quiet spell."""
     figures, into, out, size = [], 9_000_000, 8_990_000, 4_000_000_000
     for step in range(360):
         rate = 1_320 + 260 * math.sin(step / 55) + 90 * math.sin(step / 7) - (700 if 190 <= step < 215 else 0)
@@ -161,7 +161,7 @@ def samples(now_ms: int) -> list[ClusterFigures]:
 
 
 def _of_names(into: int, step: int) -> tuple[dict[str, int], dict[str, int]]:
-    """The messages put into each topic, in all and at this step, and the lag of each group."""
+    """Return the messages appended to each topic, in total and in this step, and the lag of each group."""
     topics = {
         topic: round(into * one.rate / 6_567 + 900 * one.rate * math.sin(step / (17 + 9 * number)) / 60)
         for number, (topic, one) in enumerate(TOPICS.items())
@@ -171,7 +171,7 @@ def _of_names(into: int, step: int) -> tuple[dict[str, int], dict[str, int]]:
 
 
 class ShopCluster(FakeCluster):
-    """The shop's answers that depend on what is asked for."""
+    """The shop's answers that depend on the arguments of the call."""
 
     def message_track(self, message: MessageExt) -> list[MessageTrack]:
         return [

@@ -1,10 +1,11 @@
-"""Faults of the machine for raymq's servers. A process with this folder on its path imports the module when it starts.
+"""Faults of the machine for raymq's servers. Python imports this module at the start of a process that has its folder
+on the import path.
 
-The directory that RAYMQ_TEST_FAULTS names, and markers in stores' directories, say which faults there are now:
+Marker files switch faults on, in stores' directories and in the directory FAULTS that RAYMQ_TEST_FAULTS names:
 
-    STORE/flush, write, read     fdatasync, pwrite, reads of the store's log and queues end in EIO
-    STORE/bus                    the next look at a mapped file ends the process by SIGBUS, and preads end in EIO
-    FAULTS/clock                 the s by which the clock of a server that starts now is wrong
+    STORE/flush, write, read     fdatasync, pwrite, reads of the store's log and queues fail with EIO
+    STORE/bus                    the next access to a mapped file ends the process by SIGBUS, and preads fail with EIO
+    FAULTS/clock                 the error of the clock of a server that starts now, in s
     FAULTS/wrong-PID             a process whose clock is wrong
 """
 
@@ -25,7 +26,7 @@ _REAL = {name: getattr(os, name) for name in ("fdatasync", "pwrite", "pread", "s
 
 
 def _has(path: str, *markers: str) -> bool:
-    """True if the store that holds a path has one of the markers, and this process is a store's."""
+    """Return whether this process is a storage process, and the store of `path` has one of the markers."""
     if not path.startswith(STORES) or "storage.message_store" not in sys.modules:
         return False
     name = path[len(STORES) :].strip("/").split("/")[0]
@@ -65,7 +66,7 @@ def _pread(descriptor: int, *rest: Any) -> bytes:
 
 
 def _stat(path: Any, *rest: Any, **more: Any) -> os.stat_result:
-    """`os.stat`, which comes before each use of a map (raymq.records.logfiles.file_maps)."""
+    """`os.stat`, which raymq calls before each use of a map (raymq.records.logfiles.file_maps)."""
     caller = sys._getframe(1).f_code
     if caller.co_name == "get" and caller.co_filename.endswith("file_maps.py"):
         if _has(str(path), "bus"):
@@ -77,7 +78,7 @@ def _stat(path: Any, *rest: Any, **more: Any) -> os.stat_result:
 
 
 class _SetClock(MetaPathFinder):
-    """Sets the clock of a process when the process begins to be a server: it imports `actors`."""
+    """Sets the clock of a process that becomes a server: the process imports `actors`."""
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> None:
         if name == "actors" and _exists(f"{FAULTS}/clock"):

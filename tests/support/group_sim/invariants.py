@@ -1,13 +1,13 @@
-"""The ledger checks the laws of a consumer group, which hold whatever happens to its processes.
+"""The ledger checks the laws of a consumer group, which hold whatever happens to the group's processes.
 
-1. A queue is never delivered by two members at a time: not while another may deliver it or has a batch of it under way,
-   and a member that was followed by another never delivers it again without being granted it anew.
-2. A committed offset goes back only where somebody resets it, and never passes a message that nobody consumed.
-3. A member delivers a queue in order, one batch at a time, beginning at the committed offset; it repeats a batch, but
-   skips none.
-4. In the end, everything was consumed: since the last reset that went back behind it, and but for what a reset skipped.
+1. Two members never deliver a queue at a time. No member delivers while another may deliver the queue or has
+   a batch of it in flight. A member whose queue went to another must be granted the queue anew.
+2. A committed offset goes back only in a reset, and never passes a message that nobody consumed.
+3. A member delivers a queue in order, one batch at a time, from the committed offset on. It may repeat a batch,
+   but skips none.
+4. In the end everything was consumed, since the last reset to a lower offset, except what a reset skipped.
 
-`Ledger` notes what happens and raises LawBrokenError. A `Tenure` is one member's time with a queue, from grant to loss.
+`Ledger` notes events and raises LawBrokenError. A `Tenure` is one member's time with a queue, from grant to loss.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ class LawBrokenError(AssertionError):
 
 
 class Owner(Protocol):
-    """A member, as the ledger sees it."""
+    """A member as the ledger sees it."""
 
     name: str
 
     def leased(self) -> bool:
-        """True if its lease is valid: nobody else may have its queues."""
+        """Return whether the member's lease is valid: no other member may have its queues."""
 
     def may_deliver(self, queue: MessageQueue) -> bool:
-        """True if it holds the queue with a valid lease, and the queue was not revoked."""
+        """Return whether the member holds the queue with a valid lease, and the queue was not revoked."""
 
 
 @dataclass(eq=False)
 class Tenure:
-    """`next_offset`: what must be delivered next; `under_way`: the batch the listener has, first and end offset.
+    """`next_offset`: the next offset to deliver. `under_way`: first and end offset of the batch that the listener has.
 
-    `over`: another has begun with the queue. `fenced`: the owner has given it up because it must, whatever its listener
-    still does.
+    `over`: another member has begun with the queue. `fenced`: the owner had to give up the queue, even if its listener
+    still runs.
     """
 
     owner: Owner
@@ -54,7 +54,7 @@ class Tenure:
 
 @dataclass
 class _Account:
-    """One queue. `solid`: everything before it is consumed or skipped by a reset."""
+    """One queue. `solid`: everything before this offset is consumed, or skipped by a reset."""
 
     committed: int = 0
     solid: int = 0
@@ -64,8 +64,10 @@ class _Account:
 
 
 class Ledger:
-    """The account of all queues of a group. `deliveries` counts batches, `handovers` queues that went from one member's
-    process to another's."""
+    """The account of all queues of a group.
+
+    `deliveries` counts batches. `handovers` counts queues that moved from one member's process to another's.
+    """
 
     def __init__(self, queues: Iterable[MessageQueue]) -> None:
         self.deliveries = self.handovers = 0
@@ -79,23 +81,23 @@ class Ledger:
         self._accounts[queue].end += count
 
     def begin(self, owner: Owner, queue: MessageQueue, committed: int) -> Tenure:
-        """Begin a tenure: the broker told the member that `committed` is next."""
+        """Begin a tenure: the broker answered the member that `committed` is the next offset."""
         tenure = Tenure(owner, queue, committed)
         self._tenures[queue].append(tenure)
         return tenure
 
     def forget_member(self, owner: Owner) -> None:
-        """Forget the tenures of a dead member: its batches under way do not count any more."""
+        """Forget the tenures of a dead member: its batches in flight no longer count."""
         for tenures in self._tenures.values():
             tenures[:] = [tenure for tenure in tenures if tenure.owner is not owner]
 
     def fenced(self, owner: Owner, queue: MessageQueue) -> None:
-        """Note that a member gives up a queue because it must, in all its tenures: a reset begins a new one."""
+        """Note that a member must give up a queue, in all its tenures. A reset begins a new tenure."""
         for tenure in self._tenures[queue]:
             tenure.fenced = tenure.fenced or tenure.owner is owner
 
     def deliver(self, tenure: Tenure, first: int, end: int, others: Iterable[Owner]) -> None:
-        """Note that a batch goes to the listener, and check that it may."""
+        """Note that the listener gets a batch, and check that it may."""
         queue, account = tenure.queue, self._accounts[tenure.queue]
         for other in others:
             if other is not tenure.owner and other.may_deliver(queue):
@@ -121,7 +123,7 @@ class Ledger:
         self.deliveries += 1
 
     def finish(self, tenure: Tenure, *, consumed: bool) -> None:
-        """Note that the listener has ended a batch."""
+        """Note that the listener has finished a batch."""
         assert tenure.under_way is not None
         first, end = tenure.under_way
         tenure.under_way = None
@@ -136,7 +138,7 @@ class Ledger:
             tenure.next_offset = first
 
     def committed(self, queue: MessageQueue, offset: int) -> None:
-        """Note and check the committed offset, which the broker tells after each change."""
+        """Note and check the committed offset, which the broker reports after each change."""
         account = self._accounts[queue]
         if offset < account.committed:
             raise LawBrokenError(f"{queue}: the committed offset went back from {account.committed} to {offset}")
@@ -145,13 +147,13 @@ class Ledger:
         account.committed = offset
 
     def reset(self, queue: MessageQueue, offset: int) -> None:
-        """Note a reset of the group: messages from `offset` on are to be consumed, those before need not."""
+        """Note a reset of the group: messages from `offset` on must be consumed; messages before it need not be."""
         account = self._accounts[queue]
         account.committed = account.solid = offset
         account.done.clear()
 
     def unfinished(self) -> list[str]:
-        """A line for each queue with a message that was not consumed or not committed."""
+        """Return a line for each queue with a message that was not consumed or not committed."""
         return [
             f"{queue}: {account.committed} committed, {account.solid} consumed of {account.end}"
             for queue, account in self._accounts.items()

@@ -1,9 +1,9 @@
-"""Processes of a simulated cluster, on one virtual clock: brokers, Rebalance actors, the register, members of a group.
+"""Processes of a simulated cluster on one virtual clock: brokers, Rebalance actors, the register, group members.
 
-Each runs a pure core of the product (BrokerState, RebalanceServer, ProcessQueues) as its real shell does, over a
-network that loses, delays and repeats calls (`World.call`). A process can be killed (what is on its way to it is
-gone), stand still (it finds everything late), and have clocks of its own: one that only runs, faster or slower than
-true time, and one on the wall, which somebody may set.
+Each process runs a pure core of the product (BrokerState, RebalanceServer, ProcessQueues) as its real shell does, over
+a network that loses, delays and repeats calls (`World.call`). A process can be killed: messages on their way to it are
+lost. A process can stand still: it sees everything late. Each process has its own monotonic clock, faster or slower
+than true time, and a wall clock, which a fault may set.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ POLL_S = 0.4
 
 
 class Process:
-    """`life` counts its incarnations: what was meant for an earlier one does not reach this one."""
+    """`life` counts the process's incarnations. A message for an earlier incarnation does not reach a later one."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -77,7 +77,7 @@ class Process:
 
 
 class Broker(Process):
-    """One broker group's control plane. Its state is rebuilt from its records; who owns which queue is forgotten."""
+    """One broker group's control plane. Its state is rebuilt from its records; the owners of queues are forgotten."""
 
     def __init__(self, world: World, name: str, topics: dict[str, int]) -> None:
         super().__init__(world, name)
@@ -136,7 +136,7 @@ class Broker(Process):
 
 
 def carry_out(values: dict[str, str], call: Get | Put | Drop) -> Any:
-    """The answer of Ray's GCS, which has these values, to a call."""
+    """Answer a call as Ray's GCS with these values does."""
     if isinstance(call, Get):
         return values.get(call.key)
     if isinstance(call, Drop):
@@ -148,7 +148,7 @@ def carry_out(values: dict[str, str], call: Get | Put | Drop) -> Any:
 
 
 class Register(Process):
-    """Ray's GCS: it neither dies nor forgets."""
+    """Ray's GCS, which never fails and never loses a value."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world, "register")
@@ -159,7 +159,7 @@ class Register(Process):
 
 
 class Rebalance(Process):
-    """One of the Rebalance actors. It looks at the register in turn with its heartbeats, as its real thread does."""
+    """One of the Rebalance actors. It reads the register in turn with its heartbeats, as its real thread does."""
 
     group_class = RebalanceGroup
     lease_class = SlotLease
@@ -215,10 +215,10 @@ class Rebalance(Process):
 
 
 class Member(Process):
-    """A push-consumer instance: its heartbeats, its process queues and its listener, in the order of the Pull actor.
+    """A push-consumer instance: its heartbeats, process queues and listener, in the order of the Pull actor.
 
-    one turn: heartbeat → lease, revocations → start offsets of new queues → commits → releases → next turn
-    beside it, every POLL_S and whenever the listener has ended a batch: fetch, deliver
+    One turn: heartbeat → lease, revocations → start offsets of new queues → commits → releases → next turn
+    Beside the turn, every POLL_S and whenever the listener has finished a batch: fetch, deliver
     """
 
     def __init__(self, world: World, name: str, topics: frozenset[str], allocation: Allocation) -> None:
@@ -237,7 +237,7 @@ class Member(Process):
         self.poll()
 
     def stop(self) -> None:
-        """Finish what is under way, commit, leave: begun with this turn's commit."""
+        """Finish the batches in flight, commit and leave, beginning with this turn's commit."""
         self.stopping = True
 
     def kill(self) -> None:
@@ -272,7 +272,7 @@ class Member(Process):
             self.world.later(self.world.listener_pause_s(), self.guard(partial(self.listened, delivery, tenure)))
 
     def listened(self, delivery: Delivery, tenure: Tenure) -> None:
-        """End a batch: the listener, a process of its own, has ended; this one is told when it is awake."""
+        """End a batch: the listener, a process of its own, has finished. The member gets the news when it runs."""
         consumed = not self.world.listener_fails()
         self.world.ledger.finish(tenure, consumed=consumed)
         self.world.at(self, 0.0, lambda: self.heard(delivery, consumed=consumed))
@@ -282,7 +282,7 @@ class Member(Process):
         self.deliver()
 
     def guard(self, action: Callable[[], None]) -> Callable[[], None]:
-        """The action, unless this process dies before."""
+        """Return the action, which does nothing if this process has died before."""
         life = self.life
         return lambda: action() if self.life == life else None
 
@@ -331,7 +331,7 @@ class Member(Process):
         return self.world.rebalances[name]
 
     def take(self, assignment: HeartbeatAnswer, sent_s: float) -> None:
-        """The lease and what it is for change together: no delivery comes in between."""
+        """Take the lease and its assignment in one step: no delivery happens in between."""
         if isinstance(assignment, OtherServer):
             if assignment.holder:
                 self.choice.redirected(assignment.holder)
@@ -365,7 +365,7 @@ class Member(Process):
         self.world.call(self, broker, lambda: broker.start_offset(queue, generation), begun, done)
 
     def commit(self) -> None:
-        """Commit what the listener has finished; where somebody has reset offsets, ask about every queue."""
+        """Commit what the listener has finished. If offsets were reset, ask about every queue."""
         self.fence_when_late()
         if self.stopping:
             self.queues.stop(self.now_s())
@@ -434,7 +434,7 @@ class Member(Process):
     def in_turn(
         self, items: Sequence[T], step: Callable[[T, Callable[[], None]], None], finished: Callable[[], None]
     ) -> None:
-        """Do one step after another; each says when it is done."""
+        """Run the steps one after another. Each step calls back when it is done."""
         if not items:
             finished()
         else:

@@ -1,4 +1,4 @@
-"""A consumer group's Rebalance actor and broker, as one pull consumer sees them, without Ray."""
+"""A consumer group's Rebalance actor and broker as one pull consumer sees them, without Ray."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Group:
         self.resets += 1
 
     def hears(self, *queues: MessageQueue) -> None:
-        """Wait until the member says that it holds these."""
+        """Wait until the member's heartbeat lists exactly these queues as held."""
         count = len(self.heartbeats)
         eventually(
             lambda: any(beat.holding == frozenset(queues) for beat in self.heartbeats[count:]),
@@ -93,7 +93,7 @@ class Group:
         )
 
     def has(self, **offsets: int) -> None:
-        """Wait until these are committed, by queue id as in ``q0=3``."""
+        """Wait until these offsets are committed, given by queue id as in ``q0=3``."""
         wanted = {MessageQueue("orders", "a", int(name[1:])): offset for name, offset in offsets.items()}
         eventually(
             lambda: wanted.items() <= self.committed_offsets.items(),

@@ -1,4 +1,4 @@
-"""MemberQueues are the queues of a simulated member: everything the simulation asks of the product is here."""
+"""MemberQueues, the queues of a simulated member: the simulation's only access to the product's consumer code."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MemberQueues:
         return self._queues.holding
 
     def process_queue(self, queue: MessageQueue) -> ProcessQueue | None:
-        """The process queue of a held queue; None if it is not held."""
+        """Return the process queue of a held queue; None if the queue is not held."""
         return next(
             (process_queue for process_queue in self._queues.process_queues() if process_queue.queue == queue), None
         )
@@ -61,20 +61,20 @@ class MemberQueues:
         self._queues.assignment_received(assignment, sent_s)
 
     def starting(self) -> list[ProcessQueue]:
-        """The granted queues whose start offset is to be asked for."""
+        """Return the granted queues whose start offset the member must ask for."""
         return self._queues.starting()
 
     def started(self, process_queue: ProcessQueue, start: QueueOffset) -> bool:
-        """Start with a granted queue at the offset the broker has told. False if it was lost or revoked meanwhile."""
+        """Start a granted queue at the broker's start offset. Returns False if the queue was lost or revoked before."""
         self._queues.started(process_queue, start)
         return process_queue.state is AssignmentState.STARTED
 
     def stop(self, now_s: float) -> None:
-        """Take no further queue, and revoke those held."""
+        """Take no further queue, and revoke the held queues."""
         self._queues.stop(now_s)
 
     def release(self, now_s: float) -> list[MessageQueue]:
-        """Release the revoked queues that may go."""
+        """Release the revoked queues that are ready for release."""
         return self._queues.release(now_s)
 
     def lose(self, queue: MessageQueue) -> None:
@@ -82,34 +82,34 @@ class MemberQueues:
         self._queues.lose([queue])
 
     def fence(self, now_s: float) -> bool:
-        """Give up all queues if other members may have them. True if so."""
+        """Give up all queues if other members may have them. Returns True in that case."""
         return self._queues.fence(now_s)
 
     def fetch(self, end_of: Callable[[MessageQueue], int], now_s: float) -> None:
-        """Fetch what there is, up to the queues' ends."""
+        """Fetch all present messages, up to the queues' ends."""
         for queue, offset in self._queues.wanted(now_s).items():
             end = min(end_of(queue), offset + FETCH_MESSAGES)
             if end > offset:
                 self._queues.fetched(queue, offset, records_of(range(offset, end)), end, now_s)
 
     def deliveries(self, now_s: float) -> list[Delivery]:
-        """The batches that the listener gets now."""
+        """Return the batches that the listener gets now."""
         return [
             Delivery(task.queue, task.messages.offsets[0], task.messages.offsets[-1] + 1, task)
             for task in self._queues.deliverable(now_s)
         ]
 
     def ended(self, delivery: Delivery, now_s: float, *, consumed: bool) -> None:
-        """The listener has finished a delivery, or failed at its first message."""
+        """Note that the listener has finished a delivery, or failed at its first message."""
         rest = tuple(range(1, len(delivery.task.messages)))
         report = ConsumeReport() if consumed else ConsumeReport(rest, (Failure(0, 1, "it failed"),))
         self._queues.reported(delivery.task, report, now_s)
 
     def commits(self, broker_name: str, *, ask: bool) -> dict[MessageQueue, OffsetCommit]:
-        """The commits of finished messages; with `ask`, of the other queues too, to be told of resets."""
+        """Return the commits of finished messages. With `ask`, include the other queues, to learn of resets."""
         queries = self._queues.reset_queries(broker_name) if ask else {}
         return queries | self._queues.uncommitted(broker_name)
 
     def committed(self, commits: Mapping[MessageQueue, OffsetCommit], answer: CommitAnswer) -> None:
-        """Take the answer of the broker to commits."""
+        """Take the broker's answer to commits."""
         self._queues.commit_answered(commits, answer)

@@ -1,10 +1,10 @@
-"""A whole consumer group in one thread on a virtual clock, driven through random trouble. Same seed, same trace.
+"""A whole consumer group in one thread on a virtual clock, under random faults. Equal seeds give equal traces.
 
     World     the clock, the network, the processes (.processes) and their ledger (.invariants)
     trouble   members join, leave, are killed, restarted and stand still; heartbeats, commits and their answers are
-              lost, late and repeated; Rebalance actors and brokers are restarted, the former stand still, too, cannot
-              reach the register, and are away for so long that the other one takes over; clocks are set; offsets are
-              reset; listeners fail and take long. Producers go on all the time.
+              lost, late and repeated; Rebalance actors and brokers restart; Rebalance actors also stand still, cannot
+              reach the register, and are away for so long that the other actor takes over; clocks are set; offsets
+              are reset; listeners fail and take long. Producers send all the time.
 
 After the trouble the network heals, and the group must come to rest: everything consumed and committed.
 """
@@ -46,16 +46,17 @@ STRATEGIES = (
     AllocateStrategy.CONSISTENT_HASH,
 )
 PROFILES = (
-    ((4, 2, 2, 3, 3, 1.5, 0.7, 0.7, 2, 1.5, 1), 0.03),  # of everything
-    ((4, 2, 2, 3, 3, 0.3, 0.3, 0.3, 2, 1.5, 1), 0.03),  # the same, but with few Rebalance actors that follow another
+    ((4, 2, 2, 3, 3, 1.5, 0.7, 0.7, 2, 1.5, 1), 0.03),  # every kind
+    ((4, 2, 2, 3, 3, 0.3, 0.3, 0.3, 2, 1.5, 1), 0.03),  # every kind, but Rebalance actors rarely follow one another
     ((4, 4, 0.2, 0.2, 0.2, 0.2, 0.1, 0.1, 0.5, 4, 0), 0.3),  # planned changes, while listeners are slow
     ((4, 2, 1, 1, 3, 0.5, 1, 3, 0.5, 0.5, 0), 0.03),  # Rebalance actors that cannot reach the register
 )
-"""How often each kind of trouble comes, in the order of `_make_trouble`, and a listener that takes long."""
+"""Frequency of each kind of trouble, in the order of `_make_trouble`, and the share of calls in which a listener is
+slow."""
 
 
 class World:
-    """One simulated group with its cluster. A test may replace a class of a process by one with a fault."""
+    """One simulated group with its cluster. A test may replace a process class by a class with a fault."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class World:
 
     @property
     def take_overs(self) -> int:
-        """How often a Rebalance actor has followed another as the holder of the group."""
+        """Return how often a Rebalance actor has followed another as the holder of the group."""
         holders = [line[2] for line in self.trace if line[1] == "holds"]
         return sum(holder != before for holder, before in zip(holders[1:], holders, strict=False))
 
@@ -98,7 +99,7 @@ class World:
         heapq.heappush(self._events, (self.now_s + delay_s, next(self._ticket), action))
 
     def at(self, process: Process, delay_s: float, action: Callable[[], None]) -> None:
-        """Do something in a process; when it stands still, as soon as it goes on; not at all if it dies before."""
+        """Do something in a process: as soon as the process runs again if it stands still; never if it dies before."""
         life = process.life
 
         def act() -> None:
@@ -129,8 +130,10 @@ class World:
         answered: Callable[[Any], None],
         failed: Callable[[], None],
     ) -> None:
-        """A remote call: exactly one of `answered` and `failed` runs, if the caller lives. It may have run even if it
-        failed, late, and twice."""
+        """Call a remote process: exactly one of `answered` and `failed` runs, if the caller lives.
+
+        The call may have run although it failed, late, and twice.
+        """
         ended, life = False, caller.life
 
         def end(action: Callable[[], None]) -> None:
@@ -177,7 +180,7 @@ class World:
     # Trouble
 
     def run(self) -> None:
-        """Trouble, then rest; raises LawBrokenError. The seed and the end of the trace are in its text."""
+        """Run trouble, then rest. Raises LawBrokenError, with the seed and the end of the trace."""
         try:
             self._join()
             self._make_trouble()
@@ -212,13 +215,13 @@ class World:
         self._bad_network_until_s = 0.0
         for rebalance in self.rebalances.values():
             rebalance.cut_off_until_s = 0.0
-        self._start_member("last", frozenset(TOPICS))  # the others may be leaving, or take the orders only
+        self._start_member("last", frozenset(TOPICS))  # the other members may be leaving, or may take only the orders
 
     def _any_member(self) -> Member | None:
         return self.chance.choice(list(self.members.values())) if self.members else None
 
     def _join(self) -> None:
-        name = f"m{self.chance.randrange(MEMBERS_MAX)}"  # a name of before may come back: Pull actors keep theirs
+        name = f"m{self.chance.randrange(MEMBERS_MAX)}"  # an earlier name may return: Pull actors keep their names
         if name not in self.members:
             self._start_member(name, frozenset({"orders"} if self.chance.random() < 0.2 else TOPICS))
 
@@ -257,13 +260,13 @@ class World:
         self._stand_still(self._any_rebalance())
 
     def _cut_off(self) -> None:
-        """One Rebalance actor reaches the register no more for a while, and the members all the time."""
+        """Cut one Rebalance actor off the register for a while. Members still reach the actor."""
         rebalance = self._any_rebalance()
         rebalance.cut_off_until_s = self.now_s + self.chance.uniform(2.0, 4 * TAKE_OVER_AFTER_S)
         self.note("is cut off", rebalance.name, f"until {rebalance.cut_off_until_s:.2f}")
 
     def _any_rebalance(self) -> Rebalance:
-        """Most often the one that holds the group."""
+        """Return a Rebalance actor, usually the holder of the group."""
         holders = [rebalance for rebalance in self.rebalances.values() if rebalance.lease.held]
         return self.chance.choice(holders * 4 + list(self.rebalances.values()))
 
@@ -299,7 +302,7 @@ class World:
                 self.at(rebalance, self._delay_s(), rebalance.offsets_reset)
 
     def _set_clock(self) -> None:
-        """Set a wall clock, or let the clock of a process leap ahead."""
+        """Set a wall clock, or let the monotonic clock of a process leap ahead."""
         process = self.chance.choice([*self.members.values(), *self.rebalances.values()])
         if isinstance(process, Rebalance):
             process.wall_error_s += self.chance.uniform(0.0, 3600.0)

@@ -1,4 +1,4 @@
-"""The judge of a chaos test: a history of sends against what is in the queues afterwards."""
+"""The judge of a chaos test: compares a history of sends with the content of the queues afterwards."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Report:
     """Counts of messages. The first three describe the run; all others must be 0.
 
     `recovered`: of unknown outcome, and stored. `lost`: acknowledged, and not stored. `duplicated`: stored again.
-    `unexpected`: stored although never sent, or although the send had failed. `misplaced`: acknowledged with another
-    queue offset than it has. `reordered`: behind a later message of its producer in its queue.
+    `unexpected`: stored although never sent, or although the send had failed. `misplaced`: acknowledged with a wrong
+    queue offset. `reordered`: stored after a later message of the same producer in the same queue.
     """
 
     acknowledged: int

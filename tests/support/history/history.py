@@ -1,6 +1,6 @@
-"""The history of a workload, as it saw it: one operation per message, with its outcome.
+"""The history of a workload from the clients' view: one operation per message, with its outcome.
 
-An outcome is ok (acknowledged), failed (refused, and known not to be stored) or unknown (it may be stored).
+An outcome is ok (acknowledged), failed (refused, and certainly not stored) or unknown (possibly stored).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Sent:
-    """A message's identity: the `sequence`-th that `producer` handed over."""
+    """A message's identity: its producer, and its sequence number among the producer's messages."""
 
     producer: int
     sequence: int
@@ -40,7 +40,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """The outcome of sending one message; `queue` and `queue_offset` are known where it is ok."""
+    """The outcome of sending one message. `queue` and `queue_offset` are set if the outcome is ok."""
 
     sent: Sent
     outcome: Outcome
@@ -70,7 +70,7 @@ class History:
 
 
 class HistoryFile:
-    """A history in a file, for a program that is killed: what it wrote before is in the file."""
+    """A history in a file, for a program that is killed: entries written before the kill survive."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -100,12 +100,12 @@ class HistoryFile:
 
 
 def acknowledged_in(path: Path) -> int:
-    """The number of sends that a history file says were acknowledged."""
+    """Return the number of acknowledged sends in a history file."""
     return sum(operation.outcome is Outcome.OK for operation in read_history_file(path).values())
 
 
 def read_history_file(path: Path) -> dict[Sent, Operation]:
-    """The last operation of each message in a history file. A last line that is torn does not count."""
+    """Return the last operation of each message in a history file. A torn last line does not count."""
     operations: dict[Sent, Operation] = {}
     for line in path.read_bytes().split(b"\n")[:-1]:
         producer, sequence, outcome, error, *place = json.loads(line)

@@ -1,4 +1,4 @@
-"""A listener's notes in a file: what it heard outlives its process, line by line."""
+"""A listener's notes in a file, which survive the listener's process, line by line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raymq.common.message import MessageExt
 
 
 class ListenerNotes:
-    """As a listener it notes each message's body. It travels to other processes by its path."""
+    """A listener that notes each message's body. Other processes get it by its path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -19,7 +19,7 @@ class ListenerNotes:
         self.write(message.body.decode())
 
     def write(self, line: str) -> None:
-        """Note a line, whole, at the end."""
+        """Append a whole line."""
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(descriptor, f"{line}\n".encode())
@@ -33,6 +33,8 @@ class ListenerNotes:
         return sorted(int(line) for line in self.lines())
 
     def distinct_numbers(self) -> list[int]:
-        """The numbers without repeats. A queue that moves to another instance has its last messages heard again: on a
-        loaded machine that may happen to any group."""
+        """Return the numbers without repeats.
+
+        A queue that moves to another instance repeats its last messages. On a loaded machine any queue may move.
+        """
         return sorted(set(self.numbers()))

@@ -36,11 +36,11 @@ class Watcher:
 
     @property
     def failed(self) -> bool:
-        """True if it reads no more because of an error, which `check` shows."""
+        """Return whether an error has stopped the reader. `check` raises that error."""
         return bool(self._failures)
 
     def check(self) -> None:
-        """Fail if an error has ended it."""
+        """Fail if an error has stopped the reader."""
         assert self._failures == []
 
     def _run(self) -> None:
@@ -50,7 +50,7 @@ class Watcher:
                 consumer.subscribe(self._topic)
                 while not self._stopping.is_set():
                     self._read(consumer)
-        except BaseException as error:  # shown by check
+        except BaseException as error:  # raised by check
             self._failures.append(error)
 
     def _read(self, consumer: raymq.PullConsumer) -> None:

@@ -15,8 +15,10 @@ SHARDS = 8
 
 
 class Senders:
-    """`producers` threads, each with a producer of its own, send `count` messages each, or fewer after `stop`, with
-    `pause_s` between two. Start, then join."""
+    """`producers` threads, each with its own producer, send `count` messages each, or fewer after `stop`.
+
+    `pause_s`: pause between two messages of a thread. Start the threads, then join them.
+    """
 
     def __init__(
         self, mq: raymq.Client, topic: str, *, producers: int, count: int, history: History, pause_s: float = 0.0
@@ -35,11 +37,11 @@ class Senders:
         return any(thread.is_alive() for thread in self._threads)
 
     def stop(self) -> None:
-        """Have them hand over no more; `join` waits for what was handed over."""
+        """Let the threads send no further messages. `join` waits for the sends in flight."""
         self._stopping.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for all of them; raises what one raised that is no outcome of a send."""
+        """Wait for all threads. Raises a thread's error unless the error is the outcome of a send."""
         for thread in self._threads:
             thread.join(timeout_s)
             assert not thread.is_alive(), "a producer hangs"
@@ -60,25 +62,25 @@ class Senders:
                         break
                 while waiting:
                     self._history.add(outcome_of(*waiting.popleft()))
-        except BaseException as error:  # handed to join
+        except BaseException as error:  # raised by join
             self._failures.append(error)
 
 
 def outcome_of(sent: Sent, future: Future[raymq.SendResult]) -> Operation:
-    """Wait for a send to end, and say how."""
+    """Wait for a send to end. Returns its operation."""
     try:
         result = future.result(120)
     except raymq.SendUnknownError as error:
         return Operation(sent, Outcome.UNKNOWN, error=str(error))
     except raymq.RaymqError as error:
         return Operation(sent, Outcome.FAILED, error=str(error))
-    if result.status is not raymq.SendStatus.SEND_OK:  # too few copies, or not on disk, in time
+    if result.status is not raymq.SendStatus.SEND_OK:  # too few copies, or not flushed in time
         return Operation(sent, Outcome.UNKNOWN, error=result.status.value)
     return Operation(sent, Outcome.OK, result.queue, result.queue_offset)
 
 
 def read_back(mq: raymq.Client, topic: str) -> dict[MessageQueue, list[Sent]]:
-    """Every message of the topic, per queue from offset 0 on."""
+    """Return every message of the topic, per queue from offset 0 on."""
     queues: dict[MessageQueue, list[Sent]] = {}
     for entry in mq.admin.describe_topic(topic):
         assert entry.min_offset == 0

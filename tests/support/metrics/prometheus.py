@@ -1,4 +1,4 @@
-"""Debian's Prometheus for tests: its two programs, a server of one's own, and an exporter that stands in for Ray's."""
+"""Debian's Prometheus for tests: its two programs, a server for a test, and an exporter that stands in for Ray's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ANSWER_S = 60.0
 
 
 def program(name: str) -> str:
-    """The path of `prometheus` or `promtool`. Skips the test where it is not installed; in CI, fails it."""
+    """Return the path of `prometheus` or `promtool`. If the program is missing, the test is skipped, or fails in CI."""
     found = shutil.which(name)
     if found is None and os.environ.get("CI"):
         pytest.fail(f"{name} is not installed: .ci/run installs Debian's package prometheus")
@@ -34,7 +34,7 @@ def program(name: str) -> str:
 
 
 def check_with_promtool(*arguments: str) -> str:
-    """Run promtool; returns what it printed, and fails the test when it finds fault."""
+    """Run promtool and return its output. Fails the test if promtool reports an error."""
     done = subprocess.run(
         [program("promtool"), *arguments],
         capture_output=True,
@@ -48,17 +48,17 @@ def check_with_promtool(*arguments: str) -> str:
 
 
 class Prometheus:
-    """A running server: its address, and questions to it."""
+    """A running Prometheus server: its address, and queries to it."""
 
     def __init__(self, address: str) -> None:
         self.address = address
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The present samples of an expression. Fails the test when Prometheus refuses it."""
+        """Return the present samples of an expression. Fails the test if Prometheus refuses the expression."""
         return list(self.ask("query", query=expression)["result"])
 
     def ask(self, path: str, **arguments: str) -> Any:
-        """The data of an answer of /api/v1/."""
+        """Return the data of a response of /api/v1/."""
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(arguments)}"
         try:
             with urllib.request.urlopen(url, timeout=ANSWER_S) as response:
@@ -71,7 +71,8 @@ class Prometheus:
 
 @contextmanager
 def running_prometheus(config: str, directory: Path) -> Iterator[Prometheus]:
-    """A server with this configuration, on a free port of loopback, ended at the end. `directory` is its own, empty."""
+    """Run a Prometheus server with this configuration for the block, on a free port of loopback. `directory`: an empty
+    directory for it."""
     path = directory / "prometheus.yml"
     path.write_text(config)
     log = directory / "log"
@@ -99,7 +100,7 @@ def running_prometheus(config: str, directory: Path) -> Iterator[Prometheus]:
 
 
 def _listening_at(process: subprocess.Popen[bytes], log: Path) -> str:
-    """The address that the server has bound, from the sockets of its process."""
+    """Return the address that the server has bound, from the sockets of its process."""
     deadline_s = time.monotonic() + PROMETHEUS_START_S
     while time.monotonic() < deadline_s:
         text = log.read_text(errors="replace")
@@ -116,7 +117,7 @@ def _listening_at(process: subprocess.Popen[bytes], log: Path) -> str:
 
 @contextmanager
 def exporter(page: Callable[[], str]) -> Iterator[str]:
-    """A metrics port as each Ray node has one, which serves what `page` returns; its address, host:port."""
+    """Serve the result of `page` as the metrics port of a Ray node does. Yields the address, host:port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""The metrics that Prometheus would see: those of all nodes' agents, read and parsed."""
+"""The metrics of all nodes' agents, as Prometheus would read and parse them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ray
 from prometheus_client.parser import text_string_to_metric_families
 
 PAUSE_S = 1.0
-"""Between two scrapes: the agents' figures change every 10 s."""
+"""The pause between two scrapes, in seconds: the agents' figures change every 10 s."""
 
 
 class Sample(NamedTuple):
@@ -23,7 +23,7 @@ class Sample(NamedTuple):
 
 
 class Scrape:
-    """The figures of all nodes, as they were at one moment."""
+    """The figures of all nodes at one moment."""
 
     def __init__(self, texts: list[str]) -> None:
         self.samples = [
@@ -36,15 +36,15 @@ class Scrape:
 
     @classmethod
     def now(cls) -> Scrape:
-        """The figures of all nodes that live, from each one's metrics port."""
+        """Read the figures of all live nodes from their metrics ports."""
         return cls([_read(node) for node in ray.nodes() if node["Alive"]])
 
     def values(self, name: str, **labels: str) -> list[float]:
-        """The values of all series of a name that have these labels."""
+        """Return the values of all series of a name that have these labels."""
         return [one.value for one in self.samples if one.name == name and labels.items() <= one.labels.items()]
 
     def sum(self, name: str, **labels: str) -> float:
-        """Their sum."""
+        """Return the sum of all series of a name that have these labels."""
         return sum(self.values(name, **labels))
 
 
@@ -55,7 +55,8 @@ def _read(node: dict) -> str:
 
 
 def scraped(condition: Callable[[Scrape], bool], what: str, timeout_s: float = 60.0) -> Scrape:
-    """The first scrape for which `condition` is true. AssertionError with all series when there was none in time."""
+    """Return the first scrape for which `condition` is true. Raises AssertionError with all series if the timeout
+    passes."""
     deadline_s = time.monotonic() + timeout_s
     while not condition(scrape := Scrape.now()):
         if time.monotonic() > deadline_s:

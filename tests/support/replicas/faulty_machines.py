@@ -22,19 +22,20 @@ DISK_FAULTS = ("flush", "write", "read", "bus")
 
 @dataclass(frozen=True, slots=True)
 class FaultyMachine:
-    """A sandbox whose servers have faults. `faults`: the directory with the faults of clocks."""
+    """A sandbox whose servers have faults. `faults`: the directory of the markers for clock faults."""
 
     box: Sandbox
     faults: Path
 
     def marker(self, broker: str, replica: int, fault: str) -> Path:
-        """The file that breaks a replica's disk while the file exists."""
+        """Return the path of the file that breaks a replica's disk while the file exists."""
         return self.box.data / f"{broker}-{replica}" / fault
 
 
 @contextmanager
 def faulty_machine(settings: str, faults: Path) -> Iterator[FaultyMachine]:
-    """A new sandbox with these settings, whose servers look for faults in its stores and in the directory `faults`."""
+    """Yield a new sandbox with these settings, whose servers look for faults in its stores and in the directory
+    `faults`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(FAULTY_MACHINE), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("RAYMQ_TEST_FAULTS", str(faults))
@@ -44,8 +45,10 @@ def faulty_machine(settings: str, faults: Path) -> Iterator[FaultyMachine]:
 
 
 def why_out(broker: str, replica: int, *, patient: bool = False) -> str:
-    """The reason why a replica does not work, by its own account; empty if it works. `patient`: also empty if it does
-    not answer."""
+    """Return why a replica does not work, by its own account; empty if it works.
+
+    With `patient`, the result is also empty if the replica does not answer.
+    """
     try:
         status = ActorRef(str(StorageName(broker, replica))).call("status")
     except StoreError as error:

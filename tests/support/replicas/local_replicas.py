@@ -1,4 +1,4 @@
-"""A broker group of real replicas in one process: real stores, real decisions, and the calls between them by hand."""
+"""A broker group of real replicas in one process: real stores, real decisions, and direct calls between them."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from tests.support.stores.stores import make_batch, small_settings
 
 GROUP = "broker-a"
 PATIENT = ReplicaRules(lease_s=60.0, slave_timeout_s=60.0)
-"""Copies come in time, however busy the machine is."""
+"""Timeouts for a busy machine: copies are never too late."""
 
 
 class LocalCalls:
-    """Calls those methods of a storage actor by which logs are mended."""
+    """Calls the methods of a storage actor that mend logs."""
 
     def __init__(self, group: LocalReplicas, name: int) -> None:
         self._replica, self.name = group.replicas[name], f"{GROUP}-{name}"
@@ -56,11 +56,11 @@ class LocalCalls:
 
 
 class LocalReplicas:
-    """Replicas below `root`, with a Controller that is asked by `control` and Replicators that run by `copy`.
+    """Replicas below `root`, with a Controller that runs by `control` and Replicators that run by `copy`.
 
-    `start` runs both in a thread, as their actors do. With `log_disks` each keeps its log on so many disks; with
-    `lanes` chunks go over lanes, which are TCP with a `host`, else by the calls of the actor methods. A chunk has about
-    `chunk_bytes`.
+    `start` runs both in a thread, as their actors do. With `log_disks` each replica's log is on that number of disks.
+    With `lanes` chunks go over lanes, which use TCP if `host` is given; otherwise through actor methods. A chunk has
+    about `chunk_bytes`.
     """
 
     def __init__(
@@ -136,9 +136,9 @@ class LocalReplicas:
         self.replicas.pop(name).close()
 
     def control(self, rounds: int = 4) -> None:
-        """Ping everybody and carry out what the Controller decides, some times."""
+        """Ping all replicas and carry out the Controller's decisions, `rounds` times."""
         orders: dict[int, Any] = {}
-        for _ in range(rounds + 1):  # the first account after a master is due may be older than that
+        for _ in range(rounds + 1):  # the first account after a master is due may be older than the due time
             for name, replica in list(self.replicas.items()):
                 record = self.control_state.record
                 newest = None if record is None else record.sync_state_set
@@ -179,14 +179,16 @@ class LocalReplicas:
                 return
 
     def mend(self, name: int) -> int:
-        """Mend the logs of `name` and of its master by each other, as its Replicator does; the number of bytes."""
+        """Mend the logs of `name` and of its master by each other, as its Replicator does. Returns the number of
+        bytes."""
         following = self.replicas[name].following(0.0)
         if following is None or following.master not in self.replicas:
             return 0
         return mend_both(LocalCalls(self, following.master), LocalCalls(self, name), following, name)
 
     def _copy_over_lanes(self, name: int, following: Following, position: int, chunk_bytes: int) -> None:
-        """`_copy` by the Replicator's own carrier. The second empty chunk shows that the master knows of all before."""
+        """Copy with the Replicator's own carrier. The second empty chunk shows that the master has seen all earlier
+        acks."""
         empty, done = 0, threading.Event()
 
         def note_copied(copied_bytes: int) -> None:
@@ -209,7 +211,7 @@ class LocalReplicas:
             ).run()
 
     def settle(self) -> None:
-        """Until everybody who runs has everything and is in the set."""
+        """Copy until every running replica has everything and is in the sync state set."""
         for _ in range(3):
             self.control(2)
             for name in sorted(self.replicas):
@@ -217,7 +219,7 @@ class LocalReplicas:
         self.control(2)
 
     def start(self) -> None:
-        """Copy in threads, so that appends can wait for it."""
+        """Copy in threads, so that appends can wait for the copies."""
         for name in self.names:
             self._threads.append(threading.Thread(target=self._run, args=(name,), daemon=True))
             self._threads[-1].start()
@@ -227,7 +229,7 @@ class LocalReplicas:
             try:
                 self.copy(name)
             except (RaymqError, KeyError, *LANE_NOT_OPENED):
-                pass  # a role has changed, or one of them is closed: as its actor, it asks again
+                pass  # a role has changed, or a replica is closed: as the actor does, ask again
             self._stopping.wait(0.002)
 
     @property
@@ -247,8 +249,10 @@ class LocalReplicas:
 
 @contextmanager
 def filled_groups(root: Path, bodies: list[bytes], **defaults: Any) -> Iterator[Callable[..., LocalReplicas]]:
-    """Makes groups in which all replicas have `bodies`, acknowledged, and ends them at last. The function that it
-    yields takes the arguments of LocalReplicas after `root`; `defaults` are its options unless it is given others."""
+    """Yield a maker of groups in which all replicas have `bodies`, acknowledged. The groups end with the block.
+
+    The maker takes the arguments of LocalReplicas after `root`; `defaults` are its default options.
+    """
     groups: list[LocalReplicas] = []
 
     def build(*arguments: Any, **options: Any) -> LocalReplicas:
@@ -271,7 +275,7 @@ def append(group: LocalReplicas, bodies: list[bytes]) -> None:
 
 
 def settle_append(group: LocalReplicas, batch: EncodedBatch) -> None:
-    """Append a batch, acknowledged by all replicas that run."""
+    """Append a batch, acknowledged by all running replicas."""
     started = group.master.start_append([batch])
     [result] = eventually(lambda: _settled(group, started), "copies")
     assert result.status is SendStatus.SEND_OK

@@ -8,14 +8,15 @@ from tests.support.replicas.ray_replicas import HEAL_TIMEOUT_S, RayReplicas, log
 
 
 class PlacedGroup(RayReplicas):
-    """A group, and where its replicas are."""
+    """A broker group, and the nodes of its replicas."""
 
     def __init__(self, broker_name: str, replicas: int, machines: Nodes) -> None:
         super().__init__(broker_name, replicas)
         self._machines = machines
 
     def homes(self) -> dict[int, str]:
-        """Replica to the name of its node; empty for one that is on none. As soon as the Controller answers."""
+        """Return the name of each replica's node; empty for a replica without a node. Waits until the Controller
+        answers."""
         replicas = eventually(lambda: self.account()["replicas"], "an account of the replicas", HEAL_TIMEOUT_S)
         return {one["replica"]: self._machines.name_of(one["node_id"]) for one in replicas}
 
@@ -25,13 +26,13 @@ class PlacedGroup(RayReplicas):
         self.settled()
 
     def lead_from(self, name: str) -> None:
-        """Have the replica on a node lead."""
+        """Make the replica on a node the master."""
         [replica] = [replica for replica, home in self.homes().items() if home == name]
         self.lead(replica)
         self.settled()
 
     def assert_equal_logs(self) -> None:
-        """All replicas' logs are the same, byte for byte."""
+        """Check that all replicas' logs are equal, byte for byte."""
         end = self.equal_end()
         stores = [
             self._machines.data(name) / f"{self._broker_name}-{replica}" for replica, name in self.homes().items()

@@ -1,4 +1,4 @@
-"""One broker group of several replicas under test: who leads, what its processes are, and what is in their logs."""
+"""One broker group of several replicas under test: its master, its processes and its logs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ HEAL_TIMEOUT_S = 90.0
 
 
 class RayReplicas:
-    """As the Controller sees it. Every question is asked anew."""
+    """The broker group as the Controller sees it. Every question is asked anew."""
 
     def __init__(self, broker_name: str, replicas: int) -> None:
         self._broker_name = broker_name
         self._replicas = replicas
 
     def account(self) -> dict[str, Any]:
-        """The Controller's account of the group; its error while it does not answer."""
+        """Return the Controller's account of the group; the Controller's error if it does not answer."""
         try:
             report = ActorRef(CONTROLLER).call("status", timeout_s=CALL_TIMEOUT_S)
         except RaymqError as error:
@@ -35,7 +35,7 @@ class RayReplicas:
         return dict(group)
 
     def settled(self) -> dict[str, Any]:
-        """Wait until there is a master and every replica is in sync with it; the account then."""
+        """Wait until a master leads and every replica is in sync with it. Returns the account at that time."""
         account: dict[str, Any] = {}
 
         def whole() -> bool:
@@ -51,7 +51,7 @@ class RayReplicas:
         return account
 
     def led(self) -> dict[str, Any]:
-        """Wait until there is a master, whoever is in sync with it; the account then."""
+        """Wait until a master leads, whether or not replicas are in sync with it. Returns the account at that time."""
 
         def account() -> dict[str, Any] | None:
             now = self.account()
@@ -60,7 +60,8 @@ class RayReplicas:
         return eventually(account, "a master", HEAL_TIMEOUT_S) or {}
 
     def equal_end(self) -> int:
-        """Wait until nothing is under way: all replicas' logs end at one place, which is shown. Returns it."""
+        """Wait until all replicas' logs end at the same offset, and everything before it is visible. Returns the
+        offset."""
 
         def end() -> int:
             replicas = self.settled()["replicas"]
@@ -89,7 +90,7 @@ class RayReplicas:
             raise AssertionError(f"{error}: {found}") from None
 
     def pid(self, replica: int) -> int:
-        """The process of a replica's storage actor, once it answers."""
+        """Return the process id of a replica's storage actor. Waits until the actor answers."""
         actor = ActorRef(str(StorageName(self._broker_name, replica)))
 
         def asked() -> int:
@@ -101,17 +102,17 @@ class RayReplicas:
         return eventually(asked, f"a process of replica {replica}")
 
     def kill(self, replica: int) -> None:
-        """SIGKILL its storage process; Ray starts another."""
+        """SIGKILL a replica's storage process. Ray starts another."""
         os.kill(self.pid(replica), signal.SIGKILL)
 
     def fail_over(self) -> None:
-        """Kill the master when all are in sync, and wait until another epoch is led."""
+        """Kill the master when all replicas are in sync, and wait until a master leads another epoch."""
         before = self.settled()
         self.kill(before["master"])
         self.led_after(before["epoch"])
 
     def lead(self, replica: int) -> None:
-        """Have a replica lead, and wait until it does. A wish that took too long is forgotten: it is told again."""
+        """Make a replica the master, and wait until it leads. Asks again, as the Controller forgets an old request."""
 
         def leads() -> bool:
             account = self.account()
@@ -126,7 +127,7 @@ class RayReplicas:
         eventually(leads, f"replica {replica} leads", HEAL_TIMEOUT_S)
 
     def led_after(self, epoch: int) -> None:
-        """Wait until a later epoch is led."""
+        """Wait until a master leads a later epoch."""
 
         def led_anew() -> bool:
             now = self.account()
@@ -136,7 +137,7 @@ class RayReplicas:
 
 
 def log_checksum(store: Path, end_offset: int) -> int:
-    """The CRC-32 of a store's log up to an offset, from its files."""
+    """Return the CRC-32 of a store's log up to an offset, from its files."""
     crc, left = 0, end_offset
     for path in _log_files(store):
         data = path.read_bytes()[:left]

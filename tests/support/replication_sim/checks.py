@@ -1,7 +1,7 @@
-"""The checks of the replication simulation: what clients were told and shown, compared with what the replicas have.
+"""The checks of the replication simulation: compare the clients' view with the logs of the replicas.
 
-A rule that every simulated broker group must keep belongs here: nothing acknowledged is lost, nothing a consumer saw
-is undone, no message is stored twice, and one replica at most acknowledges in an epoch.
+Add a rule that every simulated broker group must keep to this module. Examples: nothing acknowledged is lost, nothing
+that a consumer read changes, no message is stored twice, and at most one replica acknowledges in an epoch.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Checks:
-    """The clients' view of a simulation, and the rules it broke.
+    """The clients' view of a simulation, and the broken rules.
 
-    `acknowledged` has each acknowledged message's epoch, `masters` the replica that acknowledges in each epoch, `seen`
-    the messages a consumer saw, by offset, and `faults` a sentence for each rule broken.
+    `acknowledged`: the epoch of each acknowledged message. `masters`: the acknowledging replica of each epoch. `seen`:
+    the messages that a consumer read, by offset. `faults`: a sentence for each broken rule.
     """
 
     acknowledged: dict[int, int] = field(default_factory=dict)
@@ -31,25 +31,28 @@ class Checks:
     faults: list[str] = field(default_factory=list)
 
     def acknowledge(self, epoch: int, replica: int, message: int) -> None:
-        """A replica acknowledges a message: no other may in the same epoch."""
+        """Note that a replica acknowledges a message. No other replica may acknowledge in the same epoch."""
         if self.masters.setdefault(epoch, replica) != replica:
             self.faults.append(f"replicas {self.masters[epoch]} and {replica} both acknowledge in epoch {epoch}")
         self.acknowledged[message] = epoch
 
     def see(self, start: int, messages: list[int]) -> None:
-        """A consumer is shown messages from an offset on: those it saw there before must be the same."""
+        """Note that a consumer reads messages from an offset on. Messages read there before must be equal."""
         known = self.seen[start : start + len(messages)]
         if known != messages[: len(known)]:
             self.faults.append(f"a consumer saw {known[:5]} at {start}, now there is {messages[:5]}")
         self.seen += messages[len(known) :] if start + len(known) == len(self.seen) else []
 
     def refuse(self, replica: int, epoch: int) -> None:
-        """A replica refuses to be cut, because its master lacks acknowledged messages: the election was wrong."""
+        """Note that a replica refuses to truncate, because its master lacks acknowledged messages: the election was
+        wrong."""
         self.faults.append(f"replica {replica} refuses to follow the master of epoch {epoch}")
 
     def give_hole(self, world: World, master: Node, offset: int, may_have: Collection[int]) -> None:
-        """A master gives a hole as a hole: no member of its set may have the intact record, nor, in the first moments
-        of its epoch, any replica."""
+        """Check a hole that a master sends as a hole: no member of its set may have the intact record.
+
+        In the first moments of the master's epoch, no replica at all may have the intact record.
+        """
         has_waited = world.now - master.holes.led_since_s >= HOLE_WAIT_S
         record = (offset, *master.disk.log[offset])
         for name in sorted(may_have if has_waited else world.nodes):
@@ -57,7 +60,8 @@ class Checks:
                 self.faults.append(f"replica {master.name} gives the hole at {offset}, which {name} could mend")
 
     def _check_damage(self, world: World, master: Node) -> None:
-        """Nothing acknowledged is damaged in the end, unless a fault has destroyed the last intact copy."""
+        """Check at the end that no acknowledged message is damaged, unless a fault has destroyed its last intact
+        copy."""
         for node in world.nodes.values():
             if node.name in master.members():
                 damaged = {node.disk.log[offset][1] for offset in node.disk.damaged}
@@ -69,7 +73,7 @@ class Checks:
             self.faults.append(f"replicas have different holes: {sorted(map(sorted, holes))}")
 
     def check_end(self, world: World) -> None:
-        """After healing, all acknowledged messages must be stored, each once, and the replicas must agree."""
+        """Check after healing that each acknowledged message is stored exactly once, and that the replicas agree."""
         masters = [node for node in world.nodes.values() if node.leads()]
         if not masters and (_every_copy_is_lost(world) or _no_member_is_whole(world)):
             world.say("rightly refused")
@@ -94,7 +98,8 @@ class Checks:
 
 
 def _no_member_is_whole(world: World) -> bool:
-    """True if the directory of a member is lost and all other members have damage, so that nobody may lead."""
+    """Return whether the directory of a member is lost and all other members have damage, so that no replica may
+    lead."""
     record = world.controller.control.record
     stores = record.sync_state_set.stores if record is not None else {}
     own = [name for name, store_id in stores.items() if world.nodes[name].disk.store_id == store_id]
@@ -102,8 +107,10 @@ def _no_member_is_whole(world: World) -> bool:
 
 
 def _every_copy_is_lost(world: World) -> bool:
-    """True if the disks of all members of the sync state set that may lead were replaced, so that nobody leads. With
-    fixed roles only the fixed master may."""
+    """Return whether the disks of all members that may lead were replaced, so that no replica leads.
+
+    With fixed roles only the fixed master may lead.
+    """
     record, fixed = world.controller.control.record, world.rules.fixed_master
     stores = record.sync_state_set.stores if record is not None else {}
     replaced = [world.nodes[name].disk.store_id != stores[name] for name in stores if fixed in (None, name)]

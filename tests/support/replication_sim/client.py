@@ -1,6 +1,6 @@
-"""The clients of a simulated broker group: one producer and one consumer, which know no replica's role.
+"""The clients of a simulated broker group: one producer and one consumer, which are not aware of the replicas' roles.
 
-What a client sends, and what it believes when it is answered, belongs here.
+Add to this module what a client sends, and what a client assumes after an answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ CLIENT = -2
 
 
 class Client:
-    """A producer that sends each message until it is acknowledged, and a consumer that reads what masters show."""
+    """A producer that resends each message until it is acknowledged, and a consumer that reads the visible messages of
+    masters."""
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -1,6 +1,7 @@
 """The simulated Controller: the real decisions of an election, over a network that loses and delays its orders.
 
-How the Controller asks replicas for their state, carries out its decisions and comes back after a crash belongs here.
+Add to this module how the Controller asks replicas for their state, carries out its decisions, and restarts after a
+crash.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ if TYPE_CHECKING:
     from tests.support.replication_sim.world import World
 
 CONTROLLER = -1
-"""The Controller's address in the simulated network; replicas have theirs from 0 on."""
+"""The Controller's address in the simulated network. Replicas have the addresses from 0 on."""
 
 PING_S = 0.3
 
 
 class Controller:
-    """The shell around GroupControl: pings the replicas, and carries its actions out in order.
+    """The shell around GroupControl: pings the replicas, and carries out GroupControl's actions in order.
 
-    `records` is what the real one's log keeps: it survives the process. `_life` counts the processes.
+    `records`: the content of the real Controller's log, which survives the process. `_life` counts the processes.
     """
 
     def __init__(self, world: World) -> None:
@@ -101,7 +102,7 @@ class Controller:
 
 
 class LeadsWithAnyDirectory(GroupControl):
-    """A planted bug: replica 0 leads with whatever directory it has, where roles are fixed."""
+    """A planted bug: with fixed roles, replica 0 leads with any directory."""
 
     def _elect(self, alive: dict[int, ReplicaState], now_s: float) -> list[Any]:
         assert self.record is not None

@@ -1,6 +1,6 @@
-"""The disk of a simulated replica: its log, what of it a power cut leaves, and the small files beside it.
+"""The disk of a simulated replica: its log, the part of the log that survives a power cut, and the small files.
 
-A change to what a replica keeps when its process or its machine ends belongs here.
+Add to this module changes to what a replica keeps when its process or its machine ends.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ NO_FLOOR = ConfirmFloor(0, 0)
 class Disk:
     """A replica's directory. Records before `flushed` survive a power cut.
 
-    `store_id` changes when the disk is replaced; `log` has (epoch, message) per record; `incarnation` counts the
-    processes that opened the directory; `floor` is the highest confirm offset on disk; `_offsets` has each message's
-    first offset in the log. `damaged` are the offsets of records whose bytes are damaged, and `named` the ones among
-    them that the file of holes names.
+    `store_id` changes when the disk is replaced. `log` has (epoch, message) per record. `incarnation` counts the
+    processes that opened the directory. `floor` is the highest confirm offset on disk. `_offsets` has each message's
+    first offset in the log. `damaged`: offsets of records whose bytes are damaged. `named`: the damaged offsets that
+    the file of holes names.
     """
 
     store_id: str
@@ -35,13 +35,13 @@ class Disk:
     _offsets: dict[int, int] = field(default_factory=dict)
 
     def append(self, records: Iterable[tuple[int, int]]) -> None:
-        """Append (epoch, message) records; they are not flushed."""
+        """Append (epoch, message) records without a flush."""
         for record in records:
             self._offsets.setdefault(record[1], len(self.log))
             self.log.append(record)
 
     def truncate(self, end: int) -> None:
-        """Remove the records at `end` and behind it."""
+        """Remove the records from `end` on."""
         for _, message in self.log[end:]:
             if self._offsets.get(message, -1) >= end:
                 del self._offsets[message]
@@ -54,20 +54,20 @@ class Disk:
         self.damaged.add(offset)
 
     def mend(self, offset: int) -> None:
-        """Replace the damaged bytes of a record by the right ones."""
+        """Replace the damaged bytes of a record by the right bytes."""
         self.damaged.discard(offset)
         self.named.discard(offset)
 
     @property
     def last_intact(self) -> int:
-        """The offset of the last record that is whole and flushed; -1 if there is none."""
+        """Return the offset of the last record that is intact and flushed; -1 if no such record exists."""
         return next((offset for offset in reversed(range(self.flushed)) if offset not in self.damaged), -1)
 
     def intact(self) -> set[tuple[int, int, int]]:
-        """The records that are whole and flushed: offset, epoch and message of each."""
+        """Return offset, epoch and message of each record that is intact and flushed."""
         records = enumerate(self.log[: self.flushed])
         return {(offset, *record) for offset, record in records if offset not in self.damaged}
 
     def offset_of(self, message: int) -> int | None:
-        """The first offset of a message in the log; None if it is not there."""
+        """Return the first offset of a message in the log; None if the log does not have the message."""
         return self._offsets.get(message)

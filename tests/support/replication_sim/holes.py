@@ -1,8 +1,8 @@
-"""The damaged records of a simulated replica: how its process meets them, mends them, and passes them on.
+"""The damaged records of a simulated replica: how its process finds, mends and forwards them.
 
-The disk changes bytes while no process runs. The next process finds them: at the log's end they look like a torn tail
-and are cut, unless the file of holes names them; before it they are holes. A slave and its master mend each other
-before they copy and again every MEND_S. When a master gives a hole as a hole is decided by the real HoleReports.
+The disk changes bytes while no process runs. The next process finds the damage. Damage at the log's end looks like a
+torn tail and is cut, unless the file of holes names it. Damage before the end is a hole. A slave and its master mend
+each other before they copy, and again every MEND_S. The real HoleReports decides when a master sends a hole as a hole.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Record = tuple[int, int]
 
 MEND_S = 1.0
 HOLE_WAIT_S = 3.0
-"""Stands for the longer wait of the real master: the simulated faults are shorter, too."""
+"""Stands for the real master's longer wait, as the simulated faults are shorter, too."""
 
 
 class Holes:
-    """The damage that one process of a replica knows of.
+    """The damaged records that a process of a replica has found.
 
-    `shared` are the offsets that its master lacks, too; `mended` is true once the process was mended in this epoch.
+    `shared`: offsets that the master lacks, too. `mended`: true if the process was mended in this epoch.
     """
 
     def __init__(self, node: Node) -> None:
@@ -42,7 +42,7 @@ class Holes:
 
     @property
     def unshared(self) -> int:
-        """The number of holes that another replica may mend."""
+        """Return the number of holes that another replica may mend."""
         return len(self._node.disk.damaged - self.shared)
 
     def lead(self) -> None:
@@ -54,7 +54,7 @@ class Holes:
         self.mended = False
 
     def intact(self, offset: int) -> Record | None:
-        """The record at an offset, if it is whole and on disk."""
+        """Return the record at an offset if it is intact and flushed."""
         disk = self._node.disk
         return disk.log[offset] if offset < disk.flushed and offset not in disk.damaged else None
 
@@ -62,7 +62,8 @@ class Holes:
         return [(offset, self.intact(offset)) for offset in offsets]
 
     def mend(self, parts: list[tuple[int, Record | None]], other: int, *, of_master: bool) -> None:
-        """Mend holes by another replica's records, or note that it lacks them; `of_master`: this is the master."""
+        """Mend holes with another replica's records, or note that the other replica lacks them. `of_master`: this
+        replica is the master."""
         disk, world = self._node.disk, self._node.world
         for offset, record in parts:
             if offset not in disk.damaged:
@@ -80,7 +81,8 @@ class Holes:
                 self.shared.add(offset)
 
     def may_give(self, offset: int) -> bool:
-        """True if a slave may get the hole at an offset as a hole. A check that knows all disks judges the decision."""
+        """Return whether a slave may get the hole at an offset as a hole. A check with access to all disks verifies the
+        decision."""
         node, world = self._node, self._node.world
         assert node.sync is not None
         may_have = node.sync.sync_state_set.members | node.members()
@@ -92,7 +94,7 @@ class Holes:
         return True
 
     def take(self, offset: int) -> None:
-        """Append a hole of the master: the record is there, its bytes are damaged."""
+        """Append a hole of the master: a record with damaged bytes."""
         self._node.disk.damage(offset)
         self._node.disk.named.add(offset)
         self.shared.add(offset)

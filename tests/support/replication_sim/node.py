@@ -1,6 +1,6 @@
 """A simulated replica: its process, with the real role and the real sync state set, over a simulated disk.
 
-What a replica does with a message of a client, of the Controller or of another replica belongs here, and how it is
+Add to this module how a replica handles messages of a client, the Controller or another replica, and how a replica is
 killed, wiped and paused.
 """
 
@@ -25,7 +25,7 @@ CHUNK_MAX = 20
 
 
 class Node:
-    """A replica: a disk, and a process when it runs."""
+    """A replica: a disk, and a process while the replica runs."""
 
     def __init__(self, world: World, name: int) -> None:
         self.world, self.name = world, name
@@ -56,7 +56,7 @@ class Node:
         self._loop(incarnation)
 
     def kill(self, *, power: bool) -> None:
-        """End the process; with `power` a random part of the records that were not flushed is gone, too."""
+        """End the process. With `power` a random part of the unflushed records is lost, too."""
         if power:
             kept = self.world.rng.randint(self.disk.flushed, len(self.disk.log))
             self.disk.truncate(kept)
@@ -67,25 +67,25 @@ class Node:
         self._held.clear()
 
     def wipe(self) -> None:
-        """End the process and replace its disk by an empty one."""
+        """End the process and replace its disk by an empty disk."""
         self.kill(power=False)
         self.disk = Disk(f"{self.disk.store_id}'")
 
     def shorten(self, end: int) -> None:
-        """End the process; the directory stays, and its disk loses the records at `end` and behind it."""
+        """End the process. Its directory stays, but its disk loses the records from `end` on."""
         self.kill(power=False)
         self.world.say(f"{self.name} loses {len(self.disk.log) - end} records from {end}, floor {self.disk.floor}")
         self.disk.truncate(end)
         self.disk.flushed = end
 
     def rot(self, offset: int) -> None:
-        """End the process; its disk changes the bytes of a record, which the next process meets."""
+        """End the process. Its disk changes the bytes of a record; the next process finds the damage."""
         self.kill(power=False)
         self.world.say(f"{self.name} has damage at {offset} of {len(self.disk.log)}")
         self.disk.damage(offset)
 
     def fail_disk(self) -> None:
-        """Let no flush succeed any more in this process, which goes on and says so."""
+        """Make every further flush of this process fail. The process continues and reports the failure."""
         if self.alive and not self.failure:
             self.world.say(f"the disk of {self.name} fails")
             self.failure = "its disk failed"
@@ -106,14 +106,14 @@ class Node:
                 self.deliver(action)
 
     def deliver(self, action: Callable[[], None]) -> None:
-        """A message arrives: it is kept while the process stands still, and lost when there is none."""
+        """Deliver a message: the message waits while the process is paused, and is lost if no process runs."""
         if self.paused:
             self._held.append(action)
         elif self.alive:
             try:
                 action()
             except NotMasterError:
-                pass  # to the caller this looks like a lost message
+                pass  # the caller cannot distinguish this from a lost message
 
     # The Controller's questions and orders
 
@@ -200,7 +200,7 @@ class Node:
     # The master's side
 
     def append(self, message: int) -> None:
-        """Store a producer's message; a message that is stored already is acknowledged with its first copy."""
+        """Store a producer's message. A message that is already stored is acknowledged with its first copy."""
         self._unless_unfenced(lambda: self.role.check_append(None, self.world.now))
         if self.is_disk_broken:
             raise NotMasterError(GROUP, self.role.epoch)
@@ -254,7 +254,7 @@ class Node:
 
     @property
     def given_end(self) -> int:
-        """The end of what followers get: what is written, or what is on disk where roles are fixed."""
+        """Return the end of what followers get: the written end, or with fixed roles the flushed end."""
         return self.disk.flushed if self.world.fixed else len(self.disk.log)
 
     def give_epochs(self, asker: Node, epoch: int) -> None:
@@ -263,7 +263,7 @@ class Node:
         self._answer(asker, lambda: asker.take_epochs(epoch, epochs, end))
 
     def _answer(self, asker: Node, answer: Callable[[], None]) -> None:
-        """Send an answer to the process that asked: a connection ends with its process."""
+        """Send an answer to the process that asked. The connection ends when that process ends."""
         incarnation = asker.disk.incarnation
 
         def deliver() -> None:
@@ -293,7 +293,7 @@ class Node:
         self._answer(asker, lambda: asker.take_log(epoch, start, records, entry, confirm, is_hole=is_hole))
 
     def give_parts(self, asker: Node, epoch: int, wanted: list[int]) -> None:
-        """Give a slave the records for its holes, and ask it for the records of this master's holes."""
+        """Send a slave the records for its holes, and ask the slave for the records of this master's holes."""
         self._unless_unfenced(lambda: self.role.check_asked(epoch))
         parts, holes = self.holes.parts(wanted), sorted(self.disk.damaged)
         self._answer(asker, lambda: asker.take_parts(epoch, parts, holes))
@@ -367,7 +367,7 @@ class Node:
         self._ask()
 
     def take_parts(self, epoch: int, parts: list[tuple[int, Record | None]], holes: list[int]) -> None:
-        """Take the master's records for this slave's holes, and send it the records for its own."""
+        """Take the master's records for this slave's holes, and send the master the records for its holes."""
         self._unless_unfenced(lambda: self.role.check_chunk(epoch))
         if self.is_disk_broken or not self.handshaken or self.role.master is None:
             return
@@ -406,7 +406,7 @@ class Node:
         self.disk.append(records)
         if is_hole:
             self.holes.take(start)
-            self.disk.flushed = len(self.disk.log)  # the file of holes names only what is on disk
+            self.disk.flushed = len(self.disk.log)  # the file of holes names only what is flushed
         self.visible = max(self.visible, min(confirm, start, self.disk.flushed))
         self._note_confirmed(min(confirm, self.disk.flushed))
         self.caught_up = self.caught_up or self.disk.flushed >= confirm
@@ -414,10 +414,10 @@ class Node:
             incarnation, end = self.disk.incarnation, len(self.disk.log)
             delay_s = 0.0 if self.world.async_flush else self.world.rng.uniform(0.0005, 0.02)
             self.world.at(delay_s, lambda: self._copied(incarnation, end))
-            self._ask()  # the next chunk is read while this one is flushed
+            self._ask()  # read the next chunk while this chunk is flushed
 
     def _copied(self, incarnation: int, end: int) -> None:
-        """A chunk is on disk: the master is told at once."""
+        """Report a flushed chunk to the master immediately."""
         self._flushed(incarnation, end)
         if not self.alive or self.paused or self.disk.incarnation != incarnation:
             return

@@ -1,11 +1,11 @@
 """A broker group of three replicas, their Controller, a producer and a consumer, in virtual time and with faults.
 
-The decisions are the real ones (placement.election, actors.core.replica.role and sync_state); what is simulated is
-everything they rest on: disks that lose what was not flushed, a network that delays, reorders, loses and cuts,
-processes that are killed or stand still, clocks. One seed decides everything: same seed, same trace.
+The decisions are real (placement.election, actors.core.replica.role and sync_state). Everything below them is
+simulated: disks that lose unflushed data, a network that delays, reorders, loses and cuts, processes that are killed or
+paused, and clocks. One seed decides everything: equal seeds give equal traces.
 
-A log is a list of (epoch, message); an offset counts records. What must hold, during a simulation and at its end, is
-in tests.support.replication_sim.checks. The clock, the network and the faults belong here.
+A log is a list of (epoch, message), and an offset counts records. tests.support.replication_sim.checks has the rules
+that must hold during and after a simulation. The clock, the network and the faults belong in this module.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ GRACE_S = 20.0
 """Longer than the longest restart and the latest account together."""
 ACCOUNT_DELAY_MAX_S = 10.0
 ROT_FAULTS = ("rot", "rot each", "rot all", "wipe", "kill", "cut")
-"""The faults under which damaged records are mended, or copied as they are."""
+"""The faults under which damaged records are mended, or copied as holes."""
 
 
 @dataclass(frozen=True)
 class Bugs:
-    """Mistakes to plant. The checks must find each."""
+    """Bugs to plant. The checks must find each of them."""
 
     skip_truncation: bool = False
     skip_fencing: bool = False
@@ -45,13 +45,13 @@ class Bugs:
 
 
 class World:
-    """One simulation: its clock and events, its network, its processes.
+    """One simulation: its clock, events, network and processes.
 
-    `trace` has a line for each thing that happened, `checks.faults` one for each rule broken; `cut` has the pairs
-    (sender, receiver) between which nothing passes, and `loss` is the share of messages that are lost. Without
-    `all_ack` an append waits for the copies of all replicas, and not for the confirm offset; with `async_flush` what is
-    written counts as stored, and no power is cut. `grace_s`: as of ControlRules. `destroyed` are the messages whose
-    last intact copy a fault has destroyed; `mended` and `copied_holes` count records.
+    `trace`: a line for each event. `checks.faults`: a sentence for each broken rule. `cut`: the pairs (sender,
+    receiver) whose messages are dropped. `loss`: the share of lost messages. Without `all_ack` an append waits for the
+    copies of all replicas, and not for the confirm offset. With `async_flush` written data counts as stored, and power
+    is never cut. `grace_s`: as in ControlRules. `destroyed`: the messages whose last intact copy a fault destroyed.
+    `mended` and `copied_holes` count records.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class World:
         self.destroyed: set[int] = set()
         self.mended = self.copied_holes = 0
         self.has_rot = False
-        """True if disks damage records: without that, replicas do not ask each other for good bytes."""
+        """True if disks damage records. Otherwise replicas do not ask each other for intact bytes."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self.cut: set[tuple[int, int]] = set()
@@ -102,16 +102,16 @@ class World:
         heapq.heappush(self._events, (self.now + delay_s, self._count, action))
 
     def delay_accounts(self, replica: int, for_s: float) -> None:
-        """Have a replica's accounts of itself come late for a while."""
+        """Delay a replica's accounts of itself for a while."""
         self._late_accounts_until_s[replica] = self.now + for_s
 
     def account_delay_s(self, replica: int) -> float:
-        """The time by which an account that a replica gives now comes late."""
+        """Return the delay of an account that a replica sends now."""
         late = self.now < self._late_accounts_until_s.get(replica, 0.0)
         return self.rng.uniform(0.0, ACCOUNT_DELAY_MAX_S) if late else 0.0
 
     def send(self, sender: int, receiver: int, deliver: Callable[[], None], *, late_s: float = 0.0) -> None:
-        """Deliver later, perhaps much later, perhaps never; two messages may overtake each other."""
+        """Deliver later, perhaps much later, perhaps never. Two messages may overtake each other."""
         if self.rng.random() < self.loss or (sender, receiver) in self.cut:
             return
         slow = self.rng.random() < 0.02
@@ -138,8 +138,10 @@ class World:
 def run_seed(
     seed: int, *, bugs: Bugs = Bugs(), duration_s: float = 30.0, only: Collection[str] = (), **options: Any
 ) -> World:
-    """Run one seed to its end, heal it and check it. `options` as of World; `only`: the kinds of faults, all of them if
-    there are none."""
+    """Run one seed to its end, heal the world and check it.
+
+    `options`: arguments of World. `only`: the kinds of faults; empty for all kinds.
+    """
     world = World(seed, bugs=bugs, **options)
     world.has_rot = any(kind.startswith("rot") for kind in only)
     faults = random.Random(seed * 7919 + 1)
@@ -158,7 +160,7 @@ def run_seed(
 
 
 def _end_process(world: World, node: Node, after_s: float, away_s: float) -> None:
-    """Let a process whose disk failed end itself, and another one begin later. What was not flushed may be gone."""
+    """End a process whose disk failed, and start another process later. Unflushed data may be lost."""
     incarnation = node.disk.incarnation
 
     def end() -> None:
@@ -175,12 +177,13 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
     kind = rng.choice([*"kill kill power master pause cut oneway controller heal balance".split(), rare])
     if only:
         kind = rng.choice(sorted(only))
-    if kind == "master":  # its power alone, while it leads
+    if kind == "master":  # cut only the master's power, while it leads
         node = next((one for one in world.nodes.values() if one.leads()), node)
     world.say(f"fault {kind} {node.name}")
     if kind in ("kill", "power", "master", "blackout"):
         for one in world.nodes.values() if kind == "blackout" else (node,):
-            # What is acknowledged without a flush does not survive a power cut, and is not promised to.
+            # A record that was acknowledged without a flush may be lost in a power cut. raymq does not promise
+            # otherwise.
             one.kill(power=kind != "kill" and not world.async_flush)
             world.at(rng.uniform(0.3, 4.0), one.start)
     elif kind == "pause":
@@ -197,8 +200,8 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
         world.controller.kill()
         world.at(rng.uniform(0.2, 3.0), world.controller.start)
     elif kind == "wipe" and all(node.disk.store_id == f"store-{node.name}" for node in world.nodes.values()):
-        # One disk of several that have everything may be lost; the only one may not, unless it may lead alone: then
-        # nobody leads from there on.
+        # If several disks have everything, one of them may be lost. The only such disk may not be lost, unless its
+        # replica may lead alone: then no replica leads from that moment on.
         members = world.controller.records[-1].sync_state_set.members if world.controller.records else frozenset()
         keeps_all = len(members) > 1 and bool(_have_everything(world) - {node.name})
         if keeps_all or (members and node.name not in members) or world.fixed:
@@ -230,9 +233,9 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
 
 
 def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, below_floor: bool) -> None:
-    """Have one replica lose the end of its log, half of the times the master, unless it has the last whole copy.
+    """Make one replica lose the end of its log, unless it has the last intact copy. Half of the times it is the master.
 
-    With `everybody` all processes end at that time; with `below_floor` the loss shows in the floor on its disk.
+    With `everybody` all processes end at that time. With `below_floor` the loss is visible in the floor on its disk.
     """
     if rng.random() < 0.5:
         node = next((one for one in world.nodes.values() if one.leads()), node)
@@ -241,7 +244,7 @@ def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, b
     for one in world.nodes.values() if everybody else (node,):
         one.kill(power=False)
         world.at(rng.uniform(0.3, 4.0), one.start)
-    # Half of the times what was confirmed in the last moments, which the floor on the disk does not have yet.
+    # Half of the times, lose what was confirmed in the last moments, which the floor on the disk does not cover yet.
     floor = min(node.disk.floor.offset, node.disk.flushed)
     if below_floor:
         end = rng.randint(0, max(floor - 1, 0)) if floor else node.disk.flushed
@@ -253,10 +256,10 @@ def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, b
 
 
 def _rot(world: World, rng: random.Random, node: Node, *, everybody: bool) -> None:
-    """Have the disk of one replica damage a record, half of the times the master's. Another member keeps all records.
+    """Make one replica's disk damage a record, half of the times the master's. Another member keeps all records.
 
-    With `everybody` all disks that have the record damage it, so nobody can mend it. It is not the last record of a
-    log: that one would be cut like a torn tail, which is the fault "shorten".
+    With `everybody` all disks that have the record damage it, so no replica can mend it. The record is never the last
+    of a log: a damaged last record is cut like a torn tail, which is the fault "shorten".
     """
     if rng.random() < 0.5:
         node = next((one for one in world.nodes.values() if one.leads()), node)
@@ -281,8 +284,10 @@ def _rot(world: World, rng: random.Random, node: Node, *, everybody: bool) -> No
 
 
 def _rot_each(world: World, rng: random.Random) -> None:
-    """End all processes, and have each disk damage a record that another disk has intact: nobody is whole, and each can
-    mend the others. It is not the last record of its log."""
+    """End all processes, and make each disk damage a record that another disk has intact.
+
+    No replica is intact then, and each can mend the others. The record is never the last of its log.
+    """
     for node in world.nodes.values():
         here = {record for record in node.disk.intact() if record[0] < node.disk.last_intact}
         offsets = sorted(offset for offset, _, _ in here & _intact(world, node))
@@ -293,17 +298,17 @@ def _rot_each(world: World, rng: random.Random) -> None:
 
 
 def _intact(world: World, besides: Node | None = None) -> set[tuple[int, int, int]]:
-    """Records with an intact copy on any disk except that of `besides`, as offset, epoch and message."""
+    """Return offset, epoch and message of each record with an intact copy on any disk except that of `besides`."""
     return set().union(*(node.disk.intact() for node in world.nodes.values() if node is not besides))
 
 
 def _damaged(world: World) -> set[tuple[int, int, int]]:
-    """Records with a damaged copy on any disk, as offset, epoch and message."""
+    """Return offset, epoch and message of each record with a damaged copy on any disk."""
     return {(offset, *node.disk.log[offset]) for node in world.nodes.values() for offset in node.disk.damaged}
 
 
 def _have_everything(world: World) -> frozenset[int]:
-    """The members of the sync state set whose disks have everything that was acknowledged or seen."""
+    """Return the members of the sync state set whose disks have everything that was acknowledged or read."""
     if not world.controller.records:
         return frozenset()
     stores = world.controller.records[-1].sync_state_set.stores

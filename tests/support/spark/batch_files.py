@@ -1,8 +1,8 @@
-"""A sink for `foreachBatch` that may be killed at any time: a file for each batch, which is either whole or not there.
+"""A sink for `foreachBatch` that may be killed at any time. Each batch has a file, which is either complete or missing.
 
 DIRECTORY/17.begun        the sink was called for batch 17
 DIRECTORY/17.json         the rows of batch 17, one line: [[broker_name, queue_id, queue_offset, body], …]
-DIRECTORY/17.different    batch 17 came again, with other rows
+DIRECTORY/17.different    batch 17 was repeated with other rows
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLACE_AND_BODY: Final = (*PLACE, "cast(body as string)")
 
 
 class BatchFiles:
-    """The files below `directory`, which is made, with `columns` of the messages."""
+    """The batch files below `directory`, which is created, with `columns` of the messages."""
 
     def __init__(self, directory: Path, columns: Sequence[str] = PLACE_AND_BODY) -> None:
         self._directory, self._columns = directory, columns
@@ -44,17 +44,17 @@ class BatchFiles:
         os.replace(part, whole)
 
     def forget_unfinished(self) -> None:
-        """Remove the marks of batches that were begun and not finished."""
+        """Remove the marks of batches that the sink began and did not finish."""
         for begun in self._directory.glob("*.begun"):
             if not begun.with_suffix(".json").exists():
                 begun.unlink()
 
     def count(self, suffix: str) -> int:
-        """The number of files with a suffix."""
+        """Return the number of files with a suffix."""
         return sum(1 for _ in self._directory.glob(f"*.{suffix}"))
 
     def rows(self) -> list[Row]:
-        """The rows of all batches."""
+        """Return the rows of all batches."""
         numbers = sorted(int(path.stem) for path in self._directory.glob("*.json"))
         assert numbers == list(range(len(numbers)))
         texts = [(self._directory / f"{number}.json").read_text() for number in numbers]

@@ -1,4 +1,4 @@
-"""A DedupStore of this process for Spark's Python workers: writers in them append to it over a socket, without Ray."""
+"""A server for a DedupStore of this process: writers in Spark's Python workers append over a socket, without Ray."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ _KEY = b"tests"
 
 
 class StoreServer:
-    """Serves a store's calls to other processes. `on_append` is called with each append's number, from 1 on, and the id
-    of the process that sent it, before it is stored; what it raises is the answer."""
+    """Serves a store's calls to other processes.
+
+    `on_append` is called before each append with the append's number, from 1 on, and the sender's process id. An error
+    that `on_append` raises is the answer.
+    """
 
     def __init__(self, store: DedupStore) -> None:
         self.store = store

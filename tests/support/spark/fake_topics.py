@@ -1,4 +1,4 @@
-"""Topics that are nothing but numbers, for a stream without a cluster: message 12 of a queue is made, not stored."""
+"""Topics of computed messages, for a stream without a cluster: a message is made from its queue offset, not stored."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ SCHEMA = StructType(
     ]
 )
 BORN = datetime(2026, 1, 1, tzinfo=UTC)
-"""The message at offset 0 of each queue was born then, each further one a second later; even ones are tagged paid."""
+"""Born time of the message at offset 0 of each queue. Each further message is a second later. Even offsets have the tag
+"paid"."""
 
 Row = tuple[str, str, int, int]
 """Topic, broker name, queue id and offset of a message."""
 
 
 class FakeTopics(StreamCluster):
-    """`held`: the offsets in each queue, first and next one. `silent`: broker groups that do not answer."""
+    """`held`: first and next offset of each queue. `silent`: broker groups that do not answer."""
 
     def __init__(self, held: Mapping[MessageQueue, tuple[int, int]], *, start: int = EARLIEST) -> None:
         self.held, self.start = dict(held), start
@@ -88,12 +89,13 @@ class FakeTopics(StreamCluster):
 
 
 def rows(queue: MessageQueue, start: int, end: int) -> set[Row]:
-    """The messages of a queue at offsets [`start`, `end`)."""
+    """Return the messages of a queue at offsets [`start`, `end`)."""
     return {(queue.topic, queue.broker_name, queue.queue_id, offset) for offset in range(start, end)}
 
 
 def read(ranges: Iterable[OffsetRange], expression: str, sql: str) -> Iterator[pa.RecordBatch]:
-    """In a Spark worker: the messages of ranges, several batches of each. A message has its offset as a property."""
+    """Yield the messages of ranges in a Spark worker, several batches per range. A message has its offset as a
+    property."""
     tags = Subscription.parse("any", expression).tags
     for one in ranges:
         for first in range(one.start_offset, one.end_offset, 100):
@@ -106,7 +108,7 @@ def read(ranges: Iterable[OffsetRange], expression: str, sql: str) -> Iterator[p
 
 
 def read_but_lost(ranges: Iterable[OffsetRange], expression: str, sql: str) -> Iterator[pa.RecordBatch]:
-    """As `read`, where everything has been deleted before a worker came to read it."""
+    """Yield nothing, as `read` does if everything was deleted before a worker read it."""
     for one in ranges:
         raise DataLossError(f"{one.queue}: offsets {one.start_offset} to {one.end_offset - 1} are not on disk")
     yield from ()

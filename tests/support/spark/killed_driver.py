@@ -1,4 +1,4 @@
-"""A program with a streaming query in a process of its own, which a test kills and starts again."""
+"""A program with a streaming query in a process of its own, which a test kills and restarts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START_TIMEOUT_S = 120.0
 
 
 class Driver:
-    """`python -m MODULE ARGUMENTS`, with its output in a file in `directory`."""
+    """Runs `python -m MODULE ARGUMENTS`, with its output in a file in `directory`."""
 
     def __init__(self, module: str, directory: Path, *arguments: str, variables: Mapping[str, str] | None = None):
         self._log = directory / "driver.log"
@@ -31,7 +31,7 @@ class Driver:
             self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
 
     def kill(self) -> None:
-        """SIGKILL; what it has started ends by itself."""
+        """SIGKILL the program. Its child processes end by themselves."""
         if self._process.poll() is not None:
             return
         below = psutil.Process(self._process.pid).children(recursive=True)
@@ -40,12 +40,12 @@ class Driver:
         assert_gone(below)
 
     def check_runs(self) -> bool:
-        """True; AssertionError with its output if it has ended."""
+        """Return True. Raises AssertionError with the program's output if the program has ended."""
         assert self._process.poll() is None, self._log.read_text()[-4000:]
         return True
 
     def finish(self) -> None:
-        """Wait until it ends, as a program does that ends well."""
+        """Wait until the program ends without an error."""
         try:
             assert self._process.wait(START_TIMEOUT_S) == 0, self._log.read_text()[-4000:]
         finally:
@@ -53,8 +53,10 @@ class Driver:
 
 
 def kill_again_and_again(start: Callable[[], Driver], sink: BatchFiles, rng: random.Random, kills: int) -> None:
-    """Start a driver and kill it, `kills` times: as soon as its sink begins with a batch, or has finished one, the
-    first or the second after its start."""
+    """Start and kill a driver `kills` times.
+
+    The kill follows the begin or the end of the first or second batch after the driver's start.
+    """
     for _ in range(kills):
         sink.forget_unfinished()
         suffix, enough = rng.choice(["begun", "json"]), sink.count("json") + rng.randrange(1, 3)

@@ -1,4 +1,4 @@
-"""Messages that come all the time for a streaming query, and the check that its sink has each of them once."""
+"""A steady stream of messages for a streaming query, and the check that its sink has each message once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.spark.batch_files import BatchFiles
 
 @contextmanager
 def sending(mq: raymq.Client, topic: str) -> Iterator[None]:
-    """Messages come all the time, about 100 a second."""
+    """Send about 100 messages a second during the block."""
     senders = Senders(mq, topic, producers=1, count=10**6, history=History(), pause_s=0.01)
     senders.start()
     try:
@@ -25,7 +25,7 @@ def sending(mq: raymq.Client, topic: str) -> Iterator[None]:
 
 
 def check_sink(mq: raymq.Client, topic: str, sink: BatchFiles) -> None:
-    """Rows missing 0, doubled 0, and no batch was ever another."""
+    """Check that no row is missing, no row is doubled, and no repeated batch had other rows."""
     stored = {
         (queue.broker_name, queue.queue_id, offset, sent.body().decode())
         for queue, messages in read_back(mq, topic).items()

@@ -23,9 +23,11 @@ ROOT = Path(__file__).parents[3]
 def local_spark(
     directory: Path, *, task_tries: int = 1, configs: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """A session that keeps its files below `directory`, with `configs` over those that keep it quick and quiet.
+    """Yield a session that keeps its files below `directory`. `configs` override the settings for quick and quiet
+    tests.
 
-    At the end its queries are stopped, and the JVM ends, if it has not been killed before."""
+    At the end the session's queries stop, and the JVM ends, unless the JVM was killed before.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     java = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData -Djava.io.tmpdir={directory}"
     final = {
@@ -33,7 +35,7 @@ def local_spark(
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.adaptive.enabled": "false",
-        "spark.sql.codegen.wholeStage": "false",  # compiling takes longer than the rows of a test
+        "spark.sql.codegen.wholeStage": "false",  # compiling takes longer than processing the rows of a test
         "spark.sql.session.timeZone": "UTC",
         "spark.local.dir": str(directory),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
@@ -60,7 +62,7 @@ def local_spark(
 
 
 def runs(session: SparkSession) -> bool:
-    """True if the JVM of a session has not ended."""
+    """Return whether the JVM of a session still runs."""
     return _gateway(session).proc.poll() is None
 
 
@@ -86,7 +88,7 @@ def stop_queries(session: SparkSession) -> None:
 
 @contextmanager
 def changed(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Give a session other settings for the block, of those that it takes while it runs and has a value for."""
+    """Change settings of a running session for the block. Each setting must be changeable and have a value."""
     before = {key: session.conf.get(key) for key in settings}
     for key, value in settings.items():
         session.conf.set(key, value)
@@ -99,10 +101,10 @@ def changed(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None
 
 
 class SharedSpark:
-    """A local Spark for one test module after the other, as there is one in a process.
+    """A local Spark that test modules use one after another, because a process has only one.
 
-    It is started for the first that asks for it. Its tasks are tried four times, for the tests that kill its Python
-    workers, and those read a store in place (tests.support.spark.near_store) where they would connect to a cluster.
+    Spark starts for the first module that needs it. Spark tries each task four times, for tests that kill its Python
+    workers. The workers read a store in place (tests.support.spark.near_store) instead of connecting to a cluster.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -111,7 +113,7 @@ class SharedSpark:
         self._session: SparkSession | None = None
 
     def session(self) -> SparkSession:
-        """The session, which is started if there is none, or its JVM was killed."""
+        """The session. A new one starts if no session runs, or its JVM was killed."""
         if self._session is not None and not runs(self._session):
             self.close()
         if self._session is None:
@@ -120,7 +122,7 @@ class SharedSpark:
         return self._session
 
     def close(self) -> None:
-        """End Spark, and the sockets that Py4J leaves to the garbage collector."""
+        """End Spark, and close the sockets that Py4J leaves to the garbage collector."""
         if self._session is None:
             return
         opened, self._open = self._open, ExitStack()

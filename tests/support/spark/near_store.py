@@ -1,7 +1,7 @@
 """A store in this process as a cluster that Spark's Python workers read in place, without Ray.
 
-The driver has a client around the open store. A worker gets a file's path as the cluster's address: that file says
-where the store is and what its queues hold, and `tests.support.spark.daemon` makes clients of it.
+The driver has a client around the open store. A worker gets the path of a file as the cluster's address. The file
+contains the store's directory and the bounds of its queues. `tests.support.spark.daemon` makes clients from the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Routes(FakeRoutes):
 
 
 class NearStore:
-    """The storage client of an open store, and its cluster's client; `describe` writes the file for workers."""
+    """The storage client of an open store, and its cluster's client. `describe` writes the file for workers."""
 
     def __init__(self, store: MessageStore, path: Path, queues: int) -> None:
         self._store, self.path, self._queues = store, path, queues
@@ -46,7 +46,7 @@ class NearStore:
         self.describe()
 
     def describe(self) -> None:
-        """Have workers know what the queues hold now."""
+        """Write the present bounds of the queues into the workers' file."""
         topics = self._store.topics.queue_ids()
         bounds = {
             f"{topic}:{queue_id}": [found.min_offset, found.max_offset]
@@ -78,7 +78,7 @@ class NearStore:
 
 
 class WorkerStorage:
-    """The storage client of a worker: it reads in place; what it is asked, the file answers."""
+    """The storage client of a worker. It reads records in place and answers all other calls from the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -107,7 +107,7 @@ class WorkerStorage:
 
 @lru_cache(maxsize=8)
 def worker_client(address: str) -> Any:
-    """The client of a worker, by the path of the file that describes the store."""
+    """Return the client of a worker, given the path of the file that describes the store."""
     spare_collections()
     storage = WorkerStorage(Path(address))
     storages = SimpleNamespace(get=lambda name: storage)

@@ -1,9 +1,9 @@
-"""A program with a streaming query over topics that are nothing but numbers, to be killed. No Ray, no store:
+"""A program with a streaming query over computed topics, for tests that kill it. It needs no Ray and no store:
 
     python -m tests.support.spark.numbers_program DIRECTORY [end]
 
-The queues get longer with the time since DIRECTORY/began was written, and stay as they are at the time in
-DIRECTORY/ended. With `end` the query reads what there is and ends, else it reads for ever.
+The queues grow with the time since DIRECTORY/began was written, up to the time in DIRECTORY/ended. With `end` the query
+reads all present messages and ends; otherwise it reads for ever.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ RATES = {MessageQueue("orders", "a", 0): 60, MessageQueue("orders", "a", 1): 20,
 """Messages per second."""
 LATER = MessageQueue("orders", "b", 1)
 LATER_AFTER_S = 10.0
-"""A queue that is new after so many seconds, and gets 10 messages in each."""
+"""A queue that appears after this number of seconds, and gets 10 messages per second."""
 
 
 class GrowingTopics(FakeTopics):
-    """Queues that get longer with time, as the files in `directory` say."""
+    """Queues that grow with time, according to the files in `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

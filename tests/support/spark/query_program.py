@@ -1,7 +1,8 @@
-"""A program with a streaming query, to be killed: `python -m tests.support.spark.query_program TOPIC DIRECTORY [end]`.
+"""A program with a streaming query, for tests that kill it: `python -m tests.support.spark.query_program TOPIC
+DIRECTORY [end]`.
 
-Its Spark is on two threads of its own JVM, which begins within seconds; the topic is in the Ray cluster of this
-machine. With `end` it reads what there is and ends, else it reads for ever.
+Its Spark runs on two threads of its own JVM and starts within seconds. The topic is in this machine's Ray cluster. With
+`end` the query reads all present messages and ends; otherwise it reads for ever.
 """
 
 from __future__ import annotations

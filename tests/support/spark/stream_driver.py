@@ -1,4 +1,4 @@
-"""A program with a streaming query that writes the lines of files to a topic, slowly: a driver that tests kill.
+"""A program with a streaming query that slowly writes the lines of files to a topic, for tests that kill it.
 
 python -m tests.support.spark.stream_driver ADDRESS DIRECTORY CHECKPOINT TOPIC
 """
@@ -25,7 +25,7 @@ FILES_PER_BATCH = 2
 
 
 def slowly(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same batches, each after a pause: for `DataFrame.mapInArrow`."""
+    """Yield the batches unchanged, each after a pause, for `DataFrame.mapInArrow`."""
     for batch in batches:
         time.sleep(PAUSE_S)
         yield batch

@@ -1,4 +1,4 @@
-"""The warnings of PySpark that tests pass over."""
+"""The warnings of PySpark that tests ignore."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-# PySpark's own warnings, from distutils; Py4J closes its sockets when it likes.
+# PySpark warns about distutils. Py4J closes its sockets at any time.
 IGNORED = ["ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"]
 
 
 def ignore_warnings(items: Iterable[pytest.Item], conftest: str) -> None:
-    """Mark the tests beside and below a `conftest`, given as its `__file__`, to pass over PySpark's warnings."""
+    """Make all tests in and below the folder of `conftest` ignore PySpark's warnings. `conftest`: a conftest's
+    `__file__`."""
     folder = Path(conftest).parent
     for item in items:
         if item.path.is_relative_to(folder):

@@ -21,7 +21,7 @@ def stage(ranges: Sequence[OffsetRange], staging: Path) -> list[Written]:
 
 
 def archive_all(directory: Path, on_written: Callable[[int], None] = lambda count: None) -> int:
-    """Bring what is missing into the archive in a directory; returns how many messages that were."""
+    """Archive all missing messages in a directory. Returns their number."""
     with locked(directory / "orders") as folder:
         return archive(folder, "orders", QUEUES, stage, round_messages=60, on_written=on_written).messages
 

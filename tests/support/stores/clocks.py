@@ -1,4 +1,4 @@
-"""The time that a store is told, moved by a test."""
+"""A clock for a store, which a test sets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class Clock:
-    """Stands at `now_ms`, which begins at the time of the machine."""
+    """Stands at `now_ms`, which begins at the machine's time."""
 
     def __init__(self) -> None:
         self.now_ms = time.time_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""Flips bits of records in the files of a store, as a failing disk does."""
+"""Flip bits of records in the files of a store, as a failing disk does."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from raymq.records.format.layout import (
 from tests.support.stores.stores import LOG_FILE_BYTES
 
 FIELDS = ("size", "magic", "queue id", "queue offset", "physical offset", "body size", "body", "topic size", "topic")
-"""Parts of a record that a reader can find to be damaged."""
+"""Parts of a record whose damage a reader can detect."""
 
 
 def flip(root: Path, physical_offset: int, field: str, *, file_size: int = LOG_FILE_BYTES) -> None:
-    """Flip one bit of a field of the record at `physical_offset` of the store at `root`, open or closed. The same call
-    undoes it."""
+    """Flip one bit of a field of the record at `physical_offset` of the store at `root`, open or closed.
+
+    A second call with equal arguments undoes the flip.
+    """
     start = physical_offset - physical_offset % file_size
     with (root / "commitlog" / f"{start:020}").open("r+b", buffering=0) as file:
         data = file.read()
@@ -38,11 +40,11 @@ _HEADER_POSITIONS: Final = {
     "physical offset": PHYSICAL_OFFSET_OFFSET + 7,
     "body size": BODY_SIZE_OFFSET + 2,
 }
-"""The byte of a record with IPv4 hosts in which the bit of a header's field is flipped."""
+"""Index of the byte, in a record with IPv4 hosts, in which a header field's bit is flipped."""
 
 
 def _position(data: bytes, at: int, field: str) -> int:
-    """The byte of a log file in which a bit of the record at `at` is flipped."""
+    """Return the index of the byte of a log file in which a bit of the record at `at` is flipped."""
     if field in _HEADER_POSITIONS:
         return at + _HEADER_POSITIONS[field]
     body_at = at + header_size_at(data, at)

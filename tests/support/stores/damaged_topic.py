@@ -1,4 +1,4 @@
-"""A store with a topic in which each second message cannot be read: lying bodies and flipped bits; and its Admin."""
+"""A store with a topic in which every second message is unreadable (lying bodies and flipped bits), and its Admin."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ FILE_BYTES = 1 << 20
 FIRST_MS = 1_700_000_000_000
 STEP_MS = 1000
 FLIPPED = tuple(field for field in FIELDS if field != "size")
-"""Of a record whose size alone is wrong, a store knows the right one: such a message is whole."""
+"""A record whose size alone is wrong counts as intact, because the store has the right size elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedTopic:
-    """`bodies`: by queue offset of queue 0, the body, or None for a message that cannot be read; `kinds`: what is wrong
-    with it. Intact messages have the key "intact", flipped ones the key "flipped", and all the key "all"."""
+    """`bodies`: the body at each offset of queue 0, or None for an unreadable message. `kinds`: the kind of damage.
+
+    Intact messages have the key "intact", flipped messages the key "flipped", and all messages the key "all".
+    """
 
     store: MessageStore
     storage: SimpleNamespace
@@ -41,23 +43,23 @@ class DamagedTopic:
 
     @property
     def admin(self) -> Admin:
-        """The administration of the broker group."""
+        """Return the Admin of the broker group."""
         return Admin(self.routes, self.storages)  # type: ignore[arg-type]  # stand-ins
 
     @property
     def storages(self) -> Any:
-        """The broker group's one storage actor, for whoever asks."""
+        """The broker group's one storage actor."""
         return SimpleNamespace(get=lambda name: self.storage)
 
     @property
     def readable(self) -> list[bytes]:
-        """The bodies of the intact messages, in order."""
+        """Return the bodies of the intact messages, in order."""
         return [body for body in self.bodies if body is not None]
 
 
 @contextmanager
 def damaged_topic(root: Path, *, lying: bool = True, flipped: tuple[str, ...] = FLIPPED) -> Iterator[DamagedTopic]:
-    """The topic in a store at `root`, a message a second."""
+    """Yield the topic in a store at `root`, with one message per second."""
     times = iter(range(FIRST_MS, FIRST_MS + 10_000_000, STEP_MS))
     store = open_store(root, clock_ms=lambda: next(times), mapped_file_size_commit_log_bytes=FILE_BYTES)
     try:
@@ -91,14 +93,14 @@ def _filled(
         places[field] = put("flipped")
         bodies[-1] = None
     put("intact")
-    store.queries.by_key(TOPIC, "all")  # the index has all of them
+    store.queries.by_key(TOPIC, "all")  # wait until the index has all messages
     for field, place in places.items():
         flip(root, place, field, file_size=FILE_BYTES)
     return DamagedTopic(store, _storage(store), one_broker_routes(), bodies, kinds)
 
 
 def _storage(store: MessageStore) -> SimpleNamespace:
-    """The calls of readers to a StorageClient, answered by the store."""
+    """Return a StorageClient's calls for readers, answered by the store."""
     queries = store.queries
     return SimpleNamespace(
         fetch=lambda requests, max_bytes, wait_s, timeout_s: store.fetch(requests, max_bytes=max_bytes, wait_s=0),
@@ -121,7 +123,7 @@ def _storage(store: MessageStore) -> SimpleNamespace:
 
 
 def one_broker_routes() -> SimpleNamespace:
-    """The routes of the topic and of one for copies, with a queue of one broker group."""
+    """Return routes of the topic and of a topic for copies, each with a queue of one broker group."""
     data = {"broker-a": BrokerData("c", "broker-a", {0: "storage-broker-a-0"})}
     routes = {name: TopicRoute(name, data, (QueueData("broker-a", 1, 1, 6),)) for name in (TOPIC, "copies")}
 

@@ -1,4 +1,4 @@
-"""A disk whose n-th call of one kind fails: it stands in for the functions of `storage.files.disk`."""
+"""A disk whose n-th call of one kind fails, as a stand-in for the functions of `storage.files.disk`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ KINDS = (
 
 
 class FailingDisk:
-    """Counts the calls of each kind; from the `nth` call (from 0) of `kind` on, one fails, or all with `for_good`.
-    Unless `maps`, no file can be mapped for writing, so that each write is a call."""
+    """Counts the calls of each kind and makes calls of `kind` fail.
+
+    The `nth` call (from 0) fails, or with `for_good` each call from the `nth` on. Unless `maps`, no file can be mapped
+    for writing, so that each write is a call.
+    """
 
     def __init__(
         self, kind: str = "", nth: int = 0, *, error: int = errno.EIO, for_good: bool = False, maps: bool = True

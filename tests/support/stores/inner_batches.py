@@ -1,4 +1,4 @@
-"""Records as RocketMQ writes them for a topic of `queue.type=BatchCQ`: one for many messages."""
+"""Records as RocketMQ writes them for a topic of `queue.type=BatchCQ`: one record for many messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def inner_batch_record(
     num: int | None = None,
     keys: str | None = None,
 ) -> bytes:
-    """The record of `items`, from queue offset `base_offset` on; `num`: what it says of how many they are."""
+    """Return the record of `items`, from queue offset `base_offset` on. `num`: the message count that the record
+    states."""
     body = b"".join(map(encode_batch_item, items))
     properties = {"INNER_NUM": str(len(items) if num is None else num), "INNER_BASE": str(base_offset)}
     batch = encode_batch(

@@ -1,4 +1,4 @@
-"""A directory that a running server writes: what is removed or renamed while a test looks at it is left out."""
+"""List a directory that a running server writes. Files that are removed or renamed during the listing are left out."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def stats_below(root: Path) -> dict[Path, os.stat_result]:
-    """The file status of a directory and of everything below it, by path; links are not followed.
+    """Return the file status of a directory and of everything below it, by path. Links are not followed.
 
-    `Path.rglob` raises FileNotFoundError for a directory that is gone before it is read, and `Path.stat` for a path
-    that is gone since it was listed.
+    `Path.rglob` raises FileNotFoundError for a directory that is removed before it is read. `Path.stat` raises it for a
+    path that is removed after it is listed.
     """
     found = {root: root.stat()}
     for directory, folders, files in os.walk(root):

@@ -23,7 +23,7 @@ _ZEROS = bytes(1 << 20)
 
 @cache
 def bomb(kind: CompressionType, mib: int = 64) -> bytes:
-    """Compressed bytes of a body of so many MiB of zeros; a Zstandard frame does not say its size."""
+    """Return a compressed body of `mib` MiB of zeros. A Zstandard frame does not state its size."""
     if kind is CompressionType.ZLIB:
         deflater = zlib.compressobj(9)
         return b"".join([deflater.compress(_ZEROS) for _ in range(mib)]) + deflater.flush()
@@ -35,7 +35,7 @@ def bomb(kind: CompressionType, mib: int = 64) -> bytes:
 
 
 def garbage(kind: CompressionType) -> bytes:
-    """Bytes that begin as a compressed body of this type does, and do not go on so."""
+    """Return bytes that begin like a compressed body of this type and continue with garbage."""
     return {
         CompressionType.ZLIB: b"\x78\x9cgarbage",
         CompressionType.LZ4: b"\x04\x22\x4d\x18garbage",
@@ -44,7 +44,7 @@ def garbage(kind: CompressionType) -> bytes:
 
 
 def lying_bodies() -> dict[str, tuple[bytes, int]]:
-    """All kinds of bodies that cannot be read, by name: the stored bytes and the sys flags of the record."""
+    """Return all kinds of unreadable bodies by name: the stored bytes and the record's sys flags."""
     found = {}
     for kind in TYPES:
         name, flags = kind.name.lower(), SYS_FLAG_COMPRESSED | kind
@@ -56,7 +56,7 @@ def lying_bodies() -> dict[str, tuple[bytes, int]]:
 
 
 def lying_batch(stored: Sequence[tuple[bytes, int]], **changes: object) -> EncodedBatch:
-    """A batch whose records hold these bytes as bodies, with these sys flags; CRCs and sizes are right.
+    """Return a batch whose records have these stored bodies and sys flags, with correct CRCs and sizes.
 
     `changes`: arguments of `make_batch`.
     """
@@ -70,13 +70,13 @@ def lying_batch(stored: Sequence[tuple[bytes, int]], **changes: object) -> Encod
 
 
 def stored_body(record: bytes) -> bytes:
-    """The body of a record as it is stored, compressed or not."""
+    """Return a record's body as stored, compressed or not."""
     body_at, body_end, *_ = find_sections(record, 0, read_header(record))
     return record[body_at:body_end]
 
 
 def with_stored_body(batch: EncodedBatch, body: bytes) -> EncodedBatch:
-    """The batch of one record with another stored body; its CRC and sizes are right."""
+    """Return the batch of one record with another stored body, with correct CRC and sizes."""
     record = bytes(batch.records)
     header = read_header(record)
     _, body_end, *_ = find_sections(record, 0, header)

@@ -1,12 +1,12 @@
-"""A disk that loses, at a moment of your choice, what was never flushed: it stands in for `storage.files.disk`.
+"""A disk that loses unflushed data at a chosen moment, as a stand-in for `storage.files.disk`.
 
-It keeps two things of every file below its directory: what is on the disk for sure (as of its last flush), and what the
-process sees. At a power loss the file that the next boot finds is made of both: each 4 KiB page that changed since is
-old, new, or torn between its sectors of 512 bytes, whatever happened to its neighbours; a size that changed is old or
-new. Each name that was made, moved or removed since its directory was last synced is so or is not, whatever happened
-to the others. Now and then a page is written back early, as a kernel does, so that it may be neither old nor new.
+The disk keeps two states of every file below its directory: the durable state of its last flush, and the state that the
+process sees. A power loss mixes both into the file that the next boot finds. Each 4 KiB page that changed since the
+flush is old, new, or torn between its sectors of 512 bytes, independently of its neighbours. A changed size is old or
+new. Each name that was made, moved or removed since its directory was last synced is changed or not, independently of
+other names. Sometimes a page is written back early, as a kernel does, so that it may be neither old nor new.
 
-Real directories (best below /dev/shm) hold what the process sees; nothing is ever really flushed.
+Real directories (best below /dev/shm) hold the state that the process sees. Nothing is ever really flushed.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ REPLACED = ("open_file", "preallocate", "flush", "rename", "unlink", "remove_tre
 
 @dataclass(eq=False, slots=True)
 class _File:
-    """A file, whatever its name. `seen` is set once it has none, and can be looked up no more."""
+    """A file, independent of its name. `seen`: its bytes, set when the file loses its last name."""
 
     durable: bytes = b""
     seen: bytes | None = None
 
 
 _DIRECTORY = _File()
-"""Stands for any directory among the files that names stand for."""
+"""Stands for any directory in the mapping of names to files."""
 
 
 @dataclass(slots=True)
 class _Change:
-    """Names that change in one step: to a file, or to None. `directories` are those whose sync makes it durable."""
+    """Names that change in one step: to a file, or to None. `directories`: those whose sync makes the change
+    durable."""
 
     names: dict[Path, _File | None]
     directories: set[Path] = field(default_factory=set)
@@ -53,9 +54,9 @@ class _Change:
 class LossyDisk:
     """The disk below `directory`, whose content is durable at the start.
 
-    The `lose_at`-th call (from 0) loses the power, before or after its effect: `on_loss` is called, then the image is
-    taken, which `write_image` puts into a directory. The process goes on as if nothing had happened; what it does from
-    then on is not in the image. Thread-safe.
+    The `lose_at`-th call (from 0) loses the power, before or after its effect. At that moment `on_loss` is called, and
+    then the image is taken. `write_image` writes the image into a directory. The process continues as if nothing had
+    happened; later changes are not in the image. Thread-safe.
     """
 
     def __init__(self, directory: Path, dice: random.Random, *, lose_at: int, on_loss: Callable[[], None]) -> None:
@@ -93,7 +94,7 @@ class LossyDisk:
                 self.image = self._take_image()
 
     def write_image(self, target: Path) -> None:
-        """Write what the next boot finds below `target`."""
+        """Write the files that the next boot finds below `target`."""
         assert self.image is not None
         for path, content in self.image.items():
             copy = target / path.relative_to(self._directory)
@@ -102,7 +103,7 @@ class LossyDisk:
             else:
                 copy.write_bytes(content)
 
-    # What stands in for the functions of storage.files.disk.
+    # Stand-ins for the functions of storage.files.disk.
 
     def open_file(self, path: Path, flags: int) -> int:
         with self._call():
@@ -147,7 +148,7 @@ class LossyDisk:
     def sync_directory(self, path: Path) -> None:
         with self._call():
             self._notice_directories(path)
-            # A change is on disk no sooner than those before it of the same names.
+            # A change becomes durable no sooner than earlier changes of the same names.
             names: set[Path] = set()
             durable = []
             for change in reversed(self._changes):
@@ -176,7 +177,7 @@ class LossyDisk:
         _apply(self._now, change)
 
     def _forget(self, path: Path) -> None:
-        """The file at `path` loses its name: a durable name may still lead to it."""
+        """Remove the name of the file at `path`. A durable name may still lead to the file."""
         file = self._now.get(path)
         if file is not None and file is not _DIRECTORY:
             file.seen = _content(path)
@@ -189,7 +190,7 @@ class LossyDisk:
                     self._change({Path(entry.path): _DIRECTORY})
 
     def _seen(self) -> dict[int, bytes]:
-        """The bytes of every file as the process sees them, by the file's identity."""
+        """Return the bytes of every file as the process sees them, by the file's identity."""
         return {id(file): _content(path) for path, file in self._now.items() if file is not _DIRECTORY}
 
     def _write_back(self) -> None:
@@ -212,7 +213,7 @@ class LossyDisk:
         image: dict[Path, bytes | None] = {}
         for path, file in sorted(names.items()):
             if path.parent != self._directory and path.parent not in image:
-                continue  # its directory is not there
+                continue  # its directory does not exist
             if file is _DIRECTORY:
                 image[path] = None
             else:
@@ -221,7 +222,7 @@ class LossyDisk:
         return image
 
     def _mix(self, old: bytes, new: bytes, likely: float) -> bytes:
-        """A file between `old` and `new`, each page of which is new with the likelihood given."""
+        """Return a file between `old` and `new`. Each page is new with the probability `likely`."""
         if old == new:
             return old
         dice = self._dice

@@ -1,4 +1,4 @@
-"""Random commit logs, as bytes: mostly what a store writes, now and then what another writer might, or damage."""
+"""Random commit logs, as bytes: mostly records that a store writes, sometimes records of another writer, or damage."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ODD_PROPERTIES = [
 
 
 class Log:
-    """A random log: mostly what a store writes, now and then what another writer might."""
+    """A random log: mostly records that a store writes, sometimes records that another writer might write."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
@@ -73,7 +73,7 @@ class Log:
         if len(self.files[-1]) + len(record) + 8 > FILE_BYTES:
             self.files[-1] += encode_blank(FILE_BYTES - len(self.files[-1]))
             self.files.append(bytearray())
-            # This record was never written: the next one has its offset.
+            # This record was never written, so the next record has its offset.
             self.queue_offsets, self.sequences = before
             record = self.record(len(self.files) * FILE_BYTES - FILE_BYTES)
         self.starts.append(len(self.files) * FILE_BYTES - FILE_BYTES + len(self.files[-1]))
@@ -128,7 +128,7 @@ class Log:
         return text
 
     def elsewhere(self, properties: bytes) -> bytes:
-        """Now and then the record is in other queues too."""
+        """Sometimes add properties that put the record into other queues, too."""
         if self.dice.random() >= self.dispatches or not properties.endswith(b"\x02"):
             return properties
         names = self.dice.sample(LMQ_TOPICS, self.dice.randrange(1, 3))
@@ -147,7 +147,7 @@ class Log:
             (directory / file_name(index * FILE_BYTES)).write_bytes(data.ljust(FILE_BYTES, b"\0"))
 
     def delete(self, topic: bytes) -> None:
-        """The topic is deleted: its queues begin anew with its next record."""
+        """Delete the topic: its queues begin at 0 again with its next record."""
         self.queue_offsets = {key: offset for key, offset in self.queue_offsets.items() if key[0] != topic}
 
     def damage(self) -> None:
@@ -162,7 +162,7 @@ class Log:
             case 1:
                 file[at : at + 512] = bytes(len(file[at : at + 512]))
             case 2:
-                start = dice.choice(self.starts)  # somewhere in a header, or at a length behind the body
+                start = dice.choice(self.starts)  # in a header, or at a length field after the body
                 at = start % FILE_BYTES + dice.randrange(100)
                 target = self.files[start // FILE_BYTES]
                 if at < len(target):

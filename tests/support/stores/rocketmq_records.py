@@ -1,4 +1,4 @@
-"""Records and logs made by hand as RocketMQ 4.9 stores them: without a separator behind the last property."""
+"""Handmade records and logs as RocketMQ 4.9 stores them: without a separator after the last property."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STORED_MS = 1_700_000_000_000
 
 
 class Row(NamedTuple):
-    """A message of `topic`:`queue_id` at `queue_offset`, its properties as on disk."""
+    """A message of `topic`:`queue_id` at `queue_offset`, with its properties as stored on disk."""
 
     topic: str
     queue_id: int
@@ -38,7 +38,7 @@ def encode_row(row: Row, physical_offset: int, store_timestamp_ms: int = STORED_
 
 
 def write_log(root: Path, rows: Sequence[Row], *, file_size: int = LOG_FILE_BYTES, crashed: bool = False) -> int:
-    """Write a store directory that has nothing but its log; returns where the log ends."""
+    """Write a store directory that has only a log. Returns the log's end."""
     (root / "commitlog").mkdir(parents=True)
     files = [bytearray()]
     for row in rows:

@@ -1,4 +1,4 @@
-"""A real disk of few MiB (tmpfs), which a test can fill to the last byte."""
+"""A real disk of a few MiB (tmpfs), which a test can fill to the last byte."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SmallDisk:
         self.path = path
 
     def fill(self, share: float) -> None:
-        """Write a file until so much of the disk is in use; 1.0: until nothing more fits."""
+        """Write a file until the share `share` of the disk is in use. With 1.0, until nothing more fits."""
         with (self.path / BALLAST).open("ab", buffering=0) as ballast:
             for step in _STEPS:
                 while True:
@@ -43,13 +43,14 @@ class SmallDisk:
         return found.f_bavail * found.f_frsize
 
     def make_room(self) -> None:
-        """Delete what `fill` wrote."""
+        """Delete the file that `fill` wrote."""
         (self.path / BALLAST).unlink(missing_ok=True)
 
 
 @contextmanager
 def small_disk(path: Path, size_mib: int) -> Iterator[SmallDisk]:
-    """Mount a tmpfs of `size_mib` at `path`, which is made. Whoever may not mount skips the test; CI's root may."""
+    """Mount a tmpfs of `size_mib` at `path`, which is created. Without the right to mount, the test is skipped; root in
+    CI fails."""
     path.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m,mode=0700", "tmpfs", str(path)],
@@ -66,5 +67,5 @@ def small_disk(path: Path, size_mib: int) -> Iterator[SmallDisk]:
     try:
         yield SmallDisk(path)
     finally:
-        # Lazily: a process that is about to end may have a file open.
+        # Unmount lazily: a process that is about to end may have a file open.
         subprocess.run(["umount", "--lazy", str(path)], timeout=30, check=True)

@@ -1,4 +1,4 @@
-"""Small stores for tests: files of 64 KiB and 100 units, so that both roll; and what a crash leaves of them."""
+"""Small stores for tests, with files of 64 KiB and 100 units, so that both roll; and copies as a crash leaves them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE = {
     "sync_flush_timeout_ms": 60_000,
     "query_wait_index_ms": 60_000,
 }
-"""A machine that is busy with other things is no reason to refuse appends, nor to answer without the newest."""
+"""Settings for a busy machine: slowness never makes the store refuse appends or answer without the newest messages."""
 
 
 def small_settings(root: Path, **changes: Any) -> StoreSettings:
@@ -59,7 +59,7 @@ def make_batch(
     producer: tuple[str, int, int] | None = None,
     extra_properties: dict[str, str] | None = None,
 ) -> EncodedBatch:
-    """A batch of these bodies; `producer` is (id, epoch, first sequence)."""
+    """Return a batch of these bodies. `producer`: (id, epoch, first sequence)."""
     return encode_batch(
         [Message(topic, body, tags=tags) for body in bodies],
         queue_id,
@@ -72,7 +72,7 @@ def make_batch(
 
 
 def read_queue(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[MessageExt]:
-    """Every message of a queue that consumers may read; checks that the offsets have no gap."""
+    """Return every message of a queue that consumers may read. Checks that the offsets have no gap."""
     bounds = store.queues.bounds(topic, queue_id)
     messages: list[MessageExt] = []
     offset = bounds.min_offset
@@ -90,7 +90,7 @@ def read_queue(store: MessageStore, topic: str = "orders", queue_id: int = 0) ->
 
 
 def intact_bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[bytes | None]:
-    """The body at each offset of a queue that consumers may read; None where the bytes of a record are damaged."""
+    """Return the body at each offset of a queue that consumers may read; None for a damaged record."""
     bounds = store.queues.bounds(topic, queue_id)
 
     def read(first: int, end: int) -> list[bytes | None]:
@@ -111,7 +111,8 @@ def intact_bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0)
 
 
 def placed_bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[bytes | None]:
-    """The body at each offset of a queue, as a consumer reads it; None for an error. The queue must begin at 0."""
+    """Return the body at each offset of a queue as a consumer reads it; None for an error. The queue must begin at
+    0."""
     bounds, queue = store.queues.bounds(topic, queue_id), MessageQueue(topic, "broker-a", queue_id)
     assert bounds.min_offset == 0
     bodies: list[bytes | None] = []
@@ -128,14 +129,16 @@ def bodies_of(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> 
 
 
 def killed_copy(root: Path, target: Path) -> Path:
-    """A copy of the open store at `root` as SIGKILL would leave it: every file as it is in the page cache now."""
+    """Copy the open store at `root` as SIGKILL would leave it: every file as it is in the page cache now."""
     shutil.copytree(root, target, copy_function=_copy_if_there)
     return target
 
 
 def closed_copy(store: MessageStore, root: Path, target: Path, *, clean: bool, lost: Sequence[str] = ()) -> Path:
-    """Close the store at `root`. Returns a copy as it was after that or, unless `clean`, as SIGKILL would have left it
-    before; without what it has `lost`: files and directories."""
+    """Close the store at `root`. Returns a copy of its directory without the files and directories in `lost`.
+
+    The copy shows the directory after the close or, unless `clean`, as SIGKILL would have left it before.
+    """
     if not clean:
         killed_copy(root, target)
     store.close()
@@ -150,16 +153,16 @@ def closed_copy(store: MessageStore, root: Path, target: Path, *, clean: bool, l
 
 
 def _copy_if_there(source: str, target: str) -> None:
-    # The allocator's scratch file comes and goes.
+    # The allocator's scratch file may vanish at any time.
     with contextlib.suppress(FileNotFoundError):
         shutil.copy2(source, target)
 
 
 class PowerCuts:
-    """Remembers what every flush brought to the disk, to tell what a power cut would leave.
+    """Remembers the result of every flush, to show the disk after a power cut.
 
-    A stand-in for `os.fdatasync`: files are what they were at their last flush, files that were never flushed are
-    zero from end to end.
+    A stand-in for `os.fdatasync`. After a power cut, files have their content of the last flush, and files that were
+    never flushed are all zeros.
     """
 
     def __init__(self, root: Path) -> None:
@@ -174,7 +177,7 @@ class PowerCuts:
         self._fdatasync(descriptor)
 
     def copy_after_cut(self, target: Path) -> Path:
-        """The directory as the next boot finds it."""
+        """Copy the directory as the next boot finds it."""
         killed_copy(self._root, target)
         for path in target.rglob("*"):
             original = self._root / path.relative_to(target)

@@ -1,4 +1,4 @@
-"""Messages of a topic as the batches that a scan gives, made of numbers alone."""
+"""Computed messages of a topic in the batches that a scan returns."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ HOUR_MS = 3_600_000
 
 
 def messages_of(item: OffsetRange, *, step: int = 7) -> Iterator[pa.RecordBatch]:
-    """The messages of a range, `step` in a batch: the one at offset n was stored n hours after 2026-03-01 began."""
+    """Yield the messages of a range, `step` per batch. The message at offset n was stored n hours after 2026-03-01
+    began."""
     for first in range(item.start_offset, item.end_offset, step):
         yield batch_of(item, list(range(first, min(first + step, item.end_offset))))
 
 
 def batch_of(item: OffsetRange, offsets: list[int], shift_ms: int = 0) -> pa.RecordBatch:
-    """The messages at these offsets of a queue, stored so many milliseconds later than `messages_of` says."""
+    """Return the messages at these offsets of a queue, stored `shift_ms` later than by `messages_of`."""
     count = len(offsets)
     columns = {
         "topic": [item.topic] * count,

@@ -1,4 +1,4 @@
-"""Half messages as a transaction producer sends them to a store, and their ends."""
+"""Half messages as a transaction producer sends them to a store, and the ends of their transactions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUP = "payments"
 
 
 class Clock:
-    """The time that a store is told; moved by the test."""
+    """A store's clock, which the test sets."""
 
     def __init__(self) -> None:
         self.now_ms = time.time_ns() // 1_000_000
@@ -38,7 +38,7 @@ def half_batch(
     producer: ProducerSequence | None = None,
     light_queues: str = "",
 ) -> EncodedBatch:
-    """The batch that a producer makes of the half messages of messages for queue `queue_id`."""
+    """Return the batch that a producer encodes of half messages for queue `queue_id`."""
     return encode_batch(
         [half_message(message, group, immunity_s) for message in messages],
         0,
@@ -53,7 +53,7 @@ def half_batch(
 
 @dataclass
 class Transaction:
-    """A half message that is stored."""
+    """A stored half message."""
 
     store: MessageStore
     transaction_id: str
@@ -80,7 +80,7 @@ class Transaction:
 def begin(
     store: MessageStore, body: bytes = b"x", *, name: str = "", clock: Callable[[], int] | None = None, **changes: Any
 ) -> Transaction:
-    """Store one half message; its transaction id is `name`, or made of the body."""
+    """Store one half message. Its transaction id is `name`, or derived from the body."""
     message_id = name or f"T-{body.hex()}"
     message = Message("orders", body, tags="paid", keys=["k"], properties={"a": "b"})
     if clock is not None:
