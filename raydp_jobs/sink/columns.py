@@ -63,7 +63,7 @@ def check_columns(df: DataFrame) -> None:
     their solutions."""
     names = df.columns
     wrong = [] if "body" in names else ["column 'body' is missing: name one so, with df.withColumnRenamed(…, 'body')"]
-    wrong += [f"column {name!r} is there twice" for name in sorted({name for name in names if names.count(name) > 1})]
+    wrong += [f"column {name!r} exists twice" for name in sorted({name for name in names if names.count(name) > 1})]
     known = [name for name in names if name in _KINDS]
     unknown = [name for name in names if name not in _KINDS]
     if unknown:

@@ -71,7 +71,7 @@ def one_by_one(table: pa.Table) -> tuple[list[Message], str]:
             if values["body"] is None:
                 raise MessageIllegalError("the body is null")
             if len(dict(pairs)) < len(pairs):
-                raise MessageIllegalError("a property is there twice")
+                raise MessageIllegalError("a property exists twice")
             message = Message("t", values["body"], values.get("tags"), values.get("keys") or (), dict(pairs))
             check_record_size(message)
         except MessageIllegalError as error:

@@ -1,18 +1,18 @@
-"""The producer for programs with an event loop: the same as `Producer`, awaited.
+"""AsyncProducer: the Producer for programs with an event loop.
 
     async with client.async_producer("order-service") as producer:
         result = await producer.send(Message("orders", b"..."))
 
-Nothing blocks the loop, and no thread is spent per message: a send that finds no space in the buffer awaits its turn in
-the same queue as waiting threads, and a result comes to the loop from the sender thread. Only asking a NameServer,
-every ROUTE_VALID_S, `send_table`, requests, recalls and `close` use threads of the producer's own pool.
+No call blocks the loop, and no message needs a thread. A send without space in the buffer waits in the same queue as
+waiting threads, and the sender thread hands each result to the loop. Only these calls use threads of the producer's own
+pool: asking a NameServer every ROUTE_VALID_S, `send_table`, requests, replies, recalls and `close`.
 
-Where signal handlers may raise, in the main thread, messages that open a batch are handed over in a helper thread for
-some 50 µs, while the loop waits (raymq.common.parallel).
+In the main thread, where signal handlers may raise, a helper thread hands over each message that opens a batch. The
+loop waits about 50 µs for that (raymq.common.parallel).
 
-Cancelling: a send that is cancelled while it awaits a route or buffer space sends nothing. After that its message is on
-its way and stays so, as if the answer had been lost: it is stored or not, and `flush` and `close` wait for it. A
-`send_table` that is cancelled is carried on in its thread.
+Cancelling: a send that is cancelled while it awaits a route or buffer space sends nothing. A send that is cancelled
+later has handed over its message, which is stored or not, as if the answer had been lost; `flush` and `close` wait for
+it. A cancelled `send_table` continues in its thread.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ if TYPE_CHECKING:
     from raymq.client.producer.table import TableResult
 
 _RouteRequest = tuple[str, bool, float]
-"""A topic, True if the messages name one of its queues, and the seconds to wait for the route."""
+"""A topic, True if the messages name one of its queues, and the time in seconds to wait for the route."""
 
 T = TypeVar("T")
 
 BLOCKING_CALLS_MAX: Final = 32
-"""The most threads of one producer for calls that block."""
+"""The most threads of one producer for blocking calls."""
 ROUTE_VALID_S: Final = 2.0
-"""Age at which a route is fetched again from the client's routes, which may ask a NameServer and wait for it."""
+"""The age in seconds at which a route is fetched again from the client's routes, which may wait for a NameServer."""
 
 
 class AsyncProducer(OfProcess):
-    """Sends messages; made by `Client.async_producer`. To be used in one event loop; close it, or use `async with`.
+    """Sends messages; made by `Client.async_producer`. Use it in one event loop; close it, or use `async with`.
 
-    Arguments, results and errors are those of `Producer`. It sends through a Producer of its own.
+    Arguments, results and errors are those of `Producer`. Each AsyncProducer sends through its own Producer.
     """
 
     def __init__(self, producer: Producer) -> None:
@@ -91,20 +91,20 @@ class AsyncProducer(OfProcess):
         return [await future for future in futures]
 
     async def send_oneway(self, message: Message, **where: Unpack[DestinationOptions]) -> None:
-        """Hand over one message without learning its result (`Producer.send_oneway`)."""
+        """Hand over one message and forget its result (`Producer.send_oneway`)."""
         if self._pipeline.open_batches.join(message, where) is None:
             await self._hand_over([message], where, None)
 
     async def request(
         self, message: Message, *, timeout_s: float = REQUEST_TIMEOUT_S, **where: Unpack[DestinationOptions]
     ) -> MessageExt:
-        """Send a message, and await the reply (`Producer.request`). Cancelled, it awaits the reply no more."""
+        """Send a message, and await the reply (`Producer.request`). If the call is cancelled, the reply is dropped."""
         pending = await self._call(self._producer.begin_request, message, timeout_s)
         try:
             await self.send(pending.message, timeout_s=timeout_s, **where)
             return await _in_loop(pending.future)
         finally:
-            aside(pending.abandon)  # its lock is shared with all requests
+            aside(pending.abandon)  # it takes the lock of all requests, which no signal handler may leave locked
 
     async def reply(
         self,
@@ -153,7 +153,7 @@ class AsyncProducer(OfProcess):
         raise TypeError("a raymq producer cannot be pickled: call raymq.connect().async_producer(...) where it is used")
 
     async def _call(self, call: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
-        """Await a blocking call in a thread. Cancelling the wait does not undo the call. ClientStateError after
+        """Await a blocking call in a thread. Cancelling the wait does not undo the call. Raises ClientStateError after
         `close`."""
         if self._closed:
             raise closed_error()
@@ -181,11 +181,10 @@ class AsyncProducer(OfProcess):
             request.fail(error)
             raise
 
-    # The following two are called aside: a signal handler that raised between two of their steps would leave space of
-    # the buffer allocated for ever.
+    # The next two methods run aside: a signal handler that interrupted them would leave buffer space allocated.
 
     def _hand_over_now(self, route: TopicRoute, request: SendRequest) -> list[SendFuture] | None:
-        """Hand messages over if the buffer has space for them now; None if it has not."""
+        """Hand over messages if the buffer has space for them now. Returns None if it is full."""
         generation = self._pipeline.buffer.try_allocate(request.cost_bytes, len(request.messages))
         if generation is None:
             return None
@@ -193,7 +192,7 @@ class AsyncProducer(OfProcess):
         return self._pipeline.put(route, request).futures(len(request.messages))
 
     def _hand_over_granted(self, route: TopicRoute, request: SendRequest, waiter: BufferWaiter) -> list[SendFuture]:
-        """Hand over messages whose space was granted; hand over none if their send has given up."""
+        """Hand over messages whose space was granted. Hands over none if their send has given up."""
         generation = self._pipeline.buffer.take(waiter)
         if generation is None:
             return []
@@ -201,7 +200,7 @@ class AsyncProducer(OfProcess):
         return self._pipeline.put(route, request).futures(len(request.messages))
 
     async def _hand_over_later(self, route: TopicRoute, request: SendRequest) -> list[SendFuture]:
-        """Await space in the buffer (`BufferPool.allocate`), and hand messages over."""
+        """Await space in the buffer, as `BufferPool.allocate` waits, and hand over messages."""
         buffer, patience_s = self._pipeline.buffer, self._pipeline.allocate_timeout_s(request.timeout_s)
         if patience_s <= 0:
             raise buffer.full_error(patience_s)
@@ -219,20 +218,20 @@ class AsyncProducer(OfProcess):
             raise
 
     async def _route(self, topic: str, keyed: bool, timeout_s: float) -> TopicRoute:
-        """The topic's route (`Producer.route`). Sends that want the same one at the same time share one fetch."""
+        """Return the topic's route (`SendPipeline.route`). Sends that need the same route at once share one fetch."""
         request = (topic, keyed, timeout_s)
         known = self._routes.get((topic, keyed))
         if known is not None and time.monotonic() < known[1]:
             return known[0]
         fetching = self._fetching.get(request)
-        if fetching is None or fetching.done():  # one that was interrupted at its start is still named here
+        if fetching is None or fetching.done():  # a fetch that was interrupted at its start stays in the table
             fetching = self._fetching[request] = asyncio.ensure_future(self._fetch_route(request))
-            # All sends that wait for it may be cancelled; then nobody else would read its error.
+            # If all waiting sends are cancelled, nobody else reads the error of the fetch.
             fetching.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(fetching)
 
     async def _fetch_route(self, request: _RouteRequest) -> TopicRoute:
-        """Fetch a route in a thread, and use it for ROUTE_VALID_S."""
+        """Fetch a route in a thread, and keep it for ROUTE_VALID_S."""
         topic, keyed, timeout_s = request
         try:
             route = await self._call(self._pipeline.route, topic, timeout_s, keyed=keyed)
@@ -243,11 +242,11 @@ class AsyncProducer(OfProcess):
 
 
 def _in_loop(future: Future[T]) -> asyncio.Future[T]:
-    """The future of the running loop that ends with a future of another thread."""
+    """Return a future of the running loop that ends together with a future of another thread."""
     return aside(asyncio.wrap_future, future, loop=asyncio.get_running_loop())
 
 
 def _submit(pool: ThreadPoolExecutor, call: Callable[[], T], loop: asyncio.AbstractEventLoop) -> asyncio.Future[T]:
-    """The future, in `loop`, of a call in a thread of a pool. Called aside: a signal handler that raised here would
-    leave a lock of the pool taken, or a thread that never starts."""
+    """Start a call in a thread of a pool. Returns its future in `loop`. Call this function aside: a signal handler that
+    interrupted it would leave a lock of the pool taken, or a thread that never starts."""
     return asyncio.wrap_future(pool.submit(call), loop=loop)

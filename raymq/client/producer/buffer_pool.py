@@ -40,7 +40,7 @@ class BufferWaiter:
 
 
 class Space(Protocol):
-    """A lone message with space of its own, while `allocated` is true."""
+    """A single message with space of its own, while `allocated` is true."""
 
     cost_bytes: int
     generation: int
@@ -199,14 +199,14 @@ class BufferPool:
         self._count -= count
         return self._settle_locked() if self._waiters or self._flushes else []
 
-    def deallocate_lone_locked(self, lone: Space) -> bool:
-        """Free the space of a lone message. A second call changes nothing. Returns True if the caller must call
+    def deallocate_single_locked(self, single: Space) -> bool:
+        """Free the space of a single message. A second call changes nothing. Returns True if the caller must call
         `settle`."""
-        if lone.allocated:
-            self._holders[lone.generation] -= 1
-            self._bytes -= lone.cost_bytes
+        if single.allocated:
+            self._holders[single.generation] -= 1
+            self._bytes -= single.cost_bytes
             self._count -= 1
-            lone.allocated = False  # no signal handler runs between these four statements
+            single.allocated = False  # no signal handler runs between these four statements
         return bool(self._waiters or self._flushes)
 
     def settle(self) -> None:

@@ -79,10 +79,10 @@ class Completion(Struct, eq=False):
         with _CREATING:
             condition = self._condition
             if condition is None:  # nobody waits, or has a callback
-                self._note(outcome, first, end, divided)
+                self._set(outcome, first, end, divided)
                 return
         with condition:
-            self._note(outcome, first, end, divided)
+            self._set(outcome, first, end, divided)
             condition.notify_all()
             ended = [watcher for watcher in self._watchers if first <= watcher[0] < end]
             self._watchers = [watcher for watcher in self._watchers if not first <= watcher[0] < end]
@@ -174,7 +174,7 @@ class Completion(Struct, eq=False):
             self._loops.setdefault(loop, []).append((index, waiting))
             return True
 
-    def _note(self, outcome: Outcome, first: int, end: int, divided: bool) -> None:
+    def _set(self, outcome: Outcome, first: int, end: int, divided: bool) -> None:
         if divided:
             self._parts = [*(self._parts or ()), (first, end, outcome)]
         elif isinstance(outcome, Acknowledged):

@@ -41,7 +41,8 @@ class SendObserver:
     """Watches the sends of one producer. Thread-safe. Each method of this base class does nothing."""
 
     watches = False
-    """True if `begin` has to see each send. A message of such a producer joins no open batch and takes no lone turn."""
+    """True if `begin` has to see each send. A message of such a producer joins no open batch and takes no single
+    turn."""
     needs_objects = False
     """True if the observer needs each message of `send_batch` as a Message, not as a row of MessageColumns."""
 

@@ -29,10 +29,10 @@ watches each send.
 
     open batch   A message of `send_async` joins the batch that gathers for its topic or queue. The batch's first
                  message went the whole path. raymq.client.producer.open_batches
-    lone turn    A message of `send` goes to the queue that the last one used, in its caller's thread, for a few
-                 milliseconds. raymq.client.producer.lone_turns
+    single send  For a few milliseconds, a message of `send` goes to the queue of the message before, in its caller's
+                 thread. raymq.client.producer.single_sends
 
-To add a check, write it in `check`, or in `check_types` if it depends on the topic. `LoneTurns.send` and
+To add a check, write it in `check`, or in `check_types` if it depends on the topic. `SingleSends.send` and
 `OpenBatches.join` skip both, so they must refuse each message that the check might refuse: see what they do with the
 size of a body, and what `_put_locked` does with `attributes.takes_normal` and `attributes.is_compacted`.
 
@@ -52,7 +52,6 @@ from msgspec import Struct
 from raymq.client.producer.buffer_pool import BufferPool, end_all
 from raymq.client.producer.checks.topic_types import check_types
 from raymq.client.producer.completion import Completion, SendFuture
-from raymq.client.producer.lone_turns import LoneTurns
 from raymq.client.producer.observers import SendObserver, SendWatch, before_end
 from raymq.client.producer.open_batches import OpenBatches
 from raymq.client.producer.queue_selector import (
@@ -77,6 +76,7 @@ from raymq.client.producer.senders.send_batch import SendBatch, SendRequest
 from raymq.client.producer.senders.send_state import closed_error
 from raymq.client.producer.senders.sender import Pauses, Sender, SenderContext, Target, in_sender
 from raymq.client.producer.settings import ProducerSettings
+from raymq.client.producer.single_sends import SingleSends
 from raymq.common.errors import MessageIllegalError, RaymqError
 from raymq.common.message import Message, MessageQueue, SystemMessage
 from raymq.common.names import check_user_topic
@@ -161,7 +161,7 @@ class SendPipeline:
         )
         self._senders: dict[str, Sender] = {}
         """By broker name."""
-        self.lone_turns = LoneTurns(
+        self.single_sends = SingleSends(
             self._context, self._turns, self._senders, lambda topic: self._usable_route(topic, keyed=False)
         )
         self._closed = False
@@ -352,7 +352,7 @@ class SendPipeline:
             if at_once and len(parts) == 1 and sender.begin_at_once_locked(batch):
                 placed.at_once = sender, sender.require_target()
                 if joins and attributes.takes_normal and (request.movable or request.destination.queue is not None):
-                    self.lone_turns.begin_locked(batch, sender)
+                    self.single_sends.begin_locked(batch, sender)
                 break
             if joins:
                 self.open_batches.open_locked(batch, stored, any_may_join=not attributes.is_compacted)
@@ -410,7 +410,7 @@ class SendPipeline:
         with self._lock:
             stops, self._closed = not self._closed, True
             self.open_batches.clear_locked()
-            self.lone_turns.close_locked()
+            self.single_sends.close_locked()
             return list(self._senders.values()) if stops else None
 
 

@@ -107,7 +107,7 @@ class Producer(Closing):
             clock=clock,
             pauses=pauses,
         )
-        self._lone_turns, self._open_batches = self.pipeline.lone_turns, self.pipeline.open_batches
+        self._single_sends, self._open_batches = self.pipeline.single_sends, self.pipeline.open_batches
         self._is_ended = threading.Event()
 
     @direct
@@ -125,7 +125,7 @@ class Producer(Closing):
         """
         _refuse_in_callback("send")
         timeout_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
-        sent = self._lone_turns.send(message, where, timeout_s)
+        sent = self._single_sends.send(message, where, timeout_s)
         if sent is None:
             placed = aside(self.pipeline.hand_over, [message], where, timeout_s, at_once=True)
             [(batch, _, index)] = placed.batches

@@ -1,4 +1,4 @@
-"""The settings of a producer: those of RocketMQ that mean something here, with units (spec/messaging.md §3.1)."""
+"""ProducerSettings: the settings of a producer. Their names follow RocketMQ's, with units at the end."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from raymq.records.format.compression import Compression, CompressionType
 from raymq.remoting.route_cache import DEFAULT_TOPIC_QUEUE_NUMS
 
 SEND_TIMEOUT_S: Final = 30.0
-"""RocketMQ's default is 3 s. A killed storage process is back within a few seconds here, and waiting for it is what
-makes its death invisible to producers, so the default outlasts it."""
+"""The default of `send_timeout_s`; RocketMQ's is 3 s. A killed storage process is back within a few seconds. The
+default is longer, so that a producer waits for the process and its program does not see the death."""
 
 MAX_BUFFERED_BYTES: Final = 64 * 1024 * 1024
 MAX_BUFFERED_MESSAGES: Final = 262_144
 
 SEND_ATTEMPT_TIMEOUT_S: Final = 5.0
-"""Bounds one call of `Storage.append`. Another replica leads about three seconds after a storage process began to stand
-still; until an attempt ends, nobody asks who leads. It outlasts the store's own waits for disk (5 s, then the answer is
-unknown too) and copies (3 s)."""
+"""The default of `attempt_timeout_s`, which bounds one call of `Storage.append`. If a storage process hangs, another
+replica leads about three seconds later, and the sender asks for the leader only after the attempt has ended. The
+default is not shorter than the store's own waits for its disk (5 s) and for copies (3 s)."""
 RANGES: Final = {
     "send_timeout_s": NumberRange(0.001, LONGEST_TIME_S),
     "attempt_timeout_s": NumberRange(0.001, LONGEST_TIME_S),
@@ -33,13 +33,14 @@ RANGES: Final = {
     "max_message_size_bytes": NumberRange(1, MESSAGE_SIZE_LIMIT_BYTES),
     "default_topic_queue_nums": NumberRange(1, QUEUE_NUMS_MAX),
 }
-"""The values that each setting which is a number may have."""
+"""The range of each numeric setting."""
 WhenFull = Literal["block", "raise"]
-"""The answer of a send to a full buffer: wait for space, or raise SystemBusyError at once."""
+"""The action of a send if the buffer is full: wait for space, or raise SystemBusyError at once."""
 
 
 class ProducerOptions(TypedDict, total=False):
-    """The keyword arguments of `Client.producer` and of others that make one; ProducerSettings explains them."""
+    """The keyword arguments of `Client.producer`, and of other calls that make a producer. ProducerSettings explains
+    them."""
 
     send_timeout_s: float
     attempt_timeout_s: float
@@ -57,18 +58,18 @@ class ProducerOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
-    """The settings of one producer. InvalidArgumentError for values that make no sense.
+    """The settings of one producer. Raises InvalidArgumentError for a value out of range.
 
-    `send_timeout_s`: how long a send is tried, all in all; `attempt_timeout_s`: how long one attempt waits for an
-    answer. `max_buffered_bytes`, `max_buffered_messages`: the most that may wait in memory; `when_full`: a send that
-    finds no space blocks, up to its timeout, or raises SystemBusyError at once. `compression`: for bodies of 4 KiB and
-    more, zstd by default. `max_message_size_bytes`: the longest body, at most 1 GiB; a store may have a lower
-    limit.
+    `send_timeout_s`: the time for all attempts of a send together. `attempt_timeout_s`: the time that one attempt waits
+    for an answer. `max_buffered_bytes`, `max_buffered_messages`: the most that may wait in memory. `when_full`: if the
+    buffer is full, a send blocks up to its timeout ("block"), or raises SystemBusyError at once ("raise").
+    `compression`: for bodies of 4 KiB and more, zstd by default. `max_message_size_bytes`: the longest body, at most
+    1 GiB. A store may have a lower limit.
 
-    `default_topic_queue_nums`: how many queues per broker group to ask for when a topic is created on first use.
+    `default_topic_queue_nums`: the number of queues per broker group of a topic that is created on first use.
     `send_latency_enable`: skip brokers that answer slowly (raymq.client.producer.senders.latency_fault).
-    `retry_when_not_store_ok`: when messages are stored, but not known to be on disk (a status other than SEND_OK), ask
-    again until they are, or time is up. RocketMQ then sends to another broker, which stores them twice.
+    `retry_when_not_store_ok`: if messages are stored but may not be on disk (a status other than SEND_OK), send them
+    again until they are, or until the timeout. RocketMQ sends them to another broker instead, and stores them twice.
     `hooks`, `check_forbidden`: see raymq.client.producer.hooks.
     """
 

@@ -1,8 +1,8 @@
-"""`Producer.send_table`: sends the rows of an Arrow table as messages (design §4, "Columns").
+"""`Producer.send_table`: sends the rows of an Arrow table as messages.
 
-Every row is checked before the first is sent, in a pass of its own; then slices of rows, as columns, wait in the
-producer's buffer like other messages, so that a table of any size takes bounded memory beside itself. The result has
-ranges of offsets, not a result per row.
+One pass checks all rows before the first is sent. Then slices of rows, as columns, wait in the producer's buffer like
+other messages, so a table of any size needs bounded memory beside itself. The result has ranges of offsets, not one
+result per row.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from raymq.records.kernels.fields import Ints
 from raymq.records.kernels.message_columns import MessageColumns
 
 TABLE_SLICE_ROWS: Final = 4096
-"""Rows of a table that are read at a time, and the most that go to one queue in its turn."""
+"""The number of rows that are read at a time."""
 PART_MAX_BYTES: Final = 1024 * 1024
-"""The bytes of bodies and properties that go to one queue in its turn; one message may have more."""
+"""The most bytes of bodies and properties in one part of a table. A part of one message may have more."""
 CHECK_ROWS: Final = 32 * 1024
-"""Rows of a table that are checked at a time."""
+"""The number of rows that are checked at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """`count` messages that follow each other in a queue; the first has `first_offset`."""
+    """`count` messages at neighbouring offsets of a queue. The first has the offset `first_offset`."""
 
     queue: MessageQueue
     first_offset: int
@@ -47,8 +47,8 @@ class QueueRange:
 
 @dataclass(frozen=True, slots=True)
 class TableResult:
-    """The result of sending a table of `count` rows: the `ranges` of offsets that hold them, sorted by queue and
-    offset, and in `statuses` the number of rows by status."""
+    """The result of sending a table of `count` rows. `ranges`: the offsets of the rows, sorted by queue and offset.
+    `statuses`: the number of rows by status."""
 
     count: int
     ranges: tuple[QueueRange, ...]
@@ -73,7 +73,7 @@ def send_table(pipeline: SendPipeline, topic: str, table: pa.Table | pa.RecordBa
             turn = max(TURN_MAX_MESSAGES, rows.count // max(len(route.publish_queues), 1))
             for messages, destination in _split_by_queue(route, *rows.read(first, TABLE_SLICE_ROWS), turn):
                 _hand_over(pipeline, route, messages, destination, progress)
-    except Exception as error:  # also a hook's; `result` raises it when the rows under way have their end
+    except Exception as error:  # `result` raises it after all rows in flight have ended
         progress.stop(error)
     return progress.result()
 
@@ -87,7 +87,7 @@ def _hand_over(
 ) -> None:
     timeout_s = pipeline.settings.send_timeout_s
     request = pipeline.begin(messages, destination, timeout_s, before_end=progress.ended)
-    # A table is sent as fast as space becomes free, so it waits for that even where `when_full` is "raise".
+    # A table waits for space even if `when_full` is "raise": it is sent as fast as space becomes free.
     try:
         request.generation = pipeline.buffer.allocate(request.cost_bytes, len(messages), timeout_s)
     except BaseException as error:
@@ -105,8 +105,8 @@ def _hand_over(
 def _split_by_queue(
     route: TopicRoute, messages: MessageColumns, hashes: Ints | None, keyed: Mask | None, turn: int
 ) -> Iterator[tuple[MessageColumns, Destination]]:
-    """The messages in parts that go to one queue each: those that are `keyed` by the hash of their key, in their order;
-    the others in parts of at most `turn` messages."""
+    """Divide messages into parts for one queue each. Messages that are `keyed` go to the queue of their key's hash, in
+    their order. The other messages become parts of at most `turn` messages."""
     if hashes is None or keyed is None:
         for part in parts_of(messages, turn):
             yield part, ANYWHERE
@@ -124,7 +124,7 @@ def _split_by_queue(
 
 
 def parts_of(messages: MessageColumns, rows_max: int) -> Iterator[MessageColumns]:
-    """The messages in parts of at most `rows_max` and about PART_MAX_BYTES, of one message at least."""
+    """Divide messages into parts of one to `rows_max` messages and about PART_MAX_BYTES."""
     ends = messages.sizes.cumsum()
     first = 0
     while first < len(messages):
@@ -136,7 +136,7 @@ def parts_of(messages: MessageColumns, rows_max: int) -> Iterator[MessageColumns
 
 
 class AcknowledgedRows:
-    """The rows that stores have acknowledged so far: how many, their statuses and their ranges of offsets."""
+    """The rows that stores have acknowledged so far: their number, their statuses and their ranges of offsets."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -144,7 +144,7 @@ class AcknowledgedRows:
         self._ranges: dict[MessageQueue, list[list[int]]] = {}  # [first offset, offset after the last]
 
     def add(self, rows: Acknowledged) -> None:
-        """Add rows of one queue."""
+        """Add acknowledged rows of one queue."""
         self.count += len(rows.queue_offsets)
         self.statuses[rows.status] += len(rows.queue_offsets)
         ranges = self._ranges.setdefault(rows.queue, [])
@@ -155,7 +155,7 @@ class AcknowledgedRows:
                 ranges.append([first, end])
 
     def ranges(self) -> tuple[QueueRange, ...]:
-        """The ranges of offsets that hold the rows, sorted by queue and offset."""
+        """Return the ranges of offsets of the rows, sorted by queue and offset."""
         return tuple(
             QueueRange(queue, first, end - first)
             for queue in sorted(self._ranges)
@@ -164,7 +164,7 @@ class AcknowledgedRows:
 
 
 class _TableProgress:
-    """The results of a table's rows so far. Thread-safe: several senders end rows."""
+    """The outcomes of a table's rows so far. Thread-safe, because several senders end rows."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -178,26 +178,26 @@ class _TableProgress:
             self._under_way += count
 
     def ended(self, first: int, end: int, outcome: Outcome) -> None:
-        """Note the end of `end` - `first` rows."""
+        """Count `end` - `first` rows that have ended with `outcome`."""
         with self._changed:
             if isinstance(outcome, Acknowledged):
                 self._acknowledged.add(outcome)
             elif self.failure is None or isinstance(outcome, SendUnknownError):
-                self.failure = outcome  # of all errors, the one that says that rows may be stored matters most
+                self.failure = outcome  # SendUnknownError matters most: rows may be stored
             self._end(end - first)
 
     def not_taken(self, count: int) -> None:
-        """Note that rows were not handed over after all."""
+        """Count rows that could not be handed over as ended."""
         with self._changed:
             self._end(count)
 
     def stop(self, error: BaseException) -> None:
-        """Note `error`, because of which no more rows are handed over, unless a row failed before."""
+        """Record `error`, after which no more rows are handed over. An earlier failure of a row stays."""
         with self._changed:
             self.failure = self.failure or error
 
     def result(self) -> TableResult:
-        """Wait for all rows under way, each of which has its end in time; raise the first failure."""
+        """Wait until all rows in flight have ended, which each does at its deadline. Raises the first failure."""
         with self._changed:
             self._changed.wait_for(lambda: not self._under_way)
         if self.failure is not None:
@@ -213,7 +213,7 @@ class _TableProgress:
 
 
 def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The offsets as ranges [first, end)."""
+    """Yield the offsets as ranges [first, end)."""
     if isinstance(offsets, range):
         yield offsets.start, offsets.stop
         return

@@ -1,7 +1,7 @@
-"""A table's rows as messages by columns, checked without an object per row.
+"""TableRows: the rows of an Arrow table as messages in columns, checked without an object per row.
 
-A quick look at the columns' bytes finds the rows that might not be legal: a tag that begins with a space, a property
-that is there twice. Only from those a Message is made, which then says what is wrong with it, if anything is.
+A quick pass over the columns' bytes finds the rows that may be illegal, for example because a tag begins with a space
+or a property exists twice. Only these rows become a Message each, whose constructor decides and names the fault.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from raymq.records.kernels.property_text import (
 Mask = NDArray[np.bool_]
 
 _ROOM_FOR_IDS: Final = 1024
-"""More bytes than raymq's own properties take in a record."""
+"""An upper bound for the bytes of raymq's own properties in a record."""
 _RESERVED: Final = text_array(sorted(RESERVED_PROPERTIES))
 
 
 def _bytes_in(values: str) -> NDArray[np.bool_]:
-    """A table of 256 that marks the bytes of `values`."""
+    """Return an array of 256 flags that marks the bytes of `values`."""
     marked = np.zeros(256, np.bool_)
     marked[list(values.encode("latin-1"))] = True
     return marked
 
 
 _MAY_BEGIN_SPACE: Final = _bytes_in("".join(map(chr, range(0x21))) + "\x7f\xc2\xe1\xe2\xe3")
-"""The bytes with which white space begins in UTF-8, and others."""
+"""The bytes with which white space begins in UTF-8, and a few other bytes."""
 _MAY_END_SPACE: Final = _bytes_in("".join(map(chr, [*range(0x21), *range(0x7F, 0x100)])))
-"""The bytes with which white space ends in UTF-8, and others."""
+"""The bytes with which white space ends in UTF-8, and a few other bytes."""
 
 
 class TableRows:
-    """The rows of a table that is to be sent to `topic`. InvalidArgumentError when its columns cannot be sent.
+    """The rows of a table for `topic`. Raises InvalidArgumentError if the columns cannot be sent.
 
-    `count` is the number of rows; `keyed` is true if there is a column of sharding keys.
+    `count`: the number of rows. `keyed`: the table has a column of sharding keys.
     """
 
     def __init__(self, topic: str, table: pa.Table | pa.RecordBatch) -> None:
@@ -68,9 +68,9 @@ class TableRows:
         self._table = table
 
     def check(self, first: int, count: int, max_body_bytes: int) -> None:
-        """Check `count` rows from row `first` on. MessageIllegalError names a row that cannot be sent, and says that
-        none was; bodies may have up to `max_body_bytes`."""
-        part = _Part(self._table.slice(first, count))
+        """Check `count` rows from row `first` on. Raises MessageIllegalError, which names the first illegal row. A body
+        may have up to `max_body_bytes`."""
+        part = _RowColumns(self._table.slice(first, count))
         for index in np.flatnonzero(part.doubtful(max_body_bytes)).tolist():
             try:
                 message = self._message(first + index)
@@ -84,9 +84,9 @@ class TableRows:
                 raise MessageIllegalError(f"row {first + index}: {error}; no row was sent") from None
 
     def read(self, first: int, count: int) -> tuple[MessageColumns, Ints | None, Mask | None]:
-        """The messages of `count` rows from row `first` on, which are checked; and, if the table has sharding keys,
-        each one's hash and a mask that is False where a row has none."""
-        part = _Part(self._table.slice(first, count))
+        """Return the messages of `count` checked rows from row `first` on. If the table has sharding keys, also returns
+        each key's hash, and a mask that is False for rows without a key."""
+        part = _RowColumns(self._table.slice(first, count))
         codes = None
         if part.tags is not None and part.tags.present.any():
             codes = java_hashes(part.tags.texts)
@@ -95,7 +95,7 @@ class TableRows:
         return columns, *part.sharding_keys()
 
     def _message(self, row: int) -> Message:
-        """The message of a row, made and checked as if it were sent alone."""
+        """Make the message of a row. The constructor of Message checks it."""
         [values] = self._table.slice(row, 1).to_pylist()
         body = values["body"]
         if body is None:
@@ -103,15 +103,15 @@ class TableRows:
         pairs = values.get("properties") or ()
         properties = dict(pairs)
         if len(properties) < len(pairs):
-            raise MessageIllegalError("a property is there twice")
+            raise MessageIllegalError("a property exists twice")
         encoded = body if isinstance(body, bytes) else body.encode()
         return Message(self.topic, encoded, values.get("tags"), values.get("keys") or (), properties)
 
 
-class _Part:
-    """Neighbouring rows of a table, n of them, each column as one Arrow array of n values in `arrays`.
+class _RowColumns:
+    """n neighbouring rows of a table. `arrays` has each column as one Arrow array of n values.
 
-    A column of nulls alone is left out. MessageIllegalError for text that is not UTF-8.
+    A column with nulls only is left out. Raises MessageIllegalError for text that is not UTF-8.
     """
 
     def __init__(self, table: pa.Table) -> None:
@@ -127,7 +127,7 @@ class _Part:
         self.properties = None if "properties" not in self.arrays else self._list("properties")
 
     def doubtful(self, max_body_bytes: int) -> Mask:
-        """A mask of the rows that may not be legal, shape (n,): all that are not, and few others."""
+        """Return a mask, shape (n,), that marks each illegal row and a few legal rows."""
         body = self.arrays["body"]
         if pa.types.is_null(body.type):
             return np.ones(self.rows, np.bool_)
@@ -148,7 +148,8 @@ class _Part:
         return doubtful
 
     def sharding_keys(self) -> tuple[Ints, Mask] | tuple[None, None]:
-        """Each row's hash of its sharding key, and a mask that is False where it has none; None without such keys."""
+        """Return each row's hash of its sharding key, and a mask that is False for rows without a key. Returns None
+        twice if the table has no sharding keys."""
         keys = self.arrays.get("sharding_key")
         if keys is None:
             return None, None
@@ -168,7 +169,7 @@ class _Part:
         return PropertyTexts(*ByteColumn.of_nullable(array))
 
     def _key(self) -> PropertyTexts | None:
-        """The column of one key in each row, of which an empty one is none."""
+        """Return the column with at most one key per row. An empty text counts as no key."""
         keys = self._text("keys")
         return None if keys is None else PropertyTexts(keys.texts, keys.present & (keys.texts.sizes > 0))
 
@@ -180,7 +181,7 @@ class _Part:
         parts = entries.flatten() if pa.types.is_map(array.type) else [entries]
         starts -= starts[0]
         hidden = None
-        if array.null_count:  # a null may have entries, which do not count
+        if array.null_count:  # a null list may have entries in the buffers, which do not count
             counts = np.diff(starts)
             hidden = np.repeat(~mask_of(array.is_valid()), counts)
             np.cumsum(counts * mask_of(array.is_valid()), out=starts[1:])
@@ -204,15 +205,15 @@ def _check_utf8(name: str, array: pa.Array) -> None:
 
 
 def _of_rows(entries: Mask, column: ListColumn) -> Mask:
-    """A mask of the rows of which an entry is marked."""
+    """Return a mask of the rows with a marked entry."""
     marked = np.zeros(len(column.starts) - 1, np.bool_)
     marked[np.searchsorted(column.starts, np.flatnonzero(entries), side="right") - 1] = True
     return marked
 
 
 def _doubtful_texts(texts: ByteColumn, *, forbidden: bytes, stripped: bool) -> Mask:
-    """A mask of the texts that are blank or have a separator or one of the `forbidden` bytes, and if they must be
-    `stripped`, of those with white space at an end or with `||`; and of few others."""
+    """Return a mask that marks illegal texts and a few legal texts. A text is illegal if it is blank, or has a
+    separator or a `forbidden` byte. If texts must be `stripped`, `||` and white space at an end are illegal, too."""
     first, last = int(texts.offsets[0]), int(texts.offsets[-1])
     units = texts.data[first:last]
     starts, ends = texts.offsets[:-1] - first, texts.offsets[1:] - first
@@ -237,7 +238,7 @@ def _doubtful_texts(texts: ByteColumn, *, forbidden: bytes, stripped: bool) -> M
 
 
 def _doubtful_properties(column: ListColumn) -> Mask:
-    """A mask of the rows with a property whose name or value may not be legal, or that is there twice."""
+    """Return a mask of the rows with a property that exists twice, or whose name or value may be illegal."""
     names, values = column.parts
     entries = _doubtful_texts(names, forbidden=b"", stripped=False)
     entries |= _doubtful_texts(values, forbidden=b"", stripped=False)
@@ -247,7 +248,7 @@ def _doubtful_properties(column: ListColumn) -> Mask:
     entries |= reserved[codes] if len(codes) else False
     doubtful = _of_rows(entries, column)
     rows = np.repeat(np.arange(len(doubtful)), np.diff(column.starts))
-    # Mostly all rows have the same names in the same order, so the codes of a row only rise.
+    # Usually all rows have the same names in the same order, so the codes rise within each row.
     if not ((codes[1:] > codes[:-1]) | (rows[1:] != rows[:-1])).all():
         order = np.lexsort((codes, rows))
         twice = (codes[order][1:] == codes[order][:-1]) & (rows[order][1:] == rows[order][:-1])
@@ -281,9 +282,9 @@ _KINDS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
 
 
 def _check_columns(schema: pa.Schema) -> None:
-    """Check a table's columns. The InvalidArgumentError names everything that is wrong with them."""
+    """Check a table's columns. The InvalidArgumentError names all faults."""
     wrong = [f"column {name!r} is unknown" for name in schema.names if name not in _KINDS]
-    wrong += [f"column {name!r} is there twice" for name, count in Counter(schema.names).items() if count > 1]
+    wrong += [f"column {name!r} exists twice" for name, count in Counter(schema.names).items() if count > 1]
     wrong += [] if "body" in schema.names else ["column 'body' is missing"]
     for field in schema:
         if field.name in _KINDS and not pa.types.is_null(field.type):

@@ -1,8 +1,8 @@
-"""PendingRequests are the requests that wait for their reply, by correlation id, each until its time is up.
+"""PendingRequests: the requests of a client that wait for their replies, by correlation id, until their deadlines.
 
-A request ends once: with its reply, with the error of its send, or with RequestTimeoutError. Its entry goes in every
-case, so a reply that comes later finds none: it is dropped and counted. One thread ends the requests whose time is up;
-it begins with the first request, and ends with `close`.
+A request ends once: with its reply, with the error of its send, or with RequestTimeoutError. Its entry is removed then,
+so a later reply finds no entry; it is dropped and counted. One thread ends expired requests. It starts with the first
+request, and ends with `close`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from raymq.common.message import PROPERTY_CORRELATION_ID, Message, MessageExt, S
 from raymq.common.protocol.request_reply import RequestStatistics
 
 REQUESTS_MAX: Final = 10_000
-"""The most requests of one client that may wait at a time."""
+"""The most requests of one client that may wait at the same time."""
 _ENDING_S: Final = 5.0
-"""How much longer than its time a request waits for the thread that ends it."""
+"""The time in seconds that an expired request waits for the thread that ends it."""
 
 
-class Pending:
-    """One request that waits."""
+class WaitingRequest:
+    """One request that waits for its reply."""
 
     __slots__ = ("_table", "correlation_id", "deadline_s", "future", "message", "timeout_s")
 
@@ -34,7 +34,7 @@ class Pending:
         self.correlation_id, self.message, self.timeout_s = correlation_id, message, timeout_s
         self.deadline_s = time.monotonic() + timeout_s
         self.future: Future[MessageExt] = Future()
-        self.future.set_running_or_notify_cancel()  # it cannot be cancelled: the request is on its way
+        self.future.set_running_or_notify_cancel()  # it cannot be cancelled, because the request may be sent already
 
     def sent(self, sending: Future[SendResult]) -> None:
         """End the request with the error of its send, if it failed."""
@@ -43,36 +43,38 @@ class Pending:
             self.future.set_exception(error)
 
     def abandon(self) -> None:
-        """Wait for no reply any more. Nothing if the request has ended."""
+        """Stop waiting for the reply. Nothing happens if the request has ended."""
         self._table.take(self.correlation_id, failed=True)
 
     def result(self) -> MessageExt:
-        """Wait for the reply; RequestTimeoutError, or ClientStateError when the client is closed meanwhile."""
+        """Wait for the reply. Raises RequestTimeoutError, or ClientStateError if the client is closed during the
+        wait."""
         return self.future.result(max(0.0, self.deadline_s - time.monotonic()) + _ENDING_S)
 
     def time_out(self) -> None:
-        """End the request: no reply has come in time."""
+        """End the request with RequestTimeoutError."""
         what = f"request {self.correlation_id} to topic {self.message.topic!r}"
         self.future.set_exception(RequestTimeoutError(what, self.timeout_s))
 
 
 class PendingRequests:
-    """The requests of a client that wait. Thread-safe. `most`: how many may wait at a time."""
+    """The waiting requests of a client. Thread-safe. `most`: the number of requests that may wait at the same time."""
 
     def __init__(self, most: int = REQUESTS_MAX) -> None:
         self._most = most
         self._changed = threading.Condition()
-        """Guards everything below; notified when the first deadline may be another one."""
-        self._waiting: dict[str, Pending] = {}
+        """Guards everything below; notified when the earliest deadline may have changed."""
+        self._waiting: dict[str, WaitingRequest] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._answered = self._timed_out = self._failed = self._late = 0
         self._used_s = 0.0
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def add(self, correlation_id: str, timeout_s: float, make: Callable[[], Message]) -> Pending:
-        """Wait for the reply to the message that `make` makes. SystemBusyError, ClientStateError."""
-        pending = Pending(self, correlation_id, make(), timeout_s)
+    def add(self, correlation_id: str, timeout_s: float, make: Callable[[], Message]) -> WaitingRequest:
+        """Begin to wait for the reply to the message that `make` returns. Raises SystemBusyError if too many requests
+        wait, ClientStateError after `close`."""
+        pending = WaitingRequest(self, correlation_id, make(), timeout_s)
         with self._changed:
             if self._closed:
                 raise ClientStateError("this client is closed; call raymq.connect() again")
@@ -88,8 +90,8 @@ class PendingRequests:
                 self._changed.notify()
         return pending
 
-    def take(self, correlation_id: str, *, failed: bool = False) -> Pending | None:
-        """Remove a request that waits; None if it does not."""
+    def take(self, correlation_id: str, *, failed: bool = False) -> WaitingRequest | None:
+        """Remove a waiting request; None if it does not wait. `failed`: count it as failed."""
         with self._changed:
             pending = self._waiting.pop(correlation_id, None)
             if failed and pending is not None:
@@ -97,7 +99,7 @@ class PendingRequests:
             return pending
 
     def complete(self, reply: MessageExt) -> None:
-        """End the request that a message replies to; one that does not wait any more makes the reply a late one."""
+        """End the request that a message replies to. If the request no longer waits, count a late reply."""
         with self._changed:
             pending = self._waiting.pop(reply.system_properties.get(PROPERTY_CORRELATION_ID, ""), None)
             if pending is None:
@@ -107,12 +109,12 @@ class PendingRequests:
         pending.future.set_result(reply)
 
     def idle_s(self) -> float:
-        """The time since the last request began; 0 while one waits."""
+        """Return the time in seconds since the last request began; 0 while a request waits."""
         with self._changed:
             return 0.0 if self._waiting else time.monotonic() - self._used_s
 
     def statistics(self) -> RequestStatistics:
-        """The requests so far, by how they ended."""
+        """Return the numbers of requests so far, by their outcome."""
         with self._changed:
             return RequestStatistics(len(self._waiting), self._answered, self._timed_out, self._failed, self._late)
 
@@ -140,8 +142,8 @@ class PendingRequests:
             for pending in ended:
                 pending.time_out()
 
-    def _take_ended(self) -> list[Pending]:
-        """Remove the requests whose time is up, and the deadlines of those that have ended before."""
+    def _take_ended(self) -> list[WaitingRequest]:
+        """Remove and return the expired requests. Also removes the deadlines of requests that ended earlier."""
         ended, now_s = [], time.monotonic()
         while self._deadlines and (self._deadlines[0][0] <= now_s or self._deadlines[0][1] not in self._waiting):
             pending = self._waiting.pop(heapq.heappop(self._deadlines)[1], None)

@@ -1,11 +1,10 @@
-"""ListenerReplier sends the replies that a listener returns, from the listener's process.
+"""ListenerReplier: sends the replies that a listener returns, from the listener's process.
 
-A message whose reply was sent, or can never be, is consumed. A reply that the store does not take is tried again for as
-long as its request waits; after that it is given up and counted, because nobody waits for it any more.
+A message counts as consumed if its reply was sent, or can never be sent. If the store refuses a reply, the send is
+retried for as long as the request waits. After that the reply is dropped and counted, because nobody waits for it.
 
-The producers that a listener's process makes by itself, for replies and for its trace.
-
-The process has joined Ray and has no client of raymq; what is made here ends with it.
+This module also makes the producers of a listener's process, for replies and for its trace. The process has joined Ray
+and has no Client of raymq; these producers end with the process.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import ray
 
 from raymq.client.producer.producer import Producer
 from raymq.client.producer.settings import SEND_TIMEOUT_S, ProducerSettings
-from raymq.client.request.requests import Presence
+from raymq.client.request.requests import RequesterLiveness
 from raymq.common.errors import CreateReplyMessageError, MessageIllegalError, RaymqError
 from raymq.common.message import MessageExt, MessageQueue, SendResult, SystemMessage
 from raymq.common.protocol.request_reply import Reply, ReplyStatistics, reply_message, ttl_s
@@ -33,25 +32,29 @@ from raymq.telemetry.trace.dispatcher import TRACE_PRODUCER_GROUP, TRACE_SEND_TI
 logger = logging.getLogger(__name__)
 
 Send = Callable[[SystemMessage, MessageQueue, float], SendResult]
-"""Sends a message to a queue, within so many s."""
+"""Sends a message to a queue. The last argument is the timeout in seconds."""
 
 MIN_SEND_S: Final = 1.0
-"""A reply is tried for at least so long: the time of its request is counted by another clock, on another machine."""
+"""The least send timeout of a reply in seconds. The request's deadline comes from the clock of another machine."""
 
 
 class ListenerReplier:
-    """The replies of one listener's process. Thread-safe; connects when the first reply is sent. `send` and `is_gone`
-    are by default a producer's and the brokers'."""
+    """Sends the replies of one listener's process. Thread-safe; connects when the first reply is sent.
+
+    `send`: by default the send of a producer in this process. `is_gone`: by default asks the brokers
+    (RequesterLiveness).
+    """
 
     def __init__(self, send: Send | None = None, is_gone: Callable[[MessageExt], bool] | None = None) -> None:
         self._lock = threading.Lock()
         """Guards everything below."""
         self._send = send
-        self._is_gone = Presence().is_gone if is_gone is None else is_gone
+        self._is_gone = RequesterLiveness().is_gone if is_gone is None else is_gone
         self._counts = ReplyStatistics()
 
     def answer(self, messages: Sequence[MessageExt], answer: Reply | Sequence[object]) -> str:
-        """Send a listener's answer to these messages; returns why it is none, empty if it is. Raises nothing."""
+        """Send the replies that a listener returned for these messages. Returns the reason why the answer is not valid;
+        empty if it is valid. Raises nothing."""
         answers: Sequence[object] = [answer] if isinstance(answer, Reply) else answer
         if len(answers) != len(messages):
             return (
@@ -67,7 +70,7 @@ class ListenerReplier:
         return ""
 
     def statistics(self) -> ReplyStatistics:
-        """The replies so far."""
+        """Return the numbers of replies so far."""
         with self._lock:
             return self._counts
 
@@ -101,13 +104,13 @@ class ListenerReplier:
 
 
 def _connect() -> Send:
-    """The send of a producer in this process."""
+    """Return the send of a new producer in this process."""
     producer = listener_producer("listener-replies")
     return lambda message, queue, timeout_s: producer.send(message, timeout_s=timeout_s, queue=queue)
 
 
 def listener_producer(group: str, send_timeout_s: float = SEND_TIMEOUT_S) -> Producer:
-    """A producer of this process, which has joined Ray."""
+    """Make a producer in this process, which has joined Ray."""
     storages = StorageClients(ray.get_runtime_context().get_node_id())
     return Producer(
         group,
@@ -119,8 +122,7 @@ def listener_producer(group: str, send_timeout_s: float = SEND_TIMEOUT_S) -> Pro
 
 
 def listener_trace(group: str, topic: str) -> DeliveryTrace:
-    """The trace of this process, whose listener consumes as a member of `group`. Connects when there is something to
-    send."""
+    """Make the trace of this process, whose listener consumes in `group`. It connects when it has something to send."""
     return DeliveryTrace(
         group, TraceDispatcher(lambda: listener_producer(TRACE_PRODUCER_GROUP, TRACE_SEND_TIMEOUT_S), topic)
     )

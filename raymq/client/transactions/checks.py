@@ -1,9 +1,9 @@
-"""Half messages, and the checks of those whose transactions have no outcome yet.
+"""Half messages, and the checks of transactions without an outcome.
 
-A producer stores a half message before its local transaction. A thread asks each broker once a second for the
-transactions that the producer group is to be asked about; that is also how the brokers know that this producer lives.
-The user's `check` runs in a pool of threads, and its answer ends the transaction. A check that gets no answer comes
-again in the next round of checks, here or at another producer of the group.
+A producer stores a half message before its local transaction. A thread polls each broker once a second for transactions
+to check. The polls also show the broker that this producer is alive. The user's `check` runs in a pool of threads, and
+its answer ends the transaction. A check without an answer is repeated in the next round of checks, by this producer or
+by another producer of the group.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ logger = logging.getLogger(__name__)
 
 
 class UnsentHalfMessage(Message, frozen=True, gc=False):
-    """A message of a transaction, with the properties that say so. Made by `half_message`."""
+    """A half message before it is sent. Its properties mark it as a part of a transaction. Made by `half_message`."""
 
 
 IMMUNITY_S: Final = NumberRange(1, int(LONGEST_TIME_S))
-"""The ages, in whole seconds, before which nobody asks about the outcome of a half message."""
+"""The range of `check_immunity_s`: the age in whole seconds before which no check asks about a half message."""
 
 
 def half_message(message: Message, group: str, check_immunity_s: int | None = None) -> UnsentHalfMessage:
-    """`message` as a half message of a producer group. It is not delayed, whatever the message asked for.
+    """Make the half message of `message` for a producer group. A delay of `message` is dropped.
 
-    `check_immunity_s`: the age in seconds, 1 or more, before which nobody asks about its outcome; None: the store's
-    transaction_time_out_ms. MessageIllegalError for retry and dead-letter topics, IllegalNameError for those of the
-    server, InvalidArgumentError for the immunity time.
+    `check_immunity_s`: the age in seconds, 1 or more, before which no check asks about the outcome. None: the store's
+    transaction_time_out_ms. Raises MessageIllegalError for retry and dead-letter topics, IllegalNameError for system
+    topics, and InvalidArgumentError for the immunity time.
     """
     if not isinstance(message, Message):
         raise MessageIllegalError(f"expected a raymq.Message, got {type(message).__name__}")
@@ -70,7 +70,7 @@ def half_message(message: Message, group: str, check_immunity_s: int | None = No
         wait_store_msg_ok=message.wait_store_msg_ok,
         light_queues=message.light_queues,
     )
-    # Behind the check's back: users may not set these names.
+    # Set after the constructor's check, which refuses these names in users' messages.
     force_setattr(half, "properties", {**message.properties, **system})
     return half
 
@@ -78,17 +78,17 @@ def half_message(message: Message, group: str, check_immunity_s: int | None = No
 CHECK_POLL_INTERVAL_S: Final = 1.0
 CHECK_CALL_TIMEOUT_S: Final = 2.0
 CHECKS_PENDING_MAX: Final = 2000
-"""Checks that wait for a thread, or have one; further ones are left to the next round."""
+"""The most checks that wait for a thread or have a thread. Further checks are left to the next round."""
 CHECKS_STOP_TIMEOUT_S: Final = 5.0
 
 Check = Callable[[MessageExt], LocalTransactionState | None]
-"""The outcome of a message's local transaction, as the user's program finds out; None is UNKNOW."""
+"""The user's function: returns the outcome of a message's local transaction; None stands for UNKNOW."""
 
 
 def checked_message(check: TransactionCheck, broker_name: str) -> MessageExt:
-    """The message that a check asks about, in its real queue. If its body cannot be read, its `body_error` says so.
+    """Return the message that a check asks about, in its real queue. If the body cannot be read, `body_error` is set.
 
-    BodyUnreadableError if its real queue cannot be read, either.
+    Raises BodyUnreadableError if the message's real queue cannot be read, either.
     """
     queue = MessageQueue(HALF_TOPIC, broker_name, -1)
     half = read_record(check.record, 0, RecordPlace(queue))
@@ -102,7 +102,7 @@ def checked_message(check: TransactionCheck, broker_name: str) -> MessageExt:
 
 
 class CheckListener:
-    """The checks of one transaction producer, from its construction until `close`. Thread-safe."""
+    """Answers the checks of one transaction producer, from its construction until `close`. Thread-safe."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class CheckListener:
         end: Callable[[str, MessageExt, EndTransactionRequest], object],
         threads: int,
     ) -> None:
-        """`brokers` returns the names of all brokers; `end` ends the transaction of a message at one of them."""
+        """`brokers` returns the names of all brokers. `end` ends the transaction of a message at the named broker."""
         self._group, self._client_id, self._check = group, client_id, check
         self._brokers, self._end = brokers, end
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"transaction-check-{group}")
@@ -126,7 +126,7 @@ class CheckListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more checks; those that run are waited for, for a bounded time. Idempotent."""
+        """Take no more checks. Waits a bounded time for running checks. Idempotent."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -139,7 +139,12 @@ class CheckListener:
                     "leave_transaction_checks", self._group, self._client_id, timeout_s=CHECK_CALL_TIMEOUT_S
                 )
             except RaymqError as error:
-                logger.info("%s was not told that a producer of %s has ended: %s", name, self._group, error)
+                logger.info(
+                    "broker %s could not be informed that a producer of group %s has ended: %s",
+                    name,
+                    self._group,
+                    error,
+                )
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -147,7 +152,7 @@ class CheckListener:
                 names = set(self._brokers())
                 self._known |= names
             except RaymqError as error:
-                logger.info("no NameServer says which brokers there are: %s", error)
+                logger.info("the brokers to poll for transaction checks are unknown: %s", error)
                 names = self._known
             for name in names:
                 self._ask(name)
@@ -159,7 +164,7 @@ class CheckListener:
                 "take_transaction_checks", self._group, self._client_id, timeout_s=CHECK_CALL_TIMEOUT_S
             )
         except RaymqError as error:
-            logger.info("%s tells no checks of transactions now: %s", broker_name, error)
+            logger.info("broker %s could not be polled for transaction checks: %s", broker_name, error)
             return
         for check in checks:
             with self._lock:
@@ -180,7 +185,7 @@ class CheckListener:
                 self._group, *offsets, int(state), check.transaction_id, from_transaction_check=True
             )
             self._end(broker_name, message, end)
-        except Exception:  # the user's, or of a broker that is away: the next round asks again
+        except Exception:  # of the user's check, or of a broker that is away: the next round asks again
             logger.exception("the check of transaction %s has no answer", check.transaction_id)
         finally:
             with self._lock:

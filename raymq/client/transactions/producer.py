@@ -1,12 +1,12 @@
-"""The transaction producer: a message becomes visible if, and only if, a local transaction was committed.
+"""TransactionProducer: a message becomes visible if, and only if, a local transaction was committed.
 
     send_in_transaction    half message ▶ local transaction ▶ commit or rollback
     with transaction(…)    half message ▶ the block ▶ commit at its end, rollback on an exception
 
-The half message is stored as durably as any other, and no consumer sees it. If the producer dies before it ended its
-transaction, or the end is lost, the broker asks a live producer of the group (`check`), again and again. So `check` has
-to find out the outcome by itself, for example in the database that the local transaction wrote to, and answers the same
-at any time; it may be asked about a transaction that is still under way (UNKNOW), and in another process.
+The half message is stored as durably as any other message, and no consumer sees it. If the producer dies before it has
+ended its transaction, or if the end is lost, the broker asks a live producer of the group repeatedly (`check`). So
+`check` must find out the outcome by itself, for example in the database that the local transaction wrote to, and must
+always give the same answer. It may be called in another process, and for a transaction in progress (answer UNKNOW).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from raymq.remoting.master_locator import MasterLocator, RouteSource
 from raymq.remoting.storage_client import StorageClient
 
 END_CALL_TIMEOUT_S: Final = 10.0
-"""Bounds one attempt to end a transaction."""
+"""The most seconds of one attempt to end a transaction."""
 CHECK_THREADS_MAX: Final = 64
 
 logger = logging.getLogger(__name__)
@@ -43,10 +43,10 @@ logger = logging.getLogger(__name__)
 class TransactionSendResult(SendResult, frozen=True, gc=False):
     """The result of a send in a transaction.
 
-    `local_transaction_state` is the outcome. After a commit `queue` and `queue_offset` are those of the message; else
-    those of its half message, which nobody sees. `end_error` says why the outcome did not reach the broker, or why it
-    was refused, and `local_error` what the local transaction raised; empty if nothing of that kind happened. An outcome
-    that did not arrive is found out by a check.
+    `local_transaction_state` is the outcome. After a commit, `queue` and `queue_offset` are the message's; otherwise
+    they are the half message's, which no consumer sees. `end_error`: why the outcome did not reach the broker, or why
+    the broker refused it. `local_error`: the exception of the local transaction. Both are empty if there was no error.
+    If the outcome did not reach the broker, a check finds it out.
     """
 
     local_transaction_state: LocalTransactionState = LocalTransactionState.UNKNOW
@@ -60,21 +60,22 @@ class TransactionSendResult(SendResult, frozen=True, gc=False):
 
 
 LocalTransaction = Callable[["Transaction", Any], LocalTransactionState | None]
-"""Carries out a local transaction, and says how it ended; None is UNKNOW. The argument is `send_in_transaction`'s."""
+"""Carries out a local transaction, and returns its outcome; None stands for UNKNOW. The second argument is the
+`argument` of `send_in_transaction`."""
 
 
 class Transaction:
-    """A transaction whose half message is stored. As a context manager it commits at the end of its block.
+    """A transaction whose half message is stored. A `with` of it commits at the end of the block.
 
-    Made by `TransactionProducer.transaction`; for one thread.
+    Made by `TransactionProducer.transaction`; to be used by one thread.
     """
 
     def __init__(self, producer: TransactionProducer, message: Message, half: SendResult) -> None:
         self.message = message
         self._producer, self.half = producer, half
-        # The outcome; None while there is none.
+        # The outcome; None while the transaction is open.
         self.state: LocalTransactionState | None = None
-        # The place of the message, once it is committed.
+        # The place of the message, once the transaction is committed.
         self.committed: EndResult | None = None
 
     @property
@@ -85,15 +86,16 @@ class Transaction:
     message_id = transaction_id
 
     def commit(self) -> EndResult:
-        """Let consumers see the message. Errors as of `rollback`."""
+        """Make the message visible to consumers. Raises the errors of `rollback`."""
         self.committed = self._end(LocalTransactionState.COMMIT_MESSAGE)
         return self.committed
 
     def rollback(self) -> None:
-        """Drop the message. Repeating the same end changes nothing.
+        """Drop the message. A second rollback changes nothing.
 
-        TransactionError: it has the other outcome, or was given up. ServiceNotAvailableError, RequestTimeoutError: the
-        broker did not answer for the send timeout; then a check finds out the outcome.
+        Raises TransactionError if the transaction has the other outcome, or was given up. Raises
+        ServiceNotAvailableError or RequestTimeoutError if the broker did not answer for the send timeout; then a check
+        finds out the outcome.
         """
         self._end(LocalTransactionState.ROLLBACK_MESSAGE)
 
@@ -121,7 +123,7 @@ class Transaction:
 class TransactionProducer(Closing):
     """Sends messages in transactions. Thread-safe; made by `Client.transaction_producer`, closed by `close` or `with`.
 
-    Not to be pickled: make one in the process that uses it.
+    A transaction producer cannot be pickled: make one in each process that sends.
     """
 
     def __init__(
@@ -136,7 +138,8 @@ class TransactionProducer(Closing):
         check_threads: int = 1,
         on_close: Callable[[TransactionProducer], None] = lambda producer: None,
     ) -> None:
-        """`producer` sends the half messages, and is closed with this one. InvalidArgumentError."""
+        """`producer` sends the half messages, and is closed with this object. Raises InvalidArgumentError if `check` is
+        no plain function, or if `check_threads` is out of range."""
         if not callable(check):
             raise InvalidArgumentError("a transaction producer needs check=, a function that finds out outcomes")
         if kind := deferred_kind(check):
@@ -167,14 +170,14 @@ class TransactionProducer(Closing):
         sharding_key: str | int | None = None,
         queue: MessageQueue | None = None,
     ) -> TransactionSendResult:
-        """Store a half message, call ``local_transaction(transaction, argument)``, and end the transaction as it says.
+        """Store a half message, call ``local_transaction(transaction, argument)``, and end the transaction accordingly.
 
-        What it raises makes the outcome UNKNOW, which a check finds out later. If the half message is stored, but not
-        as durably as asked for, the local transaction is not called, and the message is rolled back.
-        `check_immunity_s`: the age in seconds before which no check asks (default: the store's
+        An exception of the local transaction makes the outcome UNKNOW, and a check finds it out later. If the half
+        message is stored less durably than was requested, the local transaction is not called, and the message is
+        rolled back. `check_immunity_s`: the age in seconds before which no check asks (default: the store's
         transaction_time_out_ms); with it, only a check can end the transaction later. The other arguments are those of
-        `Producer.send`, whose errors are raised: then no local transaction was called. A delay of the message does not
-        count.
+        `Producer.send`. If the send of the half message raises an error, the local transaction is not called. A delay
+        of the message is ignored.
         """
         transaction = self._begin(message, check_immunity_s, sharding_key, queue)
         state, local_error = _run(transaction, local_transaction, argument)
@@ -199,11 +202,12 @@ class TransactionProducer(Closing):
         sharding_key: str | int | None = None,
         queue: MessageQueue | None = None,
     ) -> Transaction:
-        """A transaction whose half message is stored, for `with`: its block is the local transaction.
+        """Store a half message, and return its transaction for `with`. The block is the local transaction.
 
         At the end of the block the message is committed; an exception, or `rollback()` in the block, rolls it back.
-        The arguments and errors are those of `send_in_transaction`, and TransactionError when the half message is not
-        stored as durably as asked for: then it is rolled back. The block's end raises as `Transaction.rollback` does.
+        The arguments and errors are those of `send_in_transaction`. If the half message is stored less durably than was
+        requested, it is rolled back, and TransactionError is raised. The end of the block raises the errors of
+        `Transaction.rollback`.
         """
         transaction = self._begin(message, check_immunity_s, sharding_key, queue)
         if transaction.half.status is not SendStatus.SEND_OK:
@@ -215,7 +219,7 @@ class TransactionProducer(Closing):
         return transaction
 
     def end(self, transaction: Transaction, state: LocalTransactionState) -> EndResult:
-        """End a transaction of this producer; errors as of `Transaction.rollback`."""
+        """End a transaction of this producer. Raises the errors of `Transaction.rollback`."""
         half = transaction.half
         physical_offset = parse_offset_message_id(half.offset_message_id).physical_offset
         order = EndTransactionRequest(
@@ -229,8 +233,8 @@ class TransactionProducer(Closing):
         return result
 
     def close(self) -> None:
-        """Answer no more checks, and close the producer. Idempotent. Transactions that are open stay so: checks find
-        out their outcomes, at other producers of the group."""
+        """Answer no more checks, and close the producer. Idempotent. Open transactions stay open: checks by other
+        producers of the group find out their outcomes."""
         self._listener.close()
         try:
             self._producer.close()
@@ -254,7 +258,7 @@ class TransactionProducer(Closing):
         return Transaction(self, message, self._producer.send(half, **where))
 
     def _end_checked(self, broker_name: str, message: MessageExt, order: EndTransactionRequest) -> None:
-        """End a transaction that a broker has asked about."""
+        """End a transaction after a check."""
         self._end_at(broker_name, message.topic, order)
         state = LocalTransactionState(order.commit_or_rollback).name
         for observer in self._producer.observers:
@@ -263,7 +267,8 @@ class TransactionProducer(Closing):
             )
 
     def _end_at(self, broker_name: str, topic: str, order: EndTransactionRequest) -> EndResult:
-        """End a transaction at a broker group's master, again until it answers or the send timeout is over."""
+        """End a transaction at a broker group's master. Retries until the master answers or the send timeout is
+        over."""
         master = MasterLocator(broker_name, self._routes, self._storage)
 
         def attempt(left_s: float) -> EndResult:
@@ -280,13 +285,13 @@ class TransactionProducer(Closing):
 def _run(
     transaction: Transaction, local_transaction: LocalTransaction, argument: Any
 ) -> tuple[LocalTransactionState, str]:
-    """The outcome of a local transaction, and the text of what it raised."""
+    """Run a local transaction. Returns its outcome, and the text of its exception."""
     if transaction.half.status is not SendStatus.SEND_OK:
         return LocalTransactionState.ROLLBACK_MESSAGE, ""
     try:
         state = local_transaction(transaction, argument)
         outcome = LocalTransactionState.UNKNOW if state is None else LocalTransactionState(state)
-    except Exception as error:  # the user's: nobody knows how far it came
+    except Exception as error:  # the local transaction may have been committed before
         logger.warning("a check will ask about transaction %s, which raised", transaction.transaction_id, exc_info=True)
         return LocalTransactionState.UNKNOW, f"{type(error).__name__}: {error}"
     return outcome, ""

@@ -1,11 +1,11 @@
-"""Checks messages against their topic's attributes before anything of them is sent (raymq.common.protocol.attributes).
+"""Checks messages against their topic's attributes before they are sent (raymq.common.protocol.attributes).
 
-A message's type follows RocketMQ's `TopicMessageType.parseFromMessageProperty`: a half message is TRANSACTION, whatever
-else it has; a delayed one is DELAY; one with a sharding key is FIFO; any other is NORMAL. A message sent to a queue or
-by a selector has its order from there: a FIFO topic and a NORMAL topic both take it.
+A message's type follows RocketMQ's `TopicMessageType.parseFromMessageProperty`. A half message is TRANSACTION. Any
+other message is DELAY if it is delayed, FIFO if it has a sharding key, and NORMAL otherwise. A message with a queue or
+a selector is accepted by FIFO topics and by NORMAL topics, because its queue gives it an order.
 
-As in RocketMQ the types are checked where messages enter the cluster, not by the store: a producer that has a topic's
-route from before a change follows it within half a minute.
+As in RocketMQ, producers check the types, not the store. After a change of a topic's attributes, a producer with an old
+route follows within half a minute.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from raymq.records.kernels.message_columns import MessageColumns
 
 _KEYS: Final = f"{PROPERTY_KEYS}\x01".encode()
 _FROM_ELSEWHERE: Final = frozenset((TopicMessageType.DELAY, TopicMessageType.TRANSACTION))
-"""The types of messages that wait in another topic, and come to the topic's queues one at a time."""
+"""The types of messages that wait in a system topic, and are delivered to their topic's queues one at a time."""
 _WAYS: Final = {
     TopicMessageType.NORMAL: "send it without sharding key, delay and transaction",
     TopicMessageType.FIFO: "send it with a sharding_key",
@@ -40,12 +40,12 @@ _WAYS: Final = {
 def check_types(
     route: TopicRoute, messages: Sequence[Message], destination: Destination, stored: MessageQueue | None
 ) -> None:
-    """MessageIllegalError unless the topic of `route` takes all `messages`. `stored`: the queue that stores them if it
-    is another one than they are sent to. Called for topics that restrict their messages only."""
+    """Raise MessageIllegalError unless the topic of `route` accepts all `messages`. Called only for topics with
+    restrictions. `stored`: the queue that stores the messages, if that is not the queue they are sent to."""
     attributes = route.attributes
     if attributes.is_compacted and not _have_keys(messages):
         raise no_key_error(route.topic)
-    if isinstance(messages, MessageColumns):  # none of them is delayed, or a half message, unless all are
+    if isinstance(messages, MessageColumns):  # either all of them are delayed or half messages, or none is
         given = {_type_by_queue(destination, stored)}
     else:
         given = {_type_of(message, destination) for message in messages}
@@ -57,8 +57,8 @@ def check_types(
 
 
 def check_type(topic: str, attributes: TopicAttributes, given: TopicMessageType, *, chosen: bool = False) -> None:
-    """MessageIllegalError unless a topic takes messages of the type `given`. `chosen`: the sender has chosen their
-    queue, which is as good as a sharding key."""
+    """Raise MessageIllegalError unless a topic accepts messages of the type `given`. `chosen`: the caller has chosen
+    the queue, which counts as a sharding key."""
     wanted = attributes.message_type
     if wanted in (TopicMessageType.UNSPECIFIED, TopicMessageType.MIXED, given):
         return
@@ -71,8 +71,8 @@ def check_type(topic: str, attributes: TopicAttributes, given: TopicMessageType,
 
 
 def check_rows(route: TopicRoute, table: pa.Table | pa.RecordBatch, delayed: int = 0) -> None:
-    """MessageIllegalError unless the topic takes all rows of a table that is to be sent, of which `delayed` wait. No
-    row was sent then."""
+    """Check a table against its topic before any row is sent. Raises MessageIllegalError. `delayed`: the number of
+    delayed rows."""
     attributes = route.attributes
     if not attributes.restricts or not table.num_rows:
         return
@@ -98,7 +98,7 @@ def _no_single_error(topic: str) -> MessageIllegalError:
 
 
 def no_key_error(topic: str) -> MessageIllegalError:
-    """The error for a message without keys that was to go to a compaction topic."""
+    """Return the error for a message without keys to a compaction topic."""
     return MessageIllegalError(
         f"topic {topic!r} keeps the newest message of each key (cleanup.policy COMPACTION), and this message has none: "
         "give it keys=[…]"
@@ -138,7 +138,7 @@ def _rows_with_keys(table: pa.Table | pa.RecordBatch) -> int:
 
 
 def _valid(table: pa.Table | pa.RecordBatch, name: str) -> int:
-    """The number of rows that have a value in a column, which the table may lack."""
+    """Return the number of rows with a value in a column; 0 if the table lacks the column."""
     if name not in table.schema.names:
         return 0
     column = table.column(name)

@@ -1,11 +1,11 @@
-"""Gives each row of a repeatable write its queue and its sequence there, by nothing but the row and its number.
+"""RowPlacement: gives each row of a repeatable write its queue and its sequence, by the row and its number only.
 
-    row number, sharding key ──► one of the queues that were fixed in advance
-    deliver time             ──► the queue of rmq_sys_timer in which it waits, at the same broker
-    rows before it there     ──► its sequence
+    row number, sharding key ──► one of the queues, which were fixed in advance
+    deliver time             ──► the queue of rmq_sys_timer in which the row waits, at the same broker
+    earlier rows there       ──► the row's sequence
 
-So a repeat gives every row the same place, whatever has happened to the topic meanwhile. The time
-from which deliver times count was fixed in advance, too.
+So a repeat gives each row the same place, whatever has happened to the topic between the attempts. The time from which
+deliver times count was fixed in advance, too.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from raymq.records.kernels.fields import Ints
 from raymq.records.kernels.message_columns import MessageColumns
 
 BLOCK_ROWS: Final = 1024
-"""Neighbouring rows without a key that go to one queue. A repeat relies on it: it must never change."""
+"""The number of neighbouring rows without a key that go to one queue. It must never change: repeats rely on it."""
 PART_MAX_ROWS: Final = 4096
 _BUCKET_MS: Final = 3_600_000
 _TIMER_QUEUES: Final = TIMER_BUCKETS + 1
 
 
-class Part(NamedTuple):
-    """Neighbouring rows of one queue: `messages` for `queue`, which `stored` stores with sequences from
+class RowRange(NamedTuple):
+    """Neighbouring rows of one queue: `messages` for `queue`. The queue `stored` stores them, with sequences from
     `first_sequence` on."""
 
     queue: MessageQueue
@@ -51,23 +51,23 @@ class Part(NamedTuple):
 
     @property
     def end_sequence(self) -> int:
-        """The sequence behind the last row."""
+        """The sequence after the last row's sequence."""
         return self.first_sequence + len(self.messages)
 
-    def behind(self, sequence: int) -> Part | None:
-        """The rows from `sequence` on; None if there are none."""
+    def behind(self, sequence: int) -> RowRange | None:
+        """Return the rows from `sequence` on; None if no rows are left."""
         if sequence <= self.first_sequence:
             return self
         if sequence >= self.end_sequence:
             return None
-        return Part(self.queue, self.stored, sequence, self.messages[sequence - self.first_sequence :])
+        return RowRange(self.queue, self.stored, sequence, self.messages[sequence - self.first_sequence :])
 
 
 class RowPlacement:
-    """Places the rows of one producer, in their order. A repeat of the same rows is placed alike.
+    """Places the rows of one producer, in their order. A repeat of the same rows gets the same places.
 
-    `queues`: all that rows may go to, in a fixed order. `first_queue`: the index of the queue in which rows without a
-    key begin. `now_ms`: the time from which deliver times count; None refuses those later than a day from `clock_ms`.
+    `queues`: all queues for rows, in a fixed order. `first_queue`: the index of the queue for the first rows without a
+    key. `now_ms`: the time, in ms since 1970, from which deliver times count. None if each row is due within a day.
     """
 
     def __init__(self, queues: Sequence[MessageQueue], first_queue: int, now_ms: int | None) -> None:
@@ -77,19 +77,22 @@ class RowPlacement:
         numbers = {name: index for index, name in enumerate(self._brokers)}
         self._broker_of = np.array([numbers[queue.broker_name] for queue in queues], np.int64)
         self.rows = 0
-        """The rows that were placed so far."""
+        """The number of rows placed so far."""
         self.next_sequences: dict[MessageQueue, int] = {}
-        """For each queue that stores rows, the sequence that its next row gets."""
+        """For each queue that stores rows, the sequence of its next row."""
 
     def timer_queues(self) -> list[MessageQueue]:
-        """The queues in which rows with a deliver time may wait."""
+        """Return the queues in which rows with a deliver time may wait."""
         return [MessageQueue(TIMER_TOPIC, name, number) for name in self._brokers for number in range(_TIMER_QUEUES)]
 
     def place(
         self, messages: MessageColumns, hashes: Ints | None, keyed: Mask | None, deliver_ms: pa.Array | None
-    ) -> Iterator[Part]:
-        """The next rows in parts of one queue each, each queue's in their order. `hashes` of the sharding keys, shape
-        (n,), count where `keyed` is true; `deliver_ms` are ms since 1970, null where a row does not wait."""
+    ) -> Iterator[RowRange]:
+        """Divide the next rows into parts of one queue each. Rows of one queue keep their order.
+
+        `hashes`: of the sharding keys, shape (n,), valid for rows for which `keyed` is true. `deliver_ms`: ms since
+        1970, null for a row that does not wait.
+        """
         count = len(messages)
         numbers = (np.arange(self.rows, self.rows + count) // BLOCK_ROWS + self._first) % len(self._queues)
         self.rows += count
@@ -106,12 +109,12 @@ class RowPlacement:
         times = np.maximum(np.asarray(deliver_ms.fill_null(0))[chosen], 0)
         yield from self._waiting(messages.take(chosen), numbers[chosen], times)
 
-    def _parts(self, messages: MessageColumns, numbers: Ints) -> Iterator[Part]:
+    def _parts(self, messages: MessageColumns, numbers: Ints) -> Iterator[RowRange]:
         for number, group in _grouped(messages, numbers):
             queue = self._queues[number]
             yield from self._numbered(queue, queue, group)
 
-    def _waiting(self, messages: MessageColumns, numbers: Ints, times: Ints) -> Iterator[Part]:
+    def _waiting(self, messages: MessageColumns, numbers: Ints, times: Ints) -> Iterator[RowRange]:
         texts = _waiting_texts(messages.topic, [self._queues[number].queue_id for number in numbers.tolist()], times)
         own = messages.properties
         joined = texts if own is None else ByteColumn.joined([own, texts])
@@ -125,15 +128,15 @@ class RowPlacement:
             target = next(queue for queue in self._queues if queue.broker_name == broker)
             yield from self._numbered(target, MessageQueue(TIMER_TOPIC, broker, place % _TIMER_QUEUES), group)
 
-    def _numbered(self, queue: MessageQueue, stored: MessageQueue, messages: MessageColumns) -> Iterator[Part]:
+    def _numbered(self, queue: MessageQueue, stored: MessageQueue, messages: MessageColumns) -> Iterator[RowRange]:
         for part in parts_of(messages, PART_MAX_ROWS):
             first = self.next_sequences.get(stored, 0)
             self.next_sequences[stored] = first + len(part)
-            yield Part(queue, stored, first, part)
+            yield RowRange(queue, stored, first, part)
 
 
 def _grouped(messages: MessageColumns, numbers: Ints) -> Iterator[tuple[int, MessageColumns]]:
-    """The messages of each number, in their order. Rows of one number that are neighbours are not copied."""
+    """Group messages by their number, in their order. Neighbouring rows with the same number are not copied."""
     changes = np.flatnonzero(np.diff(numbers)) + 1
     if len(changes) > len(numbers) // 64:  # scattered by their keys
         order = np.argsort(numbers, kind="stable")
@@ -144,7 +147,7 @@ def _grouped(messages: MessageColumns, numbers: Ints) -> Iterator[tuple[int, Mes
 
 
 def _waiting_texts(topic: str, queue_ids: Sequence[int], times: Ints) -> ByteColumn:
-    """The properties that tell when each row is due, and in which queue of `topic`."""
+    """Return, for each row, the properties with its due time and its queue of `topic`."""
     return ByteColumn.of(
         [
             b"%b\x01%d\x02%b\x01%b\x02%b\x01%d\x02"
@@ -158,8 +161,9 @@ def _waiting_texts(topic: str, queue_ids: Sequence[int], times: Ints) -> ByteCol
 
 
 def check_deliver_times(times_ms: pa.Array, *, fixed: bool) -> None:
-    """MessageIllegalError for a time further ahead than a message's may be. InvalidArgumentError, unless the time from
-    which they count is `fixed`, for one more than a day ahead: a repeat might place that row anew."""
+    """Check deliver times in ms since 1970. Raises MessageIllegalError for a time that is too far ahead. Unless the
+    time from which deliver times count is `fixed`, a time more than a day ahead raises InvalidArgumentError: a repeat
+    might give its row another place."""
     ahead_ms = np.asarray(times_ms.fill_null(0)) - time.time_ns() // 1_000_000
     row = int(ahead_ms.argmax()) if len(ahead_ms) else 0
     if len(ahead_ms) and ahead_ms[row] > TIMER_DELAY_MAX_MS:

@@ -1,4 +1,4 @@
-"""Asks the masters of broker groups how far a producer's rows are stored already."""
+"""StoredSequences: asks the masters of broker groups which rows of a producer are stored already."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients, call_master
 
 SEQUENCES_CALL_TIMEOUT_S: Final = 5.0
-"""Bounds one call; after it another replica may lead."""
+"""The most seconds of one call. After that time another replica may lead."""
 
 
 class StoredSequences:
-    """The sequences of one producer that are stored in queues of the brokers of `topic`."""
+    """The stored sequences of one producer in queues of the brokers of `topic`."""
 
     def __init__(
         self,
@@ -32,17 +32,18 @@ class StoredSequences:
         self._routes, self._storages = routes, storages
 
     def ask(self, queues: Iterable[MessageQueue], timeout_s: float) -> dict[MessageQueue, int]:
-        """For each queue the sequence behind those that are stored, 0 for none. One call per broker group.
+        """Return, for each queue, the sequence after the last stored sequence; 0 if none is stored. Makes one call per
+        broker group.
 
-        A broker group without a master is waited for: ServiceNotAvailableError or RequestTimeoutError after
-        `timeout_s`. ClientStateError when an instance of the producer with a newer epoch has written.
+        Waits for a broker group without a master, and raises ServiceNotAvailableError or RequestTimeoutError after
+        `timeout_s`. Raises ClientStateError if an instance of the producer with a newer epoch has written.
         """
         by_broker: dict[str, list[MessageQueue]] = {}
         for queue in queues:
             by_broker.setdefault(queue.broker_name, []).append(queue)
         found: dict[MessageQueue, int] = {}
         for broker_name, asked in by_broker.items():
-            # The route of the topic leads to the master, also for queues in which its messages wait.
+            # The topic's route leads to the master, also for queues in which messages of the topic wait.
             leader = MessageQueue(self._topic, broker_name, 0)
             call = partial(self._call, [(self._names.wrap(queue.topic), queue.queue_id) for queue in asked])
             sequences = call_master(self._routes, self._storages, leader, timeout_s, call)

@@ -1,20 +1,20 @@
-"""Writes Arrow tables so that the write may be repeated: each row is stored once, however often it is written.
+"""RepeatableWriter: writes Arrow tables. A write may be repeated, and stores each row once.
 
     rows ──► RowPlacement ──► parts with sequences ──► a Producer with this identity ──► the store's dedup table
-                                  └── those the store has already are left out (StoredSequences)
+                                  └── stored rows are left out (StoredSequences)
 
-The caller gives the identity under which the store recognises rows: a producer id and an epoch. A row's sequence is
-the number of rows before it in its queue. So a repeat under the same identity, of the same rows in the same order, adds
-nothing, in whatever process and with however many other attempts at the same time:
+The caller gives the identity by which the store recognises rows: a producer id and an epoch. A row's sequence is the
+number of earlier rows in its queue. A repeat with the same identity, the same rows and the same order stores nothing
+twice, in any process, and beside any number of concurrent attempts:
 
-- At its start, a writer asks each broker how far its producer id is stored, and leaves those rows out.
-- Attempts that write at the same time are settled by the store, row by row. In each queue every attempt writes in
-  order and stops at its first failure (QueueSends.failure), so what is stored has no gap.
-- A greater epoch fences smaller ones: their writers end with ClientStateError.
+- At its start, a writer asks each broker which sequences of its producer id are stored, and leaves these rows out.
+- The store decides between concurrent attempts, row by row. In each queue an attempt writes in order and stops at its
+  first failure (QueueSends.failure), so the stored rows have no gap.
+- A greater epoch fences smaller epochs: their writers end with ClientStateError.
 
 The store remembers `dedup_producers_max` pairs of producer and queue, by default 20,000, across restarts and failovers.
-The one that was silent longest is forgotten; a repeat after that stores its rows again. Retention does not make it
-forget: rows that were deleted by their age stay written.
+It forgets the pair that was idle longest; a repeat after that stores its rows again. Retention does not make the store
+forget a pair: rows that were deleted by their age count as written.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import pyarrow as pa
 from raymq.client.producer.checks.topic_types import check_rows as check_rows_type
 from raymq.client.producer.producer import Producer
 from raymq.client.producer.queue_selector import Destination, named_queue
-from raymq.client.producer.repeatable.placement import Part, RowPlacement, check_deliver_times
+from raymq.client.producer.repeatable.placement import RowPlacement, RowRange, check_deliver_times
 from raymq.client.producer.repeatable.stored import SEQUENCES_CALL_TIMEOUT_S, StoredSequences
 from raymq.client.producer.results import Acknowledged, Outcome
 from raymq.client.producer.table import CHECK_ROWS, TABLE_SLICE_ROWS, AcknowledgedRows, QueueRange
@@ -56,9 +56,11 @@ _EPOCH_MAX: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """The result of a repeatable write: all its `count` rows are stored, `stored_before` of them by an earlier attempt.
-    `ranges` are the offsets of the others, sorted by queue and offset; those of rows with a deliver time are of the
-    queues in which they wait."""
+    """The result of a repeatable write. All `count` rows are stored, `stored_before` of them by an earlier attempt.
+
+    `ranges`: the offsets of the other rows, sorted by queue and offset. The ranges of rows with a deliver time are in
+    the queues in which these rows wait.
+    """
 
     count: int
     stored_before: int
@@ -66,16 +68,16 @@ class WriteResult:
 
 
 class RepeatableWriter(Closing):
-    """Writes tables of rows to a topic, each row once (module docstring). Made by `Client.repeatable_writer`.
+    """Writes tables of rows to a topic, each row once. Made by `Client.repeatable_writer`.
 
         with client.repeatable_writer("orders", producer_id="load-7/3", epoch=0, queues=queues) as writer:
             for batch in batches:
                 writer.write(batch)
             result = writer.finish()
 
-    A repeat must give the same `queues`, `first_queue` and `now_ms`, and the same rows in the same order; how they are
-    divided into tables does not matter. Used by one thread. Memory beside the table is bounded by the producer's
-    buffer (`max_buffered_bytes`).
+    A repeat must give the same `queues`, `first_queue` and `now_ms`, and the same rows in the same order. The division
+    of the rows into tables may differ. Used by one thread. The producer's buffer (`max_buffered_bytes`) bounds the
+    memory beside the table.
     """
 
     def __init__(
@@ -89,8 +91,8 @@ class RepeatableWriter(Closing):
         first_queue: int = 0,
         now_ms: int | None = None,
     ) -> None:
-        """Ask the brokers how far this identity is stored; errors as `StoredSequences.ask`. `producer` makes producers
-        with the identity. The other arguments are those of `Client.repeatable_writer`."""
+        """Ask the brokers for the stored sequences of this identity. Raises the errors of `StoredSequences.ask`.
+        `producer` makes producers with the identity. The other arguments are those of `Client.repeatable_writer`."""
         self.topic = check_user_topic(topic)
         self._queues = _checked_queues(topic, queues)
         self._stored, self._routes, self._make_producer = stored, routes, producer
@@ -98,9 +100,9 @@ class RepeatableWriter(Closing):
         self._placement = RowPlacement(self._queues, first_queue, now_ms)
         self._producer = producer()
         self._timeout_s = self._producer.settings.send_timeout_s
-        self._under_way = _UnderWay()
+        self._in_flight = _PartsInFlight()
         self._known: dict[MessageQueue, int] = {}
-        """For each queue that was asked about, the sequence behind those that earlier attempts stored."""
+        """For each queue that was asked about, the sequence after those of earlier attempts."""
         self._left_out = 0
         self._finished = False
         self._broken: BaseException | None = None
@@ -113,14 +115,14 @@ class RepeatableWriter(Closing):
     def write(self, table: pa.Table | pa.RecordBatch) -> None:
         """Write the next rows. Returns when they are handed over; `finish` waits until they are stored.
 
-        Columns: those of `Producer.send_table`, and `deliver_time` (timestamp, null where a row does not wait). All
+        Columns: those of `Producer.send_table`, and `deliver_time` (timestamp, null for a row that does not wait). All
         rows of the table are checked before the first is sent: InvalidArgumentError for the columns,
         MessageIllegalError for a row. Rows with one sharding key go to one queue in their order.
 
-        Waits while the buffer is full. Raises the failure of earlier rows, too: ServiceNotAvailableError when a
-        broker did not come back within the send timeout, SendUnknownError when one gave no answer, ClientStateError
-        when a newer epoch has written. After an error nothing more can be written; what is stored is a beginning of
-        each queue's rows, which a repeat goes on from.
+        Waits while the buffer is full. Also raises the failure of earlier rows: ServiceNotAvailableError if a broker
+        did not come back within the send timeout, SendUnknownError if a broker gave no answer, ClientStateError if a
+        newer epoch has written. After an error nothing more can be written. The stored rows are a beginning of each
+        queue's rows, and a repeat continues there.
         """
         self._check_open()
         try:
@@ -146,19 +148,19 @@ class RepeatableWriter(Closing):
                     self._hand_over(route, left)
 
     def finish(self) -> WriteResult:
-        """Wait until all rows are stored, as durably as the cluster's settings say. Errors as `write`.
+        """Wait until all rows are stored as durably as the cluster's settings require. Raises the errors of `write`.
 
-        ClientStateError when an earlier attempt stored more rows than this one has: they were not the same rows.
+        Raises ClientStateError if an earlier attempt stored more rows than this attempt has: its rows were different.
         """
         self._check_open()
         try:
-            while self._under_way.settle() is not None:
-                self._go_on()
+            while self._in_flight.settle() is not None:
+                self._continue_after_failure()
         except BaseException as error:
             self._broken = error
             raise
         self._finished = True
-        done = self._under_way.acknowledged
+        done = self._in_flight.acknowledged
         for queue, stored in self._known.items():
             here = self._placement.next_sequences.get(queue, 0)
             if stored > here:
@@ -169,13 +171,13 @@ class RepeatableWriter(Closing):
         return WriteResult(self._placement.rows, self._left_out, done.ranges())
 
     def close(self) -> None:
-        """End the writer's threads, after the rows under way have their end. Idempotent."""
+        """End the writer's threads after the rows in flight have ended. Idempotent."""
         self._finished = True
         self._producer.close()
 
     @property
     def left_out(self) -> int:
-        """The rows so far that are not sent, because an earlier attempt has stored them."""
+        """The number of rows so far that were left out, because an earlier attempt has stored them."""
         return self._left_out
 
     def _check_open(self) -> None:
@@ -184,28 +186,27 @@ class RepeatableWriter(Closing):
         if self._finished:
             raise ClientStateError("this write is finished or closed; make another writer for more rows")
 
-    def _hand_over(self, route: TopicRoute, part: Part) -> None:
-        while self._under_way.failure is not None:
-            self._go_on()
+    def _hand_over(self, route: TopicRoute, part: RowRange) -> None:
+        while self._in_flight.failure is not None:
+            self._continue_after_failure()
         pipeline, count = self._producer.pipeline, len(part.messages)
         where = Destination(queue=part.queue)
-        request = pipeline.begin(part.messages, where, self._timeout_s, before_end=self._under_way.add(part))
+        request = pipeline.begin(part.messages, where, self._timeout_s, before_end=self._in_flight.add(part))
         request.first_sequence, request.stored = part.first_sequence, part.stored
         try:
             request.generation = pipeline.buffer.allocate(request.cost_bytes, count, self._timeout_s)
             pipeline.put(route, request)
         except BaseException as error:
-            self._under_way.not_taken(part, error)
+            self._in_flight.not_taken(part, error)
             raise
 
-    def _go_on(self) -> None:
-        """Rows have failed. If that is because another attempt has stored them meanwhile, go on behind them; else raise
-        the failure."""
-        failure = self._under_way.settle()
+    def _continue_after_failure(self) -> None:
+        """Continue after failed rows, if another attempt has stored them in between. Otherwise raise the failure."""
+        failure = self._in_flight.settle()
         assert failure is not None
         if not isinstance(failure, (MessageIllegalError, SendUnknownError)):
             raise failure
-        failed = sorted(self._under_way.failed, key=lambda part: part.first_sequence)
+        failed = sorted(self._in_flight.failed, key=lambda part: part.first_sequence)
         try:
             known = self._stored.ask({part.stored for part in failed}, SEQUENCES_CALL_TIMEOUT_S)
         except RaymqError as error:
@@ -217,7 +218,7 @@ class RepeatableWriter(Closing):
         self._left_out += before - after
         self._producer.close()
         self._producer = self._make_producer()
-        self._under_way.forget_failure()
+        self._in_flight.forget_failure()
         route = self._route()
         for rest in left:
             self._hand_over(route, rest)
@@ -228,7 +229,7 @@ class RepeatableWriter(Closing):
             self._known.update(self._stored.ask(timers, self._timeout_s))
 
     def _route(self) -> TopicRoute:
-        """The topic's route, in which all queues of this write are known."""
+        """Return the topic's route, once it has all queues of this write."""
 
         def look(left_s: float) -> TopicRoute:
             route = self._routes.get(self.topic)
@@ -246,8 +247,8 @@ def check_rows(
     *,
     fixed: bool = True,
 ) -> tuple[TableRows, pa.Array | None]:
-    """Check the rows of a table as `RepeatableWriter.write` does; the rows, and their deliver times in ms since 1970.
-    `fixed`: the time from which those count is."""
+    """Check the rows of a table as `RepeatableWriter.write` does. Returns the rows, and their deliver times in ms since
+    1970. `fixed`: the time from which deliver times count is given."""
     plain, times = _split_times(table)
     rows = TableRows(topic, plain)
     for first in range(0, rows.count, CHECK_ROWS):
@@ -257,57 +258,57 @@ def check_rows(
     return rows, times
 
 
-class _UnderWay:
-    """The parts of a writer that have no end yet, and the ends of the others. Thread-safe."""
+class _PartsInFlight:
+    """The parts of a writer that have not ended, and the outcomes of the other parts. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._count = 0
         self.acknowledged = AcknowledgedRows()
         self.failure: BaseException | None = None
-        self.failed: list[Part] = []
+        self.failed: list[RowRange] = []
 
-    def add(self, part: Part) -> Callable[[int, int, Outcome], None]:
-        """Note a part that is handed over; the result is to be called with its end."""
+    def add(self, part: RowRange) -> Callable[[int, int, Outcome], None]:
+        """Count a part that is handed over. Returns the function to call when the part ends."""
         with self._changed:
             self._count += 1
         return lambda first, end, outcome: self._ended(part, outcome)
 
-    def not_taken(self, part: Part, error: BaseException) -> None:
-        """Note that a part was not handed over after all."""
+    def not_taken(self, part: RowRange, error: BaseException) -> None:
+        """Count a part that could not be handed over as failed."""
         self._ended(part, error)
 
     def settle(self) -> BaseException | None:
-        """Wait until every part has its end, which each has in time; the failure, if there was one."""
+        """Wait until each part has ended, which it does at its deadline. Returns the failure, if there was one."""
         with self._changed:
             self._changed.wait_for(lambda: not self._count)
             return self.failure
 
     def forget_failure(self) -> None:
-        """The parts that failed are handed over again."""
+        """Forget the failed parts, before they are handed over again."""
         with self._changed:
             self.failure = None
             self.failed = []
 
-    def _ended(self, part: Part, outcome: Outcome) -> None:
+    def _ended(self, part: RowRange, outcome: Outcome) -> None:
         with self._changed:
             if isinstance(outcome, Acknowledged) and outcome.status is SendStatus.SEND_OK:
                 self.acknowledged.add(outcome)
             else:
                 self.failed.append(part)
                 error = outcome if isinstance(outcome, BaseException) else _not_safe(part, outcome.status)
-                # A queue's later rows end with its first failure; of several queues' the first one is told.
+                # Later rows of a queue end with its first failure. Of several queues, the first failure is raised.
                 self.failure = self.failure or error
             self._count -= 1
             if not self._count:
                 self._changed.notify_all()
 
 
-def _not_safe(part: Part, status: SendStatus) -> SendUnknownError:
+def _not_safe(part: RowRange, status: SendStatus) -> SendUnknownError:
     return SendUnknownError(str(part.stored), len(part.messages), 0.0, f"the store answered {status.name}", False)
 
 
-def _rows_of(parts: Sequence[Part]) -> int:
+def _rows_of(parts: Sequence[RowRange]) -> int:
     return sum(len(part.messages) for part in parts)
 
 
@@ -321,7 +322,7 @@ def _checked_queues(topic: str, queues: Sequence[MessageQueue]) -> tuple[Message
 
 
 def check_identity(producer_id: str, epoch: int) -> None:
-    """InvalidArgumentError unless a producer id and an epoch may be properties of a record."""
+    """Raise InvalidArgumentError unless a producer id and an epoch may be properties of a record."""
     long = len(producer_id.encode()) > _PRODUCER_ID_MAX
     if not producer_id or long or not producer_id.isprintable() or producer_id.startswith(SYSTEM_PREFIX):
         raise InvalidArgumentError(
@@ -333,9 +334,9 @@ def check_identity(producer_id: str, epoch: int) -> None:
 
 
 def _split_times(table: pa.Table | pa.RecordBatch) -> tuple[pa.Table | pa.RecordBatch, pa.Array | None]:
-    """The table without its deliver times, and those as ms since 1970, if it has any."""
+    """Return the table without its deliver times, and the deliver times in ms since 1970, if it has any."""
     if not isinstance(table, (pa.Table, pa.RecordBatch)) or table.schema.names.count(DELIVER_TIME) != 1:
-        return table, None  # TableRows says what is wrong with it, if anything is
+        return table, None  # TableRows checks the table
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     column = table.column(DELIVER_TIME)

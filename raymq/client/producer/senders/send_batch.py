@@ -3,7 +3,7 @@
 SendRequest   the messages of one call, before they have a queue
 SendBatch     messages of one queue with one deadline, and their Completion: it waits, moves, and may be divided
 Flight        the batches of one queue that are encoded together: each attempt sends the same bytes
-LoneSend      one message that its caller sends itself, without a batch
+SingleSend      one message that its caller sends itself, without a batch
 QueueSends    the waiting batches of one queue, its next sequence, and whether a flight of it is in flight
 """
 
@@ -178,7 +178,7 @@ class SendBatch(Struct, eq=False):
         )  # fmt: skip
 
 
-class LoneSend(Struct, eq=False):
+class SingleSend(Struct, eq=False):
     """One message that its caller sends itself, since `now_s` of the monotonic clock. `movable`: the message may go to
     another queue, because it names none."""
 

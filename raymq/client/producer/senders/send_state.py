@@ -26,7 +26,7 @@ from msgspec import Struct
 from raymq.client.producer.results import Outcome
 from raymq.client.producer.senders import send_batch
 from raymq.client.producer.senders.retry_policy import another_broker_helps, given_up, may_be_stored
-from raymq.client.producer.senders.send_batch import SEALED, Flight, LoneSend, QueueSends, SendBatch, Stage
+from raymq.client.producer.senders.send_batch import SEALED, Flight, QueueSends, SendBatch, SingleSend, Stage
 from raymq.common.errors import (
     ClientStateError,
     MessageIllegalError,
@@ -101,10 +101,10 @@ class SendAttempt(Struct, eq=False):
 class SendDecision(Struct, eq=False):
     """The consequences of an event, for the sender to carry out.
 
-    `ended`: batches with their outcomes. `leaving`: batches for other brokers; `SendState.stay` takes back the batches
-    that no other broker can take. `acknowledged`: flights with the store's answers. `divided`: for each batch that was
-    divided into two holders of space, its generation of the buffer pool. `broker_failed`: the broker does not serve
-    now. `pause`: wait before the next attempt.
+    `ended`: batches with their outcomes. `leaving`: batches for other brokers; `SendState.take_back` takes back the
+    batches that no other broker can take. `acknowledged`: flights with the store's answers. `divided`: for each batch
+    that was divided into two holders of space, its generation of the buffer pool. `broker_failed`: the broker does not
+    serve now. `pause`: wait before the next attempt.
     """
 
     ended: list[tuple[SendBatch, Outcome]] = []
@@ -141,14 +141,14 @@ class SendState:
         return sends
 
     @property
-    def quiet(self) -> bool:
+    def idle(self) -> bool:
         """True if no message waits or is in flight."""
         return not (self._waiting or self._attempts or self._under_way)
 
     @property
     def empty(self) -> bool:
         """True if all messages have ended."""
-        return self.quiet and not any(sends.waiting or sends.busy for sends in self._queues.values())
+        return self.idle and not any(sends.waiting or sends.busy for sends in self._queues.values())
 
     @property
     def has_work(self) -> bool:
@@ -186,22 +186,22 @@ class SendState:
         self._under_way += 1
         self._waiting.pop(sends, None)
 
-    def begin_alone(self, lone: LoneSend) -> bool:
-        """Mark the queue of a lone message as busy. Returns False if any message waits or is in flight."""
+    def begin_single(self, single: SingleSend) -> bool:
+        """Mark the queue of a single message as busy. Returns False if any message waits or is in flight."""
         if self._waiting or self._attempts or self._under_way:
             return False
-        lone.sends.busy = True
+        single.sends.busy = True
         self._under_way = 1
-        lone.begun = True  # no signal handler runs between these three statements
+        single.begun = True  # no signal handler runs between these three statements
         return True
 
-    def release_alone(self, lone: LoneSend) -> None:
-        """Undo `begin_alone`. A second call changes nothing."""
-        sends = lone.sends
-        if lone.begun:
+    def release_single(self, single: SingleSend) -> None:
+        """Undo `begin_single`. A second call changes nothing."""
+        sends = single.sends
+        if single.begun:
             sends.busy = False
             self._under_way -= 1
-            lone.begun = False  # no signal handler runs between these three statements
+            single.begun = False  # no signal handler runs between these three statements
         if sends.waiting and not sends.busy:
             self._waiting.setdefault(sends)
 
@@ -221,7 +221,7 @@ class SendState:
         """
         decision = SendDecision()
         for sends in list(self._waiting):
-            self._end_late(sends, now_s, self.last_failure, decision)
+            self._end_expired_waiting(sends, now_s, self.last_failure, decision)
         taken: list[tuple[QueueSends, list[SendBatch]]] = []
         oldest = self.oldest()
         left_bytes = send_batch.REQUEST_MAX_BYTES
@@ -254,9 +254,9 @@ class SendState:
     def not_encoded(self, sends: QueueSends, batches: Sequence[SendBatch], error: RaymqError) -> SendDecision:
         """Decide after the encoding of taken batches failed: the illegal message ends with `error`, the others are
         sent."""
-        return self._only_the_illegal(sends, batches, error)
+        return self._isolate_illegal(sends, batches, error)
 
-    def stay(self, batches: Sequence[SendBatch], error: RaymqError) -> SendDecision:
+    def take_back(self, batches: Sequence[SendBatch], error: RaymqError) -> SendDecision:
         """Let batches, which no other broker can take, wait here again. If the error is not retryable, they end."""
         decision = SendDecision()
         self._wait_again(batches, error, decision)
@@ -291,7 +291,7 @@ class SendState:
             self._refused(attempt, error, now_s, decision)
         return decision
 
-    def away(self, error: RaymqError, now_s: float) -> SendDecision:
+    def unreachable(self, error: RaymqError, now_s: float) -> SendDecision:
         """Decide after the broker could not be reached, so nothing was sent."""
         decision = SendDecision(broker_failed=True, pause=True)
         self._waiting_failed(error, now_s, decision)
@@ -306,7 +306,7 @@ class SendState:
                     attempt.flights.remove(flight)
                     self._acknowledge(flight, flight.stored, Event.TIME_UP, decision)
         elif attempt.error is not None:
-            self._end_unknown_in_time(attempt, attempt.error, now_s, decision)
+            self._end_unknown_expired(attempt, attempt.error, now_s, decision)
         return decision
 
     def abandon(self, batches: Sequence[SendBatch], error: BaseException) -> SendDecision:
@@ -328,14 +328,14 @@ class SendState:
             decision.broker_failed = decision.pause = True
             for flight in reversed(attempt.flights):
                 self._requeue(flight, Event.REFUSED)
-                batches = self._in_time(flight.keep_ids(), now_s, error, decision)
+                batches = self._end_expired(flight.keep_ids(), now_s, error, decision)
                 self._leave_or_wait(batches, error, decision)
         elif len(attempt.flights) > 1:
             self._attempts.extendleft(SendAttempt([flight]) for flight in reversed(attempt.flights))
         elif isinstance(error, MessageIllegalError):
             [flight] = attempt.flights
             flight.keep_ids()
-            of_the_illegal = self._only_the_illegal(flight.sends, flight.batches, error)
+            of_the_illegal = self._isolate_illegal(flight.sends, flight.batches, error)
             decision.ended += of_the_illegal.ended
             decision.divided += of_the_illegal.divided
         else:
@@ -343,7 +343,7 @@ class SendState:
             self._finish(flight, Event.REFUSED_FOR_GOOD)
             decision.ended += [(batch, error) for batch in flight.batches]
 
-    def _only_the_illegal(self, sends: QueueSends, batches: Sequence[SendBatch], error: RaymqError) -> SendDecision:
+    def _isolate_illegal(self, sends: QueueSends, batches: Sequence[SendBatch], error: RaymqError) -> SendDecision:
         """Divide batches until the illegal message is alone, and ends with the error. The other messages wait again,
         and are sent in smaller parts."""
         decision = SendDecision()
@@ -362,7 +362,7 @@ class SendState:
             else:
                 batch.alone = True
                 parts.append(batch)
-        self._to_the_front(parts)
+        self._put_first(parts)
         return decision
 
     def _repeat(
@@ -372,7 +372,7 @@ class SendState:
         for flight in attempt.flights:
             self._follow(flight, event)
         attempt.error = error
-        self._end_unknown_in_time(attempt, error, now_s, decision)
+        self._end_unknown_expired(attempt, error, now_s, decision)
         if attempt.flights:
             decision.broker_failed = decision.pause = True
             self._waiting_failed(error, now_s, decision, wait=True)
@@ -411,7 +411,7 @@ class SendState:
         broker, or wait again. `wait`: they may wait again; by default if the error is retryable."""
         for sends in self._queues.values():
             if sends.waiting:
-                batches = self._in_time(sends.waiting, now_s, error, decision)
+                batches = self._end_expired(sends.waiting, now_s, error, decision)
                 sends.waiting.clear()
                 self._waiting.pop(sends, None)
                 self._leave_or_wait(batches, error, decision, wait=wait)
@@ -429,11 +429,11 @@ class SendState:
         self, batches: Sequence[SendBatch], error: RaymqError, decision: SendDecision, *, wait: bool | None = None
     ) -> None:
         if error.retryable if wait is None else wait:
-            self._to_the_front(batches)
+            self._put_first(batches)
         else:
             decision.ended += [(batch, error) for batch in batches]
 
-    def _to_the_front(self, batches: Sequence[SendBatch]) -> None:
+    def _put_first(self, batches: Sequence[SendBatch]) -> None:
         """Put batches, in their order, before all waiting batches of their queues."""
         for batch in reversed(batches):
             if batch.sends.waiting:
@@ -443,19 +443,19 @@ class SendState:
             if not batch.sends.busy:
                 self._waiting.setdefault(batch.sends)
 
-    def _end_late(self, sends: QueueSends, now_s: float, error: RaymqError, decision: SendDecision) -> None:
+    def _end_expired_waiting(self, sends: QueueSends, now_s: float, error: RaymqError, decision: SendDecision) -> None:
         if sends.failure is not None:
             decision.ended += [(batch, sends.failure) for batch in sends.waiting]
             sends.waiting.clear()
             self._waiting.pop(sends, None)
             return
-        batches = self._in_time(sends.waiting, now_s, error, decision)
+        batches = self._end_expired(sends.waiting, now_s, error, decision)
         if len(batches) < len(sends.waiting):
             sends.waiting = deque(batches)
             if not batches:
                 self._waiting.pop(sends, None)
 
-    def _in_time(
+    def _end_expired(
         self, batches: Sequence[SendBatch], now_s: float, error: RaymqError, decision: SendDecision
     ) -> list[SendBatch]:
         """Return the batches whose deadline has not passed. The other batches end, and were not stored. Numbered
@@ -491,7 +491,7 @@ class SendState:
         self._finish(flight, event)
         decision.acknowledged.append((flight, result))
 
-    def _end_unknown_in_time(
+    def _end_unknown_expired(
         self, attempt: SendAttempt, error: RaymqError, now_s: float, decision: SendDecision
     ) -> None:
         """End the messages of an attempt whose deadline has passed, as unknown. Flights without other messages leave

@@ -2,7 +2,7 @@
 
 While a request is in flight, messages gather, and the next request takes them together. The thread takes the batches
 out of their queues, encodes one batch per queue, and appends all of them in one call. On an idle queue a message does
-not wait for the thread: its caller encodes it, sends it and reads the answer (`send_at_once`, `send_lone`). If that
+not wait for the thread: its caller encodes it, sends it and reads the answer (`send_at_once`, `send_single`). If that
 fails, the thread sends the very same bytes again.
 
 SendState (raymq.client.producer.senders.send_state) decides what an answer or a failure means. After each failure the
@@ -26,7 +26,7 @@ from raymq.client.producer.open_batches import OpenBatches
 from raymq.client.producer.results import Acknowledged, Outcome, offset_message_id
 from raymq.client.producer.senders.encoder import BatchEncoder
 from raymq.client.producer.senders.latency_fault import BrokerFaults
-from raymq.client.producer.senders.send_batch import Flight, LoneSend, QueueSends, SendBatch, Stage
+from raymq.client.producer.senders.send_batch import Flight, QueueSends, SendBatch, SingleSend, Stage
 from raymq.client.producer.senders.send_state import SendAttempt, SendDecision, SendState, closed_error
 from raymq.common.errors import QuotaExceededError, RaymqError, ServiceNotAvailableError, SystemBusyError
 from raymq.common.message import SendResult, SendStatus
@@ -156,7 +156,7 @@ class Sender:
         state = self.state
         if self.target is None or self._closed or self._failed_at_once:
             return False
-        if not (state.quiet if batch.movable else state.may_overtake(batch.sends)):
+        if not (state.idle if batch.movable else state.may_overtake(batch.sends)):
             return False
         state.begin(batch.sends)
         batch.stage = Stage.IN_FLIGHT
@@ -187,13 +187,13 @@ class Sender:
                 self._observe(ended, acknowledged)
                 ended.end(acknowledged)
         except BaseException as error:
-            self._go_on(batch, flight, error)
+            self._caller_failed(batch, flight, error)
             if not isinstance(error, RaymqError):
                 raise
             return
         self._end_at_once(batch.sends, batch.cost_bytes, len(batch.messages), batch.generation)
 
-    def _go_on(self, batch: SendBatch, flight: Flight | None, error: BaseException) -> None:
+    def _caller_failed(self, batch: SendBatch, flight: Flight | None, error: BaseException) -> None:
         """Handle the failure of a caller's batch. `flight` is None if the batch could not be encoded."""
         if isinstance(error, RaymqError):
             if flight is None:
@@ -216,40 +216,40 @@ class Sender:
         if futures:
             end_all(futures)
 
-    def begin_lone_locked(self, lone: LoneSend) -> Target | None:
-        """Return the master to which the caller must send the message itself (`send_lone`); None if anything is in
+    def begin_single_locked(self, single: SingleSend) -> Target | None:
+        """Return the master to which the caller must send the message itself (`send_single`); None if anything is in
         flight or waits. No other thread sends to the message's queue until then."""
         target = self.target
-        if target is None or self._closed or self._failed_at_once or not self.state.begin_alone(lone):
+        if target is None or self._closed or self._failed_at_once or not self.state.begin_single(single):
             return None
         return target
 
-    def send_lone(self, lone: LoneSend, target: Target) -> SendResult | Completion:
-        """Send a message for which `begin_lone_locked` returned the master, and read the answer. This is `send_at_once`
-        in fewer steps, for a message without special wishes.
+    def send_single(self, single: SingleSend, target: Target) -> SendResult | Completion:
+        """Send a message for which `begin_single_locked` returned the master, and read the answer. This is
+        `send_at_once` in fewer steps, for a message without special wishes.
 
         Only the message's record and its result are made. If the attempt fails, the message becomes a SendBatch, which
         the thread continues, and this method returns the batch's Completion. If this method raises anything but a
         RaymqError, the caller must call `interrupted`.
         """
-        context, sends, (storage, description) = self._context, lone.sends, target
+        context, sends, (storage, description) = self._context, single.sends, target
         try:
-            if len(lone.message.body) > description.max_message_size_bytes:
-                context.encoder.check_size(lone.message, description.max_message_size_bytes)
-            if lone.message.light_queues and not description.light_queues:
-                context.encoder.check_light_queues([lone.message])
-            lone.record = record = context.encoder.encode_one(sends, lone.message)
-            result = storage.append_one(record, min(context.attempt_timeout_s, max(lone.timeout_s, 0.1)))
+            if len(single.message.body) > description.max_message_size_bytes:
+                context.encoder.check_size(single.message, description.max_message_size_bytes)
+            if single.message.light_queues and not description.light_queues:
+                context.encoder.check_light_queues([single.message])
+            single.record = record = context.encoder.encode_one(sends, single.message)
+            result = storage.append_one(record, min(context.attempt_timeout_s, max(single.timeout_s, 0.1)))
             now_s = context.clock()
-            cost_ms = (now_s - lone.now_s) * 1000
+            cost_ms = (now_s - single.now_s) * 1000
             context.faults.answered(self.broker_name, cost_ms, now_s)
         except RaymqError as error:
-            return aside(self._lone_failed, lone, error)
+            return aside(self._single_failed, single, error)
         if result.status is not SendStatus.SEND_OK and context.retry_when_not_store_ok:
-            return aside(self._lone_not_safe, lone, result, description)
+            return aside(self._single_not_safe, single, result, description)
         with context.lock:
-            self.state.release_alone(lone)
-            settles = context.buffer.deallocate_lone_locked(lone)
+            self.state.release_single(single)
+            settles = context.buffer.deallocate_single_locked(single)
             if sends.waiting or self._closed:
                 self.wake_locked()
         if settles:
@@ -258,45 +258,45 @@ class Sender:
         physical = result.physical_offset if result.physical_offsets is None else result.physical_offsets[0]
         offset_id = offset_message_id(description.store_host, physical)
         sent = SendResult(result.status, f"{record.stem}{record.counter:04X}", offset_id, sends.queue, offset)
-        topic = context.encoder.stored_topic(lone.message.topic)
+        topic = context.encoder.stored_topic(single.message.topic)
         for observer in context.observers:
-            observer.sent(topic, (lone.message,), lambda: (sent,), cost_ms)
+            observer.sent(topic, (single.message,), lambda: (sent,), cost_ms)
         return sent
 
-    def interrupted(self, lone: LoneSend, error: BaseException) -> None:
-        """Free the queue and the space of a lone message whose caller was interrupted: a signal handler or a bug raised
-        `error`. If the message may be stored, the thread finishes it."""
-        if lone.begun and lone.record is not None:
-            self._lone_failed(lone, ServiceNotAvailableError(f"the send was interrupted ({error!r})"))
+    def interrupted(self, single: SingleSend, error: BaseException) -> None:
+        """Free the queue and the space of a single message whose caller was interrupted: a signal handler or a bug
+        raised `error`. If the message may be stored, the thread finishes it."""
+        if single.begun and single.record is not None:
+            self._single_failed(single, ServiceNotAvailableError(f"the send was interrupted ({error!r})"))
         with self._context.lock:
-            self.state.release_alone(lone)
-            self._context.buffer.deallocate_lone_locked(lone)
+            self.state.release_single(single)
+            self._context.buffer.deallocate_single_locked(single)
             self.wake_locked()
         self._context.buffer.settle()
 
-    def _lone_failed(self, lone: LoneSend, error: RaymqError) -> Completion:
-        """Continue a lone message, whose caller's attempt failed, as a batch."""
-        batch = self._as_batch(lone)
-        if lone.record is None:
+    def _single_failed(self, single: SingleSend, error: RaymqError) -> Completion:
+        """Continue a single message, whose caller's attempt failed, as a batch."""
+        batch = self._as_batch(single)
+        if single.record is None:
             self._not_encoded(batch.sends, [batch], error)
         else:
-            self._hand_to_thread(Flight.of(batch.sends, [batch], lone.record.batch()), error)
+            self._hand_to_thread(Flight.of(batch.sends, [batch], single.record.batch()), error)
         return batch.completion
 
-    def _lone_not_safe(self, lone: LoneSend, result: AppendResult, description: StorageDescription) -> Completion:
-        """Continue a lone message, which is stored less durably than was requested, as a batch."""
-        assert lone.record is not None
-        batch = self._as_batch(lone)
-        flight = Flight.of(batch.sends, [batch], lone.record.batch())
+    def _single_not_safe(self, single: SingleSend, result: AppendResult, description: StorageDescription) -> Completion:
+        """Continue a single message, which is stored less durably than was requested, as a batch."""
+        assert single.record is not None
+        batch = self._as_batch(single)
+        flight = Flight.of(batch.sends, [batch], single.record.batch())
         flight.store_host = description.store_host
         self._settle(flight, result)
         return batch.completion
 
-    def _as_batch(self, lone: LoneSend) -> SendBatch:
-        """Return a lone message as a batch, which takes over the message's queue and space."""
+    def _as_batch(self, single: SingleSend) -> SendBatch:
+        """Return a single message as a batch, which takes over the message's queue and space."""
         with self._context.lock:
-            lone.begun = lone.allocated = False
-        return lone.batch()
+            single.begun = single.allocated = False
+        return single.batch()
 
     def _settle(self, flight: Flight, result: AppendResult) -> None:
         """Let the thread continue a flight, which is stored less durably than was requested."""
@@ -364,7 +364,7 @@ class Sender:
             storage, description = self._connect(oldest.topic, oldest.deadline_s)
         except RaymqError as error:
             with self._context.lock:
-                decision = self.state.away(error, self._now_s())
+                decision = self.state.unreachable(error, self._now_s())
             self._carry_out(decision, error, oldest.topic)
             return
         with self._context.lock:
@@ -477,7 +477,7 @@ class Sender:
         staying = [batch for batch in decision.leaving if not self._moved(batch)]
         if staying and error is not None:
             with self._context.lock:
-                decision.ended += self.state.stay(staying, error).ended
+                decision.ended += self.state.take_back(staying, error).ended
         for flight, result in decision.acknowledged:
             decision.ended += flight.acknowledge(result)
         for batch, outcome in decision.ended:

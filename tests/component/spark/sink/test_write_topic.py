@@ -110,7 +110,7 @@ def test_workers_that_are_killed_lose_and_double_nothing(spark, server, store):
         (["'x' AS body", "'y' AS properties"], "column 'properties' is string, not map of string to string"),
         (["'x' AS body", "1.5D AS sharding_key"], "column 'sharding_key' is double, not string or whole"),
         (["'x' AS body", "1 AS deliver_time"], "column 'deliver_time' is int, not timestamp"),
-        (["'x' AS body", "'y' AS body"], "column 'body' is there twice"),
+        (["'x' AS body", "'y' AS body"], "column 'body' exists twice"),
     ],
 )
 def test_columns_that_do_not_fit_are_an_error_before_any_job(spark, store, columns, error):

@@ -306,7 +306,7 @@ def test_a_lone_message_is_not_sent_by_the_senders_thread_and_neither_is_a_batch
 @pytest.mark.parametrize("kind", [Message, SystemMessage])
 def test_a_lone_message_with_properties_or_a_queue_is_no_batch(make, monkeypatch, where, kind):
     producer, queues = at_once(make, store := FakeStore()), set()
-    monkeypatch.setattr(producer.pipeline.lone_turns, "_clock", lambda: 0.0)  # its turn does not end
+    monkeypatch.setattr(producer.pipeline.single_sends, "_clock", lambda: 0.0)  # its turn does not end
     queues.add(producer.send(kind("orders", b"which queue?", properties={"a": "b"}), **where).queue)
     monkeypatch.setattr(Sender, "send_at_once", lambda *arguments: pytest.fail("it went the general way"))
     for number in range(3):
@@ -318,11 +318,11 @@ def test_a_lone_message_with_properties_or_a_queue_is_no_batch(make, monkeypatch
 
 def test_a_lone_message_of_a_user_is_checked_after_one_of_raymq_s_own(make):
     producer = at_once(make, FakeStore())
-    producer.pipeline.lone_turns._turns.clear()
+    producer.pipeline.single_sends._turns.clear()
     producer.send(SystemMessage("orders", b"own"), queue=QUEUE)
-    assert producer.pipeline.lone_turns._turns[QUEUE].checked is False
+    assert producer.pipeline.single_sends._turns[QUEUE].checked is False
     producer.send(Message("orders", b"user's"), queue=QUEUE)
-    assert producer.pipeline.lone_turns._turns[QUEUE].checked is True
+    assert producer.pipeline.single_sends._turns[QUEUE].checked is True
 
 
 def test_a_batch_of_one_is_a_lone_message_also_behind_others(make):

@@ -179,9 +179,9 @@ def test_an_attempt_that_is_overtaken_far_goes_on_behind(store, writers):
     fast, other = writers.make(), writers.make("load/1")
     for first in range(20):  # many ranges, as the other producer's rows are between them
         fast.write(rows(1, first))
-        fast._under_way.settle()
+        fast._in_flight.settle()
         other.write(rows(1, first))
-        other._under_way.settle()
+        other._in_flight.settle()
     slow.write(rows(30))
     result = slow.finish()
     assert result.count == 30

@@ -91,8 +91,8 @@ def happen(state: SendState, attempt: SendAttempt | None, event: Event, stage: S
         if event is Event.TIME_UP:
             return state.take(DEADLINE_S)[1]
         error: RaymqError = BUSY if event is Event.REFUSED else FULL
-        verdict = state.away(error, 0.0)
-        verdict.ended += state.stay(verdict.leaving, error).ended
+        verdict = state.unreachable(error, 0.0)
+        verdict.ended += state.take_back(verdict.leaving, error).ended
         return verdict
     if event in (Event.ANSWERED, Event.NOT_SAFE):
         status = SendStatus.SEND_OK if event is Event.ANSWERED else SendStatus.FLUSH_DISK_TIMEOUT
@@ -100,7 +100,7 @@ def happen(state: SendState, attempt: SendAttempt | None, event: Event, stage: S
     if event is Event.TIME_UP:
         return state.settle_expired(attempt, DEADLINE_S)
     verdict = state.failed(attempt, {Event.NO_ANSWER: GONE, Event.REFUSED: BUSY}.get(event, FENCED), 0.0)
-    verdict.ended += state.stay(verdict.leaving, BUSY).ended
+    verdict.ended += state.take_back(verdict.leaving, BUSY).ended
     return verdict
 
 
@@ -227,14 +227,14 @@ def test_giving_up_every_deadline_has_passed():
 def test_a_message_may_go_before_none_of_its_queue():
     state = state_of()
     sends = state.sends(QUEUE)
-    assert state.quiet
+    assert state.idle
     assert state.may_overtake(sends)
     put(state, batch_in(state))
     assert not state.may_overtake(sends)
     assert state.may_overtake(state.sends(OTHER))
     attempt = depart(state)
     assert not state.may_overtake(sends)
-    assert not state.quiet
+    assert not state.idle
     state.failed(attempt, GONE, 0.0)
     assert not state.may_overtake(state.sends(OTHER))
 

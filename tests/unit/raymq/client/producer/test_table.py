@@ -124,7 +124,7 @@ def test_an_argument_that_is_no_table_is_refused(make):
         ("tags", "a || b", "row 4000: tag 'a || b'"),
         ("keys", "two words", "row 4000: key 'two words' contains a space"),
         ("properties", [("TAGS", "x")], "row 4000: property 'TAGS' is reserved"),
-        ("properties", [("a", "x"), ("a", "y")], "row 4000: a property is there twice"),
+        ("properties", [("a", "x"), ("a", "y")], "row 4000: a property exists twice"),
         ("properties", [("a", "x" * 33000)], "row 4000: a message's properties"),
     ],
 )

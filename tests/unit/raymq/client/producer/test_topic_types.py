@@ -87,7 +87,7 @@ def test_the_many_ways_of_a_message_all_look_at_a_type_that_came_later(make):
     producer.send(Message("orders", b"1"))
     producer.send(Message("orders", b"2"))
     producer.test_routes.routes["orders"] = route(TopicMessageType.FIFO)
-    producer.pipeline.lone_turns._turns["orders"].until_s = 0.0  # its turn is over
+    producer.pipeline.single_sends._turns["orders"].until_s = 0.0  # its turn is over
     producer.pipeline.open_batches._batches.clear()
     with pytest.raises(MessageIllegalError):
         producer.send(Message("orders", b"3"))

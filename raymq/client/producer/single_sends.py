@@ -1,4 +1,4 @@
-"""LoneTurns: the short cut of a message that `send` sends alone, in its caller's thread, to an idle broker.
+"""SingleSends: the short cut of a message that `send` sends alone, in its caller's thread, to an idle broker.
 
 The first message of a turn goes the whole path of the pipeline. While the turn lasts, a few milliseconds and a few
 hundred messages, later messages of the topic go to the same queue without a route, a request or a batch. A message that
@@ -21,7 +21,7 @@ from raymq.client.producer.queue_selector import (
     own_queue,
 )
 from raymq.client.producer.senders.encoder import OVERHEAD_BYTES, cost_bytes
-from raymq.client.producer.senders.send_batch import LoneSend, QueueSends, SendBatch
+from raymq.client.producer.senders.send_batch import QueueSends, SendBatch, SingleSend
 from raymq.client.producer.senders.sender import Sender, SenderContext
 from raymq.common.errors import RaymqError
 from raymq.common.message import PROPERTY_TRANSACTION_PREPARED, Message, MessageQueue, SendResult, SystemMessage
@@ -29,8 +29,8 @@ from raymq.common.parallel import aside
 from raymq.common.protocol.route import TopicRoute
 
 
-class LoneTurn(Struct, eq=False):
-    """The queue to which lone messages go until `until_s`, or until `left` messages were sent there.
+class SendTurn(Struct, eq=False):
+    """The queue to which single messages go until `until_s`, or until `left` messages were sent there.
 
     `checked`: the topic was checked as a topic that users may send to.
     """
@@ -42,8 +42,8 @@ class LoneTurn(Struct, eq=False):
     checked: bool
 
 
-class LoneTurns:
-    """The lone turns of one producer. Thread-safe.
+class SingleSends:
+    """The single sends of one producer. Thread-safe.
 
     `senders`: the producer's senders by broker name. `route` returns a topic's route or raises, and does not wait.
     """
@@ -57,7 +57,7 @@ class LoneTurns:
     ) -> None:
         self._context, self._clock = context, context.clock
         self._queue_turns, self._senders, self._route = turns, senders, route
-        self._turns: dict[str | MessageQueue, LoneTurn] = {}
+        self._turns: dict[str | MessageQueue, SendTurn] = {}
         """By topic for messages without a destination; by queue for messages that name it."""
         self._closed = False
 
@@ -87,29 +87,30 @@ class LoneTurns:
             return None
         sender, buffer = turn.sender, context.buffer
         cost = cost_bytes(message) if message.properties or message.light_queues else size + OVERHEAD_BYTES
-        lone = LoneSend(message, turn.sends, now_s, timeout_s, cost, buffer.generation, movable=not where)
+        single = SingleSend(message, turn.sends, now_s, timeout_s, cost, buffer.generation, movable=not where)
         try:
             with context.lock:
-                if not turn.left or self._closed or (target := sender.begin_lone_locked(lone)) is None:
+                if not turn.left or self._closed or (target := sender.begin_single_locked(single)) is None:
                     return None
-                lone.generation = buffer.generation
-                lone.allocated = buffer.allocate_locked(cost)
-                if not lone.allocated:
-                    sender.state.release_alone(lone)
+                single.generation = buffer.generation
+                single.allocated = buffer.allocate_locked(cost)
+                if not single.allocated:
+                    sender.state.release_single(single)
                     return None
                 turn.left -= 1
-            return sender.send_lone(lone, target)
+            return sender.send_single(single, target)
         except BaseException as error:
-            aside(sender.interrupted, lone, error)
+            aside(sender.interrupted, single, error)
             raise
 
     def begin_locked(self, batch: SendBatch, sender: Sender) -> None:
-        """Begin a turn: the next lone messages follow the only message of `batch`. Called with the producer's lock."""
+        """Begin a turn: the next single messages follow the only message of `batch`. Called with the producer's
+        lock."""
         if batch.sends.queue != batch.queue:  # a delayed message
             return
         checked = batch.messages[0].__class__ is Message  # a SystemMessage may go to topics that users may not send to
         valid_s = TURN_MAX_S if batch.movable else KEY_QUEUES_VALID_S
-        turn = LoneTurn(sender, batch.sends, self._clock() + valid_s, TURN_MAX_MESSAGES - 1, checked)
+        turn = SendTurn(sender, batch.sends, self._clock() + valid_s, TURN_MAX_MESSAGES - 1, checked)
         self._turns[batch.topic if batch.movable else batch.queue] = turn
 
     def close_locked(self) -> None:
@@ -117,7 +118,7 @@ class LoneTurns:
         self._closed = True
         self._turns.clear()
 
-    def _next(self, before: LoneTurn, now_s: float) -> LoneTurn | None:
+    def _next(self, before: SendTurn, now_s: float) -> SendTurn | None:
         """Begin the turn of the topic's next queue, after the turn `before` has expired. None if the whole path must
         decide, as it must for each message that names its queue."""
         topic = before.sends.queue.topic
@@ -135,6 +136,6 @@ class LoneTurns:
             if sender is None or self._closed:
                 return None
             sends = sender.state.sends(queue)
-            turn = LoneTurn(sender, sends, now_s + TURN_MAX_S, TURN_MAX_MESSAGES, before.checked)
+            turn = SendTurn(sender, sends, now_s + TURN_MAX_S, TURN_MAX_MESSAGES, before.checked)
             self._turns[topic] = turn
         return turn
