@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
+from raymq.client.producer.checks.batches import check_record_size
 from raymq.client.producer.queue_selector import select_queue_by_hash
-from raymq.client.producer.senders.encoder import check_record_size
 from raymq.client.producer.table_rows import TableRows
 from raymq.common.errors import MessageIllegalError
 from raymq.common.message import MAX_PROPERTIES_BYTES, Message

@@ -27,10 +27,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, Unpack
 
 from raymq.client.producer.buffer_pool import BufferWaiter
+from raymq.client.producer.checks.batches import check_batch
 from raymq.client.producer.completion import SendFuture
 from raymq.client.producer.producer import REQUEST_TIMEOUT_S, Producer
 from raymq.client.producer.queue_selector import ANYWHERE, Destination, DestinationOptions
-from raymq.client.producer.senders.encoder import check_batch
 from raymq.client.producer.senders.send_batch import SendRequest
 from raymq.client.producer.senders.send_state import closed_error
 from raymq.common.closing import OfProcess
@@ -113,9 +113,11 @@ class AsyncProducer(OfProcess):
         *,
         keys: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> SendResult:
-        """Answer a request (`Producer.reply`), from a thread."""
-        return await self._call(self._producer.reply, request, body, keys=keys, properties=properties)
+        """Reply to a request (`Producer.reply`), from a thread."""
+        reply = self._producer.reply
+        return await self._call(reply, request, body, keys=keys, properties=properties, timeout_s=timeout_s)
 
     async def recall(self, topic: str, handle: str, *, timeout_s: float | None = None) -> str:
         """Take back a message that waits for its `deliver_at_ms` (`Producer.recall`), from a thread."""

@@ -16,7 +16,7 @@ from raymq.client.producer.buffer_pool import BufferPool
 from raymq.client.producer.completion import SendFuture
 from raymq.client.producer.queue_selector import KEY_QUEUES_VALID_S, DestinationOptions, own_queue, select_queue_by_hash
 from raymq.client.producer.senders import send_batch as limits
-from raymq.client.producer.senders.encoder import OVERHEAD_BYTES, cost_bytes
+from raymq.client.producer.senders.message_facts import OVERHEAD_BYTES, cost_bytes
 from raymq.client.producer.senders.send_batch import SEALED, SendBatch, SendRequest
 from raymq.common.message import PLAIN_PROPERTIES, Message, MessageQueue
 

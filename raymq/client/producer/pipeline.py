@@ -16,8 +16,8 @@
                 belongs there: `check_types`.
       select    The queue: the caller's, or the queue whose turn it is (raymq.client.producer.queue_selector).
       observers The user's hooks see the message and its queue. A CheckForbiddenHook may refuse it.
-      cut       The messages become parts that fit in one request. Delayed messages become parts of their own, for the
-                queues in which they wait.
+      cut       The messages become parts that fit in one request (raymq.client.producer.send_parts). Delayed messages
+                become parts of their own, for the queues in which they wait.
       join      A single message joins the batch that waits in its queue, if it may.
       at once   The caller sends the batch in its own thread, if nothing is under way to the broker.
       queue     Otherwise the batch waits for the sender's thread (raymq.client.producer.senders.sender), which encodes
@@ -44,14 +44,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-
-from msgspec import Struct
 
 from raymq.client.producer.buffer_pool import BufferPool, end_all
 from raymq.client.producer.checks.topic_types import check_types
-from raymq.client.producer.completion import Completion, SendFuture
+from raymq.client.producer.completion import Completion
 from raymq.client.producer.observers import SendObserver, SendWatch, before_end
 from raymq.client.producer.open_batches import OpenBatches
 from raymq.client.producer.queue_selector import (
@@ -62,19 +60,13 @@ from raymq.client.producer.queue_selector import (
     named_queue,
 )
 from raymq.client.producer.results import BeforeEnd
-from raymq.client.producer.senders import send_batch as limits
-from raymq.client.producer.senders.encoder import (
-    OVERHEAD_BYTES,
-    BatchEncoder,
-    ProducerIdentity,
-    by_stored_queue,
-    cost_bytes,
-    with_more,
-)
+from raymq.client.producer.send_parts import BatchPart, PlacedSend, cut, wait_store_msg_ok
+from raymq.client.producer.senders.encoder import BatchEncoder, ProducerIdentity
 from raymq.client.producer.senders.latency_fault import BrokerFaults
+from raymq.client.producer.senders.message_facts import OVERHEAD_BYTES, cost_bytes, with_more
 from raymq.client.producer.senders.send_batch import SendBatch, SendRequest
 from raymq.client.producer.senders.send_state import closed_error
-from raymq.client.producer.senders.sender import Pauses, Sender, SenderContext, Target, in_sender
+from raymq.client.producer.senders.sender import Pauses, Sender, SenderContext, in_sender
 from raymq.client.producer.settings import ProducerSettings
 from raymq.client.producer.single_sends import SingleSends
 from raymq.common.errors import MessageIllegalError, RaymqError
@@ -87,33 +79,6 @@ from raymq.common.retry import Backoff, persist_until
 from raymq.records.kernels.message_columns import MessageColumns
 from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_client import StorageClient
-
-BatchPart = tuple[MessageQueue, Sequence[int], list[Message] | MessageColumns, int]
-"""A part of a send that fits in one request: the queue that stores it, the indices of its messages in the send, the
-messages, and their cost in bytes."""
-
-
-class PlacedSend(Struct, eq=False):
-    """The place of each message of one call.
-
-    `batches`: each batch with the indices, in the call, of its messages, and the index in the batch of the first of
-    them. `at_once`: the sender and the target to which the caller must send the only batch itself.
-    """
-
-    batches: list[tuple[SendBatch, Sequence[int], int]]
-    at_once: tuple[Sender, Target] | None = None
-
-    def futures(self, count: int) -> list[SendFuture]:
-        """Return the futures of the `count` messages of the call, in the call's order."""
-        if len(self.batches) == 1:
-            [(batch, _, first)] = self.batches
-            return [SendFuture(batch.completion, index) for index in range(first, first + count)]
-        places = [
-            (index, SendFuture(batch.completion, first + at))
-            for batch, indices, first in self.batches
-            for at, index in enumerate(indices)
-        ]
-        return [future for _, future in sorted(places, key=lambda place: place[0])]
 
 
 class SendPipeline:
@@ -284,7 +249,7 @@ class SendPipeline:
             for watch in request.watches:
                 watch.selected(request.messages, queue)
             sender = self._sender(queue.broker_name)
-            parts = _parts(request, queue)
+            parts = cut(request, queue)
             with self._lock:
                 if self._closed or sender.closed:
                     raise closed_error()
@@ -341,8 +306,8 @@ class SendPipeline:
         for number, (stored, indices, members, cost) in enumerate(parts):
             batch = SendBatch(
                 queue.topic, queue, sender.state.sends(stored), members,
-                Completion(before_end(request.watches, indices, request.before_end)), request.movable, _waits(members),
-                request.timeout_s, request.deadline_s, cost, request.generation,
+                Completion(before_end(request.watches, indices, request.before_end)), request.movable,
+                wait_store_msg_ok(members), request.timeout_s, request.deadline_s, cost, request.generation,
                 plain=request.plain, first_sequence=request.first_sequence,
                 inner=attributes.has_inner_batches and stored.topic == queue.topic,
             )  # fmt: skip
@@ -412,41 +377,3 @@ class SendPipeline:
             self.open_batches.clear_locked()
             self.single_sends.close_locked()
             return list(self._senders.values()) if stops else None
-
-
-def _parts(request: SendRequest, queue: MessageQueue) -> list[BatchPart]:
-    """Cut the messages of a request into parts that fit in one request to a store."""
-    if isinstance(request.messages, MessageColumns):  # they fit, and none is delayed
-        return [(request.stored or queue, range(len(request.messages)), request.messages, request.cost_bytes)]
-    messages = list(request.messages)
-    if (
-        request.plain
-        and len(messages) <= limits.BATCH_MAX_MESSAGES
-        and (request.cost_bytes <= limits.REQUEST_MAX_BYTES or len(messages) == 1)
-    ):
-        return [(queue, range(len(messages)), messages, request.cost_bytes)]
-    by_queue = {queue: range(len(messages))} if request.plain else by_stored_queue(messages, queue)
-    parts: list[BatchPart] = []
-    for stored, indices in by_queue.items():
-        for part in _cut(messages, indices):
-            members = [messages[index] for index in part]
-            parts.append((stored, part, members, sum(map(cost_bytes, members))))
-    return parts
-
-
-def _cut(messages: Sequence[Message], indices: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Cut the indices into parts whose messages fit in one request to a store."""
-    first = count = cost = 0
-    for at, index in enumerate(indices):
-        more = cost_bytes(messages[index])
-        if count and (cost + more > limits.REQUEST_MAX_BYTES or count == limits.BATCH_MAX_MESSAGES):
-            yield indices[first:at]
-            first, count, cost = at, 0, 0
-        count += 1
-        cost += more
-    yield indices[first:]
-
-
-def _waits(messages: list[Message] | MessageColumns) -> bool:
-    """Return the `wait_store_msg_ok` that all these messages have."""
-    return isinstance(messages, MessageColumns) or messages[0].wait_store_msg_ok

@@ -27,13 +27,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Final, NoReturn, Unpack
 
+from raymq.client.producer.checks.batches import check_batch
 from raymq.client.producer.completion import Completion
 from raymq.client.producer.hooks import SendHooks
 from raymq.client.producer.observers import SendFigures, SendObserver
 from raymq.client.producer.pipeline import SendPipeline
 from raymq.client.producer.queue_selector import DestinationOptions
 from raymq.client.producer.results import SendResults
-from raymq.client.producer.senders.encoder import ProducerIdentity, check_batch
+from raymq.client.producer.senders.encoder import ProducerIdentity
 from raymq.client.producer.senders.sender import Pauses, in_sender
 from raymq.client.producer.settings import ProducerSettings
 from raymq.common.closing import Closing, direct

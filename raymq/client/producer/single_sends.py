@@ -20,7 +20,7 @@ from raymq.client.producer.queue_selector import (
     QueueTurns,
     own_queue,
 )
-from raymq.client.producer.senders.encoder import OVERHEAD_BYTES, cost_bytes
+from raymq.client.producer.senders.message_facts import OVERHEAD_BYTES, cost_bytes
 from raymq.client.producer.senders.send_batch import QueueSends, SendBatch, SingleSend
 from raymq.client.producer.senders.sender import Sender, SenderContext
 from raymq.common.errors import RaymqError

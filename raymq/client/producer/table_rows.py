@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raymq.client.producer.senders.encoder import check_record_size
+from raymq.client.producer.checks.batches import check_record_size
 from raymq.common.errors import InvalidArgumentError, MessageIllegalError
 from raymq.common.message import MAX_PROPERTIES_BYTES, RESERVED_PROPERTIES, Message
 from raymq.records.kernels.byte_column import ByteColumn, mask_of, sizes_of, text_array

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from raymq.client.producer.checks.batches import check_batch
 from raymq.client.producer.completion import Completion
-from raymq.client.producer.senders.encoder import BatchEncoder, check_batch
+from raymq.client.producer.senders.encoder import BatchEncoder
 from raymq.client.producer.senders.send_batch import QueueSends, SendBatch
 from raymq.common.errors import MessageIllegalError
 from raymq.common.message import Message, MessageQueue

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.client.producer.queue_selector import Destination
-from raymq.client.producer.senders.encoder import is_delayed
+from raymq.client.producer.senders.message_facts import is_delayed
 from raymq.common.delay import is_waiting_topic
 from raymq.common.errors import MessageIllegalError
 from raymq.common.message import PROPERTY_KEYS, PROPERTY_TRANSACTION_PREPARED, Message, MessageQueue

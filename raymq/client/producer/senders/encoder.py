@@ -1,7 +1,4 @@
-"""BatchEncoder: encodes a producer's messages as batches of records, with unique ids and sequences.
-
-This module also decides which queue stores a delayed message, and what a message costs in the buffer pool.
-"""
+"""BatchEncoder: encodes a producer's messages as batches of records, with unique ids and sequences."""
 
 from __future__ import annotations
 
@@ -17,23 +14,20 @@ from typing import Final, NamedTuple
 import numpy as np
 from msgspec.structs import force_setattr
 
-from raymq.client.producer.senders.send_batch import BATCH_MAX_MESSAGES, REQUEST_MAX_BYTES, QueueSends, SendBatch
-from raymq.common.delay import DELAY_LEVELS_MAX, TIMER_TOPIC, names_real_topic, timer_queue
+from raymq.client.producer.senders.message_facts import with_more
+from raymq.client.producer.senders.send_batch import QueueSends, SendBatch
+from raymq.common.delay import names_real_topic
 from raymq.common.errors import MessageIllegalError
 from raymq.common.message import (
     MAX_PROPERTIES_BYTES,
-    PLAIN_PROPERTIES,
     PROPERTY_PRODUCER_EPOCH,
     PROPERTY_PRODUCER_ID,
     PROPERTY_SEQUENCE,
-    PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_UNIQ_KEY,
     PROPERTY_WAIT,
     Message,
-    MessageQueue,
-    message_list,
 )
-from raymq.common.names import HALF_TOPIC, LMQ_PREFIX, SCHEDULE_TOPIC
+from raymq.common.names import LMQ_PREFIX
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
 from raymq.records.format import layout
 from raymq.records.format.compression import Compression, CompressionType
@@ -50,23 +44,16 @@ from raymq.records.format.encode import (
 from raymq.records.format.hashing import tags_code
 from raymq.records.format.inner_batch_encode import encode_inner_batch
 from raymq.records.format.message_id import IdRange, UniqueIdGenerator
-from raymq.records.kernels.byte_column import ByteColumn
 from raymq.records.kernels.encode import encode_columns
 from raymq.records.kernels.message_columns import MessageColumns
 
-OVERHEAD_BYTES: Final = 256
-"""The memory in bytes that the buffer pool counts for a message beside its body: record header, ids, objects."""
-_FEW: Final = 40
+FEW_MESSAGES: Final = 40
 """Up to this number of messages, encoding record by record costs less than making columns."""
 _WAIT: Final = f"{PROPERTY_WAIT}\x01false\x02".encode()
 _UNIQUE: Final = f"{PROPERTY_UNIQ_KEY}\x01".encode()
-LIGHT_QUEUE_OVERHEAD: Final = 26
-"""The bytes of a light queue in a record beside its name: prefix, separators, and the light queue's offset."""
-_TEXT_MAX_BYTES: Final = MAX_PROPERTIES_BYTES - 1024
-"""The longest properties, in bytes, that fit in a record together with raymq's own properties."""
 _NO_HOST: Final = bytes(8)
 """The store host in a record that is not stored yet."""
-_NO_CODES: Final = np.zeros(_FEW, np.int64)
+_NO_CODES: Final = np.zeros(FEW_MESSAGES, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +114,7 @@ class BatchEncoder:
             encoded = self._encode_columns(sends, messages, ids)
         elif names_real_topic(sends.queue.topic):
             encoded = self._encode_waiting(sends, batches, messages, ids)
-        elif len(messages) <= _FEW and isinstance(ids, IdRange):
+        elif len(messages) <= FEW_MESSAGES and isinstance(ids, IdRange):
             encoded = self._encode_few(sends, messages, ids, waits)
         else:
             encoded = self._encode_many(sends, messages, ids, waits, all(batch.plain for batch in batches))
@@ -342,21 +329,6 @@ class BatchEncoder:
         return made
 
 
-def with_more(messages: Iterable[Message]) -> list[Message]:
-    """Return the messages that have more than a topic and a body, whatever their `wait_store_msg_ok`."""
-    return [
-        message
-        for message in messages
-        if message.tags is not None
-        or message.keys
-        or message.properties
-        or message.flag
-        or message.delay_level
-        or message.deliver_at_ms is not None
-        or message.light_queues
-    ]
-
-
 def _all_messages(batches: Sequence[SendBatch]) -> Sequence[Message]:
     """Return the messages of all batches in their order; as columns if all batches are columns."""
     if len(batches) == 1:
@@ -365,113 +337,3 @@ def _all_messages(batches: Sequence[SendBatch]) -> Sequence[Message]:
     if len(columns) == len(batches):
         return MessageColumns.chained(columns)
     return list(chain(*[batch.messages for batch in batches]))
-
-
-def is_delayed(message: Message) -> bool:
-    """Return True if the message asks for a later delivery."""
-    return message.delay_level > 0 or message.deliver_at_ms is not None
-
-
-def stored_queue(message: Message, queue: MessageQueue) -> MessageQueue:
-    """Return the queue that stores a message sent now to `queue`: `queue` itself, or the queue in which a delayed
-    message or a half message waits."""
-    if PROPERTY_TRANSACTION_PREPARED in message.properties:
-        return MessageQueue(HALF_TOPIC, queue.broker_name, 0)
-    if message.delay_level:
-        return MessageQueue(SCHEDULE_TOPIC, queue.broker_name, min(message.delay_level, DELAY_LEVELS_MAX) - 1)
-    if message.deliver_at_ms is None:
-        return queue
-    now_ms = time.time_ns() // 1_000_000
-    if message.deliver_at_ms <= now_ms:
-        return queue
-    return MessageQueue(TIMER_TOPIC, queue.broker_name, timer_queue(message.deliver_at_ms, now_ms))
-
-
-def by_stored_queue(messages: Sequence[Message], queue: MessageQueue) -> dict[MessageQueue, list[int]]:
-    """Return the indices of messages for `queue` by the queue that stores them now. Delayed messages wait in queues of
-    system topics."""
-    by_queue: dict[MessageQueue, list[int]] = {}
-    for index, message in enumerate(messages):
-        by_queue.setdefault(stored_queue(message, queue), []).append(index)
-    return by_queue
-
-
-def check_record_size(message: Message) -> None:
-    """Raise MessageIllegalError if the message, with the longest possible sequence, does not fit in a record."""
-    encode_batch(
-        [message],
-        0,
-        born_host=("127.0.0.1", 0),
-        born_timestamp_ms=0,
-        message_ids=["0" * 32],
-        producer=ProducerSequence("0" * 16, 0, 2**62),
-        waiting=WaitingBatch(SCHEDULE_TOPIC, [2**31 - 1]) if is_delayed(message) else None,
-    )
-
-
-def may_exceed_a_record(message: Message) -> bool:
-    """Return True if the properties might be too long for a record. The bound is quick to compute, and not exact."""
-    if not (message.properties or message.keys or message.tags or message.light_queues):
-        return False
-    characters = len(message.tags or "") + sum(len(key) + 1 for key in message.keys)
-    characters += sum(len(name) + len(value) + 2 for name, value in message.properties.items())
-    characters += sum(len(name) + LIGHT_QUEUE_OVERHEAD for name in message.light_queues)
-    return 4 * characters > _TEXT_MAX_BYTES
-
-
-def check_batch(messages: Iterable[Message], *, as_objects: bool = False) -> Sequence[Message]:
-    """Check the messages of one batch. Returns them as columns if that is possible and `as_objects` is false; else as a
-    list. Raises MessageIllegalError unless all of them can be sent together."""
-    batch = message_list(messages)
-    if not batch:
-        raise MessageIllegalError("send_batch was given no messages")
-    columns = None if as_objects else _columns(batch)
-    if columns is not None:
-        return columns
-    if len({message.topic for message in batch}) > 1:
-        raise MessageIllegalError("all messages of a batch must have one topic; send one batch per topic")
-    if len({message.wait_store_msg_ok for message in batch}) > 1:
-        raise MessageIllegalError("all messages of a batch must have the same wait_store_msg_ok")
-    for message in with_more(batch):
-        if may_exceed_a_record(message):
-            check_record_size(message)
-    return batch
-
-
-def _columns(batch: list[Message]) -> MessageColumns | None:
-    """Return the messages as columns if they are many, of one topic, fit in one request, and have no special wishes;
-    else None. No later step looks at each message of columns."""
-    if not _FEW < len(batch) <= BATCH_MAX_MESSAGES or set(map(type, batch)) != {Message}:
-        return None
-    topic = batch[0].topic
-    bodies = [message.body for message in batch if message.properties is PLAIN_PROPERTIES and message.topic == topic]
-    texts = codes = None
-    if len(bodies) < len(batch):
-        bodies = [message.body for message in batch if message.topic == topic and _is_usual(message)]
-        if len(bodies) < len(batch):
-            return None
-        texts = ByteColumn.of([own_properties(message).encode() for message in batch])
-        codes = np.array([tags_code(message.tags) for message in batch], np.int64)
-        if texts.sizes.max() > _TEXT_MAX_BYTES:
-            return None  # a message may be too long
-    cost = sum(map(len, bodies)) + OVERHEAD_BYTES * len(bodies) + (0 if texts is None else len(texts.data))
-    return MessageColumns(topic, ByteColumn.of(bodies), texts, codes) if cost <= REQUEST_MAX_BYTES else None
-
-
-def _is_usual(message: Message) -> bool:
-    """Return True if the message has nothing but topic, body, tags, keys and properties."""
-    return not (
-        message.flag
-        or message.delay_level
-        or message.deliver_at_ms is not None
-        or message.wait_store_msg_ok is not True
-        or message.light_queues
-    )
-
-
-def cost_bytes(message: Message) -> int:
-    """Return a message's cost in the buffer pool, in bytes."""
-    cost = len(message.body) + OVERHEAD_BYTES
-    if message.light_queues:
-        cost += sum(map(len, message.light_queues)) + LIGHT_QUEUE_OVERHEAD * len(message.light_queues)
-    return cost + sum(map(len, message.properties.values())) if message.properties else cost

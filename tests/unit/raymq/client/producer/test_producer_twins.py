@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import pickle
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 
 from raymq.client.producer import async_producer
 from raymq.client.producer.async_producer import AsyncProducer
+from raymq.client.producer.producer import Producer
 from raymq.common.errors import (
     ClientStateError,
     InvalidArgumentError,
@@ -285,3 +287,16 @@ def test_a_route_that_is_not_known_is_the_error_of_all_who_wait_for_it(make, mon
 def test_it_cannot_be_pickled(make):
     with pytest.raises(TypeError, match="where it is used"):
         pickle.dumps(AsyncProducer(make(FakeStore())))
+
+
+@pytest.mark.parametrize(
+    "name", sorted(name for name, _ in inspect.getmembers(AsyncProducer, inspect.iscoroutinefunction) if name[0] != "_")
+)
+def test_twins_take_the_same_arguments(name):
+    def arguments(kind):
+        return [
+            (parameter.name, parameter.kind, parameter.default, parameter.annotation)
+            for parameter in inspect.signature(getattr(kind, name)).parameters.values()
+        ]
+
+    assert arguments(AsyncProducer) == arguments(Producer)

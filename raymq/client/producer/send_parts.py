@@ -1,0 +1,80 @@
+"""The parts of a send: how the messages of one call are cut for single requests, and where they are afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from raymq.client.producer.completion import SendFuture
+from raymq.client.producer.senders import send_batch as limits
+from raymq.client.producer.senders.message_facts import by_stored_queue, cost_bytes
+from raymq.client.producer.senders.send_batch import SendBatch, SendRequest
+from raymq.client.producer.senders.sender import Sender, Target
+from raymq.common.message import Message, MessageQueue
+from raymq.records.kernels.message_columns import MessageColumns
+
+BatchPart = tuple[MessageQueue, Sequence[int], list[Message] | MessageColumns, int]
+"""A part of a send that fits in one request: the queue that stores it, the indices of its messages in the send, the
+messages, and their cost in bytes."""
+
+
+class PlacedSend(Struct, eq=False):
+    """The place of each message of one call.
+
+    `batches`: each batch with the indices, in the call, of its messages, and the index in the batch of the first of
+    them. `at_once`: the sender and the target to which the caller must send the only batch itself.
+    """
+
+    batches: list[tuple[SendBatch, Sequence[int], int]]
+    at_once: tuple[Sender, Target] | None = None
+
+    def futures(self, count: int) -> list[SendFuture]:
+        """Return the futures of the `count` messages of the call, in the call's order."""
+        if len(self.batches) == 1:
+            [(batch, _, first)] = self.batches
+            return [SendFuture(batch.completion, index) for index in range(first, first + count)]
+        places = [
+            (index, SendFuture(batch.completion, first + at))
+            for batch, indices, first in self.batches
+            for at, index in enumerate(indices)
+        ]
+        return [future for _, future in sorted(places, key=lambda place: place[0])]
+
+
+def cut(request: SendRequest, queue: MessageQueue) -> list[BatchPart]:
+    """Cut the messages of a request into parts that fit in one request to a store."""
+    if isinstance(request.messages, MessageColumns):  # they fit, and none is delayed
+        return [(request.stored or queue, range(len(request.messages)), request.messages, request.cost_bytes)]
+    messages = list(request.messages)
+    if (
+        request.plain
+        and len(messages) <= limits.BATCH_MAX_MESSAGES
+        and (request.cost_bytes <= limits.REQUEST_MAX_BYTES or len(messages) == 1)
+    ):
+        return [(queue, range(len(messages)), messages, request.cost_bytes)]
+    by_queue = {queue: range(len(messages))} if request.plain else by_stored_queue(messages, queue)
+    parts: list[BatchPart] = []
+    for stored, indices in by_queue.items():
+        for part in _cut_indices(messages, indices):
+            members = [messages[index] for index in part]
+            parts.append((stored, part, members, sum(map(cost_bytes, members))))
+    return parts
+
+
+def _cut_indices(messages: Sequence[Message], indices: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Cut the indices into parts whose messages fit in one request to a store."""
+    first = count = cost = 0
+    for at, index in enumerate(indices):
+        more = cost_bytes(messages[index])
+        if count and (cost + more > limits.REQUEST_MAX_BYTES or count == limits.BATCH_MAX_MESSAGES):
+            yield indices[first:at]
+            first, count, cost = at, 0, 0
+        count += 1
+        cost += more
+    yield indices[first:]
+
+
+def wait_store_msg_ok(messages: list[Message] | MessageColumns) -> bool:
+    """Return the `wait_store_msg_ok` that all these messages have."""
+    return isinstance(messages, MessageColumns) or messages[0].wait_store_msg_ok

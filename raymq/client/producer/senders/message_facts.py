@@ -1,0 +1,68 @@
+"""The cost of a message in the buffer pool, and the queue that stores it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from raymq.common.delay import DELAY_LEVELS_MAX, TIMER_TOPIC, timer_queue
+from raymq.common.message import PROPERTY_TRANSACTION_PREPARED, Message, MessageQueue
+from raymq.common.names import HALF_TOPIC, SCHEDULE_TOPIC
+
+OVERHEAD_BYTES: Final = 256
+"""The memory in bytes that the buffer pool counts for a message beside its body: record header, ids, objects."""
+LIGHT_QUEUE_OVERHEAD: Final = 26
+"""The bytes of a light queue in a record beside its name: prefix, separators, and the light queue's offset."""
+
+
+def cost_bytes(message: Message) -> int:
+    """Return a message's cost in the buffer pool, in bytes."""
+    cost = len(message.body) + OVERHEAD_BYTES
+    if message.light_queues:
+        cost += sum(map(len, message.light_queues)) + LIGHT_QUEUE_OVERHEAD * len(message.light_queues)
+    return cost + sum(map(len, message.properties.values())) if message.properties else cost
+
+
+def with_more(messages: Iterable[Message]) -> list[Message]:
+    """Return the messages that have more than a topic and a body, whatever their `wait_store_msg_ok`."""
+    return [
+        message
+        for message in messages
+        if message.tags is not None
+        or message.keys
+        or message.properties
+        or message.flag
+        or message.delay_level
+        or message.deliver_at_ms is not None
+        or message.light_queues
+    ]
+
+
+def is_delayed(message: Message) -> bool:
+    """Return True if the message asks for a later delivery."""
+    return message.delay_level > 0 or message.deliver_at_ms is not None
+
+
+def stored_queue(message: Message, queue: MessageQueue) -> MessageQueue:
+    """Return the queue that stores a message sent now to `queue`: `queue` itself, or the queue in which a delayed
+    message or a half message waits."""
+    if PROPERTY_TRANSACTION_PREPARED in message.properties:
+        return MessageQueue(HALF_TOPIC, queue.broker_name, 0)
+    if message.delay_level:
+        return MessageQueue(SCHEDULE_TOPIC, queue.broker_name, min(message.delay_level, DELAY_LEVELS_MAX) - 1)
+    if message.deliver_at_ms is None:
+        return queue
+    now_ms = time.time_ns() // 1_000_000
+    if message.deliver_at_ms <= now_ms:
+        return queue
+    return MessageQueue(TIMER_TOPIC, queue.broker_name, timer_queue(message.deliver_at_ms, now_ms))
+
+
+def by_stored_queue(messages: Sequence[Message], queue: MessageQueue) -> dict[MessageQueue, list[int]]:
+    """Return the indices of messages for `queue` by the queue that stores them now. Delayed messages wait in queues of
+    system topics."""
+    by_queue: dict[MessageQueue, list[int]] = {}
+    for index, message in enumerate(messages):
+        by_queue.setdefault(stored_queue(message, queue), []).append(index)
+    return by_queue
