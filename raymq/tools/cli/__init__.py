@@ -41,7 +41,7 @@ _MODULES: Final = {
 
 
 class JobCommands(MutableMapping[str, click.Command]):
-    """The commands of the jobs by name, each imported on first use. Commands can be added, as click may want to."""
+    """The commands of the jobs by name, each imported on first use. click may add commands."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, click.Command | None] = dict.fromkeys(_MODULES)

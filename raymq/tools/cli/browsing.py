@@ -71,7 +71,7 @@ def browse(
         cursor=cursor,
     )
     cut = ", cut off" if page.truncated else ""
-    more = f"; go on with --cursor {page.cursor}" if page.cursor else ""
+    more = f"; continue with --cursor {page.cursor}" if page.cursor else ""
     return CommandResult(
         {
             "messages": [message_dict(message) for message in page.messages],
@@ -80,7 +80,7 @@ def browse(
             "cursor": page.cursor,
         },
         *(message_line(message, False) for message in page.messages),
-        f"{len(page.messages)} messages of {page.scanned} looked at{cut}{more}",
+        f"{len(page.messages)} messages of {page.scanned} records read{cut}{more}",
     )
 
 
@@ -113,18 +113,18 @@ def delayed(admin: Admin, begin_ms: int, end_ms: int | None, limit: int) -> Comm
     times = (begin_ms,) if end_ms is None else (begin_ms, end_ms)
     found = admin.delayed(*times, limit=limit)
     rows = [[iso(one.due_ms), one.topic, one.level, one.message.message_id] for one in found.next_due]
-    names = ["due", "topic", "level", "message_id"]
+    due = Table(["due", "topic", "level", "message_id"], rows)
     return CommandResult(
         {
             "levels": found.levels,
             "hours": list(found.hours),
             "late_ms": found.late_ms,
-            "next_due": [dict(zip(names, row, strict=True)) for row in rows],
+            "next_due": due.objects(),
             "truncated": found.truncated,
         },
         Table(["waits for", "messages"], [[name, count] for name, count in sorted(found.levels.items())]),
-        Table(names, rows),
-        f"{found.late_ms} ms late" + ("; there are more" if found.truncated else ""),
+        due,
+        f"{found.late_ms} ms late" + ("; more messages exist" if found.truncated else ""),
     )
 
 
@@ -148,7 +148,7 @@ def trace(
 
     Example: raymq trace 0A0000011A2B18B4AAC23B9ACA000005
     """
-    progress(f"looking in {trace_topic}")
+    progress(f"searching {trace_topic}")
     found = admin.trace(message_id, topic=topic_name, trace_topic=trace_topic)
     events = found.events()
     states = [[one.group, one.state, one.retries, one.detail] for one in found.tracks]
@@ -186,6 +186,6 @@ def transactions_list(admin: Admin) -> CommandResult:
     ]
     counts = {broker: {k: v for k, v in asdict(found).items() if k != "waiting"} for broker, found in figures.items()}
     return CommandResult(
-        {"transactions": [dict(zip(names, row, strict=True)) for row in rows], "since_start": counts},
+        {"transactions": Table(names, rows).objects(), "since_start": counts},
         Table(names, [[str(cell) for cell in row] for row in rows]),
     )

@@ -150,7 +150,7 @@ def replay(
             dry_run=dry_run,
             progress=counter.advance,
         )
-    more = "" if done.complete else "; there are more: run it again"
+    more = "" if done.complete else "; more messages remain: run the command again"
     unreadable = f", {done.unreadable} cannot be read" if done.unreadable else ""
     text = f"{done.chosen} chosen, {done.sent} sent to {done.target}, {done.sent_before} sent before{unreadable}{more}"
     return CommandResult({**asdict(done), "dry_run": dry_run}, text)

@@ -61,14 +61,14 @@ def group_describe(admin: Admin, group_name: str) -> CommandResult:
     footer = ["total", "", "", "", "", summary.lag, in_flight, duration(summary.lag_ms)]
     return CommandResult(
         {
-            "queues": [dict(zip(names, row, strict=True)) for row in rows],
+            "queues": Table(names, rows).objects(),
             "lag": summary.lag,
             "lag_ms": summary.lag_ms,
             "retry_lag": summary.retry_lag,
             "dead_letters": summary.dead_letters,
         },
         Table([*names[:-1], "behind"], text, footer if rows else None),
-        f"{summary.retry_lag} wait to be tried again, {summary.dead_letters} dead letters",
+        f"{summary.retry_lag} messages wait for a retry, {summary.dead_letters} dead letters",
     )
 
 

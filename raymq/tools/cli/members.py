@@ -81,7 +81,7 @@ def producers(admin: Admin, name: str | None) -> CommandResult:
         for one in sorted(admin.producer_connections(name), key=lambda one: (one.group, one.client_id))
     ]
     return CommandResult(
-        {"producers": [dict(zip(names, row, strict=True)) for row in rows]},
+        {"producers": Table(names, rows).objects()},
         Table(names, [[*row[:3], str(row[3])[:8], *row[4:]] for row in rows]),
     )
 

@@ -197,7 +197,7 @@ def query(
     if key is None and in_a_time:
         raise click.UsageError("--begin and --end are for --key: an id or an offset names one message")
     at = None if position is None else parse_position(topic_name, position)
-    progress(f"looking in {topic_name}")
+    progress(f"searching {topic_name}")
     if at is not None:
         return fields_result(message_dict(_message_at(admin, *at, position or "")))
     if key is None:

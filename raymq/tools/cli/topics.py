@@ -164,7 +164,7 @@ def topic_order(admin: Admin, topic_name: str, config: str | None, clear: bool) 
     if config is not None or clear:
         admin.set_order_config(topic_name, config)
     now = admin.order_config(topic_name)
-    text = f"topic {topic_name} is written to {now}" if now else f"topic {topic_name} is no order topic"
+    text = f"topic {topic_name} is written to {now}" if now else f"topic {topic_name} is not an order topic"
     return CommandResult({"topic": topic_name, "order_config": now}, text)
 
 

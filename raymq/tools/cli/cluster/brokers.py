@@ -78,7 +78,7 @@ def store_clean(admin: Admin, broker_name: str) -> CommandResult:
     Example: raymq store clean broker-a
     """
     admin.clean_store(broker_name)
-    text = f"{broker_name} deletes what is older than its settings keep; see `raymq status`"
+    text = f"{broker_name} deletes messages that are older than its settings allow; see `raymq status`"
     return CommandResult({"broker": broker_name, "cleaning": True}, text)
 
 
@@ -92,7 +92,7 @@ def store_close(address: str | None, progress: ProgressCallback) -> CommandResul
     from raymq.client.cluster.local_server import close_stores
 
     closed = close_stores(address, progress)
-    return CommandResult({"closed": closed}, f"closed: {', '.join(closed) or 'nothing is on this machine'}")
+    return CommandResult({"closed": closed}, f"closed: {', '.join(closed) or 'this machine has no store'}")
 
 
 @cli.group()

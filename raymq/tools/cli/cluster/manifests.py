@@ -33,10 +33,10 @@ def install(address: str | None, output: str | None) -> CommandResult:
     from raymq.client.cluster.local_server import install_board
 
     installed = install_board(output, address)
-    unwatched = "Ray's Grafana provider does not look there: name the folder in one of yours, or import the file"
+    unwatched = "Ray's Grafana does not read this folder: add it to a provider of Grafana, or import the file"
     return CommandResult(
         installed,
-        f"the board is in {installed['path']} on the head node",
+        f"the dashboard is in {installed['path']} on the head node",
         *([] if installed["watched"] else [unwatched]),
     )
 

@@ -73,8 +73,8 @@ def rows_result(
     footer = None
     if total is not None and listed:
         footer = ["total", *[""] * (len(names) - 2), sum(row[total] for row in listed)]
-    value = {key: [dict(zip(names, row, strict=True)) for row in listed], **(more or {})}
-    return CommandResult(value, Table(names, listed, footer), errors=errors, failed=failed)
+    table = Table(names, listed, footer)
+    return CommandResult({key: table.objects(), **(more or {})}, table, errors=errors, failed=failed)
 
 
 def fields_result(fields: Mapping[str, Any], *, failed: bool = False) -> CommandResult:

@@ -147,6 +147,10 @@ class Table:
     rows: Sequence[Sequence[Any]]
     footer: Sequence[Any] | None = None
 
+    def objects(self) -> list[dict[str, Any]]:
+        """Return each row as a JSON object whose keys are the names of the columns."""
+        return [dict(zip(self.names, row, strict=True)) for row in self.rows]
+
 
 def show(*shown: str | Table | RenderableType) -> None:
     """Print texts, each as one line, tables, and objects of rich."""

@@ -202,7 +202,7 @@ def _write_new(target: Path, text: str) -> None:
     except FileExistsError:
         raise ConfigError(f"{target} exists already and was not changed: name another file") from None
     except OSError as error:
-        raise ConfigError(f"cannot make {target}: {error.strerror}") from None
+        raise ConfigError(f"cannot create {target}: {error.strerror}") from None
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             stream.write(text)

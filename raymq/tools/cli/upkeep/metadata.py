@@ -71,7 +71,7 @@ def import_(admin: Admin, file: Path, parts: tuple[str, ...], dry_run: bool) -> 
     return CommandResult(
         {"steps": rows, "dry_run": dry_run},
         Table(["", "name", "action"], [[one.kind, one.name, one.action] for one in steps if one.action != "same"]),
-        f"{same} were as the file says" + ("; nothing was changed, this was a dry run" if dry_run else ""),
+        f"{same} already match the file" + ("; a dry run changes nothing" if dry_run else ""),
         errors=[f"{len(failed)} of {len(steps)} could not be done, {first}"] if failed else [],
         failed=bool(failed),
     )

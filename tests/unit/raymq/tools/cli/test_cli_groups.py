@@ -121,7 +121,7 @@ def letter(message_id: str) -> DeadLetter:
 def test_a_group_is_described_with_its_lag_in_messages_and_in_time(run: Any) -> None:
     text = run("group", "describe", "billing").output
     assert "1 m 5 s" in text
-    assert "2 wait to be tried again, 1 dead letters" in text
+    assert "2 messages wait for a retry, 1 dead letters" in text
     value = json.loads(run("group", "describe", "billing", "--json").output)
     assert (value["lag"], value["lag_ms"], value["retry_lag"], value["dead_letters"]) == (3, 65_000, 2, 1)
     assert value["queues"][0]["lag_ms"] == 65_000
