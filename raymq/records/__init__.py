@@ -1,2 +1,1 @@
-"""The bytes of RocketMQ's log: the format of a record, loops over many records, filters, and reading a store's
-files."""
+"""The bytes of RocketMQ's log: the record format, loops over many records, filters, and readers of a store's files."""

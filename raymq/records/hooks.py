@@ -1,10 +1,10 @@
-"""Batches as hooks of a store see them.
+"""Batches for the hooks of a store.
 
-The setting `store.put_hooks` names functions that are called with each PutBatch before it is stored,
-`store.consume_hooks` functions that are called with each FetchedBatch that is handed out.
+The setting `store.put_hooks` names functions that are called with each PutBatch before it is stored;
+`store.consume_hooks` names functions that are called with each FetchedBatch that a fetch returns.
 
-A batch is decoded when a hook asks for its messages or columns, once for all hooks. It is a copy of the store's bytes,
-so a hook may keep it. Nothing here survives the process.
+A batch is decoded when a hook reads its messages or columns, once for all hooks. It is a copy of the store's bytes, so
+a hook may keep it. The module has no state.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class HookedBatch:
-    """Messages of one queue, as a hook sees them. `topic` and `queue_id` are those that they were sent to: of delayed
-    messages and of messages of a transaction, too, which lie elsewhere until they are due or committed."""
+    """Messages of one queue, for a hook. `topic` and `queue_id`: the queue to which they were sent, even for delayed
+    messages and messages of a transaction, which are in other queues until they are due or committed."""
 
     def __init__(self, broker_name: str, topic: str, queue_id: int, records: bytes) -> None:
-        """Not for hooks: a store makes batches. `records`: whole records, back to back."""
+        """A store creates batches, hooks do not. `records`: whole records, back to back."""
         self.broker_name, self.topic, self.queue_id = broker_name, topic, queue_id
         self._given = records
 
@@ -42,19 +42,20 @@ class HookedBatch:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the messages' records, which are about those of bodies and properties."""
+        """The bytes of the messages' records, about as many as of bodies and properties."""
         return len(self._given)
 
     @cached_property
     def messages(self) -> list[MessageExt]:
-        """The messages, in order. One that cannot be read is among them, with its `body_error`."""
+        """The messages, in order, including unreadable messages with their `body_error`."""
         decoded = read_messages(self._records, self._starts, broker_name=self.broker_name)
         return [self._as_sent(message) for message in decoded]
 
     def columns(self, names: Sequence[str] | None = None) -> pa.RecordBatch:
-        """The messages as a RecordBatch of a row each, with the columns of raymq.records.kernels.columns, or with these
-        `names` of them: what is not named is not decoded. InvalidArgumentError for a column that there is not."""
-        # Here: a store without hooks loads no Arrow.
+        """Return the messages as a RecordBatch with one row each, and with the columns of
+        raymq.records.kernels.columns, or only the columns `names`, which saves decoding the others. Raises
+        InvalidArgumentError for an unknown column."""
+        # imported here: a store without hooks loads no Arrow
         import pyarrow as pa
 
         from raymq.records.kernels.columns import decode_columns
@@ -69,8 +70,8 @@ class HookedBatch:
 
     @cached_property
     def _records(self) -> bytes:
-        """A record for each message: an inner batch, which is sent alone, is one record of many. A damaged inner batch
-        counts as one message."""
+        """Return a record for each message. An inner batch, which is sent alone, is one record of many messages. A
+        damaged inner batch counts as one message."""
         if not is_inner_batch(self._given):
             return self._given
         try:
@@ -80,7 +81,7 @@ class HookedBatch:
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
-        """The position of each message's record."""
+        """Return the position of each message's record."""
         return find_starts(self._records)
 
     def _as_sent(self, message: MessageExt) -> MessageExt:
@@ -90,23 +91,23 @@ class HookedBatch:
 
 
 class PutBatch(HookedBatch):
-    """Messages that are about to be stored. They have no queue offset, physical offset and store time yet: those are 0.
+    """Messages that are about to be stored. Their queue offset, physical offset and store time are 0.
 
-    `producer_id` names the producer's instance; it is empty for messages without a sequence of a producer.
+    `producer_id`: the producer's instance; empty for messages without a producer's sequence.
     """
 
     def __init__(self, broker_name: str, topic: str, queue_id: int, records: bytes, producer_id: str = "") -> None:
-        """As of HookedBatch."""
+        """As in HookedBatch."""
         super().__init__(broker_name, topic, queue_id, records)
         self.producer_id = producer_id
         self.refusals: dict[int, str] = {}
-        """The reason for each message that a hook has refused, by its index."""
+        """The reason for each refused message, by its index."""
 
     @checked
     def refuse(self, index: int, reason: str) -> None:
-        """Have message `index` not stored: whoever sent it gets MessageRefusedError with `reason`, a line of text. The
-        other messages are stored: their producer sends them again by itself, and this hook sees them again.
-        InvalidArgumentError for an index that there is not, and for an empty reason."""
+        """Refuse message `index`: its sender gets MessageRefusedError with `reason`, a line of text. The other messages
+        are stored: their producer sends them again automatically, and this hook gets them again. Raises
+        InvalidArgumentError for an index out of range, and for an empty reason."""
         if not 0 <= index < len(self):
             raise InvalidArgumentError(f"there is no message {index} in a batch of {len(self)}")
         if not reason.strip():
@@ -115,8 +116,8 @@ class PutBatch(HookedBatch):
 
 
 class FetchedBatch(HookedBatch):
-    """Messages that a fetch hands out to a consumer, from `queue_offset` on; it goes on at `next_offset`. Offsets count
-    messages of the queue."""
+    """Messages that a fetch returns to a consumer, from `queue_offset` on; the consumer continues at `next_offset`.
+    Offsets count messages of the queue."""
 
     def __init__(
         self,
@@ -128,6 +129,6 @@ class FetchedBatch(HookedBatch):
         queue_offset: int,
         next_offset: int,
     ) -> None:
-        """As of HookedBatch."""
+        """As in HookedBatch."""
         super().__init__(broker_name, topic, queue_id, records)
         self.queue_offset, self.next_offset = queue_offset, next_offset

@@ -1,7 +1,7 @@
-"""The meaning of a filter expression for many messages at once, from the bytes of their records.
+"""Evaluates a filter expression for many messages at once, from the bytes of their records.
 
-Only the properties that the expression names are read, as columns; bodies are not touched. The result for each message
-is that of `matches` in sql.py, the reference. A truth is a number here, so that AND and OR are tables.
+Only the properties in the expression are read, as columns; bodies are not read. The result for each message equals the
+result of `matches` in sql.py, the reference. A truth is a number here, so that AND and OR are table look-ups.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _Operand = TextColumn | Truths | _Scalar
 FALSE, TRUE, NULL, RAISES = range(4)
 
 _NOT: Final = np.array([TRUE, FALSE, NULL, RAISES], np.uint8)
-# Row: left; column: right. The right side is not looked at behind a FALSE of AND, and a TRUE of OR.
+# Row: left operand; column: right operand. The right operand is not evaluated after a FALSE of AND, or a TRUE of OR.
 _AND: Final = np.array(
     [
         [FALSE, FALSE, FALSE, FALSE],
@@ -66,9 +66,9 @@ _OR: Final = np.array(
 
 
 def matching(data: memoryview | bytes, starts: Ints, expression: SqlFilter) -> NDArray[np.bool_]:
-    """True for the records at `starts` in `data` that pass, shape (n,).
+    """Return a mask, shape (n,): True for the records at `starts` in `data` that pass the expression.
 
-    A record that cannot be read counts as one that passes: the reader of its body reports the damage.
+    A record that cannot be read passes, because the reader of its body reports the damage.
     """
     if not len(starts):
         return np.zeros(0, np.bool_)
@@ -88,13 +88,13 @@ def matching(data: memoryview | bytes, starts: Ints, expression: SqlFilter) -> N
 
 
 class Evaluation:
-    """The truths of plans over the properties of `count` messages, given as columns by name."""
+    """Evaluates plans for `count` messages, whose properties are columns by name."""
 
     def __init__(self, columns: dict[str, TextColumn], count: int) -> None:
         self._columns, self._count = columns, count
 
     def truths(self, plan: Truth) -> Truths:
-        """The truth of a plan for each message."""
+        """Return the truth of a plan for each message."""
         match plan:
             case Literal(value):
                 return self._constant(value is True if value is not None else None)
@@ -117,7 +117,7 @@ class Evaluation:
                 return self._found(plan, self._operand(plan.operand))
 
     def _operand(self, node: Operand) -> _Operand:
-        """The values of an operand: a constant, texts, or truths."""
+        """Return the values of an operand: a constant, texts, or truths."""
         match node:
             case Name(name):
                 return self._columns[name]
@@ -150,7 +150,7 @@ class Evaluation:
         return _raising(np.where(left_present & right_present, compared, lone), left, right)
 
     def _compared(self, plan: Compare, left: _Operand, right: _Operand) -> Truths:
-        if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):  # a negative of what is no number
+        if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):  # the negative of text that is not a number
             return _raising(self._constant(None), left, right)
         comparison, raises = _comparison(left, right)
         holds = np.array([plan.order.holds(sign) for sign in (-1, 0, 1)])[comparison + 1]
@@ -158,7 +158,7 @@ class Evaluation:
         return np.where(absent, NULL, np.where(raises, RAISES, holds)).astype(np.uint8)
 
     def _found(self, plan: Find, operand: _Operand) -> Truths:
-        """A search is FALSE for what is no text, and never NULL."""
+        """Return the truths of a search. It is FALSE for an operand that is no text, and never NULL."""
         if isinstance(operand, np.ndarray):
             return _raising(self._constant(False), operand)
         if isinstance(operand, Number) or not plan.text:
@@ -175,7 +175,7 @@ def _taken(table: Truths, numbers: Truths) -> Truths:
 
 
 def _equal_values(left: _Operand, right: _Operand) -> Truths | int:
-    """The messages in which two operands are equal, among those that have both."""
+    """Compare two operands for equality, among the messages that have both."""
     if isinstance(left, TextColumn):
         return _equal_texts(left, right)
     if isinstance(left, np.ndarray):
@@ -183,7 +183,7 @@ def _equal_values(left: _Operand, right: _Operand) -> Truths | int:
             return FALSE
         return (left == right).astype(np.uint8) if isinstance(right, np.ndarray) else RAISES
     if isinstance(right, TextColumn):
-        return _equal_texts(right, left)  # a text compares with a constant as that does with the text
+        return _equal_texts(right, left)  # a text and a constant compare equal in both orders
     if isinstance(right, np.ndarray):
         return ((right == TRUE) == is_true_text(left)).astype(np.uint8) if isinstance(left, str) else FALSE
     return _equal_constants(left, right)
@@ -208,7 +208,7 @@ def _equal_constants(left: _Scalar, right: _Scalar) -> int:
 
 
 def _raising(truths: NDArray[Any], *operands: _Operand) -> Truths:
-    """The same truths, and RAISES where an operand does."""
+    """Return the truths, with RAISES for messages in which an operand raises."""
     for operand in operands:
         if isinstance(operand, np.ndarray):
             truths = np.where(operand == RAISES, RAISES, truths)
@@ -216,14 +216,15 @@ def _raising(truths: NDArray[Any], *operands: _Operand) -> Truths:
 
 
 def _comparison(left: _Scalar | TextColumn, right: _Scalar | TextColumn) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
-    """How two operands order, -1, 0 or 1 for each message, and True where that raises. Two texts order as doubles."""
+    """Return the order of two operands, -1, 0 or 1 for each message, and a mask of messages that raise. Two texts are
+    compared as doubles."""
     kind = left.kind if isinstance(left, Number) else right.kind if isinstance(right, Number) else ValueKind.DOUBLE
     if isinstance(left, Number) and isinstance(right, Number):
         return np.array([compare(left, right)], np.int8), np.zeros(1, np.bool_)
     first, first_readable = _numbers(left, kind)
     second, second_readable = _numbers(right, kind)
     more, less = first > second, first < second
-    if kind is ValueKind.DOUBLE:  # NaN is greater than all others, -0.0 less than 0.0
+    if kind is ValueKind.DOUBLE:  # NaN is greater than all other doubles, -0.0 is less than 0.0
         first_nan, second_nan = np.isnan(first), np.isnan(second)
         zeros = (first == 0) & (second == 0)
         more |= (first_nan & ~second_nan) | (zeros & np.signbit(second) & ~np.signbit(first))

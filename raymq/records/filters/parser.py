@@ -1,7 +1,7 @@
-"""Reads the text of a filter expression: RocketMQ's dialect of SQL92's conditions, as a plan.
+"""Parses a filter expression in RocketMQ's dialect of SQL92 conditions into a plan.
 
-The grammar is RocketMQ's, with two of its habits not taken over: tokens behind a complete expression are refused, where
-RocketMQ ignores them (`a like 'x%'` reads as `a` there), and an expression has a bounded length and depth.
+The grammar is RocketMQ's, with two differences: tokens after a complete expression are refused, which RocketMQ ignores
+(RocketMQ reads `a like 'x%'` as `a`), and an expression has a bounded length and depth.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ _INSTEAD: Final = {
     "like": "there is no LIKE: use CONTAINS, STARTSWITH or ENDSWITH",
     "0": "write numbers without leading zeros, and zero without L",
 }
-"""The mend for what is most often written instead of the dialect, by the text at the place of the error."""
+"""The suggested correction for frequent mistakes, by the text at the position of the error."""
 _TEXT_WANTED: Final = "put texts in single quotes, as in region IN ('eu', 'us') or name CONTAINS 'x'"
 _ARITHMETIC: Final = "there is no arithmetic"
 _NO_MEND: Final = "combine comparisons with AND or OR, as in price > 5 AND region = 'eu'"
@@ -107,7 +107,7 @@ _NO_MEND: Final = "combine comparisons with AND or OR, as in price > 5 AND regio
 @lru_cache(maxsize=_CACHED)
 def _compiled(text: str) -> Truth | FilterExpressionError:
     try:
-        # The plan is made while the text is read: the parser returns what the last callback gave.
+        # The parser builds the plan while it reads the text, and returns the value of the last callback.
         found: Truth = _parser().parse(text)  # type: ignore[assignment]
     except UnexpectedCharacters as error:
         return _bad_character(text, error)
@@ -121,9 +121,9 @@ def _compiled(text: str) -> Truth | FilterExpressionError:
 
 
 def compiled(text: str) -> Truth:
-    """The plan of an expression. FilterExpressionError says where and why there is none.
+    """Return the plan of an expression. Raises FilterExpressionError with the position and the reason.
 
-    What the last 100 texts gave is remembered, errors too.
+    Results and errors of the last 100 texts are cached.
     """
     if not isinstance(text, str) or not text.strip():
         raise FilterExpressionError(str(text), 1, "it is empty: " + _NO_MEND)
@@ -138,7 +138,7 @@ def compiled(text: str) -> Truth:
 
 
 def property_names(found: Truth) -> tuple[str, ...]:
-    """The properties that a plan looks at, each once, in the order in which it names them."""
+    """Return the properties in a plan, each once, in order of appearance."""
     return tuple(dict.fromkeys(node.name for node, _ in plan.walk(found) if isinstance(node, Name)))
 
 
@@ -175,7 +175,7 @@ def _bad_token(text: str, error: UnexpectedToken) -> FilterExpressionError:
 
 @v_args(inline=True)
 class _Planner(Transformer[Token, Operand]):
-    """Makes the plan, rule by rule of the grammar, from the innermost operands outwards."""
+    """Builds the plan, one grammar rule after another, from the innermost operands outwards."""
 
     def start(self, whole: Operand) -> Truth:
         return _made(None, plan.truth, whole)
@@ -254,7 +254,7 @@ class _Planner(Transformer[Token, Operand]):
 
 
 def _made(operator: Token | None, make: Callable[..., Truth], *operands: object) -> Truth:
-    """The node that `make` gives for the operands. Its refusal gets the place of the operator."""
+    """Call `make` with the operands. A RefusedError gets the operator's position."""
     try:
         return make(*operands)
     except RefusedError as error:

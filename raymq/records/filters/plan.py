@@ -1,7 +1,7 @@
-"""The plan of a filter expression: a tree of the operations that decide if a message matches.
+"""The plan of a filter expression: a tree of operations that decide if a message matches.
 
-Truths (`Truth`) are TRUE, FALSE or NULL; operands (`Operand`) are values. What RocketMQ's parser refuses beyond its
-grammar is refused by the functions below, as `RefusedError`.
+Truths (`Truth`) are TRUE, FALSE or NULL; operands (`Operand`) are values. The functions below raise `RefusedError` for
+expressions that RocketMQ's parser refuses although its grammar allows them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from raymq.records.filters.values import Number, Value, ValueKind, compare
 
 
 class RefusedError(Exception):
-    """A combination of operator and operands that RocketMQ does not compile. Its text says why and what to write."""
+    """A combination of operator and operands that RocketMQ does not compile. Its text has the reason and the
+    correction."""
 
 
 class Order(Enum):
@@ -26,7 +27,7 @@ class Order(Enum):
     LESS_OR_EQUAL = "<="
 
     def holds(self, comparison: int) -> bool:
-        """True if a left side that compares so with the right side (`compare`) fulfils the operator."""
+        """True if the operator holds for this result of `compare`."""
         if self is Order.GREATER:
             return comparison > 0
         if self is Order.GREATER_OR_EQUAL:
@@ -35,7 +36,7 @@ class Order(Enum):
 
 
 class TextTest(Enum):
-    """An operator that looks for a text in another."""
+    """An operator that searches a text in another text."""
 
     CONTAINS = "CONTAINS"
     STARTSWITH = "STARTSWITH"
@@ -44,21 +45,21 @@ class TextTest(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A property's value; NULL if the message has it not."""
+    """A property's value; NULL if the message does not have the property."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A constant. TRUE, FALSE and NULL are truths, too."""
+    """A constant. TRUE, FALSE and NULL are also truths."""
 
     value: Value
 
 
 @dataclass(frozen=True, slots=True)
 class Negative:
-    """The number with the other sign; NULL of what is no number."""
+    """A number with the opposite sign; NULL if the operand is no number."""
 
     operand: Operand
 
@@ -73,7 +74,7 @@ class Equal:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """`left > right` and its kin."""
+    """`left > right` and similar comparisons."""
 
     order: Order
     left: Operand
@@ -90,8 +91,8 @@ class In:
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """`operand [NOT] CONTAINS 'text'` and its kin, which are never NULL: without a string in the operand both are
-    FALSE."""
+    """`operand [NOT] CONTAINS 'text'` and similar searches. They are never NULL: for an operand that is no text, both
+    forms are FALSE."""
 
     test: TextTest
     operand: Operand
@@ -101,28 +102,28 @@ class Find:
 
 @dataclass(frozen=True, slots=True)
 class IsPresent:
-    """A name where a truth is wanted: NULL if the message has it not, else FALSE whatever its text is."""
+    """A name in place of a truth: NULL if the message does not have the property, else FALSE for any text."""
 
     name: Name
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The other truth; NULL stays."""
+    """The opposite truth; NULL stays NULL."""
 
     operand: Truth
 
 
 @dataclass(frozen=True, slots=True)
 class And:
-    """FALSE if an operand is, else NULL if one is. What stands behind the first FALSE is not looked at."""
+    """FALSE if an operand is FALSE, else NULL if one is NULL. Operands after the first FALSE are not evaluated."""
 
     operands: tuple[Truth, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Or:
-    """TRUE if an operand is, else NULL if one is. What stands behind the first TRUE is not looked at."""
+    """TRUE if an operand is TRUE, else NULL if one is NULL. Operands after the first TRUE are not evaluated."""
 
     operands: tuple[Truth, ...]
 
@@ -134,7 +135,7 @@ _ORDERED_NUMBERS = "only numbers have an order: write the number without quotes,
 
 
 def truth(operand: Operand) -> Truth:
-    """An operand of AND, OR or NOT, or the whole expression."""
+    """Return an operand of AND, OR or NOT, or the whole expression, as a truth."""
     if isinstance(operand, Name):
         return IsPresent(operand)
     if isinstance(operand, Negative):
@@ -173,7 +174,7 @@ def is_null(operand: Operand) -> Equal:
 
 
 def ordered(order: Order, left: Operand, right: Operand) -> Compare:
-    """`left > right` and its kin."""
+    """`left > right` and similar comparisons."""
     for side in (left, right):
         if isinstance(side, Literal):
             if not isinstance(side.value, Number):
@@ -204,7 +205,7 @@ def one_of(operand: Operand, texts: frozenset[str]) -> In:
 
 
 def negative(number: Number) -> Number:
-    """The number with the other sign, of the same type."""
+    """Return the number with the opposite sign, of the same type."""
     if number.kind is ValueKind.DOUBLE:
         return Number(-number.value, number.kind)
     bits = 32 if number.kind is ValueKind.INTEGER else 64
@@ -212,7 +213,7 @@ def negative(number: Number) -> Number:
 
 
 def children(node: Operand) -> tuple[Operand, ...]:
-    """The operands of a node."""
+    """Return the operands of a node."""
     if isinstance(node, And | Or):
         return node.operands
     if isinstance(node, Equal | Compare):
@@ -223,7 +224,7 @@ def children(node: Operand) -> tuple[Operand, ...]:
 
 
 def walk(plan: Operand) -> Iterator[tuple[Operand, int]]:
-    """All nodes of a plan, each with its depth, from 1; without recursion, so for any depth."""
+    """Yield all nodes of a plan, each with its depth from 1. It uses no recursion, so any depth is allowed."""
     left: list[tuple[Operand, int]] = [(plan, 1)]
     while left:
         node, depth = left.pop()

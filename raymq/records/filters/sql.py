@@ -1,8 +1,8 @@
-"""`raymq.sql`: a condition on the properties of messages, in RocketMQ's dialect of SQL92, and its meaning for one
+"""`raymq.sql`: a condition on the properties of messages, in RocketMQ's dialect of SQL92, and its evaluation for one
 message.
 
-The meaning for one message is the reference for the evaluation of many (columns.py). Truths are True, False and None,
-for NULL. Only True matches.
+The evaluation for one message is the reference for the evaluation of many (columns.py). Truths are True, False, and
+None for NULL. Only True matches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Properties = Mapping[str, str]
 
 
 def matches(plan: Truth, properties: Properties) -> bool:
-    """True if the expression is TRUE for these properties. One that raises matches nothing."""
+    """True if the expression is TRUE for these properties. An expression that raises matches nothing."""
     try:
         return truth_of(plan, properties) is True
     except IncomparableError:
@@ -42,14 +42,14 @@ def matches(plan: Truth, properties: Properties) -> bool:
 
 
 def truth_of(plan: Truth, properties: Properties) -> bool | None:
-    """The truth of a plan. IncomparableError where RocketMQ raises."""
+    """Return the truth of a plan. Raises IncomparableError if RocketMQ raises."""
     value = value_of(plan, properties)
     assert value is None or isinstance(value, bool)
     return value
 
 
 def value_of(plan: Operand, properties: Properties) -> Value:
-    """The value of an operand, or the truth of a condition."""
+    """Return the value of an operand, or the truth of a condition."""
     match plan:
         case Name(name):
             return properties.get(name)
@@ -80,7 +80,8 @@ def value_of(plan: Operand, properties: Properties) -> Value:
 
 
 def equal_values(left: Value, right: Value) -> bool | None:
-    """`left = right`: NULL if only the left side is, FALSE if only the right side is, TRUE if both are."""
+    """Evaluate `left = right`: NULL if only the left side is NULL, FALSE if only the right side is, TRUE if both
+    are."""
     if right is None:
         return left is None
     return None if left is None else compare(left, right) == 0
@@ -95,7 +96,8 @@ def _comparison(left: Value, right: Value) -> int | None:
 
 
 def _first(operands: tuple[Truth, ...], properties: Properties, *, decisive: bool) -> bool | None:
-    """`decisive` if an operand is, and those behind it are not looked at; else NULL if one is; else the opposite."""
+    """Return `decisive` if an operand equals it, without evaluating later operands; else NULL if an operand is NULL;
+    else the opposite."""
     result: bool | None = not decisive
     for operand in operands:
         truth = truth_of(operand, properties)
@@ -114,9 +116,9 @@ def _finds(test: TextTest, value: str, text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SqlFilter:
-    """A condition on messages' properties. Two with the same text are equal; it can be hashed and pickled.
+    """A condition on messages' properties. Two conditions with the same text are equal. Hashable and picklable.
 
-    FilterExpressionError, with the position and the mend, if the text does not compile.
+    Raises FilterExpressionError, with the position and the correction, if the text does not compile.
     """
 
     text: str
@@ -126,16 +128,16 @@ class SqlFilter:
 
     @property
     def plan(self) -> Truth:
-        """The operations that decide."""
+        """The condition's plan."""
         return compiled(self.text)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The properties that the condition looks at, each once."""
+        """The properties in the condition, each once."""
         return property_names(self.plan)
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """True if a message with these properties, the reserved ones such as TAGS and KEYS among them, passes."""
+        """True if a message with these properties passes. They include reserved properties such as TAGS and KEYS."""
         return matches(self.plan, properties)
 
     def __str__(self) -> str:
@@ -143,12 +145,12 @@ class SqlFilter:
 
 
 def sql(text: str) -> SqlFilter:
-    """A filter for `subscribe`, for scans and for jobs: ``raymq.sql("price > 5 AND region = 'eu'")``.
+    """Create a filter for `subscribe`, for scans and for jobs: ``raymq.sql("price > 5 AND region = 'eu'")``.
 
     The language: `=`, `<>`, `<`, `<=`, `>`, `>=`, [NOT] BETWEEN x AND y, [NOT] IN ('a', 'b'), [NOT] CONTAINS,
     STARTSWITH and ENDSWITH 'text', IS [NOT] NULL, NOT, AND, OR and brackets, over properties, numbers, texts in single
     quotes, TRUE and FALSE. A property that a message does not have is NULL.
 
-    FilterExpressionError if the text does not compile.
+    Raises FilterExpressionError if the text does not compile.
     """
     return SqlFilter(text)

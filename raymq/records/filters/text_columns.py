@@ -1,7 +1,7 @@
-"""A column of property texts, and the comparisons of a filter expression for all of them at once.
+"""A column of property texts, with the comparisons of a filter expression for all rows at once.
 
-A row without the property has False in each result here; the caller knows it by `present`. Usual texts are read by
-numpy; unusual ones (numbers of many digits, with an exponent or with blanks) one by one, by the reference.
+A row without the property is False in each result; `present` marks these rows. numpy reads usual texts. The reference
+reads unusual texts (numbers of many digits, with an exponent or with blanks) one by one.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from raymq.records.kernels.property_columns import ValueColumn
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Numbers = tuple[NDArray[Any], Mask]
-"""The number of each row, and True where its text is one: 64-bit integers, or doubles."""
+"""The number of each row, and a mask of rows whose text is a number: 64-bit integers, or doubles."""
 
 _WHOLE_MAX: Final = 18
-"""The longest text, sign and all, that is surely no larger than 64 bits."""
+"""The longest text, including a sign, that certainly fits into 64 bits."""
 _DOUBLE_MAX: Final = 15
-"""With so many characters both the digits and the power of ten are exact doubles, so their quotient is the nearest."""
+"""With at most this number of characters, the digits and the power of ten are exact doubles, so their quotient is
+exact."""
 _POWERS: Final = 10.0 ** np.arange(_DOUBLE_MAX + 1)
 _SHIFTED_MAX: Final = 256
-"""The longest text, in bytes, that is searched by shifting; longer ones are searched one by one."""
+"""The longest text, in bytes, that is searched by shifting; longer texts are searched one by one."""
 _ZERO, _PLUS, _MINUS, _POINT = b"0+-."
 
 
@@ -44,30 +45,31 @@ class TextColumn:
         self._numbers: dict[ValueKind, Numbers] = {}
 
     def equals(self, text: str) -> Mask:
-        """True where the text is this one."""
+        """Return True for rows whose text equals `text`."""
         return self._at(np.flatnonzero(self._sizes == len(data := text.encode())), 0, data)
 
     def is_one_of(self, texts: Iterable[str]) -> Mask:
-        """True where the text is one of these."""
+        """Return True for rows whose text is one of these."""
         result = np.zeros(len(self._sizes), np.bool_)
         wanted = sorted({text.encode() for text in texts if text}, key=len)
         for size, group in groupby(wanted, len):
             rows = np.flatnonzero(self._sizes == size)
-            # Of one length, byte strings are the same if they are so without the zeros at their ends.
+            # Two byte strings of equal length are equal if they are equal without their final zeros.
             found = windows(self._values.data, size)[self._values.starts[rows]].view(f"S{size}")
             result[rows] = np.isin(found, np.array(list(group), f"S{size}"))
         return result
 
     def is_true(self) -> Mask:
-        """True where the text is "true" in any case."""
+        """Return True for rows whose text is "true" in any case."""
         rows = np.flatnonzero(self._sizes == 4)
-        texts = self._values.table(rows, 4) | 0x20  # lower case: only T and t become t, and so for the other letters
+        # lower case: only T and t become t, and likewise for the other letters
+        texts = self._values.table(rows, 4) | 0x20
         result = np.zeros(len(self._sizes), np.bool_)
         result[rows] = (texts == np.frombuffer(b"true", np.uint8)).all(axis=1)
         return result
 
     def finds(self, test: TextTest, text: str) -> Mask:
-        """True where the text contains, starts with or ends with `text`, which is not empty."""
+        """Return True for rows whose text contains, starts with or ends with `text`, which is not empty."""
         data = text.encode()
         rows = np.flatnonzero(self._sizes >= len(data))
         if test is TextTest.STARTSWITH:
@@ -85,7 +87,7 @@ class TextColumn:
         return result
 
     def is_same(self, other: TextColumn) -> Mask:
-        """True where both columns have the same text."""
+        """Return True for rows with equal texts in both columns."""
         result = np.zeros(len(self._sizes), np.bool_)
         same_size = np.flatnonzero((self._sizes == other._sizes) & self.present)
         for size in np.unique(self._sizes[same_size]).tolist():
@@ -95,13 +97,13 @@ class TextColumn:
         return result
 
     def numbers(self, kind: ValueKind) -> Numbers:
-        """The texts read as numbers of a type."""
+        """Parse the texts as numbers of a type."""
         if kind not in self._numbers:
             self._numbers[kind] = self._doubles() if kind is ValueKind.DOUBLE else self._wholes(kind)
         return self._numbers[kind]
 
     def _at(self, rows: Ints, skip: Ints | int, data: bytes) -> Mask:
-        """True in those of `rows` whose text has `data` at byte `skip`; each is long enough for that."""
+        """Return True for `rows` whose text has `data` at byte `skip`. Each text is long enough."""
         result = np.zeros(len(self._sizes), np.bool_)
         if len(rows) and data:
             result[rows] = windows(self._values.data, len(data))[self._values.starts[rows] + skip] == np.void(data)
@@ -123,13 +125,13 @@ class TextColumn:
         numbers[rows] = digits / _POWERS[decimals]
         readable[rows] = plain
         minus = rows[plain & (self._values.table(rows, 1)[:, 0] == _MINUS)]
-        numbers[minus] = -np.abs(numbers[minus])  # -0.0, too
+        numbers[minus] = -np.abs(numbers[minus])  # also for -0.0
         self._read_singly(np.flatnonzero(self.present & ~readable), ValueKind.DOUBLE, numbers, readable)
         return numbers, readable
 
     def _digits(self, rows: Ints, *, point: bool) -> tuple[Ints, Mask, Ints]:
-        """The decimal numbers in the texts of `rows` without their points, a mask of the texts that are such numbers,
-        and how many digits stand behind their points."""
+        """Parse decimal numbers in the texts of `rows`. Returns the numbers without their points, a mask of texts that
+        are such numbers, and the number of digits after each point."""
         sizes = self._sizes[rows]
         table = np.ascontiguousarray(self._values.table(rows, int(sizes.max(initial=1))).T)
         minus = table[0] == _MINUS
@@ -154,7 +156,7 @@ class TextColumn:
         return np.where(minus, -numbers, numbers), good & (count > 0), decimals
 
     def _read_singly(self, rows: Ints, kind: ValueKind, numbers: NDArray[Any], readable: Mask) -> None:
-        """Fill in the numbers of unusual texts, each different one read once."""
+        """Fill in the numbers of unusual texts, and parse each different text once."""
         known: dict[bytes, int | float | None] = {}
         for row in rows.tolist():
             data = self._values.value(row)

@@ -1,4 +1,4 @@
-"""Values of a filter expression and how two of them compare, as Java's types do in RocketMQ.
+"""Values of a filter expression, and their comparison, as with Java's types in RocketMQ.
 
 A property is a string. A literal is a string, a boolean, NULL, or a number of one of three types: `ValueKind`.
 """
@@ -16,7 +16,7 @@ INTEGER_MAX: Final = 2**31 - 1
 
 
 class ValueKind(IntEnum):
-    """The type of a number; two numbers are compared as the larger of their types."""
+    """The type of a number. Two numbers are compared as the larger of their types."""
 
     INTEGER = 0
     """32 bits, signed."""
@@ -39,7 +39,7 @@ Value = bool | str | Number | None
 
 
 class IncomparableError(Exception):
-    """Two values that have no comparison, such as a number and the text "abc": the expression matches nothing then."""
+    """Two values that cannot be compared, such as a number and the text "abc". The expression then matches nothing."""
 
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]+")
@@ -50,8 +50,7 @@ _BLANKS: Final = "".join(map(chr, range(0x21)))
 
 
 def read_number(text: str, kind: ValueKind) -> int | float:
-    """The number that a text stands for, read as `kind`. IncomparableError if it stands for none, or for one that
-    does not fit."""
+    """Parse a text as a number of type `kind`. Raises IncomparableError if it is no number, or does not fit."""
     if kind is ValueKind.DOUBLE:
         return read_double(text)
     if not _WHOLE.fullmatch(text):
@@ -67,7 +66,7 @@ def read_number(text: str, kind: ValueKind) -> int | float:
 
 
 def read_double(text: str) -> float:
-    """The double that a text stands for, as Java's `Double.valueOf` reads it. IncomparableError if it is none."""
+    """Parse a text as a double, as Java's `Double.valueOf` does. Raises IncomparableError for other text."""
     text = text.strip(_BLANKS)
     if found := _DOUBLE.fullmatch(text):
         sign, word, digits = found.groups()
@@ -81,15 +80,16 @@ def read_double(text: str) -> float:
 
 
 def is_true_text(text: str) -> bool:
-    """The boolean that a text stands for: "true" in any case, and every other text is false."""
+    """Return the boolean of a text: True for "true" in any case, False for every other text."""
     return len(text) == 4 and text.lower() == "true"
 
 
 def compare(left: Value, right: Value) -> int:
-    """Less than 0, 0 or more than 0: how two values that are not NULL order. Values that are merely unequal give -1.
+    """Return less than 0, 0 or more than 0 for the order of two values that are not NULL. Unequal values without an
+    order give -1.
 
-    IncomparableError for values that raise in RocketMQ: a text that is not the number it is compared with, and a
-    boolean on the left of a text.
+    Raises IncomparableError for values that raise in RocketMQ: a text that is not a number compared with a number, and
+    a boolean on the left of a text.
     """
     if isinstance(left, str):
         return _compare_text(left, right)
@@ -107,7 +107,7 @@ def compare(left: Value, right: Value) -> int:
 
 
 def compare_as_doubles(left: str, right: str) -> int:
-    """How two texts order: as doubles. IncomparableError if one is no number."""
+    """Compare two texts as doubles. Raises IncomparableError if one is no number."""
     return _order(read_double(left), read_double(right), ValueKind.DOUBLE)
 
 
@@ -128,5 +128,5 @@ def _order(left: float, right: float, kind: ValueKind) -> int:
 
 
 def double_rank(number: float) -> tuple[bool, float, float]:
-    """A key that orders doubles as Java does: NaN behind all others and equal to itself, -0.0 before 0.0."""
+    """Return a key that sorts doubles as Java does: NaN last and equal to itself, -0.0 before 0.0."""
     return (True, 0.0, 0.0) if isnan(number) else (False, number, copysign(1.0, number))

@@ -1,7 +1,7 @@
-"""Checks records before they are trusted, one at a position of a file or of a buffer.
+"""Checks a record at one position of a file or a buffer before it is trusted.
 
-`check_record` is the record parser of spec/storage.md §5: it never raises for what is in the buffer. Batches that
-producers sent are checked as a whole by raymq.records.kernels.check.
+`check_record` is the record parser of spec/storage.md §5: it raises for no content of the buffer.
+raymq.records.kernels.check checks batches from producers as a whole.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _CHECKED: Final = struct.Struct(">iii24xi44xi")
 
 
 class RecordCheck(NamedTuple):
-    """The record parser's verdict on a position: `size` and `ok` are (record's size, True), (0, True) for a BLANK,
-    (-1, False) for no record, (size, False) for a record whose length fields disagree with its size."""
+    """The record parser's result for a position. `size` and `ok` are (the record's size, True), (0, True) for a BLANK,
+    (-1, False) for no record, and (size, False) for a record whose length fields disagree with its size."""
 
     size: int
     ok: bool
 
     @property
     def is_blank(self) -> bool:
-        """True if the position holds the BLANK that ends a file."""
+        """True if the position has the BLANK that ends a file."""
         return self.ok and self.size == 0
 
 
@@ -57,10 +57,10 @@ _NO_RECORD: Final = RecordCheck(-1, False)
 def check_record(
     buffer: Buffer, position: int = 0, *, check_crc: bool = True, check_property_crc: bool = False
 ) -> RecordCheck:
-    """The record parser of spec/storage.md §5 at `position` of `buffer`, whose end is the end of the file.
+    """Parse the record at `position` of `buffer`, whose end is the end of the file (spec/storage.md §5).
 
-    `check_crc` compares the body's CRC, and the property CRC of a record that has one; `check_property_crc` the
-    property CRC alone, and a record without one fails. Never raises for what is in the buffer. A record whose fields
+    `check_crc` compares the body's CRC, and the property CRC of a record that has one. `check_property_crc` compares
+    only the property CRC, and a record without one fails. Raises for no content of the buffer. A record whose fields
     would lie outside the buffer is no record.
     """
     limit = len(buffer)
@@ -104,7 +104,7 @@ def check_record(
 
 
 def _check_tail(buffer: Buffer, position: int) -> RecordCheck:
-    """`check_record` for a position with too few bytes behind it for a record: a BLANK or nothing."""
+    """Check a position with too few bytes after it for a record: it has a BLANK, or nothing."""
     remaining = len(buffer) - position
     if position < 0 or remaining < BLANK_LENGTH:
         return _NO_RECORD
@@ -117,8 +117,8 @@ def _property_crc_holds(record: Buffer, properties_size: int) -> bool:
 
 
 def record_starts(buffer: Buffer) -> NDArray[np.int64]:
-    """The positions of the back-to-back records that fill `buffer`, by their total sizes alone. RecordError when these
-    do not end exactly at its end."""
+    """Return the positions of the back-to-back records that fill `buffer`, from their sizes alone. Raises RecordError
+    if they do not end exactly at its end."""
     starts, position = walk_records(buffer, any_magic=True)
     limit = len(buffer)
     if position <= limit - MIN_RECORD_SIZE:
@@ -132,10 +132,10 @@ def record_starts(buffer: Buffer) -> NDArray[np.int64]:
 
 
 def find_starts(buffer: Buffer) -> NDArray[np.int64]:
-    """The positions of the records that fill `buffer`, whatever damage there is; the first record starts at 0.
+    """Return the positions of the records that fill `buffer`, whatever its damage; the first record starts at 0.
 
-    As `record_starts` if the sizes add up. Otherwise the search goes on at the next record whose fields fit: several
-    damaged records side by side count as one.
+    Returns the result of `record_starts` if the sizes add up. Otherwise the search continues at the next record whose
+    fields fit, so that several adjacent damaged records count as one.
     """
     try:
         return record_starts(buffer)
@@ -149,14 +149,14 @@ def find_starts(buffer: Buffer) -> NDArray[np.int64]:
 
 
 def _end_of(data: bytes, position: int) -> int:
-    """The end of the record at `position` if its fields fit, else 0."""
+    """Return the end of the record at `position` if its fields fit, else 0."""
     size, good = check_record(data, position, check_crc=False)
     return position + size if good and size > 0 else 0
 
 
 def _next_start(data: bytes, position: int) -> int:
-    """The start of the record behind the damaged one at `position`: where its size says, if a record fits there, else
-    the next place where one fits; the end of the data if there is none."""
+    """Return the start of the record after the damaged one at `position`: at the end of its size if a record fits
+    there, else the next position where a record fits; the end of the data without such a position."""
     if position + MIN_RECORD_SIZE <= len(data):
         size: int = INT.unpack_from(data, position)[0]
         if size >= MIN_RECORD_SIZE and (position + size == len(data) or _end_of(data, position + size)):

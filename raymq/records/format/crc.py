@@ -1,8 +1,8 @@
 """The two checksums of a record (spec/storage.md §1, "CRC").
 
-Both are zlib's CRC-32 with the top bit cleared, so that Java holds them in a positive int. The body's is a header
-field. The property CRC, an option of the store, covers the whole record but its own 20 bytes at the very end:
-`__CRC32#` 0x01, ten decimal digits least significant first, 0x02.
+Both are zlib's CRC-32 with the top bit cleared, so that Java stores them in a positive int. The body's CRC is a header
+field. The property CRC, an option of the store, covers the whole record except its own 20 bytes at the end: `__CRC32#`
+0x01, ten decimal digits with the least significant first, 0x02.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from isal import isal_zlib
 from numpy.typing import NDArray
 
 crc32: Final = isal_zlib.crc32
-"""zlib's CRC-32, 0 to 2**32 - 1, computed with the processor's own instructions: 2 to 6 times as fast as zlib's."""
+"""zlib's CRC-32, 0 to 2**32 - 1, computed with special instructions of the processor: 2 to 6 times as fast as zlib."""
 
 PROPERTY_CRC_PREFIX: Final = b"__CRC32#\x01"
 PROPERTY_CRC_LENGTH: Final = 20
@@ -22,9 +22,10 @@ PROPERTY_CRC_PLACEHOLDER: Final = PROPERTY_CRC_PREFIX + b"0" * 10 + b"\x02"
 SEAL_WRONG: Final = "it does not match the CRC of the whole record"
 _MARK: Final = np.frombuffer(PROPERTY_CRC_PREFIX + b"\x02", np.uint8)
 _MARK_COLUMNS: Final = np.array([*range(len(PROPERTY_CRC_PREFIX)), PROPERTY_CRC_LENGTH - 1])
-"""The bytes of a property CRC, by their positions in it, that are the same in all records."""
+"""Positions of the bytes of a property CRC that are equal in all records."""
 _MARK_LEAST: Final = len(_MARK) - 2
-"""A record in which so many of these bytes are found has a property CRC: the disk may have changed one or two."""
+"""A record with at least this number of matching bytes has a property CRC: the disk may have changed one or two
+bytes."""
 _POWERS: Final = 10 ** np.arange(10, dtype=np.int64)
 
 
@@ -36,9 +37,9 @@ def body_crc(data: bytes | bytearray | memoryview) -> int:
 def body_crcs(
     data: bytes | bytearray | memoryview, at: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """`body_crc` of each range of `data` from byte `at[i]` to before `ends[i]`; shape (n,), as the headers have them.
+    """Compute `body_crc` of each range of `data` from byte `at[i]` up to `ends[i]`; shape (n,), as in headers.
 
-    The ranges may overlap and may be in any order; one outside `data` is cut at its end, as a slice is.
+    The ranges may overlap, in any order. A range beyond the end of `data` is cut there, like a slice.
     """
     view = memoryview(data)
     found = np.array([crc32(view[start:end]) for start, end in zip(at.tolist(), ends.tolist(), strict=True)], np.uint32)
@@ -46,33 +47,33 @@ def body_crcs(
 
 
 def property_crc_digits(crc: int) -> bytes:
-    """`crc` as ten decimal digits, least significant first."""
+    """Return `crc` as ten decimal digits, the least significant first."""
     return (b"%010d" % crc)[::-1]
 
 
 def property_crc(record: bytes | bytearray | memoryview) -> bytes:
-    """The 20 bytes that end `record` when it carries a property CRC; its present last 20 bytes are not looked at."""
+    """Return the 20 bytes at the end of a `record` with a property CRC. The present last 20 bytes are ignored."""
     digits = property_crc_digits(body_crc(memoryview(record)[:-PROPERTY_CRC_LENGTH]))
     return PROPERTY_CRC_PREFIX + digits + b"\x02"
 
 
 def is_sealed(data: bytes | bytearray | memoryview) -> bool:
-    """True if the last record in `data` carries a property CRC; all records of a batch do, or none."""
+    """True if the last record in `data` has a property CRC. Either all records of a batch have one, or none."""
     tail = data[-PROPERTY_CRC_LENGTH:]
     return tail[: len(PROPERTY_CRC_PREFIX)] == PROPERTY_CRC_PREFIX
 
 
 def seal_holds(record: bytes | bytearray | memoryview) -> bool:
-    """True if `record`, of PROPERTY_CRC_LENGTH bytes at least, has a property CRC that is right, or none."""
+    """True if `record`, of at least PROPERTY_CRC_LENGTH bytes, has a correct property CRC, or none."""
     seal = bytes(record[-PROPERTY_CRC_LENGTH:])
     if seal[:2] != PROPERTY_CRC_PREFIX[:2] and seal[2:4] != PROPERTY_CRC_PREFIX[2:4]:
-        return True  # most records, in one step
+        return True  # true for most records, in one step
     same = sum(seal[column] == byte for column, byte in zip(_MARK_COLUMNS.tolist(), _MARK.tolist(), strict=True))
     return same < _MARK_LEAST or seal == property_crc(record)
 
 
 def wrong_seals(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The rows, ascending, of the records from `starts` to `ends` of `data` for which `seal_holds` is false."""
+    """Return the rows, ascending, of the records from `starts` to `ends` of `data` for which `seal_holds` is false."""
     if not len(starts):
         return starts
     seals = np.ndarray((len(data) - PROPERTY_CRC_LENGTH + 1, PROPERTY_CRC_LENGTH), np.uint8, data, 0, (1, 1))

@@ -1,13 +1,12 @@
 """Decodes commit-log records into messages (spec/storage.md §1).
 
-The policy for damage, in every reader: intact records are always delivered, and a damaged one is handed over in its
-place, as a message whose `body` raises BodyUnreadableError. A reader's offset goes on behind that message.
-`read_record` and, for many records, `raymq.records.kernels.messages` and `raymq.records.kernels.columns` follow this
-policy. `decode_record` is for those who must not go on: it raises.
+All readers treat damage in the same way: intact records are always delivered, and a damaged record is delivered as a
+message whose `body` raises BodyUnreadableError. The reader's offset continues after that message. `read_record` and,
+for many records, `raymq.records.kernels.messages` and `raymq.records.kernels.columns` do so. `decode_record` raises
+instead.
 
-Encoding is in `raymq.records.format.encode`, the layout in `raymq.records.format.layout`, the parser that recovery
-walks a file with in `raymq.records.format.check`. Nothing here reads outside the buffer it is given, whatever a
-record's bytes are.
+Encoding is in `raymq.records.format.encode`, the layout in `raymq.records.format.layout`, recovery's parser in
+`raymq.records.format.check`. No function reads outside of its buffer, whatever a record's bytes are.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ CRC_WRONG: Final = "its body's CRC is wrong"
 
 
 def read_record(buffer: Buffer, position: int, place: RecordPlace, *, check_crc: bool = True) -> MessageExt:
-    """The message whose record starts at `position` of `buffer`, whatever the record's bytes are.
+    """Return the message of the record at `position` of `buffer`, whatever the record's bytes are.
 
-    If the body is unreadable, the message's `body_error` says so and all other fields are as stored. If the record is
-    damaged or does not agree with its `place`, the message has the fields of its place only.
+    If the body is unreadable, the message's `body_error` has the reason and all other fields are as stored. If the
+    record is damaged or does not agree with its `place`, the message only has the fields of its place.
     """
     try:
         header, sections = _whole_record(buffer, position)
@@ -70,8 +69,8 @@ def read_record(buffer: Buffer, position: int, place: RecordPlace, *, check_crc:
 
 
 def _check_seal(data: bytes, position: int, header: HeaderFields, sections: tuple[int, ...]) -> None:
-    """RecordError if the property CRC of the record at `position` is wrong, but its body's own CRC is right: if both
-    are wrong, the body is damaged, and the rest of the record is as stored."""
+    """Raise RecordError if the property CRC of the record at `position` is wrong, but its body's CRC is right. If both
+    are wrong, only the body counts as damaged."""
     if not seal_holds(memoryview(data)[position : sections[-1]]):
         body = data[sections[0] : sections[1]]
         if not body or body_crc(body) == header[2]:
@@ -79,7 +78,8 @@ def _check_seal(data: bytes, position: int, header: HeaderFields, sections: tupl
 
 
 def _whole_record(buffer: Buffer, position: int) -> tuple[HeaderFields, tuple[int, ...]]:
-    """The header and the sections (`find_sections`) of the record at `position`. RecordError unless all of it fits."""
+    """Return the header and the sections (`find_sections`) of the record at `position`. Raises RecordError unless the
+    whole record fits."""
     if position < 0 or position + MIN_RECORD_SIZE > len(buffer):
         raise RecordError(
             f"no record fits at byte {position} of {len(buffer)}", "it lies outside the bytes that were read"
@@ -89,8 +89,9 @@ def _whole_record(buffer: Buffer, position: int) -> tuple[HeaderFields, tuple[in
 
 
 def decode_record(buffer: Buffer, position: int = 0, *, broker_name: str = "", check_crc: bool = True) -> MessageExt:
-    """The message whose record starts at `position` of `buffer`, its body decompressed. RecordError on any damage."""
-    # The sections are checked before anything is copied: a damaged size may name the rest of a mapped file.
+    """Return the message of the record at `position` of `buffer`, with its body decompressed. Raises RecordError for
+    any damage."""
+    # Check the sections before anything is copied: a damaged size may include the rest of a mapped file.
     header, sections = _whole_record(buffer, position)
     if not isinstance(buffer, bytes):
         buffer, sections = bytes(buffer[position : sections[-1]]), tuple([at - position for at in sections])
@@ -101,7 +102,7 @@ def decode_record(buffer: Buffer, position: int = 0, *, broker_name: str = "", c
 
 
 def decode_records(buffer: Buffer, *, broker_name: str = "", check_crc: bool = True) -> list[MessageExt]:
-    """The messages of the back-to-back records that fill `buffer`. RecordError on any damage."""
+    """Return the messages of the back-to-back records that fill `buffer`. Raises RecordError for any damage."""
     data = bytes(buffer)
     messages = []
     position, limit = 0, len(data)
@@ -116,7 +117,7 @@ def decode_records(buffer: Buffer, *, broker_name: str = "", check_crc: bool = T
 
 
 def _body(data: bytes, header: HeaderFields, sections: tuple[int, ...], check_crc: bool) -> bytes:
-    """The body of a record, decompressed. RecordError if the body is damaged."""
+    """Return the decompressed body of a record. Raises RecordError if the body is damaged."""
     stored = data[sections[0] : sections[1]]
     if check_crc and stored and body_crc(stored) != header[2]:
         raise RecordError(f"the body's CRC is wrong in the record whose body is at byte {sections[0]}", CRC_WRONG)
@@ -127,12 +128,24 @@ def _body(data: bytes, header: HeaderFields, sections: tuple[int, ...], check_cr
 def _message(
     data: bytes, header: HeaderFields, sections: tuple[int, ...], broker_name: str, body: bytes | BodyUnreadableError
 ) -> MessageExt:
-    """The message of a record with this header, these sections and this body."""
-    # One name for each: slices of the tuple cost more than the names not used.
-    # fmt: off
+    """Return the message of a record with this header, these sections and this body."""
+    # One name per field: slices of the tuple cost more than unused names.
     (
-        _, _, _, queue_id, flag, queue_offset, physical_offset, sys_flag,
-        born_ms, born, store_ms, store, reconsume_times, _, _,
+        _,
+        _,
+        _,
+        queue_id,
+        flag,
+        queue_offset,
+        physical_offset,
+        sys_flag,
+        born_ms,
+        born,
+        store_ms,
+        store,
+        reconsume_times,
+        _,
+        _,
     ) = header
     # fmt: on
     _, _, topic_at, properties_at, end = sections
@@ -164,7 +177,8 @@ def _message(
 
 
 def split_properties(data: bytes) -> tuple[dict[str, str], dict[str, str]]:
-    """The user's properties and the reserved ones in `data`, as `decode_properties` of the layout reads them."""
+    """Return the user's properties and the reserved properties in `data`, as `decode_properties` of the layout reads
+    them."""
     user: dict[str, str] = {}
     system: dict[str, str] = {}
     for piece in decode_utf8(data).split("\x02"):
@@ -178,7 +192,7 @@ def split_properties(data: bytes) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def split_keys(keys: str | None) -> tuple[str, ...]:
-    """The keys in the text of the property KEYS."""
+    """Return the keys in the text of the property KEYS."""
     if keys is None:
         return ()
     return (keys,) if " " not in keys else tuple(filter(None, keys.split(" ")))
@@ -186,11 +200,11 @@ def split_keys(keys: str | None) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def topic_text(data: bytes) -> str:
-    """The topic whose bytes in a record are `data`; the same few come again and again."""
+    """Decode a topic's bytes in a record. Cached, because a few topics repeat."""
     return decode_utf8(data)
 
 
 @lru_cache(maxsize=1024)
 def store_host_of(store: bytes) -> tuple[str, str]:
-    """A store host in hexadecimal, as offset message ids begin, and as text."""
+    """Return a store host in hexadecimal, as in offset message ids, and as text."""
     return store.hex().upper(), decode_host(store)

@@ -26,8 +26,8 @@ from raymq.records.format.layout import Buffer, RecordError, decode_properties, 
 class DispatchView(NamedTuple):
     """The fields of one record that dispatch uses.
 
-    `tags_code` is the unit's field, which for a delayed message is its time of delivery (spec/storage.md §2).
-    `properties` are all of them, reserved names too. The body is not read.
+    `tags_code` is the unit's field; for a delayed message it is the delivery time (spec/storage.md §2). `properties`
+    include reserved properties. The body is not read.
     """
 
     size: int
@@ -43,7 +43,7 @@ class DispatchView(NamedTuple):
 
     @property
     def message_id(self) -> str | None:
-        """The producer's unique id; None where the record has none."""
+        """The producer's unique id; None if the record has none."""
         return self.properties.get(PROPERTY_UNIQ_KEY)
 
     @property
@@ -55,7 +55,8 @@ class DispatchView(NamedTuple):
 
     @property
     def producer(self) -> ProducerSequence | None:
-        """The dedup identity; None when a property is missing or not a number (another writer's record)."""
+        """The producer's sequence for deduplication; None if a property is missing or not a number, in a record of
+        another writer."""
         properties = self.properties
         producer_id = properties.get(PROPERTY_PRODUCER_ID)
         if producer_id is None:
@@ -70,18 +71,31 @@ class DispatchView(NamedTuple):
 def dispatch_view(
     buffer: Buffer, position: int = 0, *, delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
 ) -> DispatchView:
-    """The DispatchView of the record at `position`. RecordError when its fields do not fit; no CRC is checked.
+    """Return the DispatchView of the record at `position`. Raises RecordError if its fields do not fit; no CRC is
+    checked.
 
-    `delay_levels_ms` are the store's, for the unit of a delayed message.
+    `delay_levels_ms`: the store's levels, for the unit of a delayed message.
     """
     if position < 0:
         raise RecordError(f"no record at byte {position}")
     header = unpack_header(buffer, position)
-    # One name for each, which is quicker than a RecordHeader: every record that a replica takes comes by here.
-    # fmt: off
+    # One name per field, which is faster than a RecordHeader: this runs for every record that a replica copies.
     (
-        size, _, _, queue_id, _, queue_offset, physical_offset, sys_flag,
-        _, _, store_timestamp_ms, _, _, prepared_transaction_offset, _,
+        size,
+        _,
+        _,
+        queue_id,
+        _,
+        queue_offset,
+        physical_offset,
+        sys_flag,
+        _,
+        _,
+        store_timestamp_ms,
+        _,
+        _,
+        prepared_transaction_offset,
+        _,
     ) = header
     # fmt: on
     _, _, topic_at, properties_at, end = find_sections(buffer, position, header)

@@ -1,9 +1,8 @@
-"""A batch: messages of one queue as finished record bytes, from the producer to the store's append.
+"""Encodes a batch: messages of one queue as finished record bytes, from the producer to the store's append.
 
-The producer encodes a batch once, into the bytes that end up on disk. Four fields it cannot know (queue offset,
-physical offset, store timestamp, store host) stay zero until the store's `stamp` fills them in place, under its append
-lock, for all records at a time. Nothing here survives a crash by itself; the layout is in
-`raymq.records.format.layout`.
+The producer encodes a batch once, into the bytes that are stored on disk. The producer does not know four fields (queue
+offset, physical offset, store timestamp, store host). They are zero until the store's `stamp` fills them in place,
+under its append lock, for all records at a time. The layout is in `raymq.records.format.layout`.
 """
 
 from __future__ import annotations
@@ -49,10 +48,11 @@ from raymq.records.format.message_id import IdRange
 _NO_COMPRESSION: Final = Compression()
 
 
-# These two are made for each append, and a frozen dataclass takes four times as long to make. They are not changed.
+# These two classes are created for each append, and a frozen dataclass takes four times as long. Do not modify
+# instances.
 @dataclass(slots=True, unsafe_hash=True)
 class ProducerSequence:
-    """The identity under which a store deduplicates a batch: message i of it has sequence `first_sequence + i`."""
+    """The identity of a batch for deduplication: message i has sequence `first_sequence + i`."""
 
     producer_id: str
     epoch: int
@@ -63,11 +63,11 @@ class ProducerSequence:
 class EncodedBatch:
     """One queue's messages as final record bytes, back to back.
 
-    `sizes` are the records' lengths in bytes, `tag_codes` the third fields of their consume-queue units (in a topic of
-    delayed messages: their `deliver_at_ms`, from which the store makes that field), `message_ids` their unique ids, a
-    tuple or an IdRange. A batch without `producer` is not deduplicated by the store. `wait_store_msg_ok`: the append
-    returns when the batch is as durable as the settings promise, and not already when it is written (spec/storage.md
-    §6, §11.1).
+    `sizes`: the records' lengths in bytes. `tag_codes`: the third fields of their consume-queue units; in a topic of
+    delayed messages their `deliver_at_ms`, from which the store computes that field. `message_ids`: their unique ids, a
+    tuple or an IdRange. Without `producer` the store does not deduplicate the batch. `wait_store_msg_ok`: the append
+    returns when the batch is as durable as the settings require, and not when it is merely written (spec/storage.md §6,
+    §11.1).
     """
 
     topic: str
@@ -83,20 +83,21 @@ class EncodedBatch:
         return len(self.sizes)
 
     def without_ids(self) -> EncodedBatch:
-        """This batch as it is shipped: the store reads the ids, where it needs them, from the records."""
+        """Return this batch without its ids, for the way to the store, which reads ids from the records if it needs
+        them."""
         return replace(self, message_ids=())
 
     def __reduce__(self) -> tuple[type[EncodedBatch], tuple[Any, ...]]:
-        """A pickle of a batch holds its records as bytes, for a view cannot be pickled."""
+        """Pickle a batch with its records as bytes, because a view cannot be pickled."""
         records = bytes(self.records) if isinstance(self.records, memoryview) else self.records
         return EncodedBatch, tuple(records if f.name == "records" else getattr(self, f.name) for f in fields(self))
 
 
 class LoneRecord(Struct, frozen=True, gc=False):
-    """One message for queue `queue_id` of `topic`, as the pieces that an EncodedBatch of it is made from.
+    """One message for queue `queue_id` of `topic`, as the parts of its EncodedBatch.
 
-    A send of one message goes without that batch as long as nothing goes wrong (`StorageClient.append_one`). `parts`
-    are the record's bytes, `size` of them in all. Its unique id is `stem` and the four hex digits of `counter`.
+    A send of one message needs no EncodedBatch unless something fails (`StorageClient.append_one`). `parts`: the
+    record's bytes, `size` bytes in total. The unique id is `stem` and the four hex digits of `counter`.
     """
 
     topic: str
@@ -111,7 +112,7 @@ class LoneRecord(Struct, frozen=True, gc=False):
     wait_store_msg_ok: bool
 
     def batch(self) -> EncodedBatch:
-        """The batch of this message."""
+        """Return the batch of this message."""
         return EncodedBatch(
             self.topic,
             self.queue_id,
@@ -126,9 +127,8 @@ class LoneRecord(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class WaitingBatch:
-    """A batch of messages that wait in internal topic `topic` (raymq.common.delay), for their time or for the end of
-    their transaction; message i is for queue `real_queue_ids[i]`
-    of its own topic."""
+    """A batch of messages that wait in internal topic `topic` (raymq.common.delay) for their delivery time, or for the
+    end of their transaction. Message i is for queue `real_queue_ids[i]` of its own topic."""
 
     topic: str
     real_queue_ids: Sequence[int]
@@ -151,13 +151,15 @@ def encode_batch(
 ) -> EncodedBatch:
     """Encode `messages`, all of one topic, as records of its queue `queue_id`.
 
-    Each record gets the user's properties, TAGS, KEYS, `extra_properties` (reserved names, the same for all), UNIQ_KEY
-    from `message_ids` (none for an empty id), RMQ_PID/RMQ_EPOCH/RMQ_SEQ if there is a `producer`, and space for the
-    property CRC with `append_prop_crc`, which `stamp` fills in. With `waiting` they are records of its topic's queue
-    `queue_id`, delayed as each message says, and the messages' own topics may differ; without, a message's delay means
-    nothing here. All have the same `wait_store_msg_ok`. `born_host` is an IP address and a port;
-    `store_host_ipv6` leaves 20 bytes for the store host. MessageIllegalError when the batch is empty, mixes topics or
-    `wait_store_msg_ok`, or has a message whose properties exceed 32767 bytes; nothing is kept then.
+    Each record has the user's properties, TAGS, KEYS, `extra_properties` (reserved names, equal for all), UNIQ_KEY from
+    `message_ids` (none for an empty id), RMQ_PID/RMQ_EPOCH/RMQ_SEQ if there is a `producer`, and with `append_prop_crc`
+    space for the property CRC, which `stamp` fills in. With `waiting` they are records of its topic's queue `queue_id`,
+    delayed as each message requests, and the messages' own topics may differ. Without it, a message's delay is ignored.
+    All messages have the same `wait_store_msg_ok`. `born_host`: an IP address and a port. `store_host_ipv6` reserves 20
+    bytes for the store host.
+
+    Raises MessageIllegalError if the batch is empty, mixes topics or `wait_store_msg_ok`, or has a message whose
+    properties exceed 32767 bytes.
     """
     if not messages or len(messages) != len(message_ids):
         raise MessageIllegalError(f"a batch of {len(messages)} messages with {len(message_ids)} ids cannot be encoded")
@@ -204,7 +206,7 @@ def encode_batch(
 
 
 def _require_alike(messages: Iterable[Message], topic: str | None, waits: bool) -> None:
-    """Raise MessageIllegalError unless all messages are of `topic`, where one is given, and wait alike."""
+    """Raise MessageIllegalError unless all messages are of `topic`, if given, and have `wait_store_msg_ok` `waits`."""
     for message in messages:
         if topic is not None and message.topic != topic:
             raise MessageIllegalError(f"a batch has one topic: found {message.topic!r} beside {topic!r}")
@@ -213,7 +215,7 @@ def _require_alike(messages: Iterable[Message], topic: str | None, waits: bool) 
 
 
 def _host_fields(born_host: bytes, store_host_ipv6: bool) -> tuple[int, struct.Struct, bytes]:
-    """The sys flag's host bits, the header that goes with them, and the store host as the producer leaves it."""
+    """Return the sys flag's host bits, the header struct for them, and the store host before the store fills it in."""
     born_bit = layout.SYS_FLAG_BORN_HOST_IPV6 if len(born_host) == 20 else 0
     bits = born_bit | (layout.SYS_FLAG_STORE_HOST_IPV6 if store_host_ipv6 else 0)
     return bits, layout.header_struct(bits), bytes(20 if store_host_ipv6 else 8)
@@ -221,7 +223,7 @@ def _host_fields(born_host: bytes, store_host_ipv6: bool) -> tuple[int, struct.S
 
 @lru_cache(maxsize=1024)
 def topic_part(topic: str) -> tuple[int, bytes]:
-    """The magic of records of `topic`, and its length and text as they are in the record."""
+    """Return the magic of records of `topic`, and its length and text as in the record."""
     data = check_topic(topic).encode()
     if len(data) > layout.V1_TOPIC_SIZE_MAX:
         return layout.MAGIC_V2, len(data).to_bytes(2) + data
@@ -229,7 +231,7 @@ def topic_part(topic: str) -> tuple[int, bytes]:
 
 
 def own_properties(message: Message) -> str:
-    """The properties that the message itself has, as text on disk: the user's, TAGS, KEYS and its light queues."""
+    """Return the message's own properties as text on disk: the user's, TAGS, KEYS and its light queues."""
     text = (
         "".join([f"{name}\x01{value}\x02" for name, value in message.properties.items()]) if message.properties else ""
     )
@@ -243,14 +245,14 @@ def own_properties(message: Message) -> str:
 
 
 def _user_text(message: Message) -> str:
-    """The message's own properties and WAIT, as text on disk."""
+    """Return the message's own properties and WAIT, as text on disk."""
     text = own_properties(message)
     return text if message.wait_store_msg_ok else f"{text}{PROPERTY_WAIT}\x01false\x02"
 
 
 def _target_text(message: Message, queue_id: int, message_id: str) -> str:
-    """The properties that tell for which queue a message is (spec/storage.md §1), and when a delayed one is due, or
-    which transaction a half message belongs to."""
+    """Return the properties with a message's target queue (spec/storage.md §1), and the delivery time of a delayed
+    message or the transaction of a half message."""
     if PROPERTY_TRANSACTION_PREPARED in message.properties:
         when = f"{PROPERTY_TRANSACTION_ID}\x01{message_id}"
     elif message.deliver_at_ms is None:
@@ -261,7 +263,8 @@ def _target_text(message: Message, queue_id: int, message_id: str) -> str:
 
 
 def _sequence_text(producer: ProducerSequence | None) -> tuple[str, Iterator[str]]:
-    """The dedup properties that all messages of a batch share, and for each message the rest: its own sequence."""
+    """Return the deduplication properties that all messages of a batch share, and for each message the rest: its own
+    sequence."""
     if producer is None:
         return "", repeat("")
     identity = {PROPERTY_PRODUCER_ID: producer.producer_id, PROPERTY_PRODUCER_EPOCH: str(producer.epoch)}

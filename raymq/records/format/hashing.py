@@ -1,8 +1,7 @@
-"""Java's `String.hashCode`, on which RocketMQ's tag filter and index file rest (spec/storage.md §2, §3).
+"""Java's `String.hashCode`, the basis of RocketMQ's tag filter and index file (spec/storage.md §2, §3).
 
 The hash is `sum(unit[i] * 31**(n-1-i))` over UTF-16 code units, wrapped to signed 32 bits: a character outside the
-basic plane counts as its two surrogates. The same text must give the same number in every version of this file, because
-the numbers are on disk.
+basic plane counts as its two surrogates. The hash of a text must never change, because hashes are on disk.
 """
 
 from __future__ import annotations
@@ -55,19 +54,19 @@ def tags_code(tags: str | None) -> int:
 
 
 def index_key_hash(topic: str, key: str) -> int:
-    """The key hash of an index entry, 0 to 2**31 - 1: |hash of `topic#key`|, and 0 for -2**31, which has no absolute
-    value in 32 bits (spec/storage.md §3)."""
+    """Return the key hash of an index entry, 0 to 2**31 - 1: |hash of `topic#key`|, and 0 for -2**31, which has no
+    absolute value in 32 bits (spec/storage.md §3)."""
     value = abs(java_hash(f"{topic}#{key}"))
     return 0 if value == _SIGN else value
 
 
 def index_key_hashes(topic: str, keys: Sequence[str]) -> NDArray[np.int32]:
-    """`index_key_hash(topic, key)` of each key, in order, computed in one go."""
+    """Return `index_key_hash(topic, key)` of each key, in order, computed at once."""
     lengths = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
     if not len(keys) or not lengths.all():
         return np.array([index_key_hash(topic, key) for key in keys], dtype=np.int32)
     units = np.frombuffer("".join(keys).encode("utf-16-be", "surrogatepass"), dtype=">u2").astype(np.uint32)
-    if len(units) != lengths.sum():  # surrogate pairs: lengths in characters are not lengths in units
+    if len(units) != lengths.sum():  # with surrogate pairs, lengths in characters are not lengths in units
         return np.array([index_key_hash(topic, key) for key in keys], dtype=np.int32)
     powers = _powers(int(lengths.max()) + 1)
     ends = np.cumsum(lengths)

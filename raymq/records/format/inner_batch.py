@@ -1,9 +1,9 @@
-"""Inner batches: records of RocketMQ's that hold many messages each (spec/storage.md §1 "Batches").
+"""Inner batches: RocketMQ's records that hold many messages each (spec/storage.md §1 "Batches").
 
-Such a record has the sys flags 0x40 and 0x80; its body, which may be compressed, is a row of items
-(spec/storage.md §1); its properties INNER_NUM and INNER_BASE say how many they are and which queue offset the first
-one has. raymq.records.format.inner_batch_encode writes them. A reader of their queue gets, for each message, the record
-that it would have on its own.
+Such a record has the sys flags 0x40 and 0x80. Its body, which may be compressed, is a sequence of items
+(spec/storage.md §1). Its properties INNER_NUM and INNER_BASE hold the number of items and the queue offset of the first
+one. raymq.records.format.inner_batch_encode writes inner batches. A reader of their queue gets a separate record for
+each message.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _OF_THE_BATCH: Final = (
 
 
 class InnerBatch(NamedTuple):
-    """The queue offsets of an inner batch: it holds `messages` messages, from `base_offset` on."""
+    """The queue offsets of an inner batch: `messages` messages from `base_offset` on."""
 
     base_offset: int
     messages: int
 
 
 def inner_batch(view: DispatchView) -> InnerBatch:
-    """The queue offsets of an inner-batch record. RecordError when its properties do not tell them."""
+    """Return the queue offsets of an inner-batch record. Raises RecordError if its properties do not contain them."""
     try:
         found = InnerBatch(int(view.properties[PROPERTY_INNER_BASE]), int(view.properties[PROPERTY_INNER_NUM]))
     except (KeyError, ValueError):
@@ -58,10 +58,10 @@ def inner_batch(view: DispatchView) -> InnerBatch:
 
 
 def split_inner_batch(record: Buffer) -> list[bytes]:
-    """The messages of an inner-batch record as records of their own, in order. RecordError when it is damaged.
+    """Split an inner-batch record into separate records of its messages, in order. Raises RecordError if it is damaged.
 
-    Each has its item's flag, body and properties, its own queue offset, and all else of the record it comes from, the
-    physical offset too. A body of any other record is not looked at.
+    Each has its item's flag, body and properties, its own queue offset, and all other fields of the inner batch,
+    including the physical offset. The bodies of other records are not read.
     """
     data = bytes(record)
     if check_record(data) != (len(data), True):
@@ -73,15 +73,15 @@ def split_inner_batch(record: Buffer) -> list[bytes]:
     items = _items_of(data, header)
     if len(items) != count:
         raise RecordError(f"the inner batch at {view.physical_offset} holds {len(items)} messages, not {count}")
-    # The topic with its length, the same in the records of all messages.
+    # The topic with its length, equal in the records of all messages.
     topic = data[body_end : properties_at - 2]
     header = header._replace(sys_flag=header.sys_flag & ~_OF_THE_BATCH)
     return [_record_of(item, header, base_offset + index, topic) for index, item in enumerate(items)]
 
 
 def inner_keys(record: Buffer) -> list[str]:
-    """The index keys of the messages in an inner batch, in order: the unique id of each, then its business keys.
-    RecordError when it is damaged."""
+    """Return the index keys of the messages in an inner batch, in order: each message's unique id, then its business
+    keys. Raises RecordError if the batch is damaged."""
     keys: list[str] = []
     for item in _items_of(bytes(record), read_header(record)):
         names = [item.properties.get(PROPERTY_UNIQ_KEY, ""), *item.properties.get(PROPERTY_KEYS, "").split(" ")]
@@ -90,14 +90,15 @@ def inner_keys(record: Buffer) -> list[str]:
 
 
 def _items_of(record: bytes, header: RecordHeader) -> list[BatchItem]:
-    """The messages in the body of an inner batch, which may be compressed."""
+    """Return the messages in the body of an inner batch, which may be compressed."""
     body_at, body_end, _, _, _ = find_sections(record, 0, header)
     body = record[body_at:body_end]
     return decode_batch_items(decompress(body, header.sys_flag, max_bytes=INNER_BATCH_MAX_BYTES))
 
 
 def _record_of(item: BatchItem, batch: RecordHeader, queue_offset: int, topic: bytes) -> bytes:
-    """The record of one message; `batch` is the header that all have, `topic` its length and text."""
+    """Return the record of one message. `batch`: the header of the inner batch. `topic`: the topic's length and
+    text."""
     properties = encode_properties(item.properties)
     header = batch._replace(
         total_size=header_size(batch.sys_flag) + len(item.body) + len(topic) + _SHORT.size + len(properties),
@@ -117,7 +118,7 @@ _SHORT: Final = struct.Struct(">h")
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """One message of a batch; `properties` are all of them, reserved names too."""
+    """One message of a batch. `properties` include reserved properties."""
 
     body: bytes
     properties: Mapping[str, str]
@@ -125,7 +126,7 @@ class BatchItem:
 
 
 def encode_batch_item(item: BatchItem) -> bytes:
-    """`item` as it is inside a batch. MessageIllegalError when its properties cannot be written."""
+    """Encode `item` as in a batch. Raises MessageIllegalError if its properties cannot be written."""
     properties = encode_properties(item.properties)
     size = _HEAD.size + len(item.body) + _SHORT.size + len(properties)
     head = _HEAD.pack(size, 0, 0, item.flag, len(item.body))
@@ -133,7 +134,7 @@ def encode_batch_item(item: BatchItem) -> bytes:
 
 
 def count_items(data: bytes) -> int:
-    """The number of items that fill `data`, by their sizes. RecordError as `decode_batch_items` raises it."""
+    """Return the number of items that fill `data`, by their sizes. Raises RecordError like `decode_batch_items`."""
     count, position = 0, 0
     while position < len(data):
         position = _item_at(data, position)[-1]
@@ -142,8 +143,8 @@ def count_items(data: bytes) -> int:
 
 
 def _item_at(data: bytes, position: int) -> tuple[int, int, int, int]:
-    """The item at `position`: its flag, where its body and its properties begin, and its end. RecordError when it is
-    cut or its length fields do not add up."""
+    """Return the item at `position`: its flag, the beginnings of its body and properties, and its end. Raises
+    RecordError if it is cut or its length fields do not add up."""
     try:
         total, _, _, flag, body_size = _HEAD.unpack_from(data, position)
         body_at = position + _HEAD.size
@@ -158,7 +159,7 @@ def _item_at(data: bytes, position: int) -> tuple[int, int, int, int]:
 
 
 def decode_batch_items(data: bytes) -> list[BatchItem]:
-    """The items that fill `data`. RecordError when it is cut or an item's length fields do not add up."""
+    """Return the items that fill `data`. Raises RecordError if it is cut or an item's length fields do not add up."""
     items = []
     position = 0
     while position < len(data):

@@ -1,12 +1,10 @@
-"""Writes inner batches: many messages of one queue as one record, for topics whose queue type is "batch".
+"""Writes inner batches: many messages of one queue as one record, for topics with the queue type "batch".
 
-A producer encodes inner batches (raymq.client.producer.senders.encoder), as RocketMQ 5 does for a topic of
-`queue.type=BatchCQ`. raymq.records.format.inner_batch describes such a record.
-
-Two fields hold the queue offset of the first message: the
-header's, and the text of property INNER_BASE. The producer knows neither. It ends the properties in an INNER_BASE of
-nineteen zeros, and the store writes the number there, with leading zeros, which RocketMQ reads as any number: so the
-record's size does not depend on it.
+A producer encodes them (raymq.client.producer.encoder), as RocketMQ 5 does for a topic with `queue.type=BatchCQ`;
+raymq.records.format.inner_batch describes the record. Two fields hold the queue offset of the first message: one in the
+header, and the text of property INNER_BASE. The producer does not know it, and writes nineteen zeros into INNER_BASE at
+the end of the properties. The store writes the number there with leading zeros, which RocketMQ parses like other
+numbers. So the record's size does not depend on the offset.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ _ITEM_HEAD: Final = struct.Struct(">iiiii")
 _ITEM_FIXED_BYTES: Final = _ITEM_HEAD.size + layout.SHORT.size
 _BASE_DIGITS: Final = 19
 _BASE: Final = f"{PROPERTY_INNER_BASE}\x01".encode() + b"0" * _BASE_DIGITS + b"\x02"
-"""The last property of an inner batch on its way to the store."""
+"""The last property of an inner batch before the store fills it in."""
 
 
 def encode_inner_batch(
@@ -65,10 +63,10 @@ def encode_inner_batch(
     """Encode `messages`, all of one topic, as one record of its queue `queue_id`, an inner batch.
 
     Each message is an item of the body, with its flag, its own properties and its unique id; the body is compressed as
-    a whole. The record has the first message's id and sequence, which stand for all. The result has one size, and as
-    many ids as messages. `born_host` is an IP address and a port.
+    a whole. The record has the first message's id and sequence, which represent all messages. The result has one size,
+    and as many ids as messages. `born_host`: an IP address and a port.
 
-    MessageIllegalError when they are none or too many, or when the properties of one are too long.
+    Raises MessageIllegalError for no or too many messages, or if the properties of one are too long.
     """
     if not 0 < len(messages) <= INNER_MESSAGES_MAX:
         raise MessageIllegalError(f"{len(messages)} messages cannot be one inner batch; 1 to {INNER_MESSAGES_MAX} can")
@@ -92,35 +90,35 @@ def encode_inner_batch(
 
 
 def is_inner_batch(records: Buffer) -> bool:
-    """True if the first of these records is an inner batch, by its sys flag; nothing else is looked at."""
+    """True if the first of these records is an inner batch, by its sys flag alone."""
     return len(records) > SYS_FLAG_OFFSET + 3 and bool(records[SYS_FLAG_OFFSET + 3] & SYS_FLAG_INNER_BATCH)
 
 
 def count_messages(properties: bytes) -> int:
-    """The number of messages in an inner batch with these properties, as `encode_inner_batch` leaves them; 0 when they
-    do not tell it, or have no space for the queue offset of the first message."""
+    """Return the number of messages in an inner batch with these properties, as `encode_inner_batch` writes them; 0 if
+    they do not contain it, or have no space for the queue offset of the first message."""
     text = decode_properties(properties).get(PROPERTY_INNER_NUM, "")
     messages = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else 0
     return messages if messages <= INNER_MESSAGES_MAX and base_position(properties) else 0
 
 
 def base_position(record: Buffer) -> int:
-    """The position of the digits of INNER_BASE in a record that ends as `encode_inner_batch` leaves it, or has a
-    property CRC behind that. Counted from the record's end, so negative; 0 for a record that ends in something else."""
+    """Return the position of the digits of INNER_BASE in a record of `encode_inner_batch`, perhaps followed by a
+    property CRC. It is negative, from the record's end; 0 for a record with another end."""
     tail = bytes(record[-len(_BASE) - PROPERTY_CRC_LENGTH :])
     behind = PROPERTY_CRC_LENGTH if tail[-PROPERTY_CRC_LENGTH:].startswith(PROPERTY_CRC_PREFIX) else 0
     return -behind - _BASE_DIGITS - 1 if tail[: len(tail) - behind].endswith(_BASE) else 0
 
 
 def put_base(record: bytearray | memoryview, position: int, base_offset: int) -> None:
-    """Write the queue offset of an inner batch's first message in place of the zeros at `position`, which is counted
-    from the record's end (`base_position`)."""
+    """Write the queue offset of an inner batch's first message over the zeros at `position` (`base_position`), from the
+    record's end."""
     at = len(record) + position
     record[at : at + _BASE_DIGITS] = b"%0*d" % (_BASE_DIGITS, base_offset)
 
 
 def _item(message: Message, message_id: str) -> tuple[bytes, bytes, bytes, bytes]:
-    """The parts of a message's item in an inner batch (spec/storage.md §1, "Batches")."""
+    """Return the parts of a message's item in an inner batch (spec/storage.md §1, "Batches")."""
     if message.light_queues:
         raise MessageIllegalError(
             f"topic {message.topic!r} has inner batches, whose messages cannot be in light queues; send to another"
@@ -136,7 +134,7 @@ def _item(message: Message, message_id: str) -> tuple[bytes, bytes, bytes, bytes
 
 
 def _properties(count: int, message_id: str, first: Message, producer: ProducerSequence) -> dict[str, str]:
-    """The properties of the record of `count` messages, without INNER_BASE."""
+    """Return the properties of the record of `count` messages, without INNER_BASE."""
     return {
         PROPERTY_UNIQ_KEY: message_id,
         **({} if first.wait_store_msg_ok else {PROPERTY_WAIT: "false"}),

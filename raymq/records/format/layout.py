@@ -31,13 +31,13 @@ from raymq.common.message import MAX_PROPERTIES_BYTES
 
 Buffer = bytes | bytearray | memoryview
 
-# The magic of a record whose topic's length takes one byte (V1) or two (V2), and of a BLANK.
+# The magic of a record with a topic length of one byte (V1) or two (V2), and of a BLANK.
 MAGIC_V1: Final = -626843481
 MAGIC_V2: Final = -626843477
 BLANK_MAGIC: Final = -875286124
 BLANK_LENGTH: Final = 8
 
-# Where the fields start, in bytes from the start of a record with IPv4 hosts.
+# The positions of the fields, in bytes from the start of a record with IPv4 hosts.
 TOTAL_SIZE_OFFSET: Final = 0
 MAGIC_OFFSET: Final = 4
 BODY_CRC_OFFSET: Final = 8
@@ -54,7 +54,7 @@ RECONSUME_TIMES_OFFSET: Final = 72
 BODY_SIZE_OFFSET: Final = 84
 BODY_OFFSET: Final = 88
 IPV6_EXTRA: Final = 12
-"""By how many bytes an IPv6 host moves the fields after it."""
+"""The bytes by which an IPv6 host moves later fields."""
 IPV6_HOST_BYTES: Final = 20
 MIN_RECORD_SIZE: Final = 91
 """An IPv4 record with an empty body, an empty topic and no properties."""
@@ -101,12 +101,13 @@ HEAD_FIELDS: Final = (
     ("physical_offset", ">i8"),
     ("sys_flag", ">i4"),
 )
-"""The fields whose offset is the same in every record, with their numpy types, for reading many records at a time."""
+"""The fields with the same offset in every record, with their numpy types, for reading many records at a time."""
 
 HEADERS: Final = tuple(
     struct.Struct(f">iiiiiqqiq{born}sq{store}siqi") for born, store in ((8, 8), (20, 8), (8, 20), (20, 20))
 )
-"""The fields up to body_size, indexed by the sys flag's two host bits: 1 for an IPv6 born host, 2 for a store host."""
+"""The struct of the fields up to body_size, by the sys flag's two host bits: 1 for an IPv6 born host, 2 for a store
+host."""
 _IPV4_HEADER: Final = HEADERS[0]
 _HOSTS_SHIFT: Final = 4
 _BLANK: Final = struct.Struct(">ii")
@@ -117,10 +118,10 @@ SHORT: Final = struct.Struct(">h")
 
 
 class RecordError(RaymqError):
-    """Bytes are not a complete, undamaged record. The reader decides what that means: mostly it hands over
-    BodyUnreadableError. One that no reader caught is an error of raymq, so that no command ends in a traceback.
+    """Bytes are not a complete, intact record. Readers mostly convert it into BodyUnreadableError. It is a RaymqError,
+    so that a command never ends in a traceback.
 
-    `reason` says what is wrong with the record without naming a position: readers name its queue and offset instead.
+    `reason`: the damage, without a position; readers add the queue and offset.
     """
 
     def __init__(self, text: str, reason: str = "") -> None:
@@ -132,9 +133,9 @@ HeaderFields = tuple[int, int, int, int, int, int, int, int, int, bytes, int, by
 
 
 class RecordHeader(NamedTuple):
-    """A record's fields up to its body, in their order on disk; spec/storage.md §1 says what each means.
+    """A record's fields up to its body, in their order on disk; spec/storage.md §1 explains each.
 
-    Times are in milliseconds; hosts are as `encode_host` makes them. `body_size` is in bytes, as stored.
+    Times are in milliseconds. Hosts are in the form of `encode_host`. `body_size` is in bytes, as stored.
     """
 
     total_size: int
@@ -154,32 +155,34 @@ class RecordHeader(NamedTuple):
     body_size: int
 
     def encode(self) -> bytes:
-        """The header's bytes as in a record; the sys flag decides how long the hosts are."""
+        """Return the header's bytes as in a record. The sys flag determines the size of the hosts."""
         return header_struct(self.sys_flag).pack(*self)
 
 
 def header_struct(sys_flag: int) -> struct.Struct:
-    """The struct that packs a RecordHeader's fields for records with these hosts, for encoders of many records."""
+    """Return the struct of a RecordHeader's fields for records with these hosts, for encoders of many records."""
     return HEADERS[(sys_flag & SYS_FLAG_HOSTS_MASK) >> _HOSTS_SHIFT]
 
 
 def header_size(sys_flag: int) -> int:
-    """The bytes before the body of a record with these hosts. The flag's low byte is enough."""
+    """Return the number of bytes before the body of a record with these hosts. The flag's low byte is enough."""
     return HEADERS[(sys_flag & SYS_FLAG_HOSTS_MASK) >> _HOSTS_SHIFT].size
 
 
 def header_size_at(buffer: Buffer, position: int = 0) -> int:
-    """`header_size` of the record at `position` of `buffer`. IndexError if `buffer` ends before its sys flag."""
+    """Return the `header_size` of the record at `position` of `buffer`. Raises IndexError if `buffer` ends before its
+    sys flag."""
     return header_size(buffer[position + SYS_FLAG_OFFSET + 3])
 
 
 def read_header(buffer: Buffer, position: int = 0) -> RecordHeader:
-    """The header of the record at `position` of `buffer`, its values as they are. RecordError if it is cut."""
+    """Return the header of the record at `position` of `buffer`, unchecked. Raises RecordError if it is cut."""
     return RecordHeader._make(unpack_header(buffer, position))
 
 
 def unpack_header(buffer: Buffer, position: int) -> HeaderFields:
-    """`read_header` as a plain tuple, which is quicker to unpack: for readers of every record of a fetch."""
+    """Return the header like `read_header`, as a plain tuple, which is faster for readers of every record of a
+    fetch."""
     try:
         fields = _IPV4_HEADER.unpack_from(buffer, position)
         if fields[7] & SYS_FLAG_HOSTS_MASK:  # sys_flag
@@ -190,15 +193,17 @@ def unpack_header(buffer: Buffer, position: int) -> HeaderFields:
 
 
 def store_timestamp_at(buffer: Buffer, position: int) -> int:
-    """The store timestamp of the record at `position`, in ms since 1970. RecordError when it is cut in its header."""
+    """Return the store timestamp of the record at `position`, in ms since 1970. Raises RecordError if its header is
+    cut."""
     return unpack_header(buffer, position)[10]
 
 
 def find_sections(buffer: Buffer, position: int, header: HeaderFields) -> tuple[int, int, int, int, int]:
-    """Positions in `buffer` for the record at `position`: where its body starts and ends, where the topic's text and
-    the properties start, and where the record ends. The topic's text ends two bytes before the properties.
+    """Return positions in `buffer` for the record at `position`: the start and end of its body, the start of the
+    topic's text, the start of the properties, and the end of the record. The topic's text ends two bytes before the
+    properties.
 
-    RecordError unless everything fits exactly.
+    Raises RecordError unless everything fits exactly.
     """
     size, magic, sys_flag, body_size = header[0], header[1], header[7], header[14]
     body_at = position + (header_size(sys_flag) if sys_flag & SYS_FLAG_HOSTS_MASK else BODY_OFFSET)
@@ -225,15 +230,15 @@ def find_sections(buffer: Buffer, position: int, header: HeaderFields) -> tuple[
 
 
 def encode_blank(remaining: int) -> bytes:
-    """The 8 bytes that end a commit-log file with `remaining` bytes left, these 8 included."""
+    """Return the 8 bytes that end a commit-log file with `remaining` bytes left, including these 8."""
     return _BLANK.pack(remaining, BLANK_MAGIC)
 
 
 @lru_cache(maxsize=1024)
 def encode_host(ip: str, port: int) -> bytes:
-    """A host as in a record: the address' 4 or 16 bytes and the port's 4.
+    """Encode a host as in a record: 4 or 16 bytes of the address, then 4 bytes of the port.
 
-    InvalidArgumentError unless `ip` is an IP address and `port` fits.
+    Raises InvalidArgumentError unless `ip` is an IP address and `port` fits.
     """
     try:
         address = ipaddress.ip_address(ip.partition("%")[0]).packed
@@ -244,7 +249,7 @@ def encode_host(ip: str, port: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def decode_host(host: bytes) -> str:
-    """The text of a host as in a record: `192.168.1.2:10911` or `[::1]:10911`."""
+    """Return the text of a host in a record: `192.168.1.2:10911` or `[::1]:10911`."""
     (port,) = _PORT.unpack_from(host, len(host) - 4)
     if len(host) == 8:
         return f"{socket.inet_ntop(socket.AF_INET, host[:4])}:{port}"
@@ -252,10 +257,10 @@ def decode_host(host: bytes) -> str:
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """`properties` as on disk: name 0x01 value 0x02, in the map's order, UTF-8, no escaping.
+    """Encode `properties` as on disk: name 0x01 value 0x02, in the map's order, UTF-8, without escapes.
 
-    MessageIllegalError when a name or a value is empty or holds a separator (it could not be read back), or when the
-    result exceeds 32767 bytes.
+    Raises MessageIllegalError if a name or a value is empty or contains a separator, because it could not be read back,
+    or if the result exceeds 32767 bytes.
     """
     pieces = []
     for name, value in properties.items():
@@ -272,9 +277,9 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def decode_properties(data: bytes) -> dict[str, str]:
-    """The properties in `data`, RocketMQ's way: a piece without a name or a value is dropped, the last 0x02 may be
-    missing, only the first 0x01 of a piece separates, the last of equal names wins. Text that is not UTF-8 gets
-    replacement characters, as many as in Java."""
+    """Decode the properties in `data` as RocketMQ does: parts without a name or a value are dropped, the last 0x02 may
+    be missing, only the first 0x01 of a part separates, the last of equal names wins. Invalid UTF-8 becomes replacement
+    characters, as many as in Java."""
     properties = {}
     for piece in decode_utf8(data).split("\x02"):
         name, _, value = piece.partition("\x01")
@@ -284,18 +289,19 @@ def decode_properties(data: bytes) -> dict[str, str]:
 
 
 def record_ends(sizes: NDArray[np.int32]) -> NDArray[np.int64]:
-    """The end position of each record, for records of these sizes (in bytes) that lie back to back from 0 on."""
+    """Return the end position of each record, for back-to-back records of these sizes (in bytes) from 0 on."""
     ends = sizes.astype(np.int64)
     return ends.cumsum() if len(ends) > 1 else ends
 
 
 def windows(data: bytes | bytearray | memoryview | NDArray[np.uint8], width: int) -> NDArray[np.void]:
-    """All `width`-byte windows of `data`, element i starting at byte i, without a copy. Indexing it with an array of
-    positions reads or writes one field of many records at a time; a position too near the end is an IndexError."""
+    """Return all `width`-byte windows of `data`, element i starting at byte i, without a copy. Indexing the result with
+    an array of positions reads or writes one field of many records at a time; a position too near the end raises
+    IndexError."""
     return np.ndarray((max(len(data) - width + 1, 0),), void_dtype(width), data, 0, (1,))
 
 
 @lru_cache(maxsize=1024)
 def void_dtype(width: int) -> np.dtype[np.void]:
-    """The numpy type of `width` opaque bytes."""
+    """Return the numpy type of `width` opaque bytes."""
     return np.dtype(f"V{width}")

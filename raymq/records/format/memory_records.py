@@ -1,7 +1,7 @@
-"""Records of one queue in memory, cut and joined without decoding them.
+"""Records of one queue in memory, cut and joined without decoding.
 
-Consumers keep what they fetched in this form: that bounds memory by the bytes that are really held, and records can be
-sent back, or made a table of, without an object per message.
+Consumers keep fetched records in this form. So the number of held bytes bounds memory, and records can be sent back, or
+converted into a table, without an object per message.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from raymq.records.format.crc import PROPERTY_CRC_LENGTH, is_sealed, property_cr
 from raymq.records.format.layout import MIN_RECORD_SIZE, QUEUE_OFFSET_OFFSET, RecordError, header_size_at, windows
 
 _RECONSUME_TIMES_FROM_END_OF_HEADER: Final = 16
-"""The reconsume times (4 bytes), the prepared transaction's offset (8) and the body's size (4) end a header."""
+"""The last 16 bytes of a header: the reconsume times (4 bytes), the prepared transaction's offset (8) and the body's
+size (4)."""
 
 
 class LocatedRecords(NamedTuple):
     """Records of one queue, in ascending order of their queue offsets."""
 
     data: memoryview | bytes
-    """The bytes that the records lie in; in a mapped file, other queues' records may lie between these."""
+    """The bytes with the records; in a mapped file, records of other queues may lie between them."""
     starts: NDArray[np.int64]
     """The position of each record in `data`, shape (n,)."""
     sizes: NDArray[np.int64]
@@ -33,11 +34,11 @@ class LocatedRecords(NamedTuple):
     offsets: NDArray[np.int64]
     """The queue offset of each record, shape (n,)."""
     position: int = -1
-    """The physical offset of the first byte of `data`; -1 for records that are not in a log's file."""
+    """The physical offset of the first byte of `data`; -1 for records outside of a log's file."""
 
     @property
     def physical_offsets(self) -> NDArray[np.int64] | None:
-        """The physical offset of each record, shape (n,); None for records that are not in a log's file."""
+        """The physical offset of each record, shape (n,); None for records outside of a log's file."""
         return None if self.position < 0 else self.starts + self.position
 
     def part(self, first: int, last: int) -> LocatedRecords:
@@ -57,18 +58,19 @@ class LocatedRecords(NamedTuple):
 
     @classmethod
     def read(cls, data: bytes) -> LocatedRecords:
-        """The records that fill `data`. RecordError when their sizes do not add up; nothing else is checked."""
+        """Return the records that fill `data`. Raises RecordError if their sizes do not add up; nothing else is
+        checked."""
         starts = record_starts(data)
         offsets = windows(data, 8)[starts + QUEUE_OFFSET_OFFSET].view(">i8").astype(np.int64)
         return cls(data, starts, np.diff(starts, append=len(data)), offsets)
 
     @classmethod
     def of_fetch(cls, data: bytes, count: int, first_offset: int, next_offset: int) -> LocatedRecords:
-        """The `count` records that a fetch found from queue offset `first_offset` up to before `next_offset`, whatever
+        """Return the `count` records that a fetch found from queue offset `first_offset` up to `next_offset`, whatever
         their bytes are.
 
-        A record whose size is damaged ends where the next intact record begins. A damaged record has the offset that is
-        missing between its neighbours; if a fetch left messages out, that is the offset behind the one before.
+        A record with a damaged size ends where the next intact record begins. A damaged record gets the offset that is
+        missing between its neighbours; if a fetch left messages out, it gets the offset after the previous record's.
         """
         try:
             found = cls.read(data)
@@ -79,12 +81,12 @@ class LocatedRecords(NamedTuple):
             ):
                 return found
         except RecordError:
-            pass  # looked at one by one
+            pass  # checked one by one
         return cls._of_damaged(data, count, first_offset, next_offset)
 
     @classmethod
     def _of_damaged(cls, data: bytes, count: int, first_offset: int, next_offset: int) -> LocatedRecords:
-        """`of_fetch` if some records are damaged."""
+        """Return the records of `of_fetch` if some of them are damaged."""
         all_wanted, starts = count == next_offset - first_offset, find_starts(data)
         sizes = np.diff(starts, append=len(data))
         if all_wanted and len(starts) == count:
@@ -118,18 +120,19 @@ class MemoryRecords:
     data: bytes
     """The records' bytes. Record i is `data[starts[i]:starts[i + 1]]`."""
     starts: Sequence[int]
-    """The position of each record in `data`, and behind the last one the length of `data`."""
+    """The position of each record in `data`, and finally the length of `data`."""
     offsets: Sequence[int]
     """The queue offset of each record."""
 
     @classmethod
     def read(cls, data: bytes) -> MemoryRecords:
-        """The records that fill `data`. RecordError when their sizes do not add up; nothing else is checked."""
+        """Return the records that fill `data`. Raises RecordError if their sizes do not add up; nothing else is
+        checked."""
         return cls.of(LocatedRecords.read(data))
 
     @classmethod
     def of(cls, located: LocatedRecords) -> MemoryRecords:
-        """Records that lie back to back and fill their bytes."""
+        """Return records that lie back to back and fill their bytes."""
         data = bytes(located.data)
         return cls(data, [*located.starts.tolist(), len(data)], located.offsets.tolist())
 
@@ -142,15 +145,15 @@ class MemoryRecords:
         return len(self.data)
 
     def size_of(self, indices: Iterable[int]) -> int:
-        """The length of the records at these indices, together."""
+        """Return the total length of the records at these indices."""
         return sum(self.starts[index + 1] - self.starts[index] for index in indices)
 
     def in_memory(self) -> MemoryRecords:
-        """These records: all of them are in memory."""
+        """Return these records, which are in memory already."""
         return self
 
     def part(self, first: int, last: int) -> MemoryRecords:
-        """Records `first` to `last - 1`; this object itself if these are all."""
+        """Return records `first` to `last - 1`; this object itself if these are all its records."""
         if first == 0 and last == len(self):
             return self
         base = self.starts[first]
@@ -158,20 +161,21 @@ class MemoryRecords:
         return MemoryRecords(self.data[base : self.starts[last]], starts, self.offsets[first:last])
 
     def pick(self, indices: Iterable[int]) -> MemoryRecords:
-        """The records at these indices, at least one, in ascending order; this object itself if these are all."""
+        """Return the records at these indices, at least one, in ascending order; this object itself if these are all
+        its records."""
         wanted = sorted(indices)
         if len(wanted) == len(self):
             return self
         return join_records([self.part(index, index + 1) for index in wanted])
 
     def reconsume_times(self, index: int) -> int:
-        """The number of times a consumer gave record `index` back, as its header says."""
+        """Return how often consumers have sent record `index` back, from its header."""
         position = self._reconsume_times_at(index)
         return 0 if position is None else int.from_bytes(self.data[position : position + 4])
 
     def failed_once_more(self, indices: Iterable[int]) -> MemoryRecords:
-        """The same records, with the reconsume times of those at `indices` one higher. A property CRC that was right is
-        right again."""
+        """Return the records with the reconsume times of the records at `indices` increased by one. A correct property
+        CRC is corrected."""
         data = bytearray(self.data)
         for index in indices:
             position = self._reconsume_times_at(index)
@@ -184,7 +188,7 @@ class MemoryRecords:
         return MemoryRecords(bytes(data), self.starts, self.offsets)
 
     def _reconsume_times_at(self, index: int) -> int | None:
-        """The position of the field; None for a damaged record, which is too short."""
+        """Return the position of the field; None for a damaged record, which is too short."""
         start = self.starts[index]
         if self.starts[index + 1] - start < MIN_RECORD_SIZE:
             return None
@@ -192,12 +196,12 @@ class MemoryRecords:
 
 
 def queue_offset_at(data: bytes, start: int) -> int:
-    """The queue offset in the header of the record at `start`."""
+    """Return the queue offset in the header of the record at `start`."""
     return int.from_bytes(data[start + QUEUE_OFFSET_OFFSET : start + QUEUE_OFFSET_OFFSET + 8], signed=True)
 
 
 def join_records(parts: Sequence[MemoryRecords]) -> MemoryRecords:
-    """The records of all parts, one part behind the other; there is at least one part, and it is returned if alone."""
+    """Join the records of all parts, in order. There is at least one part; a single part is returned itself."""
     if len(parts) == 1:
         return parts[0]
     starts, offsets = [0], list[int]()

@@ -1,9 +1,10 @@
 """Message ids (spec/storage.md §1 "Ids").
 
-Two kinds, both upper-case hex. The *unique id* (property UNIQ_KEY) is made by the producer, once per message, and
-stays through retries: IP 4/16 bytes, process id 2, a random number 4 (Java: the class loader's hash), milliseconds
-since local midnight of the first of the month 4, counter 2. The *offset message id* names a record on disk: store IP
-4/16, port 4, physical offset 8. Each has 32 digits with an IPv4 address and 56 with an IPv6 one.
+There are two kinds, both upper-case hex. The *unique id* (property UNIQ_KEY): the producer creates it once per message,
+and it stays through retries. It has an IP of 4 or 16 bytes, a process id of 2, a random number of 4 (in Java the class
+loader's hash), milliseconds since local midnight of the first of the month in 4, and a counter of 2. The *offset
+message id*: names a record on disk. It has a store IP of 4 or 16 bytes, a port of 4, and a physical offset of 8. Each
+id has 32 digits with an IPv4 address and 56 with an IPv6 address.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from raymq.common.errors import InvalidArgumentError
 from raymq.records.format.layout import encode_host
 
 IDS_PER_MS: Final = 1 << 16
-"""The counter has two bytes: more ids of one millisecond would not differ."""
+"""The counter has two bytes: more ids of one millisecond would repeat."""
 
 
 def _wall_clock_ms() -> int:
@@ -29,11 +30,11 @@ def _wall_clock_ms() -> int:
 
 
 class IdRange(Sequence[str]):
-    """Unique ids that follow each other, made when they are looked at: id i is `stem` and the four upper-case hex
-    digits of `(first + i) & 0xffff`. `len` tells how many there are.
+    """Consecutive unique ids, which are created when they are read. Id i is `stem` and the four upper-case hex digits
+    of `(first + i) & 0xffff`. `len` returns their number.
 
-    A range equals another range and every tuple that has the same ids. Immutable. InvalidArgumentError unless `first`
-    is in 0 to 65535 and `count` in 0 to 65536, so that no id is there twice.
+    A range equals another range, or a tuple, with the same ids. Immutable. Raises InvalidArgumentError unless `first`
+    is in 0 to 65535 and `count` in 0 to 65536, so that all ids differ.
     """
 
     __slots__ = ("_count", "first", "stem")
@@ -55,7 +56,7 @@ class IdRange(Sequence[str]):
     def __getitem__(self, index: slice) -> Sequence[str]: ...
 
     def __getitem__(self, index: int | slice) -> str | Sequence[str]:
-        """The id at `index`; for a slice of neighbours a range, for another slice a tuple."""
+        """Return the id at `index`; for a slice with step 1 a range, for another slice a tuple."""
         numbers = range(self._count)[index]
         if isinstance(numbers, int):
             return self._id(numbers)
@@ -88,11 +89,11 @@ class IdRange(Sequence[str]):
 
 
 class UniqueIdGenerator:
-    """Makes unique ids for one producer. Thread-safe; a forked child makes ids of its own.
+    """Creates unique ids for one producer. Thread-safe. A forked child creates different ids.
 
-    Time never runs backwards inside a generator: while the clock is behind, or more than 65536 ids are asked for in one
-    millisecond, the last time used goes on (and ahead). Nothing survives the process: the next one draws a new random
-    number.
+    Time never runs backwards inside a generator: while the clock is set back, or more than 65536 ids are requested in
+    one millisecond, the last used time continues, and may run ahead. Nothing survives the process: the next process
+    draws a new random number.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class UniqueIdGenerator:
         self._counter = 0
         self._made_in_ms = 0
         self._stem = ""
-        """The part that all ids of this millisecond have in common."""
+        """The common prefix of all ids of this millisecond."""
         self._start_process()
 
     def _start_process(self) -> None:
@@ -128,7 +129,7 @@ class UniqueIdGenerator:
         return self.next_batch(1)[0]
 
     def next_batch(self, count: int) -> list[str]:
-        """`count` unique ids, in ascending order of their making."""
+        """Return `count` unique ids, in the order of their creation."""
         ids: list[str] = []
         with self._lock:
             while len(ids) < count:
@@ -136,9 +137,9 @@ class UniqueIdGenerator:
         return ids
 
     def next_range(self, count: int) -> IdRange:
-        """`count` unique ids that share one millisecond; InvalidArgumentError for more than 65536.
+        """Return `count` unique ids that share one millisecond. Raises InvalidArgumentError for more than 65536.
 
-        Where too few are left of the clock's millisecond, they are of the next one.
+        If the clock's millisecond has too few ids left, they belong to the next one.
         """
         if not 0 <= count <= IDS_PER_MS:
             raise InvalidArgumentError(f"{count} ids do not fit in one millisecond, which has {IDS_PER_MS}")
@@ -146,16 +147,17 @@ class UniqueIdGenerator:
             return self._ids_of_one_ms(count, all_of_them=True)
 
     def next_parts(self) -> tuple[str, int]:
-        """One unique id as the `stem` and the `first` of a range of one."""
+        """Return one unique id as the `stem` and the `first` of a range of one."""
         with self._lock:
             return self._take(1, all_of_them=True)[:2]
 
     def _ids_of_one_ms(self, wanted: int, *, all_of_them: bool = False) -> IdRange:
-        """Up to `wanted` ids that share one millisecond; with `all_of_them` so many, which must fit in one."""
+        """Return up to `wanted` ids that share one millisecond. With `all_of_them` exactly `wanted`, which must fit in
+        one millisecond."""
         return IdRange(*self._take(wanted, all_of_them=all_of_them))
 
     def _take(self, wanted: int, *, all_of_them: bool) -> tuple[str, int, int]:
-        """The stem, the first number, and the count of ids as `_ids_of_one_ms` says."""
+        """Return the stem, the first number, and the number of ids for `_ids_of_one_ms`."""
         if os.getpid() != self._process_id:
             self._start_process()
         now_ms = self._clock_ms()
@@ -173,11 +175,12 @@ class UniqueIdGenerator:
         if now_ms >= self._next_month_ms:
             self._month_start_ms, self._next_month_ms = _month_bounds_ms(now_ms)
         stem = f"{self._prefix}{max(now_ms - self._month_start_ms, 0) & 0xFFFFFFFF:08X}"
-        self._stem, self._now_ms, self._made_in_ms = stem, now_ms, 0  # together: no signal handler comes between
+        # in one statement: no signal handler runs in between
+        self._stem, self._now_ms, self._made_in_ms = stem, now_ms, 0
 
 
 def _month_bounds_ms(now_ms: int) -> tuple[int, int]:
-    """Local midnight of the first day of `now_ms`'s month, and of the next."""
+    """Return local midnight of the first day of `now_ms`'s month, and of the next month."""
     first = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
     return int(first.timestamp() * 1000), int(following.timestamp() * 1000)
@@ -192,15 +195,15 @@ class OffsetMessageId(NamedTuple):
 
 
 def offset_message_id(host: str, port: int, physical_offset: int) -> str:
-    """The offset message id of the record at byte `physical_offset` of the store at `host`, an IP address. 32 or 56
-    hex digits. InvalidArgumentError when `host` is no IP address or a number is out of range."""
+    """Return the offset message id of the record at byte `physical_offset` of the store at `host`, an IP address: 32 or
+    56 hex digits. Raises InvalidArgumentError if `host` is no IP address or a number is out of range."""
     if not 0 <= physical_offset < 1 << 63:
         raise InvalidArgumentError(f"a physical offset of {physical_offset} is out of range")
     return f"{encode_host(host, port).hex().upper()}{physical_offset:016X}"
 
 
 def parse_offset_message_id(text: str) -> OffsetMessageId:
-    """The opposite of `offset_message_id`. InvalidArgumentError when `text` is not such an id."""
+    """Parse an offset message id. Raises InvalidArgumentError for other text."""
     try:
         data = bytes.fromhex(text)
     except ValueError:

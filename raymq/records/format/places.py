@@ -1,7 +1,7 @@
-"""The places of records, as their queue tells them: queue offsets, positions in the log, sizes.
+"""The places of records according to their queue: queue offsets, positions in the log, sizes.
 
-A reader compares a record with its place. So a record that is damaged has a name ("offset 7 of orders@broker-a:0"), and
-a queue unit that points to another record is found out.
+A reader compares a record with its place. So a damaged record has a name ("offset 7 of orders@broker-a:0"), and a queue
+unit that points to another record is detected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raymq.records.format.memory_records import LocatedRecords
 
 
 class RecordPlace(NamedTuple):
-    """The place of one record. Offsets and the size, in bytes, are -1 if they are not known."""
+    """The place of one record. Unknown offsets and sizes (in bytes) are -1."""
 
     queue: MessageQueue
     queue_offset: int = -1
@@ -27,7 +27,7 @@ class RecordPlace(NamedTuple):
     size: int = -1
 
     def check(self, header: HeaderFields, topic: Buffer) -> None:
-        """RecordError unless a record's header, and the bytes of its topic, agree with the place."""
+        """Raise RecordError unless a record's header, and the bytes of its topic, agree with the place."""
         for known, found, what in (
             (self.size, header[0], "size"),
             (self.queue.queue_id, header[3], "queue id"),
@@ -42,16 +42,16 @@ class RecordPlace(NamedTuple):
             raise RecordError(reason)
 
     def error(self, reason: str, *, record_damaged: bool = True) -> BodyUnreadableError:
-        """The error for the message at this place."""
+        """Return the error for the message at this place."""
         return BodyUnreadableError(str(self.queue), self.queue_offset, self.physical_offset, reason, record_damaged)
 
     def damaged(self, reason: str) -> MessageExt:
-        """The message that stands for a damaged record."""
+        """Return the message that represents a damaged record."""
         return MessageExt.damaged(self.error(reason), self.queue)
 
 
 class RecordPlaces(NamedTuple):
-    """The places of n records of one queue. An array that is None is not known; the others have shape (n,)."""
+    """The places of n records of one queue. Arrays have shape (n,); None for an unknown array."""
 
     queue: MessageQueue
     offsets: NDArray[np.int64] | None = None
@@ -65,7 +65,7 @@ class RecordPlaces(NamedTuple):
 
     @classmethod
     def unknown(cls, broker_name: str) -> RecordPlaces:
-        """The places of records of which nothing but the broker group is known."""
+        """Return places of records with only a known broker group."""
         return cls(MessageQueue("", broker_name, -1))
 
     def place(self, row: int) -> RecordPlace:
@@ -88,5 +88,5 @@ class RecordPlaces(NamedTuple):
 
 
 def is_topic(data: Buffer, topic: str) -> bool:
-    """True if `data`, the bytes of a topic in a record, stand for `topic`."""
+    """True if `data`, a topic's bytes in a record, decode to `topic`."""
     return data == topic.encode(errors="surrogatepass") or decode_utf8(bytes(data)) == topic

@@ -1,12 +1,15 @@
-"""Rewrites a record for another queue: the scheduler does so when a delayed message is due, the broker when a consumer
-gives a message back (actors.core.broker.send_back), and a reader of a light queue with each record.
+"""Rewrites a record for another queue.
+
+The scheduler rewrites a delayed message when it is due, the broker a message that a consumer sent back
+(actors.core.broker.send_back), and a reader of a light queue each of its records.
 
 Body, flags, born host and time are kept. The scheduler also keeps the number of consumptions and the text of the
-properties, DELAY, REAL_TOPIC and REAL_QID included, as RocketMQ does (spec/storage.md §12). Only raymq's own three are
-exchanged: they identify the producer of the new record.
+properties, including DELAY, REAL_TOPIC and REAL_QID, as RocketMQ does (spec/storage.md §12). Only raymq's own three
+properties are replaced: they identify the producer of the new record.
 
-A new record always has the CRC of its body, so that recovery and replicas take it for whole. If the old record's body
-does not match its CRC, the new record has the flag of a compression that does not exist: readers get an error for it.
+A new record always has the CRC of its body, so that recovery and replicas treat it as complete. If the old record's
+body does not match its CRC, the new record has the flag of a compression that does not exist: readers get an error for
+it.
 """
 
 from __future__ import annotations
@@ -54,8 +57,8 @@ EXCHANGED_NAMES: Final = tuple(
         PROPERTY_SEQUENCE,
     )
 )
-"""The beginnings of the properties that a new record does not take over: it has a producer of its own
-(`producer_text`), and the store gives it its own offsets in other queues."""
+"""The beginnings of properties that a new record does not inherit: it has its own producer (`producer_text`), and the
+store gives it its own offsets in other queues."""
 
 
 _REAL_NAMES: Final = (f"{PROPERTY_REAL_TOPIC}\x01".encode(), f"{PROPERTY_REAL_QUEUE_ID}\x01".encode())
@@ -63,7 +66,7 @@ _REAL_NAMES: Final = (f"{PROPERTY_REAL_TOPIC}\x01".encode(), f"{PROPERTY_REAL_QU
 
 @dataclass(frozen=True, slots=True)
 class RecordParts:
-    """A record taken apart. `properties` are as on disk, without their CRC; `sealed`: they had one."""
+    """The parts of a record. `properties`: as on disk, without their CRC. `sealed`: the record had a property CRC."""
 
     header: RecordHeader
     body: bytes
@@ -79,8 +82,8 @@ class RecordParts:
 
 @dataclass(frozen=True, slots=True)
 class WaitingRecord:
-    """A record of a topic of delayed messages, and the queue that it is for. `deliver_at_ms` is None unless it waits
-    for a time of its own."""
+    """A record of a topic of delayed messages, and its target queue. `deliver_at_ms`: None unless the message waits for
+    a delivery time."""
 
     parts: RecordParts
     real_topic: str
@@ -90,7 +93,8 @@ class WaitingRecord:
 
 
 def split_record(record: bytes | memoryview) -> RecordParts:
-    """Take one whole record apart. RecordError when its fields do not add up; its CRCs are not looked at."""
+    """Split one whole record into its parts. Raises RecordError if its fields do not add up; its CRCs are not
+    checked."""
     data = bytes(record)
     header = read_header(data)
     body_at, body_end, topic_at, properties_at, end = find_sections(data, 0, header)
@@ -108,7 +112,8 @@ def split_record(record: bytes | memoryview) -> RecordParts:
 
 
 def read_waiting(record: bytes | memoryview) -> WaitingRecord:
-    """Take one whole record apart. RecordError when it is damaged, or does not name its real queue."""
+    """Split one whole record of a delayed message. Raises RecordError if it is damaged, or does not name its real
+    queue."""
     parts = split_record(record)
     table = decode_properties(parts.properties)
     deliver_at = table.get(PROPERTY_TIMER_DELIVER_MS)
@@ -129,9 +134,9 @@ def read_waiting(record: bytes | memoryview) -> WaitingRecord:
 def move_record(
     record: WaitingRecord, topic: str, queue_id: int, *, producer: ProducerSequence, store_host_ipv6: bool
 ) -> bytearray:
-    """The bytes of a new record of `topic`:`queue_id`, for `stamp_one`.
+    """Return the bytes of a new record of `topic`:`queue_id`, for `stamp_one`.
 
-    MessageIllegalError when they would break a rule; IllegalNameError when `topic` is no name.
+    Raises MessageIllegalError for a message that breaks a rule, and IllegalNameError if `topic` is no legal name.
     """
     return bytearray(
         build_record(
@@ -158,12 +163,12 @@ def build_record(
     transaction_bits: int = 0,
     prepared_transaction_offset: int = 0,
 ) -> bytes:
-    """The bytes of a new record of `topic`:`queue_id` with the properties in `exchanged` instead of its own of those
-    names; one that is empty is only taken out. Its part in a transaction is not taken over either.
+    """Return the bytes of a new record of `topic`:`queue_id`. The properties in `exchanged` replace its own properties
+    of the same names; an empty value removes the property. The new record does not inherit its part in a transaction.
 
-    Without `producer` no store recognises its repeats. The fields that only the store knows are zero. A body that does
-    not match its CRC is marked as unreadable (see the module).
-    MessageIllegalError when the properties exceed 32767 bytes; IllegalNameError when `topic` is no name.
+    Without `producer` no store recognises repeats of the record. The fields that only the store knows are zero. A body
+    that does not match its CRC is marked as unreadable (see the module). Raises MessageIllegalError if the properties
+    exceed 32767 bytes, and IllegalNameError if `topic` is no legal name.
     """
     magic, topic_text = topic_part(topic)
     names = (*EXCHANGED_NAMES, *(f"{name}\x01".encode() for name in exchanged))
@@ -197,10 +202,12 @@ def build_record(
 
 
 def light_record(record: bytes | memoryview, topic: str, queue_offset: int) -> bytes:
-    """A stored record as a reader of light queue `topic` gets it: with the queue and the offset that it was read from.
-    All else stays, so that it names its place in the log; REAL_TOPIC and REAL_QID name the queue that it was sent to,
-    and a property CRC, which would be wrong now, is left out. RecordError when it is damaged, and when it does not say
-    itself that it is at this offset of the light queue.
+    """Return a stored record as a reader of light queue `topic` gets it, with the queue and the offset from which it
+    was read.
+
+    All other fields are unchanged, so the record names its position in the log. REAL_TOPIC and REAL_QID name its
+    original queue. A property CRC would be wrong, and is removed. Raises RecordError if the record is damaged, or does
+    not itself name this offset of the light queue.
     """
     parts = split_record(record)
     table = decode_properties(parts.properties)
@@ -223,7 +230,7 @@ def light_record(record: bytes | memoryview, topic: str, queue_offset: int) -> b
 
 
 def producer_text(producer: ProducerSequence) -> bytes:
-    """The properties that tell the producer of a new record, as on disk."""
+    """Return the properties with the producer of a new record, as on disk."""
     return (
         f"{PROPERTY_PRODUCER_ID}\x01{producer.producer_id}\x02{PROPERTY_PRODUCER_EPOCH}\x01{producer.epoch}\x02"
         f"{PROPERTY_SEQUENCE}\x01{producer.first_sequence}\x02"

@@ -1,9 +1,9 @@
-"""The walk over records that lie back to back: where each one starts, by the sizes in their headers.
+"""Finds the starts of back-to-back records from the sizes in their headers.
 
-A record's start is known only once the one before it was read, so a walk hops from header to header, in Python. But
-sizes are mostly alike, or repeat: messages of one producer, tags in turns. Such a run is guessed from the sizes of its
-first records, and the headers where records would start are compared all at once. Each of them names the next one's
-start, so that a guess whose headers are all as expected is as good as the hops.
+A record's start is only known after the previous record's size was read, so a walk goes from header to header, in
+Python. But most sizes are equal, or repeat: messages of one producer, with alternating tags. The walk predicts such a
+run from the sizes of its first records, and compares all predicted headers at once. Each header confirms the next
+start, so a prediction whose headers all match is as reliable as the single steps.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from raymq.records.format.layout import BLANK_LENGTH, BLANK_MAGIC, MAGIC_V1, MAG
 _INTS: Final = struct.Struct(">ii")
 _MAGICS: Final = (MAGIC_V1, MAGIC_V2)
 _HEAD_BYTES: Final = 8
-"""A header begins with its record's size and magic, 4 bytes each."""
+"""The size of the beginning of a header: its record's size and magic, 4 bytes each."""
 _SAMPLE: Final = 32
-"""So many records are hopped over before their sizes are looked at; a multiple where that told nothing."""
+"""The number of single steps before sizes are compared; a multiple of it after a failed prediction."""
 _SAMPLE_MAX: Final = 4096
 _PERIOD_MAX: Final = 8
-"""Sizes that repeat after so many records are found out."""
+"""The longest period of repeating sizes that is detected."""
 _GUESS_MIN: Final = 128
 _GUESS_MAX: Final = 16384
 
@@ -36,14 +36,14 @@ class Walked(NamedTuple):
     starts: NDArray[np.int64]
     """The position of each record, ascending; shape (n,)."""
     end: int
-    """The end of the last record; the position where the walk began, if there is none."""
+    """The end of the last record; the walk's first position if there is no record."""
 
 
 def walk_records(data: Buffer, position: int = 0, limit: int | None = None, *, any_magic: bool = False) -> Walked:
-    """The records that lie back to back in `data` from `position` on and start before `limit` (None: the end).
+    """Return the records that lie back to back in `data` from `position` on and start before `limit` (None: the end).
 
-    The walk ends sooner at a position that holds no record: too few bytes, a size below a record's least or beyond the
-    end of `data`, a magic of something else. Nothing but sizes and magics is looked at, with `any_magic` only sizes.
+    The walk ends earlier at a position without a record: too few bytes, a size below a record's minimum or beyond the
+    end of `data`, another magic. It reads only sizes and magics, and with `any_magic` only sizes.
     """
     limit = len(data) if limit is None else min(limit, len(data))
     pieces: list[NDArray[np.int64]] = []
@@ -59,7 +59,7 @@ def walk_records(data: Buffer, position: int = 0, limit: int | None = None, *, a
             for piece in _guess(data, hops[-period:], position, limit):
                 pieces.append(piece.starts)
                 position, guessed = piece.end, guessed + len(piece.starts)
-        # Where guessing does not pay, it is tried less and less often.
+        # After failed predictions, the walk tries them less and less often.
         sample = _SAMPLE if guessed >= _GUESS_MIN else min(sample * 2, _SAMPLE_MAX)
     return Walked(np.concatenate(pieces) if len(pieces) > 1 else pieces[0], position)
 
@@ -70,7 +70,7 @@ def is_blank(data: Buffer, position: int) -> bool:
 
 
 def _hop(data: Buffer, position: int, limit: int, count: int, *, any_magic: bool) -> tuple[list[int], int]:
-    """The starts of up to `count` records from `position` on, and the end of the last: the walk one by one."""
+    """Return the starts of up to `count` records from `position` on, and the end of the last one, in single steps."""
     starts: list[int] = []
     end, unpack_from = len(data), _INTS.unpack_from
     while position < limit and position <= end - MIN_RECORD_SIZE and len(starts) < count:
@@ -83,7 +83,8 @@ def _hop(data: Buffer, position: int, limit: int, count: int, *, any_magic: bool
 
 
 def _period(hops: list[int], end: int) -> int:
-    """The number of records after which the sizes of the last ones repeat; 0 if they do not. The last ends at `end`."""
+    """Return the number of records after which the last sizes repeat; 0 if they do not. The last record ends at
+    `end`."""
     last = [*hops[-_SAMPLE:], end]
     sizes = [other - one for one, other in pairwise(last)]
     for period in range(1, _PERIOD_MAX + 1):
@@ -93,13 +94,13 @@ def _period(hops: list[int], end: int) -> int:
 
 
 def _guess(data: Buffer, model: list[int], position: int, limit: int) -> list[Walked]:
-    """The records from `position` on whose sizes repeat those of the records at `model`, the last of which ends there.
+    """Return the records from `position` on whose sizes repeat those at `model`; the last record of `model` ends there.
 
-    Returns them in pieces. None of their sizes and magics is other than its model's.
+    Returns them in pieces. Each record has the size and magic of its model.
     """
     heads = windows(data, _HEAD_BYTES)
     model_heads = heads[np.array(model)].view(np.int64)
-    # Where the records of a period start, counted from its first one's start, and the period's length in bytes.
+    # The starts of a period's records, relative to its first record, and the period's length in bytes.
     steps, stride = np.array(model) - model[0], position - model[0]
     pieces: list[Walked] = []
     count = _GUESS_MIN
@@ -107,7 +108,8 @@ def _guess(data: Buffer, model: list[int], position: int, limit: int) -> list[Wa
         periods = min(count, (limit - position) // stride * len(model)) // len(model) + 1
         firsts = np.arange(periods + 1, dtype=np.int64) * stride + position
         starts = (firsts[:, None] + steps).ravel()
-        # Only records that start before the limit and end in the data; the end of each is the start of the next one.
+        # Only records that start before the limit and end within the data. The end of each record is the start of the
+        # next.
         expected = periods * len(model)
         ends = starts[1 : expected + 1]
         fitting = min(int(np.searchsorted(starts[:expected], limit)), int(np.searchsorted(ends, len(data), "right")))

@@ -1,7 +1,7 @@
-"""Byte strings of many rows as one buffer and offsets, and Arrow arrays made of them without a copy.
+"""Byte strings of many rows as one buffer and offsets, and Arrow arrays over the same memory.
 
-Arrow's own ways from Python values to arrays (`pa.array`, `pa.scalar`) import pandas where it is installed, which takes
-longer than a program's first second; the functions here do not.
+Arrow's own conversions from Python values (`pa.array`, `pa.scalar`) import pandas if it is installed, which takes
+longer than a program's first second. The functions of this module do not.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class ByteColumn:
     offsets: Ints
     """Positions in `data`, ascending, shape (n + 1,)."""
     values: Sequence[bytes] | None = None
-    """The same strings as objects, where the column was made of those."""
+    """The strings as objects, if the column was created from objects."""
 
     @classmethod
     def of(cls, values: pa.Array | Sequence[bytes] | ByteColumn) -> ByteColumn:
-        """The strings of an Arrow column of bytes or text, or of a list, without nulls.
+        """Create a column from an Arrow column of bytes or text, or from a list, without nulls.
 
-        Arrow's buffers are used as they are, but for views, which are copied together. InvalidArgumentError for another
-        type, and for a column with nulls.
+        Uses Arrow's buffers without a copy, except views, which are copied into one buffer. Raises InvalidArgumentError
+        for another type, and for a column with nulls.
         """
         if isinstance(values, ByteColumn):
             return values
@@ -65,13 +65,13 @@ class ByteColumn:
 
     @classmethod
     def of_buffers(cls, values: Sequence[bytes | memoryview]) -> ByteColumn:
-        """The strings of a list, of which only a copy is kept."""
+        """Create a column from a copy of a list of strings."""
         data = np.frombuffer(b"".join(values), np.uint8)
         return cls(data, _bounds(np.fromiter(map(len, values), np.int64, len(values))))
 
     @classmethod
     def of_nullable(cls, values: pa.Array) -> tuple[ByteColumn, NDArray[np.bool_]]:
-        """The strings of an Arrow column, empty where it is null; and a mask, shape (n,), that is False there."""
+        """Return the strings of an Arrow column, empty for null, and a mask, shape (n,), that is False for null."""
         present = np.ones(len(values), np.bool_)
         if values.null_count:
             present = mask_of(values.is_valid())
@@ -81,14 +81,14 @@ class ByteColumn:
 
     @classmethod
     def repeated(cls, text: bytes, where: NDArray[np.bool_]) -> ByteColumn:
-        """`text` in the rows that `where` marks, nothing in the others."""
+        """Return a column with `text` in the rows that `where` marks, and empty strings in the others."""
         sizes = where * np.int64(len(text))
         return cls(np.frombuffer(text * int(np.count_nonzero(where)), np.uint8), _bounds(sizes))
 
     @classmethod
     def joined(cls, columns: Sequence[ByteColumn]) -> ByteColumn:
-        """The strings of several columns, row by row one behind the other. InvalidArgumentError if they are 2 GiB or
-        more in all."""
+        """Concatenate the strings of several columns row by row. Raises InvalidArgumentError for a total of 2 GiB or
+        more."""
         if len(columns) == 1:
             return columns[0]
         total = sum(int(column.offsets[-1] - column.offsets[0]) for column in columns)
@@ -101,12 +101,12 @@ class ByteColumn:
 
     @classmethod
     def chained(cls, columns: Sequence[ByteColumn]) -> ByteColumn:
-        """The rows of several columns, one column behind the other."""
+        """Return the rows of several columns, one column after another."""
         if len(columns) == 1:
             return columns[0]
         sizes = np.concatenate([column.sizes for column in columns])
         bounds = _bounds(sizes)
-        buffer = pa.allocate_buffer(int(bounds[-1]))  # Arrow keeps its memory: no page is faulted in anew
+        buffer = pa.allocate_buffer(int(bounds[-1]))  # Arrow reuses its memory: pages are not faulted in again
         data, at = np.frombuffer(buffer, np.uint8), 0
         for column in columns:
             part = column.data[column.offsets[0] : column.offsets[-1]]
@@ -116,7 +116,7 @@ class ByteColumn:
 
     @classmethod
     def of_matrix(cls, matrix: Bytes) -> ByteColumn:
-        """The rows of a contiguous matrix of bytes, which is used as it is."""
+        """Return the rows of a contiguous matrix of bytes, without a copy."""
         rows, width = matrix.shape
         return cls(
             matrix.reshape(-1), np.arange(0, (rows + 1) * width, width, dtype=np.int64) if width else _zeros(rows)
@@ -131,15 +131,15 @@ class ByteColumn:
         return self.offsets[1:] - self.offsets[:-1]
 
     def slice(self, first: int, end: int) -> ByteColumn:
-        """The strings from row `first` up to `end`, over the same bytes."""
+        """Return the strings from row `first` up to `end`, over the same bytes."""
         return ByteColumn(self.data, self.offsets[first : end + 1], self.values[first:end] if self.values else None)
 
     def take(self, rows: Ints) -> ByteColumn:
-        """A copy of the strings at `rows`."""
+        """Return a copy of the strings at `rows`."""
         return ByteColumn.of(self.array().take(int_array(rows)))
 
     def tolist(self) -> Sequence[bytes]:
-        """The strings as objects."""
+        """Return the strings as objects."""
         if self.values is not None:
             return self.values
         bounds = self.offsets.tolist()
@@ -147,14 +147,15 @@ class ByteColumn:
         return [data[start - bounds[0] : end - bounds[0]] for start, end in pairwise(bounds)]
 
     def views(self) -> Sequence[bytes | memoryview]:
-        """The strings as objects where there are such, else as views of the memory."""
+        """Return the strings as existing objects, or else as views of the memory."""
         if self.values is not None:
             return self.values
         data = self.data.data
         return [data[start:end] for start, end in pairwise(self.offsets.tolist())]
 
     def array(self) -> pa.Array:
-        """The column as an Arrow binary array over the same bytes. InvalidArgumentError for 2 GiB or more."""
+        """Return the column as an Arrow binary array over the same bytes. Raises InvalidArgumentError for 2 GiB or
+        more."""
         first, last = int(self.offsets[0]), int(self.offsets[-1])
         if last - first > _INT32_MAX:
             raise InvalidArgumentError(f"{last - first} bytes are too many for one batch: send fewer rows at a time")
@@ -164,7 +165,8 @@ class ByteColumn:
 
 
 def sizes_of(values: pa.Array) -> Ints:
-    """The length in bytes of each string of an Arrow column, 0 for null, without a look at the strings; shape (n,)."""
+    """Return the length in bytes of each string of an Arrow column, 0 for null, without reading the strings; shape
+    (n,)."""
     if not _is_view(values.type):
         return ByteColumn.of_nullable(values)[0].sizes
     views = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)[values.offset :][: len(values)]
@@ -177,19 +179,19 @@ def _is_view(kind: pa.DataType) -> bool:
 
 
 def _without_views(values: pa.Array) -> pa.Array:
-    """The column itself, or a copy of one of views."""
+    """Return the column itself, or a copy if it has views."""
     return values.cast(pa.large_binary()) if _is_view(values.type) else values
 
 
 def int_array(numbers: NDArray[np.signedinteger[Any]], absent: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Whole numbers of 32 or 64 bits as an Arrow array over the same memory, null where `absent` is true."""
+    """Return whole numbers of 32 or 64 bits as an Arrow array over the same memory, null where `absent` is true."""
     numbers = np.ascontiguousarray(numbers)
     kind = pa.int64() if numbers.dtype.itemsize == 8 else pa.int32()
     return pa.Array.from_buffers(kind, len(numbers), [_validity(absent), pa.py_buffer(numbers)])
 
 
 def text_array(texts: Sequence[str | None]) -> pa.Array:
-    """Texts as an Arrow string array, in which None is null."""
+    """Return texts as an Arrow string array, with null for None."""
     column = ByteColumn.of([b"" if text is None else text.encode() for text in texts])
     absent = np.fromiter((text is None for text in texts), np.bool_, len(texts))
     _, offsets, data = column.array().buffers()
@@ -198,12 +200,13 @@ def text_array(texts: Sequence[str | None]) -> pa.Array:
 
 @lru_cache(maxsize=256)
 def text_scalar(text: str) -> pa.Scalar:
-    """A text as an Arrow scalar."""
+    """Return a text as an Arrow scalar."""
     return text_array([text])[0]
 
 
 def numbers_of(column: pa.Array, kind: type[np.signedinteger[Any]]) -> NDArray[Any]:
-    """The values of an Arrow column of whole numbers of type `kind`, without nulls, shape (n,), in place."""
+    """Return the values of an Arrow column of whole numbers of type `kind`, without nulls, shape (n,), without a
+    copy."""
     return np.frombuffer(column.buffers()[1], kind)[column.offset : column.offset + len(column)]
 
 
@@ -214,7 +217,7 @@ def _validity(absent: NDArray[np.bool_] | None) -> pa.Buffer | None:
 
 
 def mask_of(column: pa.BooleanArray) -> NDArray[np.bool_]:
-    """A column of booleans without nulls as a mask, shape (n,)."""
+    """Return a column of booleans without nulls as a mask, shape (n,)."""
     bits = np.frombuffer(column.buffers()[1], np.uint8)
     return np.unpackbits(bits, count=column.offset + len(column), bitorder="little")[column.offset :].view(np.bool_)
 

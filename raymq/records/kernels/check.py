@@ -1,7 +1,7 @@
-"""Checks the batches that producers sent, all records of one at a time, before a store takes them.
+"""Checks batches from producers before a store accepts them, all records of a batch at a time.
 
-`validate_batch` raises MessageIllegalError unless a batch is what `encode_batch` makes. The per-record parser of what
-is on a disk already is raymq.records.format.check.
+`validate_batch` raises MessageIllegalError unless a batch has the form of `encode_batch`. raymq.records.format.check
+parses single records that are already on disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ONE_HEAD: Final = struct.Struct(">ii4xi20xi44xi")
 
 
 class BatchFacts(NamedTuple):
-    """The facts of a batch on which it depends if a store takes it. Lengths are in bytes."""
+    """The facts of a batch that decide whether a store accepts it. Lengths are in bytes."""
 
     messages: int
     """Records in the batch."""
@@ -36,17 +36,18 @@ class BatchFacts(NamedTuple):
     sys_flags: int
     """The sys flags of all records, or'ed together."""
     first_properties: bytes
-    """The first record's properties; all records of a batch share their reserved names."""
+    """The first record's properties. All records of a batch have the same reserved names."""
     stride: int = 0
-    """The size of every record, if they are known to be alike in all their lengths; else 0."""
+    """The size of every record, if all their lengths are known to be equal; else 0."""
 
 
 def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -> BatchFacts:
-    """Check that `batch` is what `encode_batch` makes, so that its records can be stamped and stored.
+    """Check that `batch` has the form of `encode_batch`, so that its records can be stamped and stored.
 
-    Sizes add up, each record's length fields agree with its size, magic and topic are those of `batch.topic`, queue ids
-    are `batch.queue_id`, host families are the same. MessageIllegalError otherwise. Bodies and properties are not read.
-    Returns what further checks need. `ends`: `record_ends` of the sizes, from a caller that needs them too.
+    Sizes must add up, each record's length fields must agree with its size, magic and topic must match `batch.topic`,
+     queue ids must equal `batch.queue_id`, and host families must be equal. Raises MessageIllegalError
+    otherwise. Bodies and properties are not read. Returns facts for further checks. `ends`: `record_ends` of the sizes,
+    if the caller has them.
     """
     sizes, records = batch.sizes, batch.records
     count = len(sizes)
@@ -72,8 +73,8 @@ def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -
 
 
 def _facts_of_alike(batch: EncodedBatch, topic_text: bytes) -> BatchFacts | None:
-    """`validate_batch` for records that have the lengths of the first: their fields are columns of one table, and
-    nothing is gathered. None when the first is not legal, or others differ."""
+    """Check records that have the first record's lengths, as columns of one table without a copy. Returns None if the
+    first record is not legal, or others differ."""
     sizes, data = batch.sizes, batch.records
     count, size = len(sizes), sizes.item(0)
     if size * count != len(data) or sizes.tobytes() != sizes[:1].tobytes() * count:
@@ -83,7 +84,7 @@ def _facts_of_alike(batch: EncodedBatch, topic_text: bytes) -> BatchFacts | None
         return None
     fixed_size = layout.header_size(first.sys_flags)
     head = np.ndarray((count, fixed_size // 4), _BIG_ENDIAN_INT, data, 0, (size, 4))
-    # Total size and magic, queue id, sys flag, body size; what lies between them may differ.
+    # Total size and magic, queue id, sys flag, body size; the bytes between them may differ.
     for columns in (slice(0, 2), slice(3, 4), slice(9, 10), slice(-1, None)):
         if head[:, columns].tobytes() != head[0, columns].tobytes() * count:
             return None
@@ -95,16 +96,15 @@ def _facts_of_alike(batch: EncodedBatch, topic_text: bytes) -> BatchFacts | None
 
 
 def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, topic_text: bytes) -> BatchFacts:
-    """`validate_batch` with two gathers: the records' headers, and the bytes between body and properties.
+    """Check records of any lengths with two gathers: the headers, and the bytes between body and properties.
 
-    Columns that are known beforehand are compared as bytes. IndexError when a position lies outside the batch.
+    Columns with known values are compared as bytes. Raises IndexError if a position lies outside of the batch.
     """
     sizes, data, count, width = batch.sizes, batch.records, len(batch.sizes), len(topic_text)
     if int(ends[-1]) != len(data):
         raise MessageIllegalError(f"the records' sizes do not add up to the batch's {len(data)} bytes")
     fixed_size = layout.header_size_at(data)
-    # The headers as a table of ints, shape (count, fixed_size / 4): every field but the 8-byte ones is one column.
-    # `body_starts` are the records' starts at first, and are moved on below.
+    # The headers as a table of ints, shape (count, fixed_size / 4): each column is one field, except the 8-byte fields.
     body_starts = ends - sizes
     head = windows(data, fixed_size)[body_starts].view(_BIG_ENDIAN_INT).reshape(count, fixed_size // 4)
     same = _MAGIC_AND_QUEUE_ID.pack(magic, batch.queue_id)
@@ -113,7 +113,7 @@ def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, top
     if head[:, 1:4:2].tobytes() != same * count:
         raise MessageIllegalError(f"a record is not one of topic {batch.topic!r}, queue id {batch.queue_id}")
     sys_flags = _common_flags(head[:, layout.SYS_FLAG_OFFSET // 4])
-    # The last column is the body's size. As an unsigned number a negative one is too long, and fails below.
+    # The last column is the body's size. A negative size becomes a huge unsigned number, and fails below.
     bodies = head[:, -1].astype(np.uint32).astype(np.int64)
     properties = sizes - bodies
     properties -= fixed_size + width + 2
@@ -142,7 +142,8 @@ def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, top
 
 
 def _common_flags(column: NDArray[np.int32]) -> int:
-    """The sys flags of all records or'ed together. MessageIllegalError unless their hosts are of the same families."""
+    """Return the sys flags of all records or'ed together. Raises MessageIllegalError unless all hosts are of the same
+    families."""
     first = int(column[0])
     if column.tobytes() == first.to_bytes(4, signed=True) * len(column):
         return first
@@ -153,7 +154,7 @@ def _common_flags(column: NDArray[np.int32]) -> int:
 
 
 def _facts_of_one(record: layout.Buffer, queue_id: int, topic: str) -> BatchFacts | None:
-    """`validate_batch` for a single record. None when it is not legal; the checks for many records then say why."""
+    """Check a single record. Returns None if it is not legal; the checks for many records then raise the reason."""
     found = split_record(record, queue_id, topic)
     if found is None:
         return None
@@ -162,8 +163,8 @@ def _facts_of_one(record: layout.Buffer, queue_id: int, topic: str) -> BatchFact
 
 
 def split_record(record: layout.Buffer, queue_id: int, topic: str) -> tuple[int, int, bytes] | None:
-    """The sys flags, the body's size and the properties of a record that `validate_batch` finds legal, alone in a batch
-    of this queue id and topic; else None. Without numpy's overhead."""
+    """Return the sys flags, the body's size and the properties of a record that `validate_batch` accepts as the only
+    record of a batch with this queue id and topic; else None. Avoids numpy's overhead."""
     size = len(record)
     if size < MIN_RECORD_SIZE:
         return None

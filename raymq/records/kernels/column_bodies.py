@@ -1,7 +1,7 @@
-"""Body columns: which bodies of a batch can be read, their Arrow column, and the rows that stand for damaged records.
+"""Body columns: readable bodies of a batch, their Arrow column, and the rows of damaged records.
 
 An uncompressed body stays where it is. Compressed bodies are decompressed in the order of their rows, until they fill
-the caller's budget. A body whose CRC is wrong, or that does not decompress within the bound on bodies, is null.
+the caller's budget. A body with a wrong CRC, or that does not decompress within the limit of bodies, is null.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from raymq.records.kernels.fields import Bytes, Ints
 from raymq.records.kernels.templates import INLINE_MAX
 
 BodyType = Literal["binary", "large_binary", "binary_view"]
-"""The types that a body column may have. Views refer to the bytes that were decoded; the others are copies."""
+"""The types of a body column. Views refer to the decoded bytes; the other types are copies."""
 BODY_TYPES: Final = {"binary": pa.binary(), "large_binary": pa.large_binary(), "binary_view": pa.binary_view()}
 _OWN_BUFFER_BYTES: Final = 1 << 30
-"""About the most bytes of decompressed bodies in one buffer."""
+"""The approximate limit of decompressed bodies in one buffer, in bytes."""
 
 
 @dataclass(slots=True)
@@ -38,24 +38,24 @@ class Bodies:
 
     rows: int
     errors: dict[int, str]
-    """The reason for each body that cannot be read, by row; without decompressing, wrong CRCs only."""
+    """The reason for each unreadable body, by row. Without decompression, only wrong CRCs are found."""
     _data: Bytes
     _at: Ints
     _size: Ints
     _compressed: Ints
-    """The rows of compressed bodies that can be read, ascending."""
+    """The rows of readable compressed bodies, ascending."""
     _sizes_of: list[int]
-    """The bytes of these bodies, decompressed."""
+    """The decompressed sizes of the bodies in `_compressed`."""
     _plain: list[bytes]
-    """The decompressed bodies of these rows, if they are kept."""
+    """The decompressed bodies of the rows in `_compressed`, if they are kept."""
 
     def makers(self, body_type: BodyType) -> dict[str, Callable[[], pa.Array]]:
-        """The columns that are made of bodies, by name."""
+        """Return functions that create the columns of bodies, by column name."""
         return {"body": lambda: self._column(body_type), "body_size": self._sizes, "error": self._reasons}
 
     @property
     def _absent(self) -> NDArray[np.bool_] | None:
-        """A mask of the rows whose bodies cannot be read; None if there are none."""
+        """Return a mask of the rows with unreadable bodies; None if there are none."""
         if not self.errors:
             return None
         absent = np.zeros(self.rows, np.bool_)
@@ -68,28 +68,29 @@ class Bodies:
         return text_array([self.errors.get(row) for row in range(self.rows)])
 
     def _sizes(self) -> pa.Array:
-        """The length of each body, of compressed ones that of what they were."""
+        """Return the length of each body, for compressed bodies after decompression."""
         sizes = np.array(self._size, dtype=np.int32)
         sizes[self._compressed] = self._sizes_of
         return int_array(sizes, self._absent)
 
     def _column(self, body_type: BodyType) -> pa.Array:
-        """The body column: views over the part of the data that has the bodies, compressed bodies in buffers of their
-        own; copied together for the other types."""
+        """Return the body column: views over the part of the data with the bodies, and compressed bodies in separate
+        buffers; for other types one copy."""
         data, body_at, body_size = self._data, self._at, self._size
         absent, validity = self._absent, None
         if absent is not None:
             body_size = np.where(absent, 0, body_size)
             validity = pa.py_buffer(np.packbits(~absent, bitorder="little"))
         views = views_of(data, body_at, body_size)
-        # A table that is pickled takes along all that its views might refer to: not more than its own records.
+        # A pickled table contains everything that its views may refer to, so they should not refer to more than its
+        # records.
         first, end = (int(body_at.min()), int((body_at + body_size).max())) if len(views) else (0, 0)
         views[body_size > INLINE_MAX, 3] -= first
         buffers = [validity, pa.py_buffer(views), pa.py_buffer(data[first:end])]
         compressed, plain = self._compressed, self._plain
         if len(compressed):
             sizes = np.array(self._sizes_of, np.int64)
-            # Positions in a buffer have 32 bits, so there may have to be several.
+            # Positions in a buffer have 32 bits, so several buffers may be needed.
             groups = (np.cumsum(sizes) // _OWN_BUFFER_BYTES).tolist()
             done = 0
             for _, group in groupby(groups):
@@ -99,7 +100,7 @@ class Bodies:
                 starts = np.cumsum(sizes[done : done + count]) - sizes[done : done + count]
                 rows = compressed[done : done + count]
                 views[rows] = views_of(own, starts, sizes[done : done + count])
-                # Buffers 0 and 1 of an Arrow array are the validity and the views; those that views name come behind.
+                # Buffers 0 and 1 of an Arrow array are the validity and the views; the views' own buffers follow.
                 views[rows[sizes[done : done + count] > INLINE_MAX], 2] = len(buffers) - 2
                 buffers.append(pa.py_buffer(own))
                 done += count
@@ -118,11 +119,11 @@ def read_bodies(
     decompresses: bool,
     keeps: bool,
 ) -> Bodies:
-    """The bodies at `at` in `data`, of `size` bytes, all arrays of shape (n,).
+    """Return the bodies at `at` in `data`, of `size` bytes; all arrays have shape (n,).
 
-    `crc`: what each body's CRC must be; None: it is not looked at. Without `decompresses` compressed bodies are left as
-    they are; without `keeps` they are only looked at. The result has all n rows, or those before the row with which the
-    decompressed bodies exceed `max_bytes`, but one row at least.
+    `crc`: the expected CRC of each body; None skips the comparison. Without `decompresses` compressed bodies stay
+    compressed; without `keeps` they are only checked. The result has all n rows, or the rows before the decompressed
+    bodies exceed `max_bytes`, but at least one row.
     """
     errors: dict[int, str] = {}
     if crc is not None:
@@ -158,8 +159,8 @@ def read_bodies(
 
 
 def views_of(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
-    """Arrow's 16-byte views of the values at `at`: the size, then the value itself, or its first four bytes, the number
-    of the buffer (0) and the position there."""
+    """Return Arrow's 16-byte views of the values at `at`: the size, then the value itself, or its first four bytes, the
+    number of the buffer (0) and the position there."""
     views = np.zeros((len(at), 4), dtype=np.int32)
     views[:, 0] = size
     if not len(at):
@@ -173,15 +174,15 @@ def views_of(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
     if long.any():
         views[long, 1] = windows(data, 4)[at[long]].view(np.int32)
         views[long, 3] = at[long]
-    # A short value stands in its view itself.
+    # A short value is stored in its view.
     short = np.flatnonzero(~long)
     views[short, 1:] = _inline(data, at[short], size[short])
     return views
 
 
 def _inline(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
-    """Values of at most 12 bytes, padded with zeros. A window that would reach past the end starts further ahead, and
-    is shifted back."""
+    """Return values of at most 12 bytes, padded with zeros. A window that would reach beyond the end starts earlier,
+    and is shifted back."""
     safe = np.minimum(at, len(data) - INLINE_MAX)
     values = windows(data, INLINE_MAX)[safe].view(np.uint8).reshape(-1, INLINE_MAX)
     for row in np.flatnonzero(safe != at):
@@ -191,7 +192,7 @@ def _inline(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
 
 
 def slices_of(data: Bytes, at: Ints, size: Ints) -> pa.Array:
-    """The values at `at`, as a binary_view over `data`."""
+    """Return the values at `at`, as a binary_view over `data`."""
     views = views_of(data, at, size)
     return pa.Array.from_buffers(pa.binary_view(), len(at), [None, pa.py_buffer(views), pa.py_buffer(data)])
 
@@ -199,8 +200,9 @@ def slices_of(data: Bytes, at: Ints, size: Ints) -> pa.Array:
 def spread(
     batch: pa.RecordBatch, rows: Ints, count: int, damaged: dict[int, str], places: RecordPlaces
 ) -> pa.RecordBatch:
-    """A batch of `count` rows: row `rows[i]` is row i of `batch`, and each other row stands for a damaged record, of
-    which `damaged` has the reason. Of those rows only the place is known; all else is null."""
+    """Insert rows for damaged records: row `rows[i]` of the result is row i of `batch`, and each other row of the
+    `count` rows is a damaged record, with its reason in `damaged`. Only the place of such a row is known; other columns
+    are null."""
     indices, absent = np.zeros(count, np.int64), np.ones(count, np.bool_)
     indices[rows], absent[rows] = np.arange(len(rows)), False
     chosen = int_array(indices, absent)
@@ -222,7 +224,7 @@ def spread(
 
 
 def _with_places(name: str, column: pa.Array, rows: Ints, places: RecordPlaces) -> pa.Array:
-    """A column with what the places tell of these rows."""
+    """Fill in a column from the places of these rows."""
     queue = places.queue
     known: dict[int, Any] = {}
     if name == "topic" and queue.topic:
@@ -243,7 +245,7 @@ def _with_places(name: str, column: pa.Array, rows: Ints, places: RecordPlaces) 
 
 
 def _spread_views(column: pa.Array, rows: Ints, absent: NDArray[np.bool_]) -> pa.Array:
-    """A column of views with more rows, null where `absent`. Arrow cannot take rows of views."""
+    """Return a column of views with more rows, null where `absent`. Arrow cannot take rows of views."""
     validity, lines, *data = column.buffers()
     views = np.zeros((len(absent), 4), np.int32)
     views[rows] = np.frombuffer(lines, np.int32).reshape(-1, 4)[column.offset :][: len(column)]

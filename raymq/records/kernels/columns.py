@@ -1,11 +1,11 @@
-"""Records as Arrow columns, without a Python object per message.
+"""Decodes records into Arrow columns, without a Python object per message.
 
-`decode_columns` reads the same bytes as `raymq.records.format.decode.read_record` and gives the same values, a column
-at a time: numpy finds the offsets of each record's fields, Arrow copies the small ones together, and bodies stay where
-they are (a `binary_view` over the buffer, which may be a mapped file). A damaged message is a row, too: its body is
-null, and the column `error` says why (raymq.records.kernels.column_bodies). Properties are split for all rows at once.
-Rows that other writers may produce but raymq does not (text that is not UTF-8, a property without a value, twice the
-same name) send the whole call down `_decode_rows`, which is slower and says the same.
+`decode_columns` reads the same bytes as `raymq.records.format.decode.read_record` and returns the same values, one
+column at a time. numpy finds the offsets of each record's fields, Arrow copies small fields together, and bodies stay
+where they are (a `binary_view` over the buffer, which may be a mapped file). A damaged message also has a row, with a
+null body and the reason in column `error` (raymq.records.kernels.column_bodies). Properties are split for all rows at
+once. Some rows that only other writers produce (text that is not UTF-8, a property without a value, a repeated name)
+switch the whole call to `_decode_rows`, which is slower and returns the same values.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from raymq.records.kernels.messages import read_messages
 from raymq.records.kernels.templates import find_templates
 
 Unreadable = Literal["null", "raise"]
-"""The ways of a table with a message that cannot be read: a null body, or BodyUnreadableError."""
+"""The ways of a table with an unreadable message: a null body, or BodyUnreadableError."""
 
 _TIMESTAMP: Final = pa.timestamp("ms", tz="UTC")
 SCHEMA: Final = pa.schema(
@@ -60,16 +60,16 @@ SCHEMA: Final = pa.schema(
         pa.field("message_id", pa.string()),
     ]
 )
-"""The columns of a topic, with bodies as views. `properties` are the user's alone, as in `MessageExt`; `tags` may be
+"""The columns of a topic, with bodies as views. `properties`: only the user's, as in `MessageExt`. `tags` may be
 null."""
 MORE_COLUMNS: Final = [
     pa.field("reconsume_times", pa.int32()),
     pa.field("body_size", pa.int32()),
     pa.field("error", pa.string()),
 ]
-"""The columns that a batch has only when they are asked for by name: `reconsume_times` is 0 but in retry topics,
-`body_size` is the length of the body, for those who need no more of it, `error` says why a message cannot be read, and
-is null for every other message."""
+"""Columns that a batch has only if their names are requested. `reconsume_times`: 0 except in retry topics. `body_size`:
+the length of the body, for callers who need no body. `error`: why a message cannot be read, null for every other
+message."""
 _NEED_BODIES: Final = frozenset(("body", "body_size", "error"))
 """Columns for which compressed bodies are decompressed."""
 _BODY_INDEX: Final = SCHEMA.get_field_index("body")
@@ -78,7 +78,7 @@ _NO_TEXT: Final = text_scalar("")
 
 
 def shown_batch(batch: pa.RecordBatch, names: Namespace) -> pa.RecordBatch:
-    """A batch with the topics' names within a namespace; the same where it has no such column."""
+    """Return a batch with the topics' names within a namespace; the batch itself if it has no topic column."""
     index = batch.schema.get_field_index("topic")
     if not names or index < 0 or not batch.num_rows:
         return batch
@@ -103,22 +103,24 @@ def decode_columns(
     unreadable: Unreadable = "null",
     max_decompressed_bytes: int | None = None,
 ) -> pa.RecordBatch:
-    """The messages whose records start at `starts` (in any order) of `buffer`, as a batch with the columns of SCHEMA,
-    or with these `columns` of it and of MORE_COLUMNS, in this order: the others are not made, and without `body` no
-    body is read, but for compressed ones whose `body_size` or `error` is asked for.
+    """Decode the messages of records at `starts` (in any order) of `buffer` into a batch.
 
-    With `body_type` "binary_view" the body column refers to `buffer`, which it keeps alive and which must not change;
-    only compressed bodies are new. `check_crc` also compares each body's CRC, and the property CRC of a record that has
-    one. `places` are the places of the records, with the same indices as `starts`: a record that does not agree with
-    its place counts as damaged.
+    `columns`: by default the columns of SCHEMA; else some of its columns and of MORE_COLUMNS, in this order. Other
+    columns are not decoded, and without `body` no body is read, except compressed bodies if `body_size` or `error` is
+    requested.
 
-    There is a row for each start. A body that is unreadable is null; of a damaged record all is null but what its place
-    tells. With `unreadable` "raise", the first of these messages raises BodyUnreadableError instead.
+    With `body_type` "binary_view" the body column refers to `buffer`, keeps it alive, and it must not change; only
+    compressed bodies are new. `check_crc` also compares each body's CRC, and the property CRC of a record that has one.
+    `places`: the places of the records, with the same indices as `starts`; a record that does not agree with its place
+    counts as damaged.
 
-    `max_decompressed_bytes`: the batch ends before the row with which its decompressed bodies exceed so many bytes. It
-    has one row at least if there is a start; the caller decodes the rest in another call.
+    The batch has a row for each start. An unreadable body is null; of a damaged record everything is null except the
+    values of its place. With `unreadable` "raise", the first unreadable message raises BodyUnreadableError.
 
-    InvalidArgumentError for a buffer of 2 GiB or more, for another type of bodies and for a column that there is not.
+    `max_decompressed_bytes`: the batch ends before its decompressed bodies exceed this number of bytes, but has at
+    least one row if there is a start. The caller decodes the rest in another call.
+
+    Raises InvalidArgumentError for a buffer of 2 GiB or more, another type of bodies, and an unknown column.
     """
     check_unreadable(unreadable)
     schema = schema_with(body_type, columns)
@@ -135,7 +137,7 @@ def decode_columns(
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """The wishes of a caller of `decode_columns`."""
+    """The arguments of a call of `decode_columns`."""
 
     broker_name: str
     body_type: BodyType
@@ -145,7 +147,7 @@ class _Order:
     limit: int | None
 
     def bodies(self, data: Bytes, at: Ints, size: Ints, sys_flag: Ints, crc: NDArray[Any]) -> Bodies:
-        """The bodies of records, as far as they are needed."""
+        """Return the bodies of records, as far as the call needs them."""
         names = self.schema.names
         decompresses = self.raises or not _NEED_BODIES.isdisjoint(names)
         expected = crc if self.check_crc else None
@@ -154,7 +156,7 @@ class _Order:
         )
 
     def check(self, bodies: Bodies, data: Bytes, starts: Ints, places: RecordPlaces | None) -> None:
-        """BodyUnreadableError for the first unreadable body, if the caller wants that."""
+        """Raise BodyUnreadableError for the first unreadable body, if the call requests that."""
         if self.raises and bodies.errors:
             row = min(bodies.errors)
             known = RecordPlaces.unknown(self.broker_name) if places is None else places
@@ -167,8 +169,8 @@ class _Order:
 def _decode_intact(
     data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None, bodies: Bodies | None = None
 ) -> pa.RecordBatch:
-    """`decode_columns` of intact records, whose bodies may be unreadable. DamagedRowsError if a record is damaged.
-    `bodies`: these of the records, from an attempt before."""
+    """Decode intact records, whose bodies may be unreadable. Raises DamagedRowsError if a record is damaged. `bodies`:
+    the records' bodies from an earlier attempt."""
     batch = _decode_by_templates(data, starts, order, places, bodies)
     if batch is not None:
         return batch
@@ -212,18 +214,18 @@ def _decode_intact(
 def _decode_first(
     data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None, bodies: Bodies
 ) -> pa.RecordBatch:
-    """The first records, as many as `bodies` has, whose bodies fill the budget."""
+    """Return the first records, as many as `bodies` has, whose bodies fill the budget."""
     some = None if places is None else places.pick(slice(bodies.rows))
     return _decode_intact(data, starts[: bodies.rows], order, some, bodies)
 
 
 def _decode_damaged(data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None) -> pa.RecordBatch:
-    """`decode_columns` of records of which some are damaged."""
+    """Decode records if some of them are damaged."""
     _, rows, damaged = find_intact(data, starts, places, check_crc=order.check_crc)
     known = RecordPlaces.unknown(order.broker_name) if places is None else places
     if order.raises:
         first = min(damaged)
-        # An unreadable body before the damaged record comes first, and the batch may end before that record.
+        # An unreadable body before the damaged record comes first, and the batch may end before the damaged record.
         batch = _decode_intact(data, starts[:first], order, known.pick(slice(first))) if first else None
         if batch is None or batch.num_rows == first:
             raise known.place(first).error(damaged[first])
@@ -234,15 +236,14 @@ def _decode_damaged(data: Bytes, starts: Ints, order: _Order, places: RecordPlac
 
 
 def check_unreadable(unreadable: Unreadable) -> None:
-    """InvalidArgumentError unless it is one of Unreadable."""
+    """Raise InvalidArgumentError for a value that is not in Unreadable."""
     if unreadable not in ("null", "raise"):
         raise InvalidArgumentError(f'unreadable={unreadable!r} must be "null" or "raise"')
 
 
 def schema_with(body_type: BodyType, columns: Sequence[str] | None = None) -> pa.Schema:
-    """SCHEMA, or these `columns` of it and MORE_COLUMNS in this order, with bodies of this type.
-    InvalidArgumentError for a type that bodies cannot have, and for columns that there are not, or twice, or none at
-    all."""
+    """Return SCHEMA, or these `columns` of it and MORE_COLUMNS in this order, with bodies of this type. Raises
+    InvalidArgumentError for an invalid type of bodies, and for unknown, repeated or no columns."""
     if body_type not in _SCHEMAS:
         raise InvalidArgumentError(f"{body_type!r} is no type of bodies: use one of {', '.join(_SCHEMAS)}")
     schema = _SCHEMAS[body_type]
@@ -264,7 +265,7 @@ def _with_more(schema: pa.Schema) -> pa.Schema:
 def _decode_by_templates(
     data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None, bodies: Bodies | None
 ) -> pa.RecordBatch | None:
-    """`_decode_intact` for records of which many share a template; None if these do not."""
+    """Decode records that mostly share a template, as `_decode_intact`; None if few do."""
     records = find_templates(data, starts)
     if records is None:
         return None
@@ -304,7 +305,7 @@ def _decode_by_templates(
 
 
 def _reconsume_times(data: Bytes, body_at: Ints) -> pa.Array:
-    # The field lies at a fixed distance before the body, whatever the size of the hosts.
+    # The field has a fixed distance to the body after it, for any size of the hosts.
     at = body_at - (layout.BODY_OFFSET - layout.RECONSUME_TIMES_OFFSET)
     return int_array(windows(data, 4)[at].view(">i4").astype(np.int32))
 
@@ -314,7 +315,7 @@ def _timestamps(milliseconds: NDArray[Any]) -> pa.Array:
 
 
 def _topics(data: Bytes, fields: FieldOffsets) -> pa.Array | None:
-    """The topic column, None when one is not UTF-8. Mostly all rows have the same topic."""
+    """Return the topic column; None if a topic is not UTF-8. Mostly all rows have the same topic."""
     at, size = fields.topic_at, fields.topic_size
     try:
         if len(at) and size[0] and (size == size[0]).all():
@@ -327,7 +328,7 @@ def _topics(data: Bytes, fields: FieldOffsets) -> pa.Array | None:
 
 
 def _offset_ids(data: Bytes, fields: FieldOffsets, missing: pa.BooleanArray) -> pa.Array:
-    """Offset message ids for the rows that `missing` marks, null elsewhere."""
+    """Return offset message ids for the rows that `missing` marks, null elsewhere."""
     ids: list[str | None] = [None] * len(missing)
     for row in np.flatnonzero(mask_of(missing)).tolist():
         at = int(fields.store_host_at[row])
@@ -339,7 +340,7 @@ def _offset_ids(data: Bytes, fields: FieldOffsets, missing: pa.BooleanArray) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Properties:
-    """The properties of all rows, one piece each, in the order of the rows."""
+    """The properties of all rows, one piece per property, in the order of the rows."""
 
     row_count: int
     rows: Ints
@@ -348,14 +349,15 @@ class _Properties:
     """The name of each piece, as an index of `names`."""
     names: list[str]
     segments: pa.Array
-    """The pieces' parts in turn (name, 0x01, value, 0x02): piece i's name is segment 4i, its value segment 4i + 2."""
+    """The pieces' parts in turn (name, 0x01, value, 0x02): the name of piece i is segment 4i, its value segment 4i +
+    2."""
 
     def column(self, name: str) -> pa.Array:
-        """The value of `name` in each row, null where it is absent."""
+        """Return the value of `name` in each row, null if absent."""
         if name not in self.names:
             return pa.nulls(self.row_count, pa.string())
         pieces = np.flatnonzero(self.codes == self.names.index(name))
-        # No row has a name twice, so as many pieces as rows means one in each.
+        # No row has a name twice, so a number of pieces equal to the number of rows means one in each row.
         if len(pieces) == self.row_count:
             return self.segments.take(int_array(4 * pieces + 2))
         indices = np.zeros(self.row_count, dtype=np.int64)
@@ -365,7 +367,7 @@ class _Properties:
         return self.segments.take(int_array(indices, absent))
 
     def user_map(self) -> pa.MapArray:
-        """Each row's properties but the reserved ones."""
+        """Return each row's properties except the reserved ones."""
         of_user = np.array([name not in RESERVED_PROPERTIES for name in self.names], dtype=bool)
         pieces = np.flatnonzero(of_user[self.codes]) if of_user.any() else np.zeros(0, dtype=np.int64)
         counts = np.bincount(self.rows[pieces], minlength=self.row_count)
@@ -375,17 +377,17 @@ class _Properties:
 
 
 def _offsets(counts: NDArray[np.int64]) -> pa.Array:
-    """The offsets of an Arrow list or map column whose rows have so many elements."""
+    """Return the offsets of an Arrow list or map column whose rows have these numbers of elements."""
     offsets = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=offsets[1:])
     return int_array(offsets)
 
 
 def _split_properties(column: pa.Array) -> _Properties | None:
-    """Split each row's property bytes, or None when a row needs `decode_properties`' rules for odd cases."""
+    """Split each row's property bytes. Returns None if a row needs the rules of `decode_properties` for odd cases."""
     rows = len(column)
     try:
-        column.cast(pa.string())  # only to check the encoding
+        column.cast(pa.string())  # only checks the encoding
     except pa.ArrowInvalid:
         return None
     # Arrow's own layout of the column: row i is text[bounds[i]:bounds[i + 1]].
@@ -393,7 +395,7 @@ def _split_properties(column: pa.Array) -> _Properties | None:
     bounds = np.frombuffer(offsets_buffer, dtype=np.int32)[: rows + 1].astype(np.int64)
     text = np.frombuffer(text_buffer, dtype=np.uint8)[: bounds[-1]] if bounds[-1] else np.zeros(0, dtype=np.uint8)
     row_ends = bounds[1:]
-    # `ends`: the position of each piece's 0x02; `nexts`: the first byte of the piece behind it.
+    # `ends`: the position of each piece's 0x02; `nexts`: the first byte of the following piece.
     ends = np.flatnonzero(text == 2)
     nexts = ends + 1
     filled = row_ends[row_ends > bounds[:-1]]
@@ -401,12 +403,12 @@ def _split_properties(column: pa.Array) -> _Properties | None:
     if len(unterminated):  # the last separator of a row may be missing
         ends = np.sort(np.concatenate([ends, unterminated]))
         nexts = np.minimum(ends + 1, row_ends[np.searchsorted(row_ends, ends)])
-    # `marks`: the position of each piece's 0x01. There is one to a piece, with a name before it and a value behind.
+    # `marks`: the position of each piece's 0x01. Each piece has exactly one, after a name and before a value.
     marks = np.flatnonzero(text == 1)
     starts = np.concatenate([np.zeros(1, dtype=np.int64), nexts])
     if len(marks) != len(ends) or not ((starts[:-1] < marks) & (marks + 1 < ends)).all():
         return None
-    # Four parts to a piece, as one text array over the same bytes, without a copy.
+    # Four parts per piece, as one text array over the same bytes, without a copy.
     bounds_of_parts = np.empty(4 * len(marks) + 1, dtype=np.int32)
     for part, positions in enumerate((starts, marks, marks + 1, ends)):
         bounds_of_parts[part::4] = positions
@@ -414,7 +416,7 @@ def _split_properties(column: pa.Array) -> _Properties | None:
     segments = pa.Array.from_buffers(pa.string(), 4 * len(marks), buffers)
     names = segments.take(int_array(np.arange(0, 4 * len(marks), 4))).dictionary_encode()
     codes = numbers_of(names.indices, np.int32)
-    # The row of each piece, by how many pieces end up to the end of each row.
+    # The row of each piece, from the number of pieces that end before the end of each row.
     pieces_up_to = np.searchsorted(nexts, row_ends, side="right")
     piece_rows = np.repeat(np.arange(rows), np.diff(pieces_up_to, prepend=0))
     if _has_repeated_names(piece_rows, codes):
@@ -423,18 +425,18 @@ def _split_properties(column: pa.Array) -> _Properties | None:
 
 
 def _has_repeated_names(rows: Ints, codes: NDArray[np.int32]) -> bool:
-    """True if a row has a name twice; `rows` and `codes` say which row and which name each property has."""
-    # Mostly all rows have the same names in the same order, so the codes of a row only rise.
+    """True if a row has a name twice. `rows` and `codes`: the row and the name of each property."""
+    # Mostly all rows have the same names in the same order, so the codes of a row ascend.
     if ((codes[1:] > codes[:-1]) | (rows[1:] != rows[:-1])).all():
         return False
-    # Sorted by name, and by row within a name: a repetition is a neighbour.
+    # Sorted by name, and by row within a name, repetitions are neighbours.
     order = np.argsort(codes, kind="stable")
     codes, rows = codes[order], rows[order]
     return bool(((codes[1:] == codes[:-1]) & (rows[1:] == rows[:-1])).any())
 
 
 def _split_keys(column: pa.Array) -> pa.Array:
-    """KEYS values as lists: split at spaces, empty tokens dropped, an empty list where there is none."""
+    """Split KEYS values into lists at spaces; empty keys are dropped, and a missing value gives an empty list."""
     if column.null_count == len(column):
         return pa.ListArray.from_arrays(_offsets(np.zeros(len(column), np.int64)), text_array([]))
     tokens = pc.split_pattern(column.drop_null(), " ")
@@ -450,7 +452,7 @@ def _split_keys(column: pa.Array) -> pa.Array:
 
 
 def _decode_rows(data: Bytes, starts: Ints, order: _Order, bodies: Bodies) -> pa.RecordBatch:
-    """`_decode_intact` by way of messages, for what the fast ways leave out."""
+    """Decode records through messages, for cases that the fast ways do not support."""
     messages = read_messages(data.data, starts, broker_name=order.broker_name, check_crc=False)
     keys, pairs = [message.keys for message in messages], [message.properties for message in messages]
     makers: dict[str, Callable[[], pa.Array]] = {
@@ -477,5 +479,5 @@ def _decode_rows(data: Bytes, starts: Ints, order: _Order, bodies: Bodies) -> pa
 
 
 def _lengths(rows: Sequence[Sized]) -> pa.Array:
-    """The offsets of an Arrow list or map column with these rows."""
+    """Return the offsets of an Arrow list or map column with these rows."""
     return _offsets(np.array([len(row) for row in rows], np.int64))

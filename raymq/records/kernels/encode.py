@@ -1,7 +1,7 @@
-"""Columns as the records of a batch, without a Python object per message.
+"""Encodes columns as the records of a batch, without a Python object per message.
 
-`encode_columns` writes the same bytes as `raymq.records.format.encode.encode_batch`. The fields of all headers are one
-matrix of bytes, and so is all that follows the bodies; the parts of the rows are then put together in one go:
+`encode_columns` writes the same bytes as `raymq.records.format.encode.encode_batch`. All headers are one matrix of
+bytes, and all bytes after the bodies are another. The parts of the rows are then joined at once:
 
     | header | body | topic, size of the properties | the row's own properties | UNIQ_KEY, identity, sequence |
       matrix   column            matrix                      column                         matrix
@@ -38,7 +38,7 @@ from raymq.records.kernels.fields import Bytes, Ints
 _NO_COMPRESSION: Final = Compression()
 _WAIT: Final = f"{PROPERTY_WAIT}\x01false\x02".encode()
 _DIGITS: Final = 4
-"""Digits of a number that a table holds for all values of a counter or of the end of a sequence."""
+"""Digits of the numbers in a table of all values of a counter, or of the end of a sequence."""
 _INT32_MAX: Final = 2**31 - 1
 
 
@@ -61,18 +61,18 @@ def encode_columns(
     reconsume_times: int = 0,
     store_host_ipv6: bool = False,
 ) -> EncodedBatch:
-    """Encode rows as records of queue `queue_id` of `topic`: the same bytes as `encode_batch` makes of such messages.
+    """Encode rows as records of queue `queue_id` of `topic`, with the same bytes as `encode_batch` for equal messages.
 
     `bodies` and `properties` have a byte string per row, as Arrow columns of bytes or text (of any kind) or as lists;
-    Arrow's buffers are read in place. `properties` are the row's own ones as they are on disk (name 0x01 value 0x02):
-    the user's, TAGS, KEYS in this order; the caller has checked them, and None means that no row has any. `tag_codes`
-    are the hashes of the rows' TAGS, shape (n,), None if there are none; `flags` one number for all, or one per row.
-    With `wait_store_msg_ok` False the records say so behind their own properties. `message_ids` are quickest as an
-    IdRange; the other arguments mean what they mean for `encode_batch`.
+    Arrow's buffers are read without a copy. `properties`: the row's own properties as on disk (name 0x01 value 0x02),
+    checked by the caller: the user's, TAGS, KEYS in this order; None if no row has any. `tag_codes`: the hashes of the
+    rows' TAGS, shape (n,), None if there are none. `flags`: one number for all, or one per row. With
+    `wait_store_msg_ok` False the records store this after their own properties. `message_ids` are fastest as an
+    IdRange. Other arguments are as in `encode_batch`.
 
-    Memory is some times the size of the records, which must be less than 2 GiB: long columns are to be given in slices.
-    MessageIllegalError when the batch is empty, has not as many ids as rows, or has a row whose properties exceed 32767
-    bytes; InvalidArgumentError for columns that are no byte strings, have nulls, or are too long. Nothing is kept then.
+    Memory is several times the size of the records, which must be less than 2 GiB: pass long columns in slices. Raises
+    MessageIllegalError if the batch is empty, has another number of ids than rows, or has a row whose properties exceed
+    32767 bytes; raises InvalidArgumentError for columns that are no byte strings, have nulls, or are too long.
     """
     bodies, own = ByteColumn.of(bodies), None if properties is None else ByteColumn.of(properties)
     rows = len(bodies)
@@ -110,7 +110,7 @@ def encode_columns(
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The headers of n records: the bytes of one, and the fields in which they differ, each of shape (n,)."""
+    """The headers of n records: the bytes of one header, and the fields that differ, each of shape (n,)."""
 
     text: bytes
     sizes: Ints
@@ -138,7 +138,7 @@ def _put_ints(target: Bytes, column: int, values: int | NDArray[np.signedinteger
 
 @dataclass(frozen=True, slots=True)
 class _UniqueIds:
-    """The property of n unique ids: its text in one of them, and the columns `at` where they differ, `digits`."""
+    """The property of n unique ids: its text for one id, and the differing columns `at`, `digits`."""
 
     text: bytes
     at: int
@@ -150,7 +150,7 @@ def _no_columns(rows: int) -> Bytes:
 
 
 def _unique_ids(ids: Sequence[str]) -> _UniqueIds | None:
-    """The ids as columns; None if they have not all the same length."""
+    """Return the ids as columns; None if their lengths differ."""
     name = f"{PROPERTY_UNIQ_KEY}\x01".encode()
     if isinstance(ids, IdRange):
         stem = ids.stem.encode()
@@ -170,7 +170,7 @@ def _unique_ids(ids: Sequence[str]) -> _UniqueIds | None:
 
 
 def _with_ids(own: ByteColumn | None, rows: int, shared: bytes, ids: Sequence[str]) -> ByteColumn:
-    """The rows' own properties with the shared ones and ids of any lengths behind them. An empty id is left out."""
+    """Return the rows' own properties, followed by the shared ones and ids of any lengths. An empty id is left out."""
     texts = [f"{PROPERTY_UNIQ_KEY}\x01{id}\x02".encode() if id else b"" for id in ids]
     before = [b""] * rows if own is None else own.tolist()
     return ByteColumn.of([first + shared + text for first, text in zip(before, texts, strict=True)])
@@ -178,8 +178,8 @@ def _with_ids(own: ByteColumn | None, rows: int, shared: bytes, ids: Sequence[st
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """The end of the properties of `count` neighbouring records, all of one length: its text in one of them, and the
-    columns in which they differ: the digits of the unique ids and of the sequences."""
+    """The end of the properties of `count` neighbouring records of one length: its text in one record, and the columns
+    that differ, which are digits of unique ids and of sequences."""
 
     count: int
     text: bytes
@@ -200,7 +200,7 @@ class _Ending:
 def _endings(
     rows: int, shared: bytes, unique: _UniqueIds, producer: ProducerSequence | None, seal: bytes
 ) -> list[_Ending]:
-    """The endings of the rows, in runs of equal length: one starts where the sequence gets a digit more."""
+    """Return the endings of the rows, in runs of equal length: a run starts where the sequence gets another digit."""
     before = shared + unique.text
     ids_at = len(shared) + unique.at
     if producer is None:
@@ -222,7 +222,8 @@ def _endings(
 
 @lru_cache(maxsize=2)
 def _number_table(kind: str) -> Bytes:
-    """The digits of every hexadecimal ("X") or decimal ("d") number of up to four, with leading zeros; shape (n, 4)."""
+    """Return the digits of every hexadecimal ("X") or decimal ("d") number of up to four digits, with leading zeros;
+    shape (n, 4)."""
     base = 16 if kind == "X" else 10
     symbols = np.frombuffer(b"0123456789ABCDEF", np.uint8)[:base]
     powers = base ** np.arange(_DIGITS - 1, -1, -1)
@@ -235,7 +236,7 @@ def _put_decimals(target: Bytes, first: int) -> None:
     rows, width = target.shape
     table = _number_table("d")
     done = 0
-    # The last four digits are read from the table; those before them are the same for up to 10,000 rows.
+    # The table has the last four digits; the digits before them are equal for up to 10,000 rows.
     while done < rows:
         upper, lower = divmod(first + done, len(table))
         count = min(rows - done, len(table) - lower)
@@ -249,7 +250,7 @@ def _put_decimals(target: Bytes, first: int) -> None:
 def _compress(
     bodies: ByteColumn, compression: Compression, sys_flag: int
 ) -> tuple[ByteColumn, int | NDArray[np.int32]]:
-    """The bodies as they are stored, and the records' sys flags: one for all, or one per row."""
+    """Return the bodies as they are stored, and the records' sys flags: one for all, or one per row."""
     if compression.type is CompressionType.NONE or not (bodies.sizes >= compression.threshold_bytes).any():
         return bodies, sys_flag
     stored = [compression.compress_body(body) for body in bodies.views()]
@@ -274,9 +275,9 @@ def _check_properties(sizes: Ints) -> None:
 
 
 def _assemble_matrix(head: _Head, bodies: ByteColumn, topic_text: bytes, ending: _Ending) -> memoryview:
-    """Records that are all of one length, as a matrix."""
+    """Return records of one length, as a matrix."""
     rows, size, body_size = len(bodies), int(head.sizes[0]), int(head.body_sizes[0])
-    buffer = pa.allocate_buffer(rows * size)  # Arrow keeps its memory: no page is faulted in anew
+    buffer = pa.allocate_buffer(rows * size)  # Arrow reuses its memory: pages are not faulted in again
     matrix = np.frombuffer(buffer, np.uint8).reshape(rows, size)
     body_at = len(head.text)
     middle_at = body_at + body_size
@@ -285,7 +286,7 @@ def _assemble_matrix(head: _Head, bodies: ByteColumn, topic_text: bytes, ending:
     matrix[:, body_at:middle_at] = bodies.data[bodies.offsets[0] : bodies.offsets[-1]].reshape(rows, body_size)
     matrix[:, middle_at:ending_at] = np.frombuffer(topic_text + len(ending.text).to_bytes(2), np.uint8)
     ending.write(matrix[:, ending_at:])
-    return memoryview(buffer).cast("B")  # Arrow's bytes are signed ones, which no other view takes
+    return memoryview(buffer).cast("B")  # Arrow's bytes are signed, unlike in other views
 
 
 def _join(
@@ -296,7 +297,7 @@ def _join(
     own: ByteColumn | None,
     endings: Sequence[_Ending],
 ) -> memoryview:
-    """Records of different lengths, joined of columns."""
+    """Return records of different lengths, joined from columns."""
     rows, width = len(bodies), len(topic_text) + 2
     heads = np.empty((rows, len(head.text)), np.uint8)
     head.write(heads)
@@ -310,14 +311,14 @@ def _join(
 
 
 def _ending_sizes(endings: Sequence[_Ending]) -> Ints:
-    """The length of each row's ending, shape (n,), or (1,) if all have one length."""
+    """Return the length of each row's ending, shape (n,), or (1,) if all have one length."""
     if len(endings) == 1:
         return np.array([len(endings[0].text)])
     return np.repeat([len(ending.text) for ending in endings], [ending.count for ending in endings])
 
 
 def _ending_column(endings: Sequence[_Ending]) -> ByteColumn:
-    """The endings of all rows."""
+    """Return the endings of all rows."""
     if len(endings) == 1:
         matrix = np.empty((endings[0].count, len(endings[0].text)), np.uint8)
         endings[0].write(matrix)

@@ -1,7 +1,6 @@
-"""The offsets of the fields of many records, found for all records at once.
+"""Finds the offsets of the fields of many records at once.
 
-It serves readers that take some fields of each record and leave the rest where it is: the columns
-(raymq.records.kernels.columns) and the index.
+It serves readers that need some fields of each record: the columns (raymq.records.kernels.columns) and the index.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Bytes = NDArray[np.uint8]
 
 
 class DamagedRowsError(RecordError):
-    """Some of several records fail a check: `rows` are their indices, ascending, and `reason` is what fails."""
+    """Some of several records fail a check. `rows`: their indices, ascending. `reason`: the failed check."""
 
     def __init__(self, text: str, reason: str, rows: Ints) -> None:
         super().__init__(text, reason)
@@ -48,28 +47,28 @@ class FieldOffsets:
     body_at: Ints
     body_size: Ints
     topic_at: Ints
-    """The topic's text, behind its length."""
+    """The topic's text, after its length."""
     topic_size: Ints
     properties_at: Ints
     properties_size: Ints
 
 
 def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
-    """The fields of the records at `starts`, checked. DamagedRowsError unless every field of each record fits
-    exactly: it names all records that fail the first check that any record fails."""
+    """Return the checked fields of the records at `starts`. Raises DamagedRowsError unless every field of each record
+    fits exactly; it names all records that fail the first failing check."""
     _require((starts >= 0) & (starts <= len(data) - layout.MIN_RECORD_SIZE), starts, "lies outside the buffer")
     # The fields whose offset does not depend on the hosts, gathered as one structured array.
     head = windows(data, _HEAD.itemsize)[starts].view(_HEAD)
     ends = starts + head["total_size"]
     sys_flag = head["sys_flag"].astype(np.int64)
-    # An IPv6 host is 12 bytes longer and moves everything behind it.
+    # An IPv6 host is 12 bytes longer and moves all later fields.
     born_extra = np.where(sys_flag & layout.SYS_FLAG_BORN_HOST_IPV6, layout.IPV6_EXTRA, 0)
     extra = born_extra + np.where(sys_flag & layout.SYS_FLAG_STORE_HOST_IPV6, layout.IPV6_EXTRA, 0)
     v1 = head["magic"] == layout.MAGIC_V1
     _require(v1 | (head["magic"] == layout.MAGIC_V2), starts, "has no record's magic")
     body_at = starts + extra + layout.BODY_OFFSET
     _require((ends <= len(data)) & (body_at + 3 <= ends), starts, "is cut or claims a wrong size")
-    # The body: its size ends the header. Each gather reads only positions that the check before it has admitted.
+    # The body: its size ends the header. Each gather reads only positions that the previous check has accepted.
     body_size = windows(data, 4)[body_at - 4].view(">i4").astype(np.int64)
     length_at = body_at + body_size
     _require((body_size >= 0) & (length_at + 3 <= ends), starts, "has a body that does not fit in it")
@@ -101,14 +100,14 @@ def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
 def find_intact(
     data: Bytes, starts: Ints, places: RecordPlaces | None = None, *, check_crc: bool = False
 ) -> tuple[FieldOffsets, Ints, dict[int, str]]:
-    """The fields of the intact records among those at `starts`; the indices of these records, ascending; and, by index,
-    what is wrong with each other record.
+    """Return the fields of the intact records among the records at `starts`; the indices of the intact records,
+    ascending; and the reason for each damaged record, by index.
 
-    With `places`, a record that does not agree with its place is damaged, too. So is, with `check_crc`, one that does
-    not match its property CRC, if its body matches its own.
+    With `places`, a record that does not agree with its place is damaged. With `check_crc`, so is a record with a wrong
+    property CRC, if its body matches the body's CRC.
     """
     rows, damaged = np.arange(len(starts)), dict[int, str]()
-    while True:  # at most as often as there are checks
+    while True:  # at most once per check
         try:
             fields = find_fields(data, starts[rows])
             if places is not None:
@@ -123,11 +122,11 @@ def find_intact(
 
 
 _PLACED: Final = np.dtype([("queue_id", ">i4"), ("flag", ">i4"), ("queue_offset", ">i8"), ("physical_offset", ">i8")])
-"""The part of a header, from QUEUE_ID_OFFSET on, that a record's place tells, too."""
+"""The part of a header, from QUEUE_ID_OFFSET on, that a record's place also contains."""
 
 
 def check_places(data: Bytes, starts: Ints, places: RecordPlaces) -> None:
-    """DamagedRowsError unless the headers at `starts`, which lie inside `data`, agree with their places."""
+    """Raise DamagedRowsError unless the headers at `starts`, which lie inside `data`, agree with their places."""
     if places.sizes is not None:
         sizes = windows(data, 4)[starts].view(">i4")
         _require(sizes == places.sizes, starts, "has another size than its queue says")
@@ -144,7 +143,7 @@ def check_places(data: Bytes, starts: Ints, places: RecordPlaces) -> None:
 
 
 def check_topics(data: Bytes, fields: FieldOffsets, topic: str) -> None:
-    """DamagedRowsError unless all records are of `topic`; empty: the topic is not known, and nothing is checked."""
+    """Raise DamagedRowsError unless all records are of `topic`. Empty: the topic is unknown, and nothing is checked."""
     if not topic or not len(fields.starts):
         return
     text, at = np.frombuffer(topic.encode(errors="surrogatepass"), np.uint8), fields.topic_at
@@ -157,8 +156,8 @@ def check_topics(data: Bytes, fields: FieldOffsets, topic: str) -> None:
 
 
 def check_seals(data: Bytes, starts: Ints, head: Mapping[str, Ints] | NDArray[np.void], at: Ints, size: Ints) -> None:
-    """DamagedRowsError for records whose property CRC is wrong while their bodies, at `at` and of `size` bytes, match
-    their own CRCs. `head` has the records' sizes and body CRCs by the names of HEAD_FIELDS."""
+    """Raise DamagedRowsError for records with a wrong property CRC whose bodies, at `at` and of `size` bytes, match
+    their CRCs. `head`: the records' sizes and body CRCs by the names of HEAD_FIELDS."""
     rows = wrong_seals(data, starts, starts + head["total_size"])
     if not len(rows):
         return

@@ -1,7 +1,7 @@
-"""Index hashes of unique ids that follow each other, and the proof that records have these ids.
+"""Index hashes of consecutive unique ids, and the check that records have these ids.
 
-The hash of `TOPIC#ID` (raymq.records.format.hashing.index_key_hash) of a range's ids is one number for the topic and
-the stem, and one from a table for the four digits of the counter.
+The hash of `TOPIC#ID` (raymq.records.format.hashing.index_key_hash) of a range's ids is the sum of one number for the
+topic and the stem, and one from a table for the four digits of the counter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _counter_digits() -> NDArray[np.uint8]:
 
 
 def _hashes_of(digits: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """Java's hash of each row of `digits`, modulo 2**32."""
+    """Return Java's hash of each row of `digits`, modulo 2**32."""
     hashes = np.zeros(len(digits), np.uint32)
     for column in digits.T:
         hashes = hashes * np.uint32(31) + column
@@ -44,39 +44,39 @@ def _hashes_of(digits: NDArray[np.uint8]) -> NDArray[np.uint32]:
 
 _COUNTER_DIGITS: Final = _counter_digits()
 _COUNTER_HASHES: Final = _hashes_of(_COUNTER_DIGITS)
-# The four digits as one number, to be compared with what is in a record.
+# The four digits as one number, for comparison with a record's bytes.
 _COUNTER_WORDS: Final = _COUNTER_DIGITS.view(np.uint32).ravel()
 
 
 def key_hashes(hashes: NDArray[np.uint32]) -> NDArray[np.int32]:
-    """Java hashes as an index has them: the absolute values as signed numbers, and 0 for -2**31, which has none."""
+    """Return Java hashes as in an index: the absolute values as signed numbers, and 0 for -2**31, which has none."""
     absolute = np.abs(hashes.view(np.int32).astype(np.int64))
     absolute[absolute == _SMALLEST] = 0
     return absolute.astype(np.int32)
 
 
 def id_range_hashes(topic: str, ranges: Sequence[IdRange]) -> NDArray[np.int32]:
-    """`index_key_hash(topic, id)` of each id of the ranges, in order; shape (n,) for n ids."""
+    """Return `index_key_hash(topic, id)` of each id of the ranges, in order; shape (n,) for n ids."""
     stems = np.array([java_hash(f"{topic}#{ids.stem}") & 0xFFFFFFFF for ids in ranges], np.uint32)
     counters, numbers = _counters_of(ranges)
     return key_hashes(_COUNTER_HASHES[counters] + (stems * _POWER)[numbers])
 
 
 def _counters_of(ranges: Sequence[IdRange]) -> tuple[Ints, Ints]:
-    """The counter of each id of the ranges, and the number of its range; both of shape (n,) for n ids."""
+    """Return the counter of each id of the ranges, and the number of its range; both of shape (n,) for n ids."""
     counts = np.array([len(ids) for ids in ranges])
     numbers = np.repeat(np.arange(len(ranges)), counts)
-    # What is to be added to an id's index among all for its counter.
+    # The difference between an id's counter and its index among all ids.
     moved = np.array([ids.first for ids in ranges]) - (np.cumsum(counts) - counts)
     return (np.arange(len(numbers)) + moved[numbers]) & (IDS_PER_MS - 1), numbers
 
 
 def have_only_these_ids(data: Buffer, ends: Ints, topic: str, ranges: Sequence[IdRange]) -> bool:
-    """True if the records of `data`, which lie back to back and end at `ends`, have the ids of the ranges, in order,
-    and no other index key: no KEYS, and none is of a rolled-back transaction.
+    """True if the back-to-back records of `data`, which end at `ends`, have the ids of the ranges, in order, and no
+    other index key: no KEYS, and no record is of a rolled-back transaction.
 
-    Each record's fields must fit into it and its topic must be `topic`: the store's check of a batch sees to that. For
-    IPv6 hosts, properties of too many shapes, and stems of different lengths, the answer is False too.
+    Each record's fields must fit into it, and its topic must be `topic`: the store's check of a batch guarantees both.
+    The answer is also False for IPv6 hosts, properties of too many shapes, and stems of different lengths.
     """
     stems = [ids.stem.encode() for ids in ranges]
     if sum(map(len, ranges)) != len(ends) or not len(ends) or len(set(map(len, stems))) > 1:
@@ -94,8 +94,8 @@ def have_only_these_ids(data: Buffer, ends: Ints, topic: str, ranges: Sequence[I
 
 
 def _texts_of_table(data: Bytes, ends: Ints, fixed: int) -> Bytes | None:
-    """The properties of records that are all of one size, with bodies of one size, shape (n, length of each); else
-    None. `fixed` is the length of all but body and properties. None, too, for flags that matter here."""
+    """Return the properties of records of one size, with bodies of one size, shape (n, length of each); else None.
+    `fixed`: the length of everything except body and properties. None also for flags that matter here."""
     size = int(ends[0])
     if int(ends[-1]) != len(ends) * size or not (np.diff(ends) == size).all():
         return None
@@ -111,9 +111,9 @@ def _texts_of_table(data: Bytes, ends: Ints, fixed: int) -> Bytes | None:
 
 
 def _differ_in_numbers_only(texts: Bytes, stem: str, counters: Ints) -> bool:
-    """True if property texts have the ids of this stem and these counters, shape (n,), no KEYS, and the same bytes but
-    for the ids' counters and the digits of the producer's sequence. Most batches of a producer are so, which takes few
-    looks at each text to see."""
+    """True if property texts have the ids of this stem and these counters, shape (n,), no KEYS, and otherwise the same
+    bytes, except the digits of the producer's sequence. Most batches of a producer do, and the check reads each text
+    only a few times."""
     first = texts[0].tobytes()
     names = [piece.partition(b"\x01")[0] for piece in first.split(b"\x02")]
     found = f"\x02{PROPERTY_UNIQ_KEY}\x01{stem}".encode()
@@ -136,12 +136,12 @@ def _differ_in_numbers_only(texts: Bytes, stem: str, counters: Ints) -> bool:
 
 
 def _have_counters(digits: Bytes, counters: Ints) -> bool:
-    """True if `digits`, of shape (m, 4), are those of these counters, shape (m,)."""
+    """True if `digits`, of shape (m, 4), are the digits of these counters, shape (m,)."""
     return np.array_equal(np.ascontiguousarray(digits).view(np.uint32).ravel(), _COUNTER_WORDS[counters])
 
 
 def _shapes_of_rows(data: Buffer, ends: Ints, fixed: int) -> list[PropertyShape] | None:
-    """The shapes of the properties of records of any sizes; None for flags that matter here."""
+    """Return the shapes of the properties of records of any sizes; None for flags that matter here."""
     starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
     if (windows(data, 4)[starts + layout.SYS_FLAG_OFFSET].view(">i4") & _FLAGS_THAT_MATTER).any():
         return None

@@ -1,6 +1,6 @@
-"""Messages of one topic as columns: a sequence of Message that makes one only where somebody looks at it.
+"""Messages of one topic as columns: a sequence that creates a Message only when an item is read.
 
-It goes where a sequence of messages goes, also through a producer's retries, and is encoded without any Message.
+It replaces a sequence of messages everywhere, even in a producer's retries, and is encoded without any Message.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from raymq.records.kernels.property_text import joined_texts
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MessageColumns(Sequence[Message]):
-    """n messages without delay and flags, that were checked.
+    """n messages without delay and flags, which were checked.
 
-    `properties` holds each one's property text as on disk (raymq.records.kernels.property_text), None if none has any;
-    `tag_codes` the hashes of their tags, shape (n,), None if none has any. A slice of neighbours is MessageColumns over
+    `properties`: each message's property text as on disk (raymq.records.kernels.property_text), None if none has any.
+    `tag_codes`: the hashes of their tags, shape (n,), None if none has any. A slice with step 1 is MessageColumns over
     the same memory; an index gives a Message, which is a copy.
     """
 
@@ -54,14 +54,14 @@ class MessageColumns(Sequence[Message]):
         return MessageColumns(self.topic, self.bodies.slice(first, end), texts, codes)
 
     def take(self, rows: Ints) -> MessageColumns:
-        """A copy of the messages at `rows`, in that order."""
+        """Return a copy of the messages at `rows`, in that order."""
         texts = None if self.properties is None else self.properties.take(rows)
         codes = None if self.tag_codes is None else self.tag_codes[rows]
         return MessageColumns(self.topic, self.bodies.take(rows), texts, codes)
 
     @classmethod
     def chained(cls, parts: Sequence[MessageColumns]) -> MessageColumns:
-        """The messages of several columns of one topic, one column behind the other."""
+        """Return the messages of several columns of one topic, one column after another."""
         if len(parts) == 1:
             return parts[0]
         counts = [len(part) for part in parts]

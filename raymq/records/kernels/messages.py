@@ -1,8 +1,8 @@
-"""Messages of many records, found and checked in one pass and decoded field by field when they are asked for.
+"""Messages of many records, checked in one pass and decoded field by field on access.
 
-`read_messages` says the same as `raymq.records.format.decode.read_record` of each record. All checks are made at once,
-for all records together; a field is then decoded each time it is read. A compressed body is decompressed when it is
-read, so a poll of thousands of compressed messages holds CACHED_BYTES of decompressed bodies and those that the program
+`read_messages` returns messages equal to `raymq.records.format.decode.read_record` of each record. All records are
+checked together. A field is decoded each time it is read, and a compressed body is decompressed when it is read. So a
+poll of thousands of compressed messages holds CACHED_BYTES of decompressed bodies, and the bodies that the program
 keeps.
 """
 
@@ -33,20 +33,21 @@ from raymq.records.format.places import RecordPlaces
 from raymq.records.kernels.fields import FieldOffsets, find_intact
 
 FEW_RECORDS: Final = 8
-"""Up to so many records are decoded one by one: that is quicker than one pass of numpy over them."""
+"""Up to this number, records are decoded one by one, which is faster than one pass of numpy."""
 CACHED_BYTES: Final = 8 << 20
-"""Decompressed bodies that the messages of one `read_messages` keep, in bytes: a program often reads a body twice."""
+"""The decompressed bodies that the messages of one `read_messages` cache, in bytes. Programs often read a body
+twice."""
 
 OnUnreadable = Callable[[BodyUnreadableError], None]
-"""Is told of each unreadable message once."""
+"""Called once with each unreadable message's error."""
 
 
 def ignore(error: BodyUnreadableError) -> None:
-    """Count nothing."""
+    """Ignore the error of an unreadable message."""
 
 
 _CACHE_LOCK: Final = threading.Lock()
-"""Guards what all sources keep of decompressed bodies; held for a few steps."""
+"""Guards the cached bodies of all sources; held for a few steps."""
 
 
 def read_messages(
@@ -59,15 +60,15 @@ def read_messages(
     on_unreadable: OnUnreadable = ignore,
     keeps_bodies: bool = True,
 ) -> list[MessageExt]:
-    """The messages whose records start at `starts` (in any order) of `buffer`, which they keep alive and which must not
-    change.
+    """Return the messages of the records at `starts` (in any order) of `buffer`, which they keep alive and which must
+    not change.
 
-    There is a message for each start, whatever the record's bytes are: the `body_error` of a message says that its body
-    or the whole record is unreadable (`raymq.records.format.decode`). `places` are the places of the records, with the
-    same indices as `starts`: a record that does not agree with its place counts as damaged. `on_unreadable` is called
-    once for each unreadable message, as soon as the damage is known: of a compressed body when it is read.
+    Each start has a message, whatever the record's bytes are: a message's `body_error` has the reason if its body or
+    the whole record is unreadable (`raymq.records.format.decode`). `places`: the places of the records, with the same
+    indices as `starts`; a record that does not agree with its place counts as damaged. `on_unreadable` is called once
+    for each unreadable message, as soon as the damage is known, for a compressed body when it is read.
 
-    Without `keeps_bodies`, the messages never hold a decompressed body: for programs that hold messages of many reads.
+    Without `keeps_bodies`, the messages never cache a decompressed body, for programs that hold messages of many reads.
     """
     known = RecordPlaces.unknown(broker_name) if places is None else places
     if len(starts) <= FEW_RECORDS and (keeps_bodies or not len(starts)):
@@ -104,9 +105,9 @@ def read_messages(
 
 
 def find_unreadable(messages: Sequence[MessageExt]) -> dict[int, BodyUnreadableError]:
-    """The errors of the messages that cannot be read, by index, in ascending order.
+    """Return the errors of unreadable messages, by index, in ascending order.
 
-    Only bodies that may be unreadable are looked at: compressed bodies are decompressed for it, one after the other.
+    Only reads bodies that may be unreadable: compressed bodies are decompressed one after another.
     """
     errors: dict[int, BodyUnreadableError] = {}
     for index, message in enumerate(messages):
@@ -118,7 +119,8 @@ def find_unreadable(messages: Sequence[MessageExt]) -> dict[int, BodyUnreadableE
 
 
 def _wrong_crcs(view: memoryview, fields: FieldOffsets, body_ends: NDArray[np.int64]) -> Sequence[int]:
-    """The indices of the records whose body's CRC is not the one in the header; of an empty body it is not checked."""
+    """Return the indices of the records whose body's CRC differs from the header's. The CRC of an empty body is not
+    checked."""
     holds = body_crcs(view, fields.body_at, body_ends) == fields.head["body_crc"]
     if holds.all():
         return ()
@@ -127,7 +129,7 @@ def _wrong_crcs(view: memoryview, fields: FieldOffsets, body_ends: NDArray[np.in
 
 
 class StoredMessages:
-    """The source of the messages whose records lie at `fields` in `view`. No body is compressed or damaged."""
+    """The source of the messages whose records lie at `fields` in `view`, without compressed or damaged bodies."""
 
     __slots__ = ("_body_at", "_body_ends", "_broker_name", "_queue_offsets", "_split", "_starts", "_view")
 
@@ -139,8 +141,8 @@ class StoredMessages:
         self._body_ends: list[int] = body_ends.tolist()
         self._queue_offsets = fields.head["queue_offset"].astype(np.int64)
         self._split: tuple[int, dict[str, str], dict[str, str]] = (-1, {}, {})
-        """The properties that were read last, with their message's index: a program mostly reads several fields of one
-        message before it goes on to the next."""
+        """The last properties read, with their message's index: a program mostly reads several fields of one message
+        before the next message."""
 
     def body(self, index: int) -> bytes:
         return self._view[self._body_at[index] : self._body_ends[index]].tobytes()
@@ -215,7 +217,7 @@ class StoredMessages:
         return find_sections(self._view, self._starts[index], self._header(index))
 
     def _properties(self, index: int) -> tuple[dict[str, str], dict[str, str]]:
-        """The user's and the reserved properties of a message."""
+        """Return the user's and the reserved properties of a message."""
         known, user, system = self._split
         if known != index:
             _, _, _, properties_at, end = self._sections(index)
@@ -225,7 +227,7 @@ class StoredMessages:
 
 
 class DoubtfulMessages(StoredMessages):
-    """The source of messages of which some have compressed bodies (`compressed` are their indices), or bodies that are
+    """The source of messages. Some have compressed bodies (`compressed`: their indices), or bodies that are
     known to be unreadable (`reasons`, by index). Thread-safe."""
 
     __slots__ = (
@@ -257,11 +259,11 @@ class DoubtfulMessages(StoredMessages):
         self._on_unreadable = on_unreadable
         self._keeps_bodies = keeps_bodies
         self._bodies: dict[int, bytes] = {}
-        """Bodies that were decompressed lately, of CACHED_BYTES in all or one larger body."""
+        """The last decompressed bodies, up to CACHED_BYTES in total, or one larger body."""
         self._cached_bytes = 0
 
     def note(self, index: int) -> None:
-        """Tell `on_unreadable` of a message that cannot be read."""
+        """Call `on_unreadable` for an unreadable message."""
         self._on_unreadable(self._error(index, self._reasons[index]))
 
     def body(self, index: int) -> bytes:
@@ -286,7 +288,7 @@ class DoubtfulMessages(StoredMessages):
         raise self._error(index, reason)
 
     def _read(self, index: int) -> bytes | str:
-        """The body of a message, or the reason why it cannot be read."""
+        """Return the body of a message, or the reason why it cannot be read."""
         reason = self._reasons.get(index) if self._reasons else None
         if reason is not None:
             return reason

@@ -1,8 +1,8 @@
-"""Due records of delayed messages, moved to the queues they are for, many at a time.
+"""Moves due records of delayed messages to their target queues, many at a time.
 
-The same as `read_waiting` and `move_record` of raymq.records.format.rewrite do with one record, for the records that
-they would move without a word: with IPv4 hosts, of shapes that records share, with properties that can be read and
-bodies that match their CRC. The caller gives the others to those two, which say what is wrong with them.
+The result equals `read_waiting` and `move_record` of raymq.records.format.rewrite for each record. It handles records
+that these two would move without an error: with IPv4 hosts, of shared shapes, with readable properties, and with bodies
+that match their CRC. The caller passes other records to these two, which raise their errors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ONLY_THE_STORE_KNOWS: Final = (
 
 
 class MovedRecord(NamedTuple):
-    """A record for the queue that a delayed message is for, to be stamped, and the code of its tags."""
+    """A record for the target queue of a delayed message, before its stamp, and the code of its tags."""
 
     topic: str
     queue_id: int
@@ -52,8 +52,8 @@ class MovedRecord(NamedTuple):
 def move_waiting_records(
     records: Sequence[bytes | memoryview], producers: Sequence[ProducerSequence]
 ) -> list[MovedRecord | None]:
-    """Each of these whole records for the queue it waits for, as sent by its producer; None for one that has to be
-    looked at on its own."""
+    """Return each of these whole records for its target queue, as its producer sent it; None for a record that must be
+    handled separately."""
     moved: list[MovedRecord | None] = [None] * len(records)
     data = np.frombuffer(b"".join(records), np.uint8)
     sizes = np.array([len(record) for record in records], np.int64)
@@ -72,7 +72,7 @@ def move_waiting_records(
 def _move_shape(
     data: Bytes, fields: FieldOffsets, shape: PropertyShape, producers: Sequence[ProducerSequence]
 ) -> Iterator[tuple[int, MovedRecord]]:
-    """The records of one shape that can be moved, by their rows."""
+    """Yield the records of one shape that can be moved, by their rows."""
     real_topic, real_queue_id = shape.get(PROPERTY_REAL_TOPIC.encode()), shape.get(PROPERTY_REAL_QUEUE_ID.encode())
     queue_ids = None if real_queue_id is None else real_queue_id.numbers()
     deliver_at = shape.get(PROPERTY_TIMER_DELIVER_MS.encode())
@@ -113,7 +113,7 @@ class _RecordTopic(NamedTuple):
 
 
 def _topic(data: bytes) -> _RecordTopic | None:
-    """The topic of that name; None if it is no name."""
+    """Return the topic of that name; None for an illegal name."""
     name = decode_utf8(data)
     try:
         magic, text = topic_part(name)
@@ -127,7 +127,7 @@ def _tags_codes(tags: Values | None, count: int) -> NDArray[np.int64]:
 
 
 def _kept_text(shape: PropertyShape) -> Bytes:
-    """The properties that are kept, each with a separator behind, as a table with a row for each record."""
+    """Return the kept properties, each followed by a separator, as a table with a row for each record."""
     columns: list[int] = []
     at = 0
     for piece in shape.texts[0].tobytes().split(b"\x02"):

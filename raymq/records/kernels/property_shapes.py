@@ -26,9 +26,9 @@ _ASCII_END: Final = 0x80
 _DIGITS_MAX: Final = 18
 _ROWS_PER_SHAPE: Final = 64
 _SHAPES_MIN: Final = 8
-"""So many shapes are taken in any case; more only if so many records share each of them."""
+"""The number of shapes that are always accepted; more are accepted only if this number of records shares each shape."""
 _TEXT_MAX: Final = 2048
-"""Longer texts, in bytes, are not worth a table."""
+"""The longest text, in bytes, for a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +40,19 @@ class Values:
     table: Bytes
     """The values' bytes, shape (m, length): a view."""
     varies: NDArray[np.bool_]
-    """True for the columns whose bytes are not all the same, shape (length,)."""
+    """True for columns whose bytes differ, shape (length,)."""
 
     def first(self) -> bytes:
         """The value of the first record."""
         return bytes(self.table[0])
 
     def part(self, start: int, end: int) -> Values:
-        """The columns from `start` to `end` (exclusive) of each value."""
+        """Return the columns from `start` up to `end` of each value."""
         return Values(self.rows, self.table[:, start:end], self.varies[start:end])
 
     def distinct(self) -> tuple[list[bytes], Ints]:
-        """The different values, and for each record the index of its own. Quick if neighbours are mostly alike."""
+        """Return the different values, and for each record the index of its value. Fast if neighbours are mostly
+        equal."""
         if not self.varies.any():
             return [self.first()], np.zeros(len(self.table), np.int64)
         columns = self.table[:, self.varies]
@@ -62,11 +63,12 @@ class Values:
         return list(code_of), np.repeat(codes, np.diff(firsts, append=len(self.table)))
 
     def numbers(self) -> Ints | None:
-        """The values as decimal numbers; None if one has other characters than digits, or more than 18 of them."""
+        """Return the values as decimal numbers; None if one has other characters than digits, or more than 18 of
+        them."""
         first = self.first()
         if not first.isdigit() or len(first) > _DIGITS_MAX:
             return None
-        # The first record's number, and what another digit adds to it.
+        # The first record's number, and the difference that another digit makes.
         numbers = np.full(len(self.table), int(first), np.int64)
         for column in np.flatnonzero(self.varies).tolist():
             digits = self.table[:, column]
@@ -76,11 +78,12 @@ class Values:
         return numbers
 
     def java_hashes(self) -> NDArray[np.uint32] | None:
-        """`java_hash` of each value, modulo 2**32; None if one is not ASCII: then its units are not its bytes."""
+        """Return `java_hash` of each value, modulo 2**32; None if one is not ASCII, because its units then differ from
+        its bytes."""
         first = self.first()
         if not first.isascii():
             return None
-        # The first record's hash, and what another byte adds to it.
+        # The first record's hash, and the difference that another byte makes.
         hashes = np.full(len(self.table), java_hash(first.decode()) & 0xFFFFFFFF, np.uint32)
         for column in np.flatnonzero(self.varies).tolist():
             units = self.table[:, column]
@@ -91,7 +94,7 @@ class Values:
         return hashes
 
     def tags_codes(self) -> Ints:
-        """The code of each value as a record's tags (`tags_code`)."""
+        """Return the code of each value as a record's tags (`tags_code`)."""
         hashes = self.java_hashes()
         if hashes is not None:
             return hashes.view(np.int32).astype(np.int64)
@@ -101,18 +104,18 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class PropertyShape:
-    """Records, m of them, whose property texts differ in nothing but values of equal lengths."""
+    """m records whose property texts only differ in values of equal lengths."""
 
     rows: Ints
     texts: Bytes
     """The texts, shape (m, length of each)."""
     values: dict[bytes, tuple[int, int]]
-    """The columns of each property's value in `texts`, from and to, by the property's name."""
+    """The columns of each property's value in `texts`, as start and end, by the property's name."""
     varies: NDArray[np.bool_]
-    """True for the columns whose bytes are not all the same, shape (length of each,)."""
+    """True for columns whose bytes differ, shape (length of each,)."""
 
     def get(self, name: bytes) -> Values | None:
-        """The values of the property `name`; None if these records have it not."""
+        """Return the values of the property `name`; None if these records do not have it."""
         span = self.values.get(name)
         if span is None:
             return None
@@ -120,10 +123,10 @@ class PropertyShape:
 
 
 def find_property_shapes(data: Bytes, at: Ints, sizes: Ints) -> list[PropertyShape] | None:
-    """The shapes of the property texts of `sizes` bytes at `at`, which together have every record once.
+    """Return the shapes of the property texts of `sizes` bytes at `at`. Each record belongs to one shape.
 
-    A property without a value counts as none, as everywhere. None if too few records share a shape, a text is very
-    long, or a record has a property twice: the caller then looks at the records on their own.
+    A property without a value counts as absent. Returns None if too few records share a shape, a text is very long, or
+    a record repeats a property: the caller then handles each record separately.
     """
     shapes: list[PropertyShape] = []
     shapes_max = _shapes_max(len(at))
@@ -154,13 +157,12 @@ def _shapes_max(count: int) -> int:
 
 
 def _shapes_of(texts: Bytes, rows: Ints) -> Iterator[PropertyShape | None]:
-    """The shapes of the texts of `rows`, all of one length; None, as the last one, for a property that is there
-    twice."""
+    """Yield the shapes of the texts of `rows`, all of one length. Yields None last if a property is repeated."""
     size = texts.shape[1]
     if not size:
         yield PropertyShape(rows, texts, {}, np.zeros(0, bool))
         return
-    # The first text that is left gives a shape; those that do not fit it are left for the next turn.
+    # The first remaining text defines a shape; texts of other shapes remain for the next turn.
     while len(rows):
         values = _parse(texts[0].tobytes())
         if values is None:
@@ -182,7 +184,7 @@ def _shapes_of(texts: Bytes, rows: Ints) -> Iterator[PropertyShape | None]:
 
 
 def _parse(text: bytes) -> dict[bytes, tuple[int, int]] | None:
-    """The span of each property's value, by name; None if one is there twice."""
+    """Return the span of each property's value, by name; None if a name is repeated."""
     values: dict[bytes, tuple[int, int]] = {}
     at = 0
     for piece in text.split(b"\x02"):

@@ -1,7 +1,8 @@
 """Tags, keys and properties of many rows as the property text of their records, and the tags' codes.
 
-The text of a row is what `raymq.records.format.encode` writes for a message: name 0x01 value 0x02 for each of its
-properties, then for TAGS, then for KEYS, whose value is the keys with a space between them. Checks are not made here.
+The text of a row equals the text of `raymq.records.format.encode` for a message: name 0x01 value 0x02 for each of its
+properties, then for TAGS, then for KEYS, whose value is the keys separated by spaces. The caller has checked all
+values.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _END: Final = b"\x02"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PropertyTexts:
-    """A text or none in each of n rows; an absent text is empty in `texts`."""
+    """An optional text in each of n rows; an absent text is empty in `texts`."""
 
     texts: ByteColumn
     present: NDArray[np.bool_]
@@ -34,8 +35,8 @@ class PropertyTexts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ListColumn:
-    """Several entries in each of n rows: those of row i are `starts[i]` up to `starts[i + 1]` of each of `parts`, which
-    are one column for a list and two, names and values, for a map."""
+    """Several entries in each of n rows: row i has the entries from `starts[i]` up to `starts[i + 1]` of each of
+    `parts`, which are one column for a list, and two columns, names and values, for a map."""
 
     parts: tuple[ByteColumn, ...]
     starts: Ints
@@ -61,7 +62,7 @@ def property_texts(
 def property_sizes(
     tags: PropertyTexts | None, keys: PropertyTexts | ListColumn | None, properties: ListColumn | None
 ) -> Ints | int:
-    """The length in bytes of each row's property text, and at most some bytes more; 0 if no row has any."""
+    """Return the length in bytes of each row's property text, perhaps a few bytes too much; 0 if no row has any."""
     sizes: Ints | int = 0
     for column, name in ((tags, _TAGS), (keys, _KEYS), (properties, b"")):
         if isinstance(column, PropertyTexts):
@@ -86,7 +87,7 @@ def _property_rows(column: ListColumn) -> ByteColumn:
 
 def _key_rows(column: ListColumn) -> ByteColumn:
     [keys] = column.parts
-    # A key has before it the property's name, if it is its row's first, else a space; behind the last is the end.
+    # Before a key is the property's name, if the key is its row's first, else a space. The end follows the last key.
     filled = column.starts[1:] > column.starts[:-1]
     first, last = np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.bool_)
     first[column.starts[:-1][filled]] = True
@@ -101,22 +102,22 @@ def _key_rows(column: ListColumn) -> ByteColumn:
 
 
 def _by_row(entries: ByteColumn, starts: Ints) -> ByteColumn:
-    """The entries of each row as one string: they lie back to back already."""
+    """Return the entries of each row as one string, without a copy: they lie back to back."""
     return ByteColumn(entries.data, entries.offsets[starts])
 
 
 def java_hashes(texts: ByteColumn) -> NDArray[np.int64]:
-    """Java's hash code of each text (raymq.records.format.hashing), shape (n,); 0 for an empty one."""
+    """Return Java's hash code of each text (raymq.records.format.hashing), shape (n,); 0 for an empty text."""
     first, last = int(texts.offsets[0]), int(texts.offsets[-1])
     hashes = np.zeros(len(texts), np.int64)
     units = texts.data[first:last]
     sizes = texts.sizes
     if not len(units):
         return hashes
-    if units.max() > 127:  # UTF-8 bytes are no UTF-16 units
+    if units.max() > 127:  # UTF-8 bytes differ from UTF-16 units
         distinct = {text: java_hash(text.decode()) for text in set(texts.tolist())}
         return np.array([distinct[text] for text in texts.tolist()], np.int64)
-    # The last byte of a text is multiplied by 1, the one before it by 31, and so on, modulo 2**32.
+    # The last byte of a text is multiplied by 1, the previous one by 31, and so on, modulo 2**32.
     powers = np.full(int(sizes.max()), 31, np.uint32)
     powers[0] = 1
     np.multiply.accumulate(powers, out=powers)
@@ -129,14 +130,15 @@ def java_hashes(texts: ByteColumn) -> NDArray[np.int64]:
 
 
 def long_hashes(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Java's hash code of each number, an Integer if it has 32 bits and else a Long; shape (n,)."""
+    """Return Java's hash code of each number: an Integer's if it has 32 bits, else a Long's; shape (n,)."""
     folded = (numbers ^ (numbers.view(np.uint64) >> np.uint64(32)).view(np.int64)).astype(np.int32)
     short = (numbers >= -(2**31)) & (numbers < 2**31)
     return np.where(short, numbers, folded.astype(np.int64))
 
 
 def joined_texts(texts: Sequence[ByteColumn | None], rows: Sequence[int]) -> ByteColumn | None:
-    """Columns of so many rows behind each other; None stands for rows without text, and for all of them together."""
+    """Concatenate columns with these numbers of rows. None stands for rows without text; returns None if all columns
+    are None."""
     if all(column is None for column in texts):
         return None
     nothing = [ByteColumn.repeated(b"", np.zeros(count, np.bool_)) for count in rows]

@@ -1,8 +1,8 @@
 """Fills in the fields that only the store knows, in place, for all records of a batch at a time.
 
-The producer encodes records with zeros where the queue offset, the physical offset, the store timestamp and the store
-host go (raymq.records.format.encode). Property CRCs are computed here too, because they cover those fields. So are
-the units (raymq.records.format.layout.UNIT_DTYPE) by which a consume queue points to the records.
+The producer encodes records with zeros for the queue offset, the physical offset, the store timestamp and the store
+host (raymq.records.format.encode). Property CRCs are computed here too, because they cover these fields, as are the
+units of the consume queue (raymq.records.format.layout.UNIT_DTYPE).
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def stamp(
     store_timestamp_ms: int,
     store_host: bytes,
 ) -> None:
-    """Fill in what only the store knows, in place, in all records of a valid batch in the writable `buffer`.
+    """Fill in the store's fields, in place, in all records of a valid batch in the writable `buffer`.
 
     Record i gets queue offset `first_queue_offset + i`, its physical offset counted from `first_physical_offset`, and
-    the same time and host; then its property CRC if the encoder left space for one. `store_host` (`encode_host`) must
-    be of the family that the records have space for, else MessageIllegalError, raised before anything is changed.
+    the time and host, then its property CRC if the encoder reserved space for one. `store_host` (`encode_host`) must be
+    of the records' host family, else MessageIllegalError is raised before anything is changed.
     """
     data = memoryview(buffer).cast("B") if not isinstance(buffer, np.ndarray) else buffer.data
     host_bits = data[layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_HOSTS_MASK
@@ -71,8 +71,8 @@ def stamp_one(
     store_host: bytes,
     record: bytearray | memoryview,
 ) -> None:
-    """`stamp` for one record, whose store host has the right family, without numpy's overhead. Its first 8 bytes are
-    not touched, and read only for a property CRC."""
+    """Stamp one record, whose store host has the right family, without numpy's overhead. Its first 8 bytes are not
+    changed, and only read for a property CRC."""
     stamp_at(record, 0, queue_offset, physical_offset, store_timestamp_ms, store_host)
     if is_sealed(record):
         record[-PROPERTY_CRC_LENGTH:] = property_crc(record)
@@ -86,7 +86,7 @@ def stamp_at(
     store_timestamp_ms: int,
     store_host: bytes,
 ) -> None:
-    """`stamp_one` for the record at `position` of `buffer`, which has no property CRC."""
+    """Stamp the record at `position` of `buffer`, which has no property CRC."""
     _OFFSETS.pack_into(buffer, position + layout.QUEUE_OFFSET_OFFSET, queue_offset, physical_offset)
     stored_at = position + layout.STORE_TIMESTAMP_OFFSET
     if buffer[position + layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_BORN_HOST_IPV6:
@@ -103,11 +103,11 @@ def stamp_many(
     store_host: bytes,
     data: bytearray | memoryview,
 ) -> None:
-    """`stamp_one` for records that end at `ends` of `data`, back to back."""
+    """Stamp back-to-back records that end at `ends` of `data`."""
     starts = _starts_of(ends)
     queue_offsets = np.arange(first_queue_offset, first_queue_offset + len(starts))
     _put_offsets(data, starts, queue_offsets, first_physical_offset)
-    # Time and host are the same in all records; the first record tells where, for all have one family.
+    # Time and host are equal in all records. The first record determines their positions, because all have one family.
     stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
     starts += _store_timestamp_at(data)
     windows(data, len(stored))[starts] = np.void(stored)
@@ -123,8 +123,8 @@ def stamp_mixed(
     store_host: bytes,
     data: bytearray | memoryview,
 ) -> None:
-    """`stamp_one` for records that end at `ends` of `data`, back to back, and get these queue offsets, shape (n,) as
-    `ends`. Unlike those of a batch, some may have IPv6 born hosts or a property CRC, and others not."""
+    """Stamp back-to-back records that end at `ends` of `data`, with these queue offsets, shape (n,) as `ends`. Unlike a
+    batch's records, only some may have IPv6 born hosts or a property CRC."""
     starts = _starts_of(ends)
     _put_offsets(data, starts, queue_offsets, first_physical_offset)
     stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
@@ -136,7 +136,7 @@ def stamp_mixed(
 
 
 def _starts_of(ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The start of each record that ends at `ends`: where the one before it ends."""
+    """Return the start of each record that ends at `ends`: the end of the previous record."""
     starts = np.empty_like(ends)
     starts[0] = 0
     starts[1:] = ends[:-1]
@@ -149,7 +149,7 @@ def _put_offsets(
     queue_offsets: NDArray[np.int64],
     first_physical_offset: int,
 ) -> None:
-    """Write the queue and physical offsets of the records at `starts`. They lie side by side: 16 bytes per record,
+    """Write the queue and physical offsets of the records at `starts`. The fields are adjacent: 16 bytes per record,
     written by one scatter."""
     offsets = np.empty((len(starts), 2), _BIG_ENDIAN_LONG)
     offsets[:, 0] = queue_offsets
@@ -158,7 +158,7 @@ def _put_offsets(
 
 
 def _seal(data: bytearray | memoryview, starts: list[int], ends: list[int]) -> None:
-    """Write the property CRC of each record between these bytes, which has space for one."""
+    """Write the property CRC of each record between these positions. Each has space for one."""
     for start, end in zip(starts, ends, strict=True):
         data[end - PROPERTY_CRC_LENGTH : end] = property_crc(data[start:end])
 
@@ -171,8 +171,8 @@ def stamp_alike(
     store_host: bytes,
     data: bytearray | memoryview,
 ) -> None:
-    """`stamp_many` for records of `stride` bytes each, which fill `data` and have no property CRC: their fields are
-    columns of one table."""
+    """Stamp records of `stride` bytes each, which fill `data` and have no property CRC: their fields are columns of one
+    table."""
     count = len(data) // stride
     offsets = np.ndarray((count, 2), _BIG_ENDIAN_LONG, data, layout.QUEUE_OFFSET_OFFSET, (stride, 8))
     offsets[:, 0] = np.arange(first_queue_offset, first_queue_offset + count)
@@ -182,30 +182,31 @@ def stamp_alike(
 
 
 def _store_timestamp_at(record: bytes | bytearray | memoryview) -> int:
-    """The position of the store timestamp in a record, which an IPv6 born host moves."""
+    """Return the position of the store timestamp in a record, which depends on the size of the born host."""
     wide = record[layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_BORN_HOST_IPV6
     return layout.STORE_TIMESTAMP_OFFSET + (layout.IPV6_EXTRA if wide else 0)
 
 
 def store_timestamps_at(data: memoryview, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The store timestamps, in ms since 1970, of the records that start at `starts` of `data`; shape as `starts`."""
+    """Return the store timestamps, in ms since 1970, of the records at `starts` of `data`; shape as `starts`."""
     positions = _store_timestamps_at(data, starts)
     times: NDArray[np.int64] = windows(data, 8)[positions].view(_BIG_ENDIAN_LONG).astype(np.int64)
     return times
 
 
 def _store_timestamps_at(data: bytearray | memoryview, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The position of the store timestamp of each record that starts at `starts` of `data`."""
-    # An IPv6 born host, told by a bit in the sys flag's last byte, moves the store timestamp.
+    """Return the position of the store timestamp of each record at `starts` of `data`."""
+    # A bit in the sys flag's last byte marks an IPv6 born host, which moves the store timestamp.
     wide = windows(data, 1)[starts + layout.SYS_FLAG_OFFSET + 3].view(np.uint8) & layout.SYS_FLAG_BORN_HOST_IPV6
     return starts + layout.STORE_TIMESTAMP_OFFSET + np.where(wide, layout.IPV6_EXTRA, 0)
 
 
 def with_property_crc(batch: EncodedBatch) -> EncodedBatch:
-    """`batch` with space for a property CRC in every record, which `stamp` fills in; itself if it has that already.
+    """Return `batch` with space for a property CRC in every record, which `stamp` fills in; `batch` itself if it has
+    that space.
 
-    A CRC that a record carries under that name elsewhere is taken out. `batch` must be valid; MessageIllegalError when
-    the properties then exceed 32767 bytes.
+    Removes a property of that name elsewhere in a record. `batch` must be valid. Raises MessageIllegalError if the
+    properties then exceed 32767 bytes.
     """
     if is_sealed(batch.records):
         return batch
@@ -236,7 +237,7 @@ def fill_units(
     sizes: NDArray[np.int32],
     tags_codes: NDArray[np.int64],
 ) -> None:
-    """Overwrite `units`, of UNIT_DTYPE, with those of records at these physical offsets, of these sizes in bytes and
+    """Overwrite `units`, of UNIT_DTYPE, with units of records at these physical offsets, of these sizes in bytes and
     with these codes. All have shape (n,)."""
     units["physical_offset"] = physical_offsets
     units["size"] = sizes
@@ -246,15 +247,15 @@ def fill_units(
 def units_of(
     physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]
 ) -> NDArray[np.void]:
-    """New units, shape (n,), as `fill_units` makes them."""
+    """Return new units, shape (n,), as `fill_units` writes them."""
     units = np.empty(len(sizes), UNIT_DTYPE)
     fill_units(units, physical_offsets, sizes, tags_codes)
     return units
 
 
 def begins_of(physical_offset: int, sizes: NDArray[np.int32], ends: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """The physical offsets of records of these sizes that lie back to back from `physical_offset` on. `ends`:
-    `record_ends` of the sizes, from a caller that has them."""
+    """Return the physical offsets of back-to-back records of these sizes from `physical_offset` on. `ends`:
+    `record_ends` of the sizes, if the caller has them."""
     begins = (record_ends(sizes) if ends is None else ends) - sizes
     begins += physical_offset
     return begins

@@ -1,9 +1,9 @@
-"""Topics and properties of many records, read by the templates that most of them share.
+"""Topics and properties of many records, read by the templates that most records share.
 
-The messages of a topic mostly look alike: behind the body the same topic and the same property names, values of the
-same few lengths. The bytes from the end of a record's body to its end are its *tail*. Tails that are the same but for
-the values have one *template*. One of them is parsed; then each value has the same span in all of them, and a column of
-values is copied as a column of a table.
+The messages of a topic mostly look alike: after the body, the same topic and the same property names, with values of a
+few lengths. The bytes from the end of a record's body to its end are its *tail*. Tails that only differ in values have
+one *template*. One tail of it is parsed; then each value has the same span in all of them, and a column of values is
+copied as a column of a table.
 """
 
 from __future__ import annotations
@@ -47,36 +47,36 @@ _FIELDS: Final = (
 )
 
 _ROWS_PER_TEMPLATE: Final = 64
-"""With more than one template for so many records, it is quicker to decode each record on its own."""
+"""With more than one template per this number of records, it is faster to decode each record separately."""
 _TRIED: Final = 4
-"""Templates that are looked at before that can be said."""
+"""The number of templates that are tried before the number of records per template is checked."""
 _TAIL_MAX: Final = 4096
-"""A longer tail, in bytes, is not worth a template."""
+"""The longest tail, in bytes, for a template."""
 _SCRATCH_BYTES: Final = 100_000
-"""Bytes that are processed at a time. The allocator reuses a block of this size; a larger one would be returned to the
-system, and its pages faulted in anew each time."""
+"""Bytes that are processed at a time. The allocator reuses a block of this size. A larger block would be returned to
+the system, and its pages faulted in each time."""
 INLINE_MAX: Final = 12
-"""An Arrow view holds values up to this length itself."""
+"""The longest value that an Arrow view stores itself."""
 _ZERO: Final = int_array(np.zeros(1, np.int32))[0]
 _NO_TEXTS: Final = text_array([])
 
 
 @dataclass(frozen=True, slots=True)
 class RecordTemplate:
-    """The records, m of them, whose tails differ in nothing but the properties' values."""
+    """m records whose tails only differ in the properties' values."""
 
     rows: Ints
     """The records' indices, shape (m,)."""
     tails: Bytes
-    """The bytes behind each record's body, shape (m, length of a tail)."""
+    """The bytes after each record's body, shape (m, length of a tail)."""
     topic: str
     values: dict[str, tuple[int, int]]
-    """The span of each property's value in a tail, from and to, by the property's name."""
+    """The span of each property's value in a tail, as start and end, by the property's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplatedRecords:
-    """n records, each of which belongs to one of a few templates."""
+    """n records, each with one of a few templates."""
 
     head: dict[str, NDArray[Any]]
     """The header fields of _FIELDS by name, each of shape (n,)."""
@@ -93,14 +93,15 @@ class TemplatedRecords:
         names = [template.topic for template in self._templates]
         if len(set(names)) <= 1:
             return pa.repeat(text_scalar(names[0]), len(self.body_at))
-        # Several topics: a dictionary of them, and the code of each record's.
+        # Several topics: a dictionary of them, and the code of each record's topic.
         codes = np.zeros(len(self.body_at), np.int32)
         for code, template in enumerate(self._templates):
             codes[template.rows] = code
         return text_array(names).take(int_array(codes))
 
     def column(self, name: str) -> pa.Array:
-        """The value of property `name` in each record, null where it has none. ArrowInvalid for one that is no text."""
+        """Return the value of property `name` in each record, null if absent. Raises ArrowInvalid for a value that is
+        not UTF-8."""
         found = [
             (template.rows, template, *template.values[name]) for template in self._templates if name in template.values
         ]
@@ -109,11 +110,12 @@ class TemplatedRecords:
         return _strings(len(self.body_at), found, nulls=True)
 
     def pairs(self, wanted: Callable[[str], bool]) -> pa.MapArray:
-        """Each record's properties whose names are `wanted`. ArrowInvalid for one that is no text."""
+        """Return each record's properties whose names are `wanted`. Raises ArrowInvalid for a value that is not
+        UTF-8."""
         chosen = [[name for name in template.values if wanted(name)] for template in self._templates]
         if not any(chosen):
             return pa.MapArray.from_arrays(pa.repeat(_ZERO, len(self.body_at) + 1), _NO_TEXTS, _NO_TEXTS)
-        # The number of pairs in each record, and so the index of its first pair among all.
+        # The number of pairs in each record, and from it the index of its first pair.
         counts = np.zeros(len(self.body_at), np.int32)
         for template, names in zip(self._templates, chosen, strict=True):
             counts[template.rows] = len(names)
@@ -132,17 +134,17 @@ class TemplatedRecords:
 
 
 def find_templates(data: Bytes, starts: Ints) -> TemplatedRecords | None:
-    """The records at `starts` by their templates, checked as `raymq.records.kernels.fields.find_fields` does.
+    """Return the records at `starts` by their templates, checked like `raymq.records.kernels.fields.find_fields`.
 
-    None if a record is damaged, has IPv6 hosts, a long topic or odd properties, or if too few share a template: the
-    caller then decodes by `find_fields`.
+    Returns None if a record is damaged, has IPv6 hosts, a long topic or odd properties, or if too few share a template:
+    the caller then decodes by `find_fields`.
     """
     if not len(starts) or starts.min() < 0 or starts.max() > len(data) - HEAD.itemsize:
         return None
     head = _heads(data, starts)
     body_size, body_at = head["body_size"], starts + HEAD.itemsize
     tail_at, ends = body_at + body_size, starts + head["total_size"]
-    # Only V1 records with IPv4 hosts, whose tails lie inside the buffer. A tail has at least its two length fields.
+    # Only V1 records with IPv4 hosts, whose tails lie inside of the buffer. A tail has at least its two length fields.
     plain = (head["magic"] == layout.MAGIC_V1) & (head["sys_flag"] & layout.SYS_FLAG_HOSTS_MASK == 0)
     if not (plain & (body_size >= 0) & (tail_at + 3 <= ends) & (ends <= len(data))).all():
         return None
@@ -153,18 +155,18 @@ def find_templates(data: Bytes, starts: Ints) -> TemplatedRecords | None:
             return None
         templates.append(template)
         left -= len(template.rows)
-        # The commonest tails come first: where those share no templates, the others do not either.
+        # The most common tails come first: if they share no templates, the others do not either.
         if left and len(templates) >= _TRIED and len(starts) - left < len(templates) * _ROWS_PER_TEMPLATE:
             return None
     return TemplatedRecords(head, body_at, templates)
 
 
 def _heads(data: Bytes, starts: Ints) -> dict[str, NDArray[Any]]:
-    """The header fields that columns are made of, each as an array of shape (len(starts),)."""
+    """Return the header fields of columns, each as an array of shape (len(starts),)."""
     columns = {name: np.empty(len(starts), dtype) for name, dtype in _FIELDS}
     step = _SCRATCH_BYTES // HEAD.itemsize
     for at in range(0, len(starts), step):
-        # One copy of the whole headers, then each field is a strided view of it.
+        # One copy of the whole headers; each field is then a strided view of it.
         some = _gather(data, starts[at : at + step], HEAD.itemsize).view(HEAD)[:, 0]
         for name, column in columns.items():
             column[at : at + step] = some[name]
@@ -172,8 +174,8 @@ def _heads(data: Bytes, starts: Ints) -> dict[str, NDArray[Any]]:
 
 
 def _gather(data: Bytes, at: Ints, size: int) -> Bytes:
-    """The `size` bytes at each of n positions, as an array of shape (n, size)."""
-    # Arrow copies long ones twice as fast as numpy.
+    """Return the `size` bytes at each of n positions, as an array of shape (n, size)."""
+    # Arrow copies long values twice as fast as numpy.
     if size <= INLINE_MAX or not len(at):
         return windows(data, size)[at].view(np.uint8).reshape(-1, size)
     # A long value's view is its size, its first four bytes (which a copy does not read), its buffer 0 and its offset.
@@ -184,18 +186,18 @@ def _gather(data: Bytes, at: Ints, size: int) -> Bytes:
 
 
 def _templates(data: Bytes, at: Ints, sizes: Ints) -> Iterator[RecordTemplate | None]:
-    """The templates of the tails at `at` with these sizes in bytes, those of the commonest size first; None, as the
-    last one, for a tail that is odd."""
+    """Yield the templates of the tails at `at` with these sizes in bytes, the most common size first. Yields None last
+    if a tail is too rare to have a template."""
     counts = np.bincount(np.minimum(sizes, _TAIL_MAX + 1))
     if len(counts) > _TAIL_MAX + 1:
         yield None
         return
     found = np.flatnonzero(counts)
     for size in found[np.argsort(-counts[found], kind="stable")].tolist():
-        # Tails of one size at a time: only those can share a template, and they make a table.
+        # Tails of one size at a time: only they can share a template, and they form a table.
         rows = np.arange(len(at)) if counts[size] == len(at) else np.flatnonzero(sizes == size)
         tails = _gather(data, at[rows], size)
-        # The first tail that is left gives a template; those that do not fit it are left for the next turn.
+        # The first remaining tail defines a template; tails that do not match remain for the next turn.
         while len(rows):
             parsed = _parse(tails[0].tobytes())
             if parsed is None:
@@ -211,7 +213,7 @@ def _templates(data: Bytes, at: Ints, sizes: Ints) -> Iterator[RecordTemplate | 
 
 
 def _parse(tail: bytes) -> tuple[str, dict[str, tuple[int, int]]] | None:
-    """The topic of a tail, and the span of each property's value in it, by name; None if anything is odd."""
+    """Return the topic of a tail, and the span of each property's value in it, by name; None if anything is odd."""
     properties_at = 1 + tail[0] + 2
     if tail[0] > layout.V1_TOPIC_SIZE_MAX or properties_at > len(tail):
         return None
@@ -232,13 +234,13 @@ def _parse(tail: bytes) -> tuple[str, dict[str, tuple[int, int]]] | None:
 
 
 def _alike(tails: Bytes, values: dict[str, tuple[int, int]]) -> NDArray[np.bool_]:
-    """A mask of shape (m,) for m tails: True for those of the first one's template, which are the same outside of the
-    values and have no separator in them."""
+    """Return a mask of shape (m,) for m tails: True for tails of the first one's template, which are equal outside of
+    the values and have no separator in them."""
     # `fixed`: the columns outside of the values.
     fixed = np.ones(tails.shape[1], bool)
     for start, end in values.values():
         fixed[start:end] = False
-    # How many separators a tail of the template has, all of them in fixed columns.
+    # The number of separators in a tail of the template, all of them in fixed columns.
     separators = int(np.count_nonzero((tails[0] == 1) | (tails[0] == 2)))
     alike = np.ones(len(tails), bool)
     step = max(_SCRATCH_BYTES // tails.shape[1], 1)
@@ -246,22 +248,23 @@ def _alike(tails: Bytes, values: dict[str, tuple[int, int]]) -> NDArray[np.bool_
         some = tails[at : at + step]
         same = some == tails[0]
         separates = some - np.uint8(1) < 2  # 0x01 or 0x02
-        # Mostly all are alike, which is quicker to see by columns: each fixed column has one value, and there are as
-        # many separators as the fixed columns account for. Only otherwise is each tail compared on its own.
+        # Mostly all are equal, which columns show faster: each fixed column has one value, and the number of separators
+        # is that of the fixed columns. Otherwise each tail is compared separately.
         if not same.all(axis=0)[fixed].all() or np.count_nonzero(separates) != len(some) * separators:
             alike[at : at + step] = np.where(fixed, same, ~separates).all(axis=1)
     return alike
 
 
 def _strings(count: int, found: list[tuple[Ints, RecordTemplate, int, int]], *, nulls: bool) -> pa.Array:
-    """An array of `count` texts, empty but for those in `found`: (rows, template, start, end) puts columns `start` to
-    `end` of the template's tails at `rows`. With `nulls` the empty ones are null. ArrowInvalid if one is not UTF-8."""
-    # Arrow's text layout: offsets from the sizes, then one buffer with all texts back to back.
+    """Return an array of `count` texts, empty except those in `found`: (rows, template, start, end) puts columns
+    `start` to `end` of the template's tails at `rows`. With `nulls` empty texts are null. Raises ArrowInvalid for
+    invalid UTF-8."""
+    # Arrow's layout of texts: offsets from the sizes, then one buffer with all texts back to back.
     sizes = np.zeros(count, np.int32)
     for rows, _, start, end in found:
         sizes[rows] = end - start
     offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)))
-    buffer = pa.allocate_buffer(int(offsets[-1]))  # Arrow keeps its memory: no page is faulted in anew
+    buffer = pa.allocate_buffer(int(offsets[-1]))  # Arrow reuses its memory: pages are not faulted in again
     text = np.frombuffer(buffer, np.uint8)
     for rows, template, start, end in found:
         # Columns `start` to `end` as one opaque value per tail: a strided view, scattered in one assignment.

@@ -11,10 +11,10 @@ BATCH_CONSUME_QUEUE_DIR: Final = "batchconsumequeue"
 
 
 def file_name(start: int) -> str:
-    """The name of the file whose first byte has offset `start`: 20 decimal digits (spec/storage.md §1)."""
+    """Return the name of the file whose first byte has offset `start`: 20 decimal digits (spec/storage.md §1)."""
     return f"{start:020d}"
 
 
 def batch_queue_directory(root: Path | str, topic: str, queue_id: int) -> Path:
-    """The directory with the files of a batch consume queue."""
+    """Return the directory with the files of a batch consume queue."""
     return Path(root) / BATCH_CONSUME_QUEUE_DIR / topic / str(queue_id)

@@ -1,4 +1,4 @@
-"""Reads queue units that are not in a plain consume queue: those of its extension, and those of inner batches.
+"""Reads queue units outside of plain consume queues: units of extensions, and units of inner batches.
 
 The extension of a consume queue has units that are too long for the queue itself (spec/storage.md §2).
 
@@ -9,17 +9,17 @@ On disk
     end     | -1 2 | the rest of the file, too short for a unit
 
 The unit in the consume queue then holds, instead of a tag code, the address of an extension unit: its offset, counted
-from the smallest long. No hash is so small. When the extension unit is gone, the tag is not known.
+from the smallest long. No hash is so small. If the extension unit was deleted, the tag is unknown.
 
-Batch consume queues are queues of RocketMQ's whose records hold many messages each (spec/storage.md §2).
+Batch consume queues are RocketMQ's queues of records that hold many messages each (spec/storage.md §2).
 
 On disk
     batchconsumequeue/TOPIC/QUEUE/00000000000000000000      units of 46 bytes, one for each record
 
     | physical_offset 8 | size 4 | tags_code 8 | store_timestamp 8 | base_offset 8 | count 2 | -1 4 | 0 4 |
 
-A unit's position in its file does not tell its queue offset: `base_offset` does, the offset of its first message. This
-module hands out single messages (raymq.records.format.inner_batch), so no other module has to know of batches.
+A unit's position in its file does not determine its queue offset: `base_offset` is the offset of its first message.
+This module returns single messages (raymq.records.format.inner_batch), so that no other module handles batches.
 """
 
 from __future__ import annotations
@@ -42,19 +42,20 @@ from raymq.records.logfiles.file_maps import FileMaps
 
 
 def read_units(maps: FileMaps, path: Path) -> NDArray[np.void]:
-    """The units in a file, over its map; those that were never written are zero. FileNotFoundError if there is none."""
+    """Return the units in a file, over its map; units that were never written are zero. Raises FileNotFoundError if it
+    does not exist."""
     data = maps.get(str(path), at_random=True)
     return np.frombuffer(data, BATCH_UNIT_DTYPE, len(data) // BATCH_UNIT_BYTES)
 
 
 def units_from(maps: FileMaps, directory: Path, queue_offset: int) -> Iterator[NDArray[np.void]]:
-    """The units from the one that holds `queue_offset` on, each as an array of one."""
+    """Yield the units from the unit with `queue_offset` on, each as an array of one."""
     paths = sorted(directory / name for name in os.listdir(directory) if name.isdecimal())
-    # The file that holds the offset is the last one whose first unit does not begin behind it.
+    # The file with the offset is the last file whose first unit does not begin after the offset.
     firsts = [int(units[0]["base_offset"]) for path in paths if len(units := read_units(maps, path))]
     for path in paths[max(bisect_right(firsts, queue_offset) - 1, 0) :]:
         units = read_units(maps, path)
-        # Units are written in order: the first without a size ends them.
+        # Units are written in order: the first unit without a size ends them.
         written = int(np.argmax(units["size"] <= 0)) if (units["size"] <= 0).any() else len(units)
         ends = units["base_offset"][:written] + units["count"][:written]
         for index in range(int(np.searchsorted(ends, queue_offset, "right")), written):
@@ -64,9 +65,9 @@ def units_from(maps: FileMaps, directory: Path, queue_offset: int) -> Iterator[N
 def messages_of(
     record: memoryview, unit: np.void, from_offset: int, tag_codes: frozenset[int] | None
 ) -> Iterator[tuple[int, bytes]]:
-    """The messages of an inner batch from queue offset `from_offset` on, with their queue offsets, only those with a
-    tag code in `tag_codes`. If the batch is damaged, or its body does not decompress, each message is empty bytes: its
-    reader takes it for a damaged record."""
+    """Yield the messages of an inner batch from queue offset `from_offset` on, with their queue offsets, only messages
+    with a tag code in `tag_codes`. If the batch is damaged, or its body does not decompress, each message is empty
+    bytes, which its reader treats as a damaged record."""
     codes = None if tag_codes is None else {code & 0xFFFFFFFF for code in tag_codes}
     try:
         for message in split_inner_batch(record):
@@ -80,7 +81,7 @@ def messages_of(
 
 
 EXT_ADDRESS_MAX: Final = -(2**31) - 1
-"""A number in a consume-queue unit that is not greater than this is no tag code but an address."""
+"""A number in a consume-queue unit up to this value is not a tag code but an address."""
 EXT_UNIT_DTYPE: Final = np.dtype(
     [("size", ">i2"), ("tags_code", ">i8"), ("store_timestamp", ">i8"), ("bitmap_size", ">i2")]
 )
@@ -89,17 +90,17 @@ _FIRST_ADDRESS: Final = np.int64(-(2**63))
 
 
 def addresses_of(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The addresses of the extension units at `offsets`."""
+    """Return the addresses of the extension units at `offsets`."""
     return offsets ^ _FIRST_ADDRESS
 
 
 def offsets_of(addresses: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The offsets of the extension units at `addresses`."""
+    """Return the offsets of the extension units at `addresses`."""
     return addresses ^ _FIRST_ADDRESS
 
 
 def units_at(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[np.void]:
-    """The extension units at `positions` of a file, zero where it ends before."""
+    """Return the extension units at `positions` of a file, zero beyond its end."""
     units = np.zeros(len(positions), EXT_UNIT_DTYPE)
     within = positions <= len(data) - EXT_UNIT_DTYPE.itemsize
     units[within] = windows(data, EXT_UNIT_DTYPE.itemsize)[positions[within]].view(EXT_UNIT_DTYPE)
@@ -107,15 +108,15 @@ def units_at(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[n
 
 
 def are_units(units: NDArray[np.void]) -> NDArray[np.bool_]:
-    """A mask of the extension units that were written."""
+    """Return a mask of the extension units that were written."""
     bitmaps = units["bitmap_size"].astype(np.int32)
     good: NDArray[np.bool_] = (bitmaps >= 0) & (units["size"] == EXT_UNIT_DTYPE.itemsize + bitmaps)
     return good
 
 
 class ExtensionReader:
-    """Reads the extensions in `directory`, whose files have `file_size` bytes. Used only where a unit of a consume
-    queue holds an address, so not at all in a store that never had the option on."""
+    """Reads the extensions in `directory`, whose files have `file_size` bytes. Only used if a unit of a consume queue
+    holds an address, so never in a store that never had the option on."""
 
     def __init__(self, maps: FileMaps, directory: str, file_size: int) -> None:
         self._maps, self._directory, self._file_size = maps, directory, file_size
@@ -123,12 +124,12 @@ class ExtensionReader:
     def units(
         self, topic: str, queue_id: int, addresses: NDArray[np.int64]
     ) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
-        """The extension units of a queue at `addresses`, and a mask of those that are there."""
+        """Return the extension units of a queue at `addresses`, and a mask of existing units."""
         offsets = offsets_of(addresses)
         starts = offsets - offsets % self._file_size
         units = np.zeros(len(offsets), EXT_UNIT_DTYPE)
         for start in np.unique(starts).tolist():
-            # The addresses that lead to this file. Units of a file that is gone stay zero.
+            # The addresses in this file. Units of a deleted file stay zero.
             rows = np.flatnonzero(starts == start)
             try:
                 data = self._maps.get(f"{self._directory}/{topic}/{queue_id}/{file_name(start)}", at_random=True)
@@ -140,6 +141,6 @@ class ExtensionReader:
     def tags_codes(
         self, topic: str, queue_id: int, addresses: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The tag codes in the units at `addresses`, 0 where there is none, and a mask of those that are there."""
+        """Return the tag codes in the units at `addresses`, 0 if missing, and a mask of existing codes."""
         units, found = self.units(topic, queue_id, addresses)
         return np.where(found, units["tags_code"], 0), found

@@ -1,11 +1,10 @@
-"""Keeps read-only maps of whole files, a bounded number of them.
+"""A bounded table of read-only maps of whole files.
 
-A map shows what other processes write to the file. An array handed out keeps its map alive: it stays readable after
-the map has left this table, and after the file has been unlinked.
+A map shows bytes that other processes write to the file. An array from the table keeps its map alive: it stays readable
+after the table has dropped the map, and after the file has been unlinked.
 
-Maps the files of a commit log for reading: from its one directory, or from several that take turns.
-
-A reader chooses one of the two classes when it is made, and asks it for files by their first physical offset.
+The two classes of log files map a commit log for reading, from one directory or from several that alternate. A reader
+uses one of them, and requests files by their first physical offset.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ from raymq.records.logfiles.directory import file_name
 DISK_FAILED: Final = frozenset({errno.EIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN, errno.EBADMSG, errno.ESTALE})
 """The errors of a disk, or of a file system, that cannot be read."""
 SWEEP_INTERVAL_S: Final = 1.0
-"""Maps of deleted files are looked for at most this often, when a new file is mapped: that takes a call per map."""
+"""The shortest time between two searches for maps of deleted files, which need a call per map. A search happens when a
+new file is mapped."""
 
 
 class _Map(NamedTuple):
@@ -41,9 +41,10 @@ class _Map(NamedTuple):
 
 
 class FileMaps:
-    """Maps by path, the least recently used dropped beyond `max_bytes` of address space or `max_files`. Thread-safe.
+    """Maps by path. Beyond `max_bytes` of address space or `max_files`, the least recently used are dropped.
+    Thread-safe.
 
-    A file that was replaced by another of the same name is noticed (by its inode) and mapped anew.
+    A file that another file of the same name has replaced is detected by its inode, and mapped again.
     """
 
     def __init__(self, *, max_bytes: int, max_files: int, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -55,16 +56,18 @@ class FileMaps:
         self._maps: OrderedDict[str, _Map] = OrderedDict()
         self._bytes = 0
         self.on_failure: Callable[[OSError], None] | None = None
-        """Called by any thread that finds that the disk cannot be read. It must not block. None where the files are
-        only read: then the error is the caller's."""
+        """Called by any thread that finds that the disk cannot be read. It must not block. None if the files are only
+        read: the caller then gets the error."""
 
     def get(self, path: str, *, at_random: bool = False) -> NDArray[np.uint8]:
-        """The bytes of the file, read-only; empty for an empty file. FileNotFoundError if there is none.
-        ServiceNotAvailableError if the disk cannot be read and `on_failure` was called; other errors are OSError. A
-        part that cannot be read later is no error: the process ends by SIGBUS.
+        """Return the bytes of the file, read-only; empty for an empty file.
 
-        `at_random`: the file is read in small parts anywhere, so that the kernel must not read ahead. On a disk that
-        reads 8 MiB ahead, the first look at a queue's file would else make pages of all its 6 MB.
+        Raises FileNotFoundError if the file does not exist, ServiceNotAvailableError if the disk cannot be read and
+        `on_failure` was called, else OSError. A part that cannot be read later raises no error: SIGBUS ends the
+        process.
+
+        `at_random`: the file is read in small parts anywhere, so the kernel must not read ahead. On a disk that reads 8
+        MiB ahead, the first read of a queue's file would otherwise load all of its 6 MB.
         """
         try:
             stat = os.stat(path)
@@ -83,7 +86,7 @@ class FileMaps:
             ) from error
 
     def drop_map(self, path: str) -> None:
-        """Drop the map of a file, which is being deleted: its blocks stay in use for as long as it is mapped."""
+        """Drop the map of a file that is being deleted. Its blocks stay in use while it is mapped."""
         with self._lock:
             found = self._maps.pop(path, None)
             if found is not None:
@@ -97,7 +100,7 @@ class FileMaps:
                 self._bytes -= self._maps.pop(path).size
 
     def close(self) -> None:
-        """Drop every map. Arrays handed out before stay readable."""
+        """Drop every map. Arrays from earlier calls stay readable."""
         with self._lock:
             self._maps.clear()
             self._bytes = 0
@@ -124,7 +127,7 @@ class FileMaps:
         return data
 
     def _drop_deleted(self) -> None:
-        """Drop the maps of deleted files: no reader asks for them again, and a map keeps its file's blocks in use."""
+        """Drop the maps of deleted files: no reader requests them again, and a map keeps its file's blocks in use."""
         now_s = self._clock_s()
         if now_s - self._swept_s >= SWEEP_INTERVAL_S:
             self._swept_s = now_s
@@ -133,7 +136,7 @@ class FileMaps:
 
 
 class LogDirectory:
-    """The files of a log that is in one directory."""
+    """The files of a log in one directory."""
 
     def __init__(self, maps: FileMaps, directory: str) -> None:
         self._maps, self._directory = maps, directory
@@ -142,12 +145,13 @@ class LogDirectory:
         return self._directory
 
     def map_file(self, start: int) -> memoryview:
-        """The bytes of the file that starts at physical offset `start`. FileNotFoundError if there is none."""
+        """Return the bytes of the file that starts at physical offset `start`. Raises FileNotFoundError if it does not
+        exist."""
         return self._maps.get(f"{self._directory}/{file_name(start)}").data
 
 
 class LogDirectories:
-    """The files of a log in several directories, which are given in alphabetical order."""
+    """The files of a log in several directories, in alphabetical order."""
 
     def __init__(self, maps: FileMaps, directories: Sequence[str], file_size: int) -> None:
         self._directories = [LogDirectory(maps, directory) for directory in directories]
@@ -157,10 +161,10 @@ class LogDirectories:
         return ", ".join(map(str, self._directories))
 
     def map_file(self, start: int) -> memoryview:
-        """The bytes of the file that starts at physical offset `start`. FileNotFoundError if there is none.
+        """Return the bytes of the file that starts at physical offset `start`. Raises FileNotFoundError if it does not
+        exist.
 
-        The file is in the directory whose turn it was, unless that disk was full (storage.log.log_paths): then in any
-        of the others.
+        The directories alternate. The file is in another directory if its own was full (storage.log.log_paths).
         """
         turn = start // self._file_size % len(self._directories)
         for directory in self._directories[turn:] + self._directories[:turn]:
@@ -174,6 +178,6 @@ class LogDirectories:
 def open_log_directories(
     maps: FileMaps, root: Path | str, directories: Sequence[Path | str], file_size: int
 ) -> LogDirectory | LogDirectories:
-    """The log files of the store at `root`, which are in `directories`, or below `root` without any."""
+    """Return the log files of the store at `root`: in `directories`, or below `root` if there are none."""
     names = sorted(map(str, directories)) or [f"{root}/{COMMIT_LOG_DIR}"]
     return LogDirectory(maps, names[0]) if len(names) == 1 else LogDirectories(maps, names, file_size)

@@ -1,15 +1,15 @@
 """Reads the files of a store directory in place, without calls to the process that writes them.
 
-Used by the store itself, by consumers on the same node, and by Spark's Python workers. Read-only: it takes no lock,
-changes nothing, and sees new bytes as soon as the store has written them.
+The store itself, consumers on the same node, and Spark's Python workers use it. It takes no lock, changes nothing, and
+sees new bytes as soon as the store has written them.
 
     consumequeue/TOPIC/QUEUE/00000000000000000000      units of 20 bytes: physical offset, size, tag code
     consumequeue_ext/TOPIC/QUEUE/                      the units whose addresses a queue holds: ext_units.py
-    commitlog/00000000000000000000                     the records that the units point to; or in other directories
+    commitlog/00000000000000000000                     the records of the units; or in other directories
     batchconsumequeue/TOPIC/QUEUE/                     queues of inner batches: ext_units.py
 
-A unit or record beyond the queue's visible end may be there already, or half there: ask the store for the end first,
-and read below it.
+A unit or record beyond the queue's visible end may already exist, even in part: ask the store for the end first, and
+read below it.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from raymq.records.logfiles.file_maps import FileMaps, open_log_directories
 from raymq.records.logfiles.own_records import agree, with_places_of
 
 PRE_BLANK_SIZE: Final = 2**31 - 1
-"""The size in a unit that only keeps a queue offset occupied and points to no record (spec/storage.md §2)."""
+"""The size in a unit that only occupies a queue offset and has no record (spec/storage.md §2)."""
 _DEFAULT_MAX_MAPPED_BYTES: Final = 16 << 30
 _DEFAULT_MAX_MAPPED_FILES: Final = 256
 _SCAN_UNITS: Final = 16_384
-"""Units whose tag codes are compared at a time."""
+"""The number of units whose tag codes are compared at a time."""
 _FILTER_UNITS: Final = 32_768
-"""Messages that one fetch looks through for a filter expression."""
+"""The most messages that a fetch checks with a filter expression."""
 _FILTER_BYTES: Final = 32 << 20
-"""Bytes of records that it may lie among, though only their properties are read."""
+"""The most bytes of records among which one fetch reads properties for a filter expression."""
 _FILTER_UNITS_FIRST: Final = 256
-"""Messages that are looked through first: where most pass, a fetch for a few is not to look at many."""
+"""The number of messages that are checked first: if most pass, a small fetch must not check many."""
 _SPAN_MAX: Final = 1 << 30
-"""The bytes of a log file from the first to the last of LocatedRecords, at most: positions in them fit in 32
-bits, which Arrow's views have."""
+"""The most bytes of a log file from the first to the last of LocatedRecords: positions in them fit in 32 bits, the size
+in Arrow's views."""
 
 _AT_ONCE: Final = np.zeros(1, np.int64)
-"""The position of a record that begins where its view does."""
+"""The position of a record at the beginning of its view."""
 _AT_ONCE.setflags(write=False)
 
 
@@ -75,11 +75,10 @@ class StoreFiles(NamedTuple):
 class LogReader:
     """A read-only view of a store directory. Thread-safe.
 
-    The file sizes must be those the store was written with; `commit_log_directories` hold the files of its log,
-    by default `commitlog` below the root. A fetch that asks for tags looks at the messages of
-    `max_filter_message_size` bytes of units, and at `max_messages` at least (spec/storage.md §10). At most
-    `max_mapped_bytes` and `max_mapped_files` are mapped at a time. The arrays of `units` and `views` stay readable
-    after `close` and after the file is deleted.
+    The file sizes must be the store's; `commit_log_directories` hold the files of its log, by default
+    `commitlog` below the root. A fetch with tags reads the messages of `max_filter_message_size` bytes of units, and at
+    least `max_messages` (spec/storage.md §10). At most `max_mapped_bytes` and `max_mapped_files` are mapped at a time.
+    The arrays of `units` and `views` stay readable after `close` and after the file is deleted.
     """
 
     def __init__(
@@ -103,14 +102,14 @@ class LogReader:
         self._extensions = ExtensionReader(self.maps, f"{root}/{CONSUME_QUEUE_EXT_DIR}", consume_queue_ext_file_size)
         self._log_files = open_log_directories(self.maps, root, commit_log_directories, commit_log_file_size)
         self.mend_units: Callable[[str, int, int, int], bool] | None = None
-        """Called by `fetch` with a topic, a queue id, and two offsets between which units do not lead to their records.
-        Returns True if it has made some again. None where the files are only read."""
+        """Called by `fetch` with a topic, a queue id, and two offsets between which units do not match their records.
+        Returns True if it has rebuilt some of them. None if the files are only read."""
 
     def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> NDArray[np.void]:
-        """At most `count` units of a queue from queue offset `from_offset` on, as an array over the mapped file.
+        """Return at most `count` units of a queue from queue offset `from_offset` on, as an array over the mapped file.
 
-        Fewer when the file ends (ask again from there), none when there is no such file. Units that were never
-        written are zero: the caller keeps below the queue's visible end.
+        Returns fewer at the end of a file (call again for the rest), none if no such file exists. Units that were never
+        written are zero: the caller stays below the queue's visible end.
         """
         file_index, index = divmod(from_offset, self._units_per_file)
         start = file_index * self._units_per_file * CONSUME_QUEUE_UNIT_BYTES
@@ -126,8 +125,8 @@ class LogReader:
     def tags_codes(
         self, topic: str, queue_id: int, units: NDArray[np.void]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The tag codes of a queue's `units`, those in its extension too, and a mask of the known ones: the client
-        looks at the text of the others, whose code is 0 here."""
+        """Return the tag codes of a queue's `units`, including codes in its extension, and a mask of known codes. An
+        unknown code is 0: the client compares the tag's text."""
         codes = units["tags_code"].astype(np.int64)
         known = codes > EXT_ADDRESS_MAX
         if not known.all():
@@ -138,11 +137,12 @@ class LogReader:
     def ext_units(
         self, topic: str, queue_id: int, addresses: NDArray[np.int64]
     ) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
-        """The units of a queue's extension at `addresses`, and a mask of those that are there."""
+        """Return the units of a queue's extension at `addresses`, and a mask of existing units."""
         return self._extensions.units(topic, queue_id, addresses)
 
     def store_timestamps(self, physical_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The store timestamps of the records at these offsets, in ms since 1970. DataLossError if one is gone."""
+        """Return the store timestamps of the records at these offsets, in ms since 1970. Raises DataLossError if one
+        was deleted."""
         times = np.empty(len(physical_offsets), np.int64)
         starts = physical_offsets - physical_offsets % self.commit_log_file_size
         for start in np.unique(starts).tolist():
@@ -152,13 +152,14 @@ class LogReader:
         return times
 
     def views(self, units: NDArray[np.void]) -> list[memoryview]:
-        """The records of `units`, in order, as views over the mapped files; neighbours on disk share one view.
+        """Return the records of `units`, in order, as views over the mapped files. Adjacent records on disk share one
+        view.
 
-        DataLossError if the commit log no longer has, or never had, one of the records.
+        Raises DataLossError if the commit log does not contain one of the records.
         """
         if not len(units):
             return []
-        # `breaks`: the units behind which the next record does not follow on disk; between them one view is enough.
+        # `breaks`: the units after which the next record is not adjacent on disk. Between breaks one view is enough.
         starts = units["physical_offset"].astype(np.int64)
         ends = starts + units["size"]
         # breaks: the units that end before the next one starts. first, last: the ends of each range without a break.
@@ -177,7 +178,8 @@ class LogReader:
         return result
 
     def log_bytes(self, start: int, end: int) -> memoryview:
-        """The log's bytes from physical offset `start` to `end`, which lie in one file. DataLossError if gone."""
+        """Return the log's bytes from physical offset `start` to `end`, which lie in one file. Raises DataLossError if
+        they were deleted."""
         file_start = start - start % self.commit_log_file_size
         data = self._commit_log_file(file_start, start)
         if not start <= end <= file_start + len(data):
@@ -185,12 +187,12 @@ class LogReader:
         return data[start - file_start : end - file_start]
 
     def fetch(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
-        """Carry out one request on a queue whose readable offsets are [`min_offset`, `max_offset`).
+        """Execute one request on a queue whose readable offsets are [`min_offset`, `max_offset`).
 
-        At most `max_bytes` of records, but one record at least if any matches. With `max_bytes` 0 no record is read:
-        FOUND then says that there is a match, and `next_offset` where. NO_MATCHED_MESSAGE: everything up to
-        `next_offset` was looked at and excluded; that may be all, or as much as one fetch looks at. DataLossError as
-        for `views`.
+        Returns at most `max_bytes` of records, but at least one record if any matches. With `max_bytes` 0 no record is
+        read: FOUND then means that there is a match, at `next_offset`. NO_MATCHED_MESSAGE: everything up to
+        `next_offset` was checked and excluded; that may be the whole queue, or as much as one fetch checks. Raises
+        DataLossError like `views`.
         """
         offset = request.queue_offset
         if not min_offset <= offset <= max_offset:
@@ -226,12 +228,13 @@ class LogReader:
         return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, records, count)
 
     def find(self, request: FetchRequest, end_offset: int, max_bytes: int) -> tuple[list[LocatedRecords], int]:
-        """The records before `end_offset` that answer a request, where they lie in the mapped files, and the queue
-        offset to go on at. The request's offset is one that the queue holds.
+        """Find the records before `end_offset` that answer a request, in the mapped files. Returns them with the queue
+        offset at which to continue. The queue must hold the request's offset.
 
-        At most `max_bytes` of records, but one at least if any matches; none if the tags exclude all that one call
-        looks at. DataLossError if the first of them is not there (any more), or its unit leads elsewhere; also for a
-        queue whose records are made for their readers (`makes_records`). The records before a lost one come without it.
+        Returns at most `max_bytes` of records, but at least one if any matches; none if the tags exclude everything
+        that a call checks. Raises DataLossError if the first record does not exist (any more), or its unit points
+        elsewhere; also for a queue whose records are created for readers (`makes_records`). Records before a missing
+        one are returned without it.
         """
         if is_light_queue(request.topic):
             raise DataLossError(f"the records of {request.topic} are in the log as those of other queues")
@@ -243,7 +246,7 @@ class LogReader:
         found: list[LocatedRecords] = []
         for units, offsets in pieces:
             positions, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
-            # Records that lie in one file, and near enough to each other, are one part.
+            # Adjacent records in one file, close to each other, are one part.
             part = positions // self.commit_log_file_size
             if self.commit_log_file_size > _SPAN_MAX:
                 part = positions // _SPAN_MAX + (part << 32)
@@ -262,8 +265,8 @@ class LogReader:
         return found, next_offset
 
     def _find_one(self, request: FetchRequest) -> LocatedRecords | None:
-        """`find` of a single record, which is what a poll that waits most often finds, in fewer steps. None if there is
-        something about it that `find` deals with."""
+        """Find a single record in fewer steps than `find`: a waiting poll mostly finds one. Returns None if the record
+        needs `find`."""
         offset = request.queue_offset
         units = self.units(request.topic, request.queue_id, offset, 1)
         if not len(units):
@@ -286,8 +289,8 @@ class LogReader:
     def records_at(
         self, positions: NDArray[np.int64], sizes: NDArray[np.int64], offsets: NDArray[np.int64]
     ) -> LocatedRecords:
-        """The records at these physical offsets of one file, up to the first that the file does not hold. DataLossError
-        if that is the first of all."""
+        """Return the records at these physical offsets of one file, up to the first one that the file does not hold.
+        Raises DataLossError if that is the first of all."""
         file_start = int(positions[0]) - int(positions[0]) % self.commit_log_file_size
         data = self._commit_log_file(file_start, int(positions[0]))
         ends = positions + sizes
@@ -304,7 +307,7 @@ class LogReader:
         )
 
     def _scan_end(self, request: FetchRequest, max_offset: int, filtered_max: int) -> int:
-        """The queue offset up to which one fetch looks for matching messages."""
+        """Return the queue offset up to which one fetch checks messages."""
         if not _excludes(request):
             return max_offset
         if request.sql is not None:
@@ -314,8 +317,9 @@ class LogReader:
     def _choose(
         self, request: FetchRequest, end_offset: int, max_bytes: int
     ) -> tuple[list[tuple[NDArray[np.void], NDArray[np.int64]]], int]:
-        """The units before `end_offset` that answer a request, with their queue offsets, in pieces, and the queue
-        offset to go on at. With a filter expression that may be before `end_offset`, though all was excluded."""
+        """Return the units before `end_offset` that answer a request, with their queue offsets, in pieces, and the
+        queue offset at which to continue. With a filter expression it may be before `end_offset`, although everything
+        was excluded."""
         codes = None
         expression = None if request.sql is None else SqlFilter(request.sql)
         at_once = _SCAN_UNITS if expression is None else max(_FILTER_UNITS_FIRST, 2 * request.max_messages)
@@ -326,19 +330,19 @@ class LogReader:
         offset, messages, free_bytes = request.queue_offset, request.max_messages, max_bytes
         while offset < end_offset and messages > 0:
             scanned = min(at_once if _excludes(request) else messages, _SCAN_UNITS, end_offset - offset)
-            # A copy: compaction may blank units of the map at any moment.
+            # A copy: compaction may blank units of the map at any time.
             units = self.units(request.topic, request.queue_id, offset, scanned).copy()
             if not len(units):
                 raise DataLossError(f"{self._consume_queue}/{request.topic}/{request.queue_id} lacks offset {offset}")
             wanted = units["size"] != PRE_BLANK_SIZE
             if codes is not None:
-                # RocketMQ compares the low 32 bits; the tag's text is compared by the client.
+                # RocketMQ compares the low 32 bits; the client compares the tag's text.
                 tags_codes, known = self.tags_codes(request.topic, request.queue_id, units)
                 wanted &= np.isin(tags_codes.astype(np.int32), codes) | ~known
             if expression is not None:
                 at_once, looked_bytes = at_once * 4, looked_bytes + int(units["size"][wanted].sum(dtype=np.int64))
                 wanted &= self._passing(units, wanted, expression)
-            # The indices of the matching units, then how many of them the limits admit: by bytes, but one at least in
+            # The indices of the matching units, then the number that the limits allow: by bytes, but at least one in
             # the whole answer, and by messages.
             matches = np.flatnonzero(wanted)
             if max_bytes == 0 and len(matches):
@@ -351,7 +355,7 @@ class LogReader:
                 free_bytes -= int(taken_units["size"].sum(dtype=np.int64))
                 messages -= taken
             if taken < len(matches):
-                # Full: go on at the first match that was left. What lies between does not match.
+                # Full: continue at the first match that was left out. Units in between do not match.
                 return pieces, offset + int(matches[taken])
             offset += len(units)
             if looked_bytes >= _FILTER_BYTES:
@@ -359,8 +363,8 @@ class LogReader:
         return pieces, offset
 
     def _passing(self, units: NDArray[np.void], among: NDArray[np.bool_], expression: SqlFilter) -> NDArray[np.bool_]:
-        """Marks the units `among` these whose records pass a filter expression. Of the records only the properties are
-        read. One that is not there counts as passing: who reads it finds out."""
+        """Mark the units `among` these whose records pass a filter expression. Only the records' properties are read. A
+        missing record passes, and its reader finds the damage."""
         passing = np.ones(len(units), np.bool_)
         rows = np.flatnonzero(among)
         positions, sizes = units["physical_offset"][rows].astype(np.int64), units["size"][rows].astype(np.int64)
@@ -377,25 +381,25 @@ class LogReader:
         return passing
 
     def makes_records(self, topic: str, queue_id: int) -> bool:
-        """True if the queue's records are made for their readers, by `fetch`: it is a light queue, whose records lie in
-        the log as those of other queues, or it has batches."""
+        """True if `fetch` creates the queue's records: it is a light queue, whose records are in the log as records of
+        other queues, or it has batches."""
         return is_light_queue(topic) or self.has_batches(topic, queue_id)
 
     def _light_records(self, topic: str, units: NDArray[np.void], offsets: NDArray[np.int64]) -> Iterator[bytes]:
-        """The records of a light queue's `units`, as they would be if they had been sent there."""
+        """Return the records of a light queue's `units`, as if they had been sent there."""
         for index, queue_offset in enumerate(offsets.tolist()):
             [view] = self.views(units[index : index + 1])
             try:
                 yield light_record(view, topic, queue_offset)
             except RecordError:
-                yield bytes(view)  # its reader finds out
+                yield bytes(view)  # the reader finds the damage
 
     def has_batches(self, topic: str, queue_id: int) -> bool:
-        """True if the records of the queue hold many messages each (ext_units.py): it has no `units`."""
+        """True if the records of the queue hold many messages each (ext_units.py). Such a queue has no `units`."""
         return batch_queue_directory(self.root, topic, queue_id).is_dir()
 
     def _fetch_of_batches(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
-        """`fetch` of a queue that has batches. Its messages come as records of their own."""
+        """Fetch from a queue with batches. Each message is returned as a separate record."""
         directory = batch_queue_directory(self.root, request.topic, request.queue_id)
         records: list[bytes] = []
         free_bytes, next_offset = max_bytes, max_offset
@@ -424,7 +428,8 @@ class LogReader:
         self.maps.close()
 
     def _commit_log_file(self, file_start: int, wanted: int) -> memoryview:
-        """The bytes of the log file that starts at `file_start`. DataLossError, which names `wanted`, if it is gone."""
+        """Return the bytes of the log file that starts at `file_start`. Raises DataLossError, which names `wanted`, if
+        the file was deleted."""
         try:
             return self._log_files.map_file(file_start)
         except FileNotFoundError:
@@ -434,8 +439,9 @@ class LogReader:
 
 
 def _own(records: LocatedRecords, queue_id: int) -> LocatedRecords:
-    """The first of these records, up to one that does not agree with its unit. DataLossError if that is the first of
-    all: the store may know better (`mend_units`), and hands a damaged record over in a form that is safe to read."""
+    """Return the first of these records, up to a record that does not agree with its unit. Raises DataLossError if that
+    is the first of all: the store may repair the unit (`mend_units`), and returns a damaged record in a form that is
+    safe to read."""
     positions = records.starts + records.position
     same = agree(records.data, records.starts, records.sizes, positions, records.offsets, queue_id)
     if same.all():
@@ -450,7 +456,7 @@ def _own(records: LocatedRecords, queue_id: int) -> LocatedRecords:
 
 
 def _excludes(request: FetchRequest) -> bool:
-    """True if a request does not want all messages."""
+    """True if a request excludes some messages."""
     return request.tag_codes is not None or request.sql is not None
 
 

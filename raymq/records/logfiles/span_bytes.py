@@ -1,6 +1,6 @@
-"""The bytes of the records in a span of a queue, from the sizes in its units.
+"""The bytes of the records in a range of a queue, from the sizes in its units.
 
-Exact for short spans, estimated from samples for long ones, so that it takes about a millisecond for any length.
+Exact for short ranges, estimated from samples for long ones, so that any length takes about a millisecond.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from numpy.typing import NDArray
 from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
 
 SPAN_PARTS: Final = 32
-"""The parts of a span whose bytes are told."""
+"""The number of parts of a range for which bytes are returned."""
 _WINDOWS: Final = 8
 _WINDOW_UNITS: Final = 128
-"""A part with more units than all its windows together is estimated from these: neighbours, which share a page."""
+"""A part with more units than all of its windows is estimated from these windows of neighbouring units, which share a
+page."""
 _UNKNOWN_SIZE: Final = 1024
-"""The bytes that a message of a queue without units counts as (ext_units.py)."""
+"""The bytes of a message in a queue without units (ext_units.py)."""
 
 
 def span_bytes(reader: LogReader, topic: str, queue_id: int, start: int, end: int) -> list[int]:
-    """The bytes of records in SPAN_PARTS equal parts of a queue's offsets from `start` up to `end`, in order; fewer
-    parts for fewer offsets. Offsets that are not there (any more) count as those around them that are."""
+    """Return the bytes of records in SPAN_PARTS equal parts of a queue's offsets from `start` up to `end`, in order;
+    fewer parts for fewer offsets. A missing offset counts like its existing neighbours."""
     parts = max(1, min(SPAN_PARTS, end - start))
     edges = [start + (end - start) * index // parts for index in range(parts + 1)]
     return [_part_bytes(reader, topic, queue_id, edges[part], edges[part + 1]) for part in range(parts)]
@@ -44,7 +45,7 @@ def _part_bytes(reader: LogReader, topic: str, queue_id: int, start: int, end: i
 
 
 def _sizes(reader: LogReader, topic: str, queue_id: int, first: int, count: int) -> NDArray[np.int32]:
-    """The sizes of at most `count` units of a queue from offset `first` on, over the edges of its files."""
+    """Return the sizes of at most `count` units of a queue from offset `first` on, across the edges of its files."""
     found: list[NDArray[np.int32]] = []
     while count > 0:
         units = reader.units(topic, queue_id, first, count)
