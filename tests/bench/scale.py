@@ -80,7 +80,7 @@ def overload(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
         ("20 processes beside one alone", "", True, Goal(">=", 0.8), sum(counts) / alone),
         ("slowest beside fastest of 20", "", True, Goal(">=", 0.3), min(counts) / max(counts)),
         ("send_batch(500) of 20, p99", "ms", False, Goal("<=", 1000), percentile(slowest, 99)),
-        ("a consumer's commits meanwhile, p99", "ms", False, Goal("<=", 100), percentile(sorted(commits), 99)),
+        ("a consumer's commits in the overload, p99", "ms", False, Goal("<=", 100), percentile(sorted(commits), 99)),
     ):
         yield Figure("overload", name, unit, more, [goal], ours=[Sample(value)])
 
