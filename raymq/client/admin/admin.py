@@ -35,23 +35,23 @@ from raymq.remoting.broker_client import broker_client
 
 
 class SettingsAdmin(AdminBase):
-    """Calls about settings. All of them may be repeated."""
+    """Calls about settings. Each call may be repeated."""
 
     def config(self, broker_name: str | None = None) -> dict[str, BrokerConfig]:
-        """The settings of all broker groups, or of one, by its name. InvalidArgumentError: there is none of that name.
-        ServiceNotAvailableError or RequestTimeoutError when one does not answer within 20 s."""
+        """Return the settings of all broker groups, or of one, by its name. Raises InvalidArgumentError for an unknown
+        broker group; ServiceNotAvailableError or RequestTimeoutError if a broker group does not answer within 20 s."""
         return {name: self._call_broker(name, "config") for name in self._groups_of(broker_name)}
 
     def set_config(self, name: str, value: SettingValue, broker_name: str | None = None) -> dict[str, BrokerConfig]:
-        """Change a live setting of all broker groups, or of one; returns their settings then.
+        """Change a live setting of all broker groups, or of one. Returns their settings then.
 
-        `name` is a setting of raymq.yaml (``store.delete_when``, ``delete_when``), or RocketMQ's (``deleteWhen``). It
-        is kept in the log of each group, over restarts and failovers, until `unset_config`. On return it is in effect
-        in all servers that answer (BrokerConfig.behind names the others).
+        `name` is a setting of raymq.yaml (``store.delete_when``, ``delete_when``), or RocketMQ's (``deleteWhen``). The
+        change is stored in the log of each group and survives restarts and failovers, until `unset_config`. On return
+        it is in effect in all servers that answer (BrokerConfig.behind names the others).
 
-        InvalidArgumentError: no such setting or broker group, or one that is read only when raymq starts. ConfigError:
-        a value that raymq.yaml could not have. Groups are changed in order: when one is away, the error is raised and
-        those before it have changed.
+        Raises InvalidArgumentError for an unknown setting or broker group, and for a setting that is only read at the
+        start; ConfigError for a value that raymq.yaml could not have. Groups are changed in order: if one is away, its
+        error is raised, and the groups before it are changed.
         """
         full = live_name(name)
         return {group: self._call_broker(group, "set_config", full, value) for group in self._groups_of(broker_name)}
@@ -62,11 +62,11 @@ class SettingsAdmin(AdminBase):
         return {group: self._call_broker(group, "unset_config", full) for group in self._groups_of(broker_name)}
 
     def set_broker_writable(self, broker_name: str, writable: bool) -> None:
-        """Let messages be sent to a broker group, or to the others only (the setting broker_permission, which outlives
-        restarts). What it holds can be read in either case. Clients see it in routes within half a minute.
+        """Allow or forbid sends to a broker group (the setting broker_permission, which survives restarts). Its
+        messages can be read in either case. Clients see the change in routes within half a minute.
 
-        Messages without a key go to the other groups then. A sharding key keeps its queue, so those of this group are
-        refused with NoPermissionError. InvalidArgumentError: there is no such group.
+        While sends are forbidden, messages without a key go to the other groups. A sharding key keeps its queue, so
+        sends to queues of this group raise NoPermissionError. Raises InvalidArgumentError for an unknown broker group.
         """
         self.set_config("broker.broker_permission", PERM_READ | PERM_WRITE if writable else PERM_READ, broker_name)
 
@@ -149,12 +149,11 @@ class Admin(
     def readings(
         self, timeout_s: float = READINGS_TIMEOUT_S, *, with_pairs: bool = True
     ) -> dict[str, BrokerReadings | None]:
-        """The totals of all topics and the progress of all groups, by broker group, for rates and lags of everything
-        at once. Each broker is asked once, all at the same time; None for one that does not answer in `timeout_s`.
-        Without `with_pairs`, groups have totals only: `BrokerReadings.groups` is empty, which is cheaper where there
-        are many.
+        """Return the totals of all topics and the progress of all groups, by broker group, for rates and lags. Each
+        broker is asked once, all at the same time; None for a broker that does not answer in `timeout_s`. Without
+        `with_pairs`, groups have totals only, and `BrokerReadings.groups` is empty, which is cheaper for many groups.
 
-        Internal topics are left out. A total begins at 0 again when its server is restarted.
+        Internal topics are left out. A total restarts at 0 when its server restarts.
         """
         names = list(self.brokers())
 
@@ -169,11 +168,12 @@ class Admin(
         return dict(zip(names, found, strict=True))
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """Take writes off a broker group: every NameServer shows its topics as not writable, until its next change
-        or `add_write_perm`. Returns how many topics that concerns; clients see it within half a minute.
+        """Remove write permission from a broker group: every NameServer shows its topics as not writable, until its
+        next change or `add_write_perm`. Returns the number of these topics. Clients see the change within half a
+        minute.
 
-        Messages without a key go to the other groups then. A sharding key keeps its queue, so those of this group are
-        refused with NoPermissionError.
+        Messages without a key then go to the other groups. A sharding key keeps its queue, so sends to queues of this
+        group raise NoPermissionError.
         """
         return max(map(int, self._routes.call_all("wipe_write_perm", broker_name)))
 
@@ -186,11 +186,11 @@ class Admin(
         self._routes.call_all("put_kv", namespace, key, value)
 
     def delete_kv(self, namespace: str, key: str) -> None:
-        """Delete a value of the KV configuration; nothing if there is none."""
+        """Delete a value of the KV configuration. Does nothing if there is none."""
         self._routes.call_all("put_kv", namespace, key, None)
 
     def get_kv(self, namespace: str, key: str) -> str | None:
-        """A value of the KV configuration, as one NameServer has it; None if there is none."""
+        """Return a value of the KV configuration from one NameServer; None if there is none."""
         return self.list_kv(namespace).get(key)
 
     def list_kv(self, namespace: str) -> dict[str, str]:

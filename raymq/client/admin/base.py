@@ -18,7 +18,7 @@ ADMIN_TIMEOUT_S: Final = 20.0
 ADMIN_BROKER_CALL_TIMEOUT_S: Final = 15.0
 """Bounds one call to a broker, which is repeated until ADMIN_TIMEOUT_S is over."""
 ADMIN_SHORT_CALL_TIMEOUT_S: Final = 5.0
-"""Bounds one call that changes nothing on a disk, likewise."""
+"""The time limit in s of a call that writes nothing to a disk."""
 
 
 class AdminBase(OfProcess):

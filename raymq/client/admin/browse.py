@@ -2,11 +2,11 @@
 
     stream     one queue, forwards or backwards, a few records ahead of the reader
     merge      of all queues: the next message is the oldest (or newest) of their first ones
-    filter     behind the merge: each record that is looked at counts, whether it is wanted or not
-    cursor     the offset behind the last record that was looked at, of each queue, and where each ends
+    filter     after the merge: each scanned record counts, wanted or not
+    cursor     for each queue, the offset after the last scanned record, and the end
 
-So a page is cut at any record and goes on exactly there, and what it has looked at is bounded. Records are fetched for
-all queues of a broker group in one call, so a topic of many queues costs few calls.
+So a page may end at any record, and the next page continues exactly there. The number of scanned records is limited.
+One call fetches records for all queues of a broker group, so a topic of many queues costs few calls.
 
 A damaged message has its place on the page, with its `body_error`. A page holds its messages as they are stored: a body
 is decompressed each time it is read.
@@ -40,7 +40,7 @@ BROWSE_TIMEOUT_S: Final = 20.0
 BROWSE_CALL_TIMEOUT_S: Final = 5.0
 BROWSE_FETCH_BYTES: Final = 4 * 1024 * 1024
 BROWSE_PAGE_BYTES: Final = 64 * 1024 * 1024
-"""The most bytes of bodies, decompressed, on a page; it ends behind the message with which it exceeds them."""
+"""The most bytes of decompressed bodies on a page, which ends after the message that exceeds them."""
 _AHEAD: Final = 32
 """The most records that one fetch reads of a queue."""
 
@@ -50,8 +50,8 @@ Fetch = Callable[[Sequence[tuple[MessageQueue, int, int]]], Sequence[FetchResult
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Messages, and how they were found: `scanned` records were looked at. `cursor` goes on behind them, None at the
-    end; `truncated`: a bound of records, bytes or time ended the search before the page was full."""
+    """Messages, and the search for them: `scanned` records were read. `cursor` continues after them; None at the end.
+    `truncated`: True if a limit of records, bytes or time ended the search before the page was full."""
 
     messages: tuple[MessageExt, ...]
     cursor: str | None = None
@@ -61,7 +61,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The offsets of one queue that are still to be looked at: from `begin` up to, not including, `end`."""
+    """The offsets of one queue that are still to be read: from `begin` up to, not including, `end`."""
 
     queue: MessageQueue
     begin: int
@@ -81,12 +81,13 @@ class _HeldMessage(NamedTuple):
 
 
 class _Stream:
-    """One queue's records in one direction, a few of them held."""
+    """The records of one queue in one direction, with a few of them buffered."""
 
     def __init__(self, span: Span, *, newest_first: bool) -> None:
         self.queue = span.queue
         self._begin, self._end = span.begin, span.end
-        """The offsets neither taken nor held; held messages lie behind `_end` (newest first) or before `_begin`."""
+        """The offsets that are neither taken nor buffered. Buffered messages are after `_end` (newest first) or before
+        `_begin`."""
         self._newest_first = newest_first
         self._held: list[_HeldMessage] = []
         """The next one last."""
@@ -222,7 +223,8 @@ def write_cursor(spans: Iterable[Span], *, newest_first: bool) -> str:
 
 
 def read_cursor(topic: str, cursor: str) -> tuple[list[Span], bool]:
-    """The spans of a cursor, and whether they are read newest first. InvalidArgumentError for another text."""
+    """Parse a cursor: its spans, and True if they are read newest first. Raises InvalidArgumentError for
+    another text."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         newest_first, table = json.loads(text)
@@ -265,18 +267,18 @@ class BrowseAdmin(MessageAdmin):
         cursor: str | None = None,
         whole_bodies: bool = True,
     ) -> Page:
-        """Messages of a topic in the order in which they were stored, newest first or oldest first, of all queues or of
-        one; no group is joined, and nothing changes.
+        """Return messages of a topic in the order in which they were stored, newest first or oldest first, of all
+        queues or of one queue. Joins no group, and changes nothing.
 
-        Those stored from `begin_ms` on and before `end_ms` (ms since 1970), or from `begin_offset` on in one `queue`,
-        with one of the `tags` (``"a || b"``) and with the text `contains` in their body. A damaged message counts as
-        one that is wanted. At most `limit` messages come, after at most `max_scanned` records, about `max_ms`, or
-        64 MiB of bodies. Without `whole_bodies`, which is for callers that read only their beginnings, compressed
-        bodies count with their stored bytes. `cursor`, of an earlier page of the same question, goes on behind it.
-        Several queues are merged by the times of their messages.
+        Chooses messages that were stored from `begin_ms` on and before `end_ms` (ms since 1970), or from `begin_offset`
+        on in one `queue`; with one of the `tags` (``"a || b"``); and with the text `contains` in their body. A damaged
+        message passes every filter. Returns at most `limit` messages, after at most `max_scanned` records, about
+        `max_ms`, or 64 MiB of bodies. Without `whole_bodies`, for callers that read only the beginning of bodies,
+        compressed bodies count with their stored bytes. `cursor`, from an earlier page of the same question, continues
+        after that page. Several queues are merged by the times of their messages.
 
-        What is stored meanwhile is not in later pages of the same question. TopicNotExistError, InvalidArgumentError;
-        RequestTimeoutError or ServiceNotAvailableError while a broker is away.
+        Messages that are stored after the first page are not in later pages. Raises TopicNotExistError,
+        InvalidArgumentError; RequestTimeoutError or ServiceNotAvailableError while a broker is away.
         """
         deadline_s = time.monotonic() + max_ms / 1000
         subscription, text = Subscription.parse(check_topic(topic), tags), contains.encode()

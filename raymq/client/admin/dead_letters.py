@@ -1,11 +1,11 @@
 """Administration: dead letters, the messages that a group could not consume in all its attempts.
 
-They wait in `%DLQ%group`, one queue per broker group, like any message until retention deletes them. A replay brings
-them back to the group: each is consumed as if for the first time, by this group only, and keeps its id.
+Dead letters are stored in `%DLQ%group`, one queue per broker group, until retention deletes them. A replay sends a dead
+letter to its group again. Only this group consumes it, as a first attempt, and the message keeps its id.
 
-The group's offset in the dead-letter queue separates those that were brought back in the order they died. Chosen ones
-are known by their copies in the group's retry topic, which have the same id, are younger, and count no attempts. So
-each is brought back once, however it was chosen; a replay that is interrupted may bring the last one back twice.
+The group's offset in the dead-letter queue marks the dead letters that were replayed in order. A dead letter that was
+chosen by its id has a copy in the group's retry topic, with the same id, a later time and no attempts. So each dead
+letter is replayed once. A replay that is interrupted may send its last message twice.
 """
 
 from __future__ import annotations
@@ -100,18 +100,18 @@ class DeadLetters(OfProcess):
 
     @bounded(max_messages=POSITIVE)
     def letters(self, *, max_messages: int = 100, replayed: bool = False) -> list[DeadLetter]:
-        """The oldest dead letters that were not brought back; with `replayed` also those that were.
+        """Return the oldest dead letters that were not replayed; with `replayed` also the replayed ones.
 
-        Empty if there are none; TopicNotExistError if the group never had any.
+        Empty if there are none. Raises TopicNotExistError if the group never had any.
         """
         return list(islice(self.each(replayed=replayed), max_messages))
 
     def each(self, *, replayed: bool = False) -> Iterator[DeadLetter]:
-        """As `letters`, all of them, one after another: those of one broker group after those of another."""
+        """Iterate over all dead letters that `letters` returns, broker group by broker group."""
         return self.behind(None, replayed=replayed)
 
     def behind(self, after: LetterPlace | None, *, replayed: bool = False) -> Iterator[DeadLetter]:
-        """As `each`, those behind the letter at `after`."""
+        """Iterate as `each` does, from the dead letter after `after` on."""
         for queue in sorted(self._queues()):
             here = queue.broker_name, queue.queue_id
             if after is not None and here < after[:2]:
@@ -171,7 +171,7 @@ class DeadLetters(OfProcess):
         return Replayed(replace(found.letter, replayed=True))
 
     def _at(self, place: LetterPlace) -> tuple[MessageQueue, _Found]:
-        """The dead letter at a place. InvalidArgumentError if there is none."""
+        """Return the dead letter at a place. Raises InvalidArgumentError if there is none."""
         queue = MessageQueue(dlq_topic(self._group), place.broker_name, place.queue_id)
         if queue in self._queues():
             found = next(self._read(queue, from_start=True, begin=place.queue_offset), None)
@@ -217,8 +217,8 @@ class DeadLetters(OfProcess):
         self._offsets.commit_offsets({queue: OffsetCommit(queue_offset, 0, version)}, DEAD_LETTER_TIMEOUT_S)
 
     def _read(self, queue: MessageQueue, *, from_start: bool, begin: int = 0) -> Iterator[_Found]:
-        """The dead letters that one queue holds now from offset `begin` on, oldest first; without `from_start` those
-        behind the group's offset."""
+        """Yield the dead letters of one queue from offset `begin` on, oldest first. Without `from_start` only those
+        after the group's offset."""
         bounds = self._call_storage(
             queue, lambda storage, left_s: storage.queue_bounds(queue.topic, queue.queue_id, left_s)
         )

@@ -21,8 +21,8 @@ END_OF_TIME_MS: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class DelayedMessage:
-    """A message that waits: due at `due_ms` (ms since 1970), in `topic` then. `level` is 0 for a time of its own.
-    `message` is as it is stored where it waits; of one whose record is damaged, `topic` is empty."""
+    """A delayed message: due at `due_ms` (ms since 1970), then in `topic`. `level` is 0 for a message with a time of
+    its own. `message` is the stored delayed message; if its record is damaged, `topic` is empty."""
 
     topic: str
     due_ms: int
@@ -32,12 +32,12 @@ class DelayedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """Messages that wait in all broker groups. `levels`: how many, by ``level 3`` and, for times of their own,
-    ``deliver_at``; `hours`: how many become due in each of the next 24 hours, without those that are due later than a
-    day and wait to be filed again.
+    """The delayed messages of all broker groups. `levels`: their number, by ``level 3`` and, for times of their own,
+    ``deliver_at``. `hours`: the number of messages due in each of the next 24 hours; messages due later than a day,
+    which wait to be filed again, are not included.
 
-    `late_ms`: for how long the first one is overdue, 0 if none is. `next_due`: the first ones of the time asked for, in
-    their order; `truncated`: there are more.
+    `late_ms`: how long the first message is overdue; 0 if none is. `next_due`: the first messages of the requested
+    time, in order. `truncated`: True if there are more.
     """
 
     levels: dict[str, int]
@@ -52,10 +52,10 @@ class DelayedAdmin(AdminBase):
 
     @bounded(limit=NumberRange(1, DELAYED_LIST_MAX))
     def delayed(self, begin_ms: int = 0, end_ms: int = END_OF_TIME_MS, *, limit: int = 100) -> Delayed:
-        """Delayed messages that wait now: counts of all, and the first `limit` of those due from `begin_ms` on and
+        """Return the delayed messages now: counts of all, and the first `limit` messages due from `begin_ms` on and
         before `end_ms` (ms since 1970).
 
-        InvalidArgumentError; ServiceNotAvailableError or RequestTimeoutError while a broker group has no master.
+        Raises InvalidArgumentError; ServiceNotAvailableError or RequestTimeoutError while a broker group has no master.
         """
 
         levels: dict[str, int] = {}

@@ -29,7 +29,8 @@ _ENDS: Final = ("earliest", "latest")
 
 
 class NewOffsets(dict[MessageQueue, int]):
-    """The offsets that a group goes on from, by queue; `old` are those before, None where it had not committed."""
+    """The offsets at which a group continues, by queue. `old` has the previous offsets; None if the group had committed
+    nothing."""
 
     def __init__(self, new: Mapping[MessageQueue, int], old: Mapping[MessageQueue, int | None]) -> None:
         super().__init__(new)
@@ -37,7 +38,7 @@ class NewOffsets(dict[MessageQueue, int]):
 
 
 class GroupAdmin(TopicAdmin, MessageAdmin):
-    """Calls about consumer groups. All of them may be repeated."""
+    """Calls about consumer groups. Each call may be repeated."""
 
     def list_groups(self) -> list[str]:
         """The names of all consumer groups, sorted."""
@@ -89,8 +90,8 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         self.create_groups([config])
 
     def create_groups(self, configs: Sequence[GroupConfig]) -> None:
-        """Make groups known at every broker, or change their configurations; many take few calls. IllegalNameError,
-        InvalidArgumentError. When this raises, some of them may be changed; to repeat it is safe."""
+        """Create groups at every broker, or change their configurations, in few calls. Raises IllegalNameError,
+        InvalidArgumentError. After an error some groups may be changed; repeating the call is safe."""
         for config in configs:
             check_group(config.group)
             check_group_config(config)
@@ -123,16 +124,17 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return config
 
     def delete_group(self, group: str, *, dead_letters: bool = False) -> None:
-        """Forget a group, its offsets and the messages that wait to be tried again; with `dead_letters` also those that
-        were given up. GroupNotExistError."""
+        """Delete a group, its offsets and the messages that wait for a retry; with `dead_letters` also its dead
+        letters. Raises GroupNotExistError."""
         check_group(group)
         self._call_brokers_that_know(group, "delete_group", group, dead_letters)
 
     def forbid(self, group: str, topic: str) -> None:
-        """Forbid a group to read a topic, at every broker. Its members commit what they have consumed of it and stop
-        within seconds, those in BROADCASTING too. Pull and simple consumers raise NoPermissionError then, and the
-        `status()` of push consumers says so. Other topics go on, and so does the group's retry topic. It stays so until
-        `allow`, or until the group is deleted. Repeating it changes nothing. GroupNotExistError, TopicNotExistError."""
+        """Forbid a group to read a topic, at every broker, until `allow` or the group's deletion. Its members, also in
+        BROADCASTING, commit the messages that they have consumed and stop within seconds. Pull and simple consumers
+        then raise NoPermissionError, and the `status()` of push consumers shows the reason. Other topics and the
+        group's retry topic continue. A repeated call changes nothing. Raises GroupNotExistError, TopicNotExistError.
+        """
         self.topic_route(topic)
         self.group_config(group)
         for broker_name in self._recent_broker_names():
@@ -164,11 +166,11 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         queue: MessageQueue | None = None,
         dry_run: bool = False,
     ) -> NewOffsets:
-        """Have a group go on from another offset in a topic, or in one `queue` of it, also while its consumers run: at
-        the earliest or latest message, at the first one stored at or after `timestamp_ms`, or at `offset`.
+        """Set a group's offset in a topic, or in one `queue` of it, also while its consumers run: to the earliest or
+        latest message, to the first message stored at or after `timestamp_ms`, or to `offset`.
 
-        Returns the new offsets, and those before as `old`; with `dry_run` nothing changes. Consumers that run learn of
-        it with their next heartbeat; messages that they are consuming are finished and not committed.
+        Returns the new offsets, and the previous ones as `old`. With `dry_run` nothing changes. Running consumers learn
+        the new offset with their next heartbeat. They finish the messages in work and do not commit them. Raises
         GroupNotExistError, TopicNotExistError, OffsetOutOfRangeError, InvalidArgumentError.
         """
         if sum(wanted is not None for wanted in (to, timestamp_ms, offset)) != 1 or to not in (None, *_ENDS):
@@ -182,9 +184,9 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return self._move_offsets(group, topic, offsets, dry_run=dry_run)
 
     def clone_offsets(self, source: str, target: str, topic: str, *, dry_run: bool = False) -> NewOffsets:
-        """Have group `target` go on in a topic from the offsets of group `source`; returns them, and those of `target`
-        before as `old`. `target` becomes known if it is not; with `dry_run` nothing changes. GroupNotExistError for
-        `source`, TopicNotExistError."""
+        """Set the offsets of group `target` in a topic to the offsets of group `source`. Returns the new offsets, and
+        the previous ones as `old`. Creates `target` if it does not exist. With `dry_run` nothing changes. Raises
+        GroupNotExistError for `source`, TopicNotExistError."""
         offsets: dict[MessageQueue, int] = {}
         self._call_brokers_that_know(check_group(source), "group_config", source)
         for broker_name in self.topic_route(topic).brokers:
@@ -193,11 +195,11 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return self._move_offsets(check_group(target), topic, offsets, dry_run=dry_run)
 
     def delete_offsets(self, group: str, topic: str, *, dry_run: bool = False) -> dict[MessageQueue, int]:
-        """Drop what a group has committed in a topic that it consumes no more, so that it has no lag there: a consumer
-        of it that subscribes to the topic again begins as a new group does. The topic need not exist any more.
+        """Delete the offsets of a group in a topic that it no longer consumes, so that it has no lag there. A consumer
+        of the group that subscribes to the topic again starts as a new group does. The topic need not exist.
 
-        Returns the offsets dropped, by queue; with `dry_run` nothing changes. Brokers do the same by themselves once
-        the messages behind those offsets are deleted, if the group has consumers and none subscribes to the topic.
+        Returns the deleted offsets, by queue. With `dry_run` nothing changes. Brokers do the same by themselves after
+        the messages at these offsets are deleted, if the group has consumers and none subscribes to the topic. Raises
         GroupNotExistError; InvalidArgumentError while a consumer of the group subscribes to the topic.
         """
         check_topic(topic)
@@ -224,7 +226,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
     def _move_offsets(
         self, group: str, topic: str, offsets: Mapping[MessageQueue, int], *, dry_run: bool
     ) -> NewOffsets:
-        """Set a group's offsets, unless it is a dry run; returns them with those before."""
+        """Set a group's offsets, unless this is a dry run. Returns the new offsets and the previous ones."""
         old: dict[MessageQueue, int | None] = dict.fromkeys(offsets)
         for broker_name in sorted({queue.broker_name for queue in offsets}):
             committed = self._call_broker(broker_name, "committed_offsets", group, topic)
@@ -253,7 +255,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         offsets_reset(group, ADMIN_TIMEOUT_S)
 
     def dead_letters(self, group: str) -> DeadLetters:
-        """The messages that a group could not consume in all its attempts, to be looked at or brought back.
+        """Return the dead letters of a group: the messages that it could not consume in all its attempts. Raises
         IllegalNameError."""
         return DeadLetters(group, self._routes, self._storages)
 
@@ -287,8 +289,8 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return {topic: add_up(GroupStats, [table[topic] for table in tables if topic in table]) for topic in topics}
 
     def _call_brokers_that_know(self, group: str, method: str, *args: Any) -> list[Any]:
-        """Call a method of every broker; returns the answers of those that know the group. GroupNotExistError if none
-        does."""
+        """Call a method of every broker. Returns the answers of the brokers that have the group. Raises
+        GroupNotExistError if none has it."""
         answers = []
         for broker_name in self._broker_names():
             try:

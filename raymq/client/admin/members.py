@@ -100,7 +100,7 @@ class MemberAdmin(GroupAdmin):
         return outcome
 
     def _connections_of(self, group: str, member: str | None) -> list[ConsumerConnection]:
-        """The connections of a group's live members, or of the one that is called so."""
+        """Return the connections of a group's live members, or of the member with this name."""
         known = self.consumer_connections(check_group(group))
         found = [one for one in known if member is None or member in (one.client_id, one.consumer.member)]
         if member is not None and not found:

@@ -1,6 +1,6 @@
-"""Administration: reads a queue without a group, looks messages up by offset, key, id or time, and tails a topic.
+"""Administration: reads a queue without a group, finds messages by offset, key, id or time, and tails a topic.
 
-A tail is read again and again without a group, for somebody who watches what arrives.
+A tail is read repeatedly, without a group, by a person who watches new messages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class MessageAdmin(AdminBase):
-    """Calls that read messages. None of them changes anything."""
+    """Calls that read messages. They change nothing."""
 
     @bounded(max_messages=NumberRange(1, PULL_MAX_MESSAGES), wait_s=NumberRange(0.0, PULL_MAX_WAIT_S))
     def pull(
@@ -85,11 +85,11 @@ class MessageAdmin(AdminBase):
         return [message for _, message in sorted(found, key=itemgetter(0))][-max_messages:]
 
     def query_by_id(self, topic: str, message_id: str) -> list[MessageExt]:
-        """The messages of `topic` that `message_id` names: a unique id, or an offset message id.
+        """Return the messages of `topic` with this `message_id`: a unique id, or an offset message id.
 
-        Empty if there is none; more than one if the producer sent the message more than once, and all messages of an
-        inner batch for its offset message id, which they have in common. A damaged message is among them, with its
-        `body_error`. TopicNotExistError, InvalidArgumentError.
+        Empty if there is none. Several messages have one unique id if the producer sent the message more than once. All
+        messages of an inner batch share its offset message id. A damaged message is included, with its `body_error`.
+        Raises TopicNotExistError, InvalidArgumentError.
         """
         found = [message for _, message in self._query(topic, "query_by_unique_id", message_id)]
         return found or self._query_by_offset_id(topic, message_id.upper())
@@ -141,7 +141,7 @@ class MessageAdmin(AdminBase):
                 )
             except (InvalidArgumentError, DataLossError):
                 continue  # no record of this store starts at that offset
-            except BodyUnreadableError as error:  # it may be the one; another store may have it, too
+            except BodyUnreadableError as error:  # it may have the wanted id; another store may have the message, too
                 damaged.append(_damaged(MessageQueue(topic, broker_name, -1), physical_offset, error.reason))
                 continue
             messages = _messages_at(record, broker_name)
@@ -200,17 +200,17 @@ class Arrived:
 
 
 class TailAdmin(AdminBase):
-    """The call of those who watch a topic. It changes nothing."""
+    """The call for watching a topic. It changes nothing."""
 
     @bounded(positions=NOT_NEGATIVE, max_messages=NumberRange(1, TAIL_MESSAGES_MAX))
     def tail(
         self, topic: str, positions: Mapping[MessageQueue, int] | None = None, *, max_messages: int = 100
     ) -> Arrived:
-        """The messages behind `positions`, without waiting for more: at most `max_messages`, the newest of those read,
-        and 4 MiB of each broker group; all others are skipped. None finds the ends of the queues, and no message.
+        """Return the messages after `positions`, without waiting: the newest `max_messages`, and at most 4 MiB of each
+        broker group. All others are skipped. Without `positions` returns the ends of the queues, and no message.
 
-        One call for each broker group, all at the same time. One that does not answer keeps its positions; the error is
-        raised if none does. TopicNotExistError, InvalidArgumentError.
+        Makes one call for each broker group, all at the same time. A broker group that does not answer keeps its
+        positions. If none answers, raises the error. Raises TopicNotExistError, InvalidArgumentError.
         """
 
         queues: dict[str, list[MessageQueue]] = {}

@@ -47,7 +47,7 @@ NAMES_RETURNED: Final = frozenset(
 )
 """The calls that return names, or a mapping by them."""
 _HOMES: Final = ("topic", "group", "queue", "config", "consumer")
-"""The attributes of an element of a list that tell whose it is."""
+"""The attributes that name the namespace of a list's element."""
 
 
 class NamespacedCalls(OfProcess):
@@ -169,7 +169,7 @@ def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _home(value: Any) -> str | None:
-    """The stored name that tells in which namespace an element of a list is; None if nothing in it does."""
+    """Return the stored name that shows the namespace of a list's element; None if the element has none."""
     if isinstance(value, MessageQueue | MessageExt):
         return value.topic
     for name in _HOMES:

@@ -4,10 +4,10 @@
     copies     of one queue's messages, in their order, to one queue of the target: `%RETRY%group` for a group
     once       a copy's sequence is its message's offset, and its producer id names the queue, the choice and the target
 
-So a replay that is repeated goes on behind what it has sent: the store is asked how far that is. It forgets a replay
-when `dedup_producers_max` pairs of producer and queue were heard of since; and a target that gets more queues meanwhile
-gives messages other queues. A copy has its message's id, tags, keys and properties, and ORIGIN_MESSAGE_ID; to a group
-it says the topic that it comes from (RETRY_TOPIC), as a message that the group tries again.
+So a repeated replay continues after the copies that are stored, which the store reports. The store forgets a replay
+after `dedup_producers_max` later pairs of producer and queue. If the target gets more queues, messages get other
+queues. A copy has its message's id, tags, keys and properties, and ORIGIN_MESSAGE_ID. A copy for a group also names the
+topic that it comes from (RETRY_TOPIC), as a message of a further attempt does.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReplayChoice:
-    """The messages of `topic` that a replay chooses: with `key`, or those of `ids`, stored from `begin_ms` on and
-    before `end_ms` (ms since 1970)."""
+    """The messages of `topic` that a replay chooses: messages with `key`, or with one of `ids`, that were stored from
+    `begin_ms` on and before `end_ms` (ms since 1970)."""
 
     topic: str
     key: str | None = None
@@ -224,7 +224,7 @@ class _Run:
         self._next_s = time.monotonic()
         self._unreadable = 0
         self._behind: dict[MessageQueue, int] = {}
-        """By queue of the source, the offset behind the last message that was sent."""
+        """By queue of the source, the offset after the last message that was sent."""
 
     def send(self, chosen: Iterator[tuple[MessageQueue, list[MessageExt]]], most: int) -> Replay:
         """Send at most so many messages."""
@@ -269,7 +269,7 @@ class _Run:
         return f"{REPLAY_PRODUCER}{self._identity}/{source.broker_name}/{source.queue_id}", queue
 
     def _sent_before(self, source: MessageQueue) -> int:
-        """The offset behind the last message of a queue that an earlier run sent."""
+        """Return the offset after the last message of a queue that an earlier run sent."""
         if source not in self._behind:
             producer_id, queue = self._place(source)
             stored = StoredSequences(self._target, ProducerIdentity(producer_id, 0), self._routes, self._storages)
@@ -277,8 +277,8 @@ class _Run:
         return self._behind[source]
 
     def _append(self, source: MessageQueue, messages: Sequence[MessageExt]) -> None:
-        """Store copies of messages that follow each other in a queue; again while the store gives no answer: it knows
-        those that it has."""
+        """Store copies of successive messages of a queue. Repeats the call while the store does not answer: the store
+        recognises copies that it has."""
         producer_id, queue = self._place(source)
         batch = self._encode(queue, ProducerSequence(producer_id, 0, messages[0].queue_offset), messages)
         time.sleep(max(self._next_s - time.monotonic(), 0.0))

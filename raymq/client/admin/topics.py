@@ -69,7 +69,7 @@ class QueueDescription:
 
 
 class TopicAdmin(AdminBase):
-    """Calls about topics. All of them may be repeated."""
+    """Calls about topics. Each call may be repeated."""
 
     def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
         super().__init__(routes, storages)
@@ -88,18 +88,18 @@ class TopicAdmin(AdminBase):
         cleanup_policy: CleanupPolicy | str | None = None,
         brokers: Sequence[str] | None = None,
     ) -> None:
-        """Create a topic with `queues` queues in all, spread evenly over the broker groups, or over those that
-        `brokers` names.
+        """Create a topic with `queues` queues in all, spread evenly over the broker groups, or over the broker groups
+        in `brokers`.
 
-        `message_type`: the messages that it takes, by default all (TopicMessageType). `reserve_time_s`: the time for
-        which its messages are kept, from 60 s on, by default that of the store (file_reserved_time_hours). `queue_type`
+        `message_type`: the messages that the topic takes, by default all (TopicMessageType). `reserve_time_s`: the time
+        for which its messages are kept, from 60 s on, by default the store's (file_reserved_time_hours). `queue_type`
         "batch": messages that are sent together are stored as one record, an inner batch, and compressed as a whole.
-        `cleanup_policy` COMPACTION, which cannot be changed later: the newest message of each key stays, and each
-        message needs a key.
+        `cleanup_policy` COMPACTION, which cannot be changed later: only the newest message of each key is kept, and
+        each message needs a key.
 
-        On return every client can use it. Raises IllegalNameError, InvalidArgumentError (a broker group that is not
-        there, too), or TopicExistsError when it exists with another number of queues, other attributes, or on a broker
-        group that `brokers` does not name; creating it again as it is changes nothing.
+        On return every client can use the topic. An existing topic with the same settings is not changed. Raises
+        IllegalNameError; InvalidArgumentError, also for an unknown broker group; TopicExistsError if the topic exists
+        with another number of queues, other attributes, or on a broker group that `brokers` does not name.
         """
         changes = attribute_changes(message_type, cleanup_policy, reserve_time_s, queue_type)
         chosen = None if brokers is None else self._chosen_brokers(check_user_topic(topic), brokers)
@@ -123,9 +123,9 @@ class TopicAdmin(AdminBase):
         return chosen
 
     def create_topics(self, topics: Mapping[str, int]) -> None:
-        """Create topics, each with its number of queues in all, as `create_topic` does; many take few calls.
+        """Create topics, each with its number of queues in all, as `create_topic` does, in few calls.
 
-        When this raises, some of them may exist; to repeat it is safe.
+        After an error some topics may exist; repeating the call is safe.
         """
         self._create(topics, NO_ATTRIBUTES)
 
@@ -185,15 +185,15 @@ class TopicAdmin(AdminBase):
         message_type: TopicMessageType | str | None = None,
         reserve_time_s: float | None = None,
     ) -> None:
-        """Change the number of `queues` in all, which may become more but not fewer, the permission (4 to read plus
-        2 to write), the type of messages that it takes, or the time for which they are kept (0: the store's). On return
-        every client that asks sees it; others within half a minute. What a topic holds is not looked at when its type
-        changes; what a longer time would have kept does not come back.
+        """Change properties of a topic: the number of `queues` in all, which cannot become fewer; the permission (4 to
+        read plus 2 to write); the type of its messages; or the time for which they are kept (0: the store's). On return
+        every client that asks for the topic gets the change; other clients get it within half a minute. Messages in the
+        topic are not checked against a new type. A longer time does not bring deleted messages back.
 
-        More queues mean that sharding keys have other queues from then on: let consumers finish what was sent before
-        where that order matters. Every broker that has the topic is called, so all of them must run.
+        With more queues, sharding keys have other queues from then on: if their order matters, let consumers finish
+        earlier messages first. Every broker of the topic is called, so all of them must run.
 
-        TopicNotExistError, IllegalNameError, NoPermissionError (no permission), InvalidArgumentError.
+        Raises TopicNotExistError, IllegalNameError, NoPermissionError (no permission), InvalidArgumentError.
         """
         check_user_topic(topic)
         route = self.topic_route(topic)
@@ -217,8 +217,8 @@ class TopicAdmin(AdminBase):
         self._routes.invalidate(topic)
 
     def _set_layout(self, topic: str, counts: Mapping[str, int]) -> None:
-        """Tell each broker of a topic how many queues each of them has. Called when these queues exist, so that no key
-        chooses a queue before."""
+        """Send each broker of a topic the number of queues at every broker. Called after the queues exist, so that no
+        key chooses a queue earlier."""
         for broker_name in counts:
             self._call_broker(broker_name, "update_topic", topic, None, None, None, format_order_config(counts))
 
@@ -257,8 +257,8 @@ class TopicAdmin(AdminBase):
         return [topic for topic in self._routes.topics() if internal or not is_internal_topic(topic)]
 
     def topic_attributes(self, topics: Iterable[str]) -> dict[str, TopicAttributes]:
-        """The attributes of topics, in few calls: the types of their messages, and how they are kept. Those that do not
-        exist, or whose brokers are all away, are left out."""
+        """Return the attributes of topics, in few calls: the types of their messages, and how they are kept. Leaves out
+        topics that do not exist, or whose brokers are all away."""
         wanted = list(topics)
         self._routes.fetch(wanted)
         found: dict[str, TopicAttributes] = {}
@@ -275,8 +275,8 @@ class TopicAdmin(AdminBase):
         return self._routes.wait(topic, ADMIN_TIMEOUT_S)
 
     def topic_routes(self, topics: Iterable[str]) -> dict[str, TopicRoute]:
-        """The routes of topics as a NameServer knows them now, in one call. Those that it does not know are left out,
-        as are all while it was restarted and may not have heard of every broker yet."""
+        """Return the routes of topics as a NameServer has them now, in one call. Leaves out unknown topics; leaves out
+        all topics while the NameServer has just restarted and may not know every broker."""
         wanted = list(topics)
         return self._routes.read(wanted) if wanted else {}
 

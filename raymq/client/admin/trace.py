@@ -1,10 +1,10 @@
-"""Administration: the life of one message, from its trace and from what the stores know.
+"""Administration: the life of one message, from its trace and from the stores.
 
-    the trace topic (raymq.telemetry.trace)   ▶ sent by whom and when, delivered to whom, how often, how that ended
+    the trace topic (raymq.telemetry.trace)   ▶ who sent it and when, who got it, how often, and the results
     the topic's stores                        ▶ where it is stored
-    the groups of the topic (TrackAdmin)      ▶ how far each is with it now: consumed, in a retry, dead …
+    the groups of the topic (TrackAdmin)      ▶ the state of each group: consumed, in a retry, dead …
 
-Without a trace, the stores alone tell the second and the third.
+Without a trace, only the second and the third part are known.
 """
 
 from __future__ import annotations
@@ -86,16 +86,18 @@ def _event_of(attempt: Attempt) -> TraceEvent:
 
 
 class TraceAdmin(TrackAdmin):
-    """The call that tells the life of a message."""
+    """The call that returns the life of a message."""
 
     def trace(self, message_id: str, *, topic: str | None = None, trace_topic: str = TRACE_TOPIC) -> MessageTrace:
-        """The life of the message with this unique id: sent and stored where, delivered to whom, tried how often, dead
-        or done.
+        """Return the life of the message with this unique id: its send, its place, its deliveries and attempts, and its
+        end.
 
-        `topic`: the one it was sent to, for a message that was not traced, or whose offset message id is given.
-        `trace_topic`: the one that its client named. Records come into the trace topic within a few seconds, and the
-        stores hold them as long as other messages. InvalidArgumentError if neither a trace nor `topic` has the message;
-        TopicNotExistError; ServiceNotAvailableError or RequestTimeoutError while a broker is away.
+        `topic`: the topic of the message, for a message without a trace, or with an offset message id. `trace_topic`:
+        the trace topic that the message's client named. Records reach the trace topic within a few seconds, and are
+        kept as long as other messages.
+
+        Raises InvalidArgumentError if neither a trace nor `topic` has the message; TopicNotExistError;
+        ServiceNotAvailableError or RequestTimeoutError while a broker is away.
         """
         stored = self.query_by_id(check_topic(topic), message_id) if topic is not None else []
         wanted = stored[0].message_id if stored else message_id

@@ -1,11 +1,12 @@
-"""Administration: how far each consumer group is with one message.
+"""Administration: the state of one message in each consumer group.
 
-    dead letter of that id in %DLQ%group ▶ dead      a try of that id in %RETRY%group ▶ in retry, or consumed by it
-    behind the committed offset          ▶ consumed, or filtered out where no member's tags want it
-    before it                            ▶ not yet
+    a dead letter with its id in %DLQ%group     ▶ dead
+    a retry with its id in %RETRY%group         ▶ in retry, or consumed by a retry
+    before the committed offset                 ▶ consumed; filtered out if no member's tags want the message
+    at the committed offset or after it         ▶ not yet
 
-A group commits one offset per queue, so "consumed" says that the group has gone on behind the message. The index of
-keys finds the tries; as long as these are held, the answer is exact, after that it is "consumed".
+A group commits one offset per queue, so "consumed" means that the group has committed past the message. The index of
+keys finds the retries. While they are stored, the answer is exact; after that it is "consumed".
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from raymq.common.protocol.clients import ConsumerConnection
 
 
 class TrackState(StrEnum):
-    """How far a group is with a message."""
+    """The state of a message in a group."""
 
     CONSUMED = "consumed"
     NOT_YET = "not yet"
@@ -36,7 +37,7 @@ class TrackState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MessageTrack:
-    """A group and a message: `retries` so far; `detail` in words."""
+    """The state of a message in a group: the number of `retries`, and `detail` in words."""
 
     group: str
     state: TrackState
@@ -46,8 +47,9 @@ class MessageTrack:
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """A message in a group's retry and dead-letter topics: `dead`, or tried again `retries` times, the last time from
-    the retry topic, at whose copy `committed` says if the group has gone on behind it."""
+    """The copies of a message in a group's retry and dead-letter topics. `dead`: True if the newest copy is a dead
+    letter. `retries`: the number of retries. `committed`: True if the group has committed past the newest copy in the
+    retry topic."""
 
     retries: int = 0
     dead: bool = False
@@ -55,10 +57,10 @@ class Tries:
 
 
 def judge(group: str, *, offset: int, committed: int | None, tries: Tries | None, wanted: bool | None) -> MessageTrack:
-    """How far `group` is with the message at `offset` of a queue where it has committed `committed`.
+    """Return the state in `group` of the message at `offset` of a queue in which the group has committed `committed`.
 
-    `tries`: those that are known, None for none. `wanted`: some member's subscription takes the message, None if there
-    are no members.
+    `tries`: the known retries; None if there are none. `wanted`: True if some member's subscription takes the message;
+    None if there are no members.
     """
     if tries is not None and tries.dead:
         return MessageTrack(group, TrackState.DEAD, tries.retries, "it is in the group's dead letters")
@@ -76,13 +78,13 @@ def judge(group: str, *, offset: int, committed: int | None, tries: Tries | None
 
 
 class TrackAdmin(MessageAdmin):
-    """The call that says who has consumed a message."""
+    """The call that returns the state of a message in each group."""
 
     def message_track(self, message: MessageExt) -> list[MessageTrack]:
-        """Per group of the message's topic, sorted, how far it is with the message: consumed, not yet, in a retry,
+        """Return the state of the message in each group of its topic, sorted by group: consumed, not yet, in a retry,
         dead, or filtered out. A group that does not answer is unknown, with the reason.
 
-        TopicNotExistError; ServiceNotAvailableError or RequestTimeoutError while the message's broker is away.
+        Raises TopicNotExistError; ServiceNotAvailableError or RequestTimeoutError while the message's broker is away.
         """
         offsets: dict[str, dict[int, int]] = self._call_broker(message.broker_name, "topic_offsets", message.topic)
         connections: list[ConsumerConnection] = self._call_broker(message.broker_name, "consumer_connections", None)
@@ -100,7 +102,7 @@ class TrackAdmin(MessageAdmin):
         return tracks
 
     def _tries(self, group: str, message: MessageExt) -> Tries | None:
-        """The copies of a message that the group's retry and dead-letter topics hold, None without any."""
+        """Find the copies of a message in the group's retry and dead-letter topics; None if there are none."""
         dead = self._copies(dlq_topic(group), message)
         again = self._copies(retry_topic(group), message)
         newest = max([*dead, *again], key=lambda copy: copy.store_timestamp_ms, default=None)
@@ -120,8 +122,8 @@ class TrackAdmin(MessageAdmin):
 
 
 def _wanted(message: MessageExt, members: Iterable[ConsumerConnection]) -> bool | None:
-    """True if a member's subscription takes the message, None without members that subscribe to its topic, and where
-    a subscription is more than tags."""
+    """Return True if a member's subscription takes the message. Returns None if no member subscribes to its topic, or
+    if a subscription is not by tags."""
     expressions = [
         one.consumer.subscriptions[message.topic] for one in members if message.topic in one.consumer.subscriptions
     ]

@@ -114,7 +114,7 @@ def attach_ray(address: str | None) -> bool:
     found = address or find_address()
     if found is None:
         raise ClusterNotFoundError(f"no Ray cluster runs on this machine: {_START_ONE}")
-    # Ray itself waits a minute for an address where nothing listens, and then ends the whole process.
+    # Ray itself waits a minute for an address without a listener, and then ends the whole process.
     reason = _why_silent(found)
     if reason:
         raise ClusterNotFoundError(f"no Ray cluster runs at {found} ({reason}): {_NAME_ANOTHER}")
@@ -134,7 +134,7 @@ def attach_ray(address: str | None) -> bool:
 
 
 def find_address() -> str | None:
-    """The address of the Ray cluster to use without being told one; None where none runs."""
+    """Find the address of the Ray cluster to use; None if none runs."""
     named = os.environ.get("RAY_ADDRESS")
     if named and named != "auto":
         return named
@@ -146,7 +146,7 @@ def find_address() -> str | None:
 
 
 def latest_started() -> str | None:
-    """The address that `ray start` wrote down last on this machine, None if there is none. That Ray may have ended
+    """Return the address that `ray start` stored last on this machine; None if there is none. That Ray may have ended
     since."""
     try:
         return latest_started_file().read_text().strip() or None

@@ -32,7 +32,7 @@ OBJECT_STORE_BYTES: Final = 256 * 1024 * 1024
 STARTING_MAX: Final = 16
 """Processes of Ray that may start at the same time."""
 SOCKET_DIRECTORY_MAX: Final = 40
-"""Ray puts about 60 characters behind its temporary directory, and a socket's path has 107 at most."""
+"""Ray appends about 60 characters to its temporary directory, and a socket's path has at most 107."""
 
 
 class EmbeddedCluster:

@@ -68,13 +68,12 @@ def up(
     wait_timeout_s: float = WAIT_NODES_TIMEOUT_S,
     leave_out: Sequence[str] = (),
 ) -> StartResult:
-    """Start raymq with all stores that the data directories hold, but those of `leave_out`. Repeating it changes
-    nothing, and says so.
+    """Start raymq with all stores in the data directories, except those in `leave_out`. A repeated call changes
+    nothing, and reports that.
 
-    With `wait_nodes`, first wait until the Ray cluster has so many nodes, or so many that may hold stores where
-    `placement.node_label` says which; then no Ray is started here, since it would
-    have one node only. Raises ConfigError before anything is started; when the servers do not start, a Ray that was
-    started here is stopped again.
+    With `wait_nodes`, first wait until the Ray cluster has this number of nodes (with `placement.node_label`: of nodes
+    that may hold stores). No Ray is started here then, because it would have one node only. Raises ConfigError before
+    anything is started. If the servers do not start, a Ray that was started here is stopped again.
     """
     settings = load_settings(config, data_dir=data_dir, broker_groups=broker_groups, leave_out=tuple(leave_out) or None)
     head = None
@@ -192,7 +191,7 @@ def _start_ray() -> RayHead:
     for name in CREDENTIAL_VARIABLES:  # every worker inherits them, whoever's work it does
         environment.pop(name, None)
     if "RAY_AUTH_MODE" not in os.environ:
-        # Ray's default for a local cluster; `ray start` would leave authentication off where no token exists yet.
+        # Ray's default for a local cluster; `ray start` would leave authentication off if no token exists.
         subprocess.run(
             _ray_command("get-auth-token", "--generate"),
             env=environment,
@@ -259,8 +258,8 @@ POLL_INTERVAL_S: Final = 0.5
 
 
 def alive_nodes(label: str | None = None) -> list[str]:
-    """The addresses of the living nodes of the Ray cluster that this process is connected to; of those that carry
-    `label` only, where it is given: others hold no stores."""
+    """Return the addresses of the living nodes of the Ray cluster that this process is connected to. With `label`, only
+    of nodes with this label, because other nodes hold no stores."""
     return sorted(
         node["NodeManagerAddress"]
         for node in ray.nodes()

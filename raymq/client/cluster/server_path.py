@@ -1,9 +1,9 @@
-"""The import path of server processes: raymq's own `storage`, `actors` and `placement` come first there.
+"""The import path of server processes, on which raymq's own `storage`, `actors` and `placement` come first.
 
-Users have packages of these names, and so have other distributions. In the wheel the three therefore lie in
-`raymq/_floors/`, which no user's process has on its import path; in a checkout they lie beside `raymq/`. A process that
-runs them calls `put_floors_first` before it imports one, whatever is on PYTHONPATH, in site-packages or in the current
-directory. A user's process never does: there, `import storage` is the user's.
+Users and other distributions have packages with these names. So the wheel has the three in `raymq/_floors/`, which is
+on no user process's import path; a checkout has them beside `raymq/`. A process that runs them calls `put_floors_first`
+before it imports one, whatever is on PYTHONPATH, in site-packages or in the current directory. A user's process never
+does: its `import storage` finds the user's package.
 
     python -P -m raymq.client.cluster.server_path MODULE    # runs MODULE.main(), with the floors first
 """

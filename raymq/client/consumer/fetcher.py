@@ -274,7 +274,7 @@ class Fetcher:
                 self._look_again(name, positions)
 
     def _look_again(self, name: str, positions: Sequence[FetchPosition]) -> None:
-        """Find out anew which storage actor has queues that could not be read from the one named."""
+        """Find the storage actors of queues again that could not be read from `name`."""
         with self._lock:
             self._which.failed(name, time.monotonic())
         self._forget([queue for queue, _ in positions])
@@ -296,7 +296,7 @@ class Fetcher:
             readers.further_idle -= 1
 
     def _due(self) -> dict[MessageQueue, int]:
-        """The wanted positions, without those that were lost less than LOSS_PAUSE_S ago."""
+        """Return the wanted positions, except positions that were lost less than LOSS_PAUSE_S ago."""
         wanted, now_s = dict(self._wanted()), time.monotonic()
         for queue, (offset, until_s) in self._left_out.copy().items():
             if wanted.get(queue) == offset and now_s < until_s:
@@ -338,8 +338,8 @@ class Fetcher:
         positions: Sequence[FetchPosition],
         timeout_s: float,
     ) -> tuple[list[FetchPosition], list[FetchResult]]:
-        """Fetch from each queue alone, after one of them has failed the call for all. Returns the results, and
-        their positions."""
+        """Fetch from each queue alone, after one queue has failed the call for all. Returns the positions that were
+        answered, and their results."""
         answered, results = [], []
         for queue, offset in positions:
             try:
@@ -365,7 +365,7 @@ class Fetcher:
         self._lost(queue, offset, error)
 
     def _choose_again(self, queues: Sequence[MessageQueue], name: str, results: Sequence[FetchResult]) -> None:
-        """Follow the answers of `name` where they send a queue to another replica."""
+        """Follow the answers of `name` that send a queue to another replica."""
         if self._alone.get(name, True):
             return
         now_s, again = time.monotonic(), []
@@ -380,7 +380,7 @@ class Fetcher:
     # Where to read
 
     def _forget(self, queues: Sequence[MessageQueue]) -> None:
-        """Have the storage actors of queues found anew, even if the finder is just about to note them."""
+        """Have the storage actors of queues found again, even if the finder is just about to store them."""
         with self._lock:
             self._forgotten.update(queues)
             for queue in queues:
@@ -421,7 +421,7 @@ class Fetcher:
                 backoff.reset()
 
     def _find_all(self) -> None:
-        """Find the storage actors of the queues of which none is known, topic by topic."""
+        """Find the storage actors of the queues without a known one, topic by topic."""
         topics: dict[str, list[MessageQueue]] = {}
         for queue in sorted(self._assigned()):
             if queue not in self._names:
@@ -440,7 +440,8 @@ class Fetcher:
             self.wake_readers()
 
     def _find_topic(self, queues: Sequence[MessageQueue]) -> set[MessageQueue]:
-        """Find the storage actors of queues of one topic, and return the queues of which no NameServer tells any."""
+        """Find the storage actors of queues of one topic. Returns the queues whose storage actor no NameServer
+        knows."""
         missed: set[MessageQueue] = set()
         silent: set[str] = set()
         for queue in queues:

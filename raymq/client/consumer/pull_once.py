@@ -82,11 +82,12 @@ def read_alone(record: bytes, queue: MessageQueue) -> MessageExt:
 def read_fetched(
     records: bytes, queue: MessageQueue, first_offset: int = -1, next_offset: int = -1
 ) -> list[FetchedRecord]:
-    """The messages of `records`, which were fetched from `queue` from offset `first_offset` on, in order.
+    """Decode the messages of `records`, which were fetched from `queue` from offset `first_offset` on, in order.
 
-    Damaged records are messages, too; several side by side may be one. The offset of a damaged one is told by its
-    neighbours, or by the offsets of the fetch, `next_offset` being the one behind it, if no offset is without a record.
-    A queue id of -1 stands for several queues. Bodies are decompressed each time they are read.
+    A damaged record becomes a damaged message; adjacent damaged records may become one. The offset of a damaged message
+    follows from its neighbours, or from the offsets of the fetch if each offset has a record; `next_offset` is the
+    offset after the last record. A queue id of -1 stands for several queues. Bodies are decompressed each time they are
+    read.
     """
     if not records:
         return []

@@ -413,7 +413,8 @@ class RebalanceDirectory:
         self.names = found or self._start()
 
     def failed(self, error: RaymqError) -> None:
-        """Note that a call to one of them failed: an actor that is gone for good is to be found, or started, anew."""
+        """Note that a call to a Rebalance actor failed: an actor that is gone for good must be found, or started,
+        again."""
         if isinstance(error, ActorGoneError):
             self.names = ()
 

@@ -1,12 +1,11 @@
 """The process of a predicate: `python -m raymq.client.predicates.child SOCKET MEMORY`, two inherited descriptors.
 
-    runner ── Load, Evaluate (where the records lie) ──▶ socket ──▶ this process: maps the log, calls the function
-           ◀────────── PredicateAnswer ──────────────── socket ◀──
-           ◀── which message it is at, which match ──── memory ◀──  also readable once this process is dead
+    runner ── Load, Evaluate (places of records) ───▶ socket ──▶ this process: maps the log, calls the function
+           ◀────────── PredicateAnswer ────────────── socket ◀──
+           ◀── the present message, the matches ───── memory ◀──  also readable after this process has died
 
-Nothing but the user's function and what it needs to read messages is in here. A call that takes too long is ended by
-SIGALRM, which ends this process even where the function holds the interpreter and never comes back from C. The process
-ends with its runner.
+This process holds only the user's function and the code to read messages. SIGALRM ends a call that takes too long. It
+ends this process even if the function holds the interpreter and never returns from C. The process ends with its runner.
 """
 
 from __future__ import annotations

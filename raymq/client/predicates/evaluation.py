@@ -24,10 +24,10 @@ REASON_MAX: Final = 1000
 
 
 class Calls(NamedTuple):
-    """The result of calling a predicate: it has decided about the first `decided` messages.
+    """The result of calling a predicate, which has decided on the first `decided` messages.
 
-    `failure`: why it did not decide about the next one; empty if it was not asked, or there is none. `failures` of the
-    messages were decided by `on_error`, the last one because of `last_failure`.
+    `failure`: why it did not decide on the next message; empty if it was not called for one, or there is none.
+    `on_error` decided on `failures` of the messages, on the last of them because of `last_failure`.
     """
 
     decided: int
@@ -38,10 +38,10 @@ class Calls(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The messages of some records that a predicate matches, shape (n,) for the first n of them.
+    """The messages of some records that a predicate matches, shape (n,) for the first n records.
 
-    `failure`: why it did not decide about the record behind these, if it was asked. `ended`: its process ended then, or
-    had to be.
+    `failure`: why the predicate did not decide on the record after these, if it was called. `ended`: True if its
+    process ended at that record, or had to be ended.
     """
 
     matches: NDArray[np.bool_]

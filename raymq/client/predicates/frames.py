@@ -58,8 +58,8 @@ class Evaluate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PredicateAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The fields of raymq.client.predicates.evaluation.Calls; which messages match is in the memory that both share.
-    `unreadable`: the files do not show the records (any more), and the function was not called."""
+    """The fields of raymq.client.predicates.evaluation.Calls. The memory that both processes share has the messages
+    that match. `unreadable`: the files do not show the records, and the function was not called."""
 
     decided: int = 0
     failure: str = ""

@@ -1,4 +1,4 @@
-"""Keeping the records of a queue that a predicate matches, where they lie: pure but for the calls of the predicate."""
+"""Keeps the records of a queue that a predicate matches, in place. Pure, except for the calls of the predicate."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Decide = Callable[[LocatedRecords, float], Evaluated]
 
 @dataclass(slots=True)
 class Kept:
-    """The matching records of those that were looked at, and the queue offset to go on at.
+    """The matching records among the records that were checked, and the next queue offset.
 
-    `failure`: why the predicate did not decide about the record at `next_offset`; `ended`: it ended its process there.
+    `failure`: why the predicate did not decide on the record at `next_offset`. `ended`: True if the predicate ended its
+    process there.
     """
 
     next_offset: int
@@ -42,10 +43,10 @@ def keep(
     until_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Kept:
-    """Keep the matching ones of the records `found`, behind which `next_offset` comes.
+    """Keep the matching records of `found`, which `next_offset` follows.
 
-    At most `max_messages` of `max_bytes` together, but one at least if any matches; no longer than `until_s` on
-    `clock`, once one was looked at. What is left out for that comes again at the result's `next_offset`.
+    Keeps at most `max_messages` and `max_bytes`, but at least one record if any matches. Stops at `until_s` on `clock`
+    after the first check. Records that are left out follow from the result's `next_offset` on.
     """
     kept = Kept(next_offset)
     for piece in found:

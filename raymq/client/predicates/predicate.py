@@ -58,11 +58,11 @@ class Predicate:
         self.timeout_s = timeout_s
         self.runtime_env = None if runtime_env is None else dict(runtime_env)
         self.function = function
-        """The function itself; None in other processes than the one that made the predicate."""
+        """The function itself; None in processes other than the one that made the predicate."""
 
     @property
     def key(self) -> str:
-        """Hexadecimal digits that tell predicates apart by their bytes and options."""
+        """Hexadecimal digits that identify a predicate by its bytes and options."""
         options = repr((self.on_error, self.timeout_s, sorted((self.runtime_env or {}).items(), key=repr)))
         return hashlib.sha256(self.payload + options.encode()).hexdigest()[:16]
 
@@ -153,7 +153,7 @@ def _without_function(
 
 DIGITS: Final = 12
 _DEPTH_MAX: Final = 16
-"""Values that lie deeper count by their types only."""
+"""Deeper values count by their types only."""
 
 _EMPTY_CELL: Final = CellType()
 
@@ -168,7 +168,7 @@ def fingerprint(function: Any) -> str:
 
 
 def _parts(value: Any, around: frozenset[int]) -> Iterator[str]:
-    """`around`: the ids of the values that `value` lies in."""
+    """`around`: the ids of the values that contain `value`."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         yield repr(value)
         return

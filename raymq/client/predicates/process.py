@@ -43,7 +43,7 @@ GRACE_S: Final = 2.0
 itself, unless it stands still or has changed what SIGALRM does."""
 END_TIMEOUT_S: Final = 5.0
 COPIED_MAX_BYTES: Final = 8 << 20
-"""The most bytes of records that go to the process at a time where it cannot read them in place; one record may be
+"""The most bytes of records that are sent to the process at a time if it cannot read them in place; one record may be
 larger."""
 
 logger = logging.getLogger(__name__)
@@ -68,19 +68,19 @@ class PredicateProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the child process; None while there is none."""
+        """The id of the child process; None if there is none."""
         child = self._child
         return None if child is None else child.pid
 
     def evaluate(
         self, records: LocatedRecords, broker_name: str, until_s: float, log: StoreLog | None = None
     ) -> Evaluated:
-        """Decide about as many of the records as there is time for until `until_s`, one at least.
+        """Decide on as many records as possible until `until_s`, but on at least one.
 
-        The process reads them in the files of `log` where they lie in one. A call that raises, hangs or ends the
-        process is dealt with as the predicate's `on_error` says; with "raise" it is the `failure` of the result.
-        So it is when the function cannot be loaded, whatever `on_error` says. ServiceNotAvailableError when no process
-        can be started now.
+        The process reads the records in the files of `log` if they are there. `on_error` of the predicate decides if a
+        call raises, hangs or ends the process; with "raise" the result has the `failure`. If the function cannot be
+        loaded, the result has the `failure`, whatever `on_error` is. Raises ServiceNotAvailableError if no process can
+        be started now.
         """
         records = records.part(0, EVALUATED_MAX)
         with self._lock:

@@ -1,16 +1,16 @@
 """PredicateRunner is the actor that runs one predicate of one consumer group beside one storage actor.
 
     consumer ── fetch ──▶ PredicateRunner ── which messages are new ──▶ Storage      on one node
-             ◀─ matches ─       │ where they lie ▲ which match
-                                ▼                │
+             ◀─ matches ─       │ their places  ▲ which match
+                                ▼               │
                           the predicate's process, which maps the log (raymq.client.predicates.child)
 
-It is made by the first consumer that needs it, in the predicate's `runtime_env`, and ends by itself RUNNER_IDLE_S after
-the last fetch: that is its consumers' lease. Nothing survives it, and a fetch is safe to repeat. The user's function is
-in a child process, so that it can be ended in the middle of a call and can harm nothing here. Where access is on, each
-user has a runner of its own, which serves that user's signed calls only (raymq.remoting.access.stand_in).
+The first consumer that needs the actor makes it, in the predicate's `runtime_env`. It ends itself RUNNER_IDLE_S after
+the last fetch, which is the lease of its consumers. Nothing survives it, and a fetch is safe to repeat. The user's
+function runs in a child process, which can be ended during a call and cannot harm the actor. If access is on, each user
+has a separate runner, which serves only that user's signed calls (raymq.remoting.access.stand_in).
 
-May wait for: Storage. Consumers (and Pull actors for theirs) wait for it.
+May wait for: Storage. Consumers, and Pull actors for their consumers, wait for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from raymq.remoting.storage_client import StorageClient
 RUNNER_IDLE_S: Final = 30.0
 IDLE_CHECK_S: Final = 1.0
 FETCHES_MAX: Final = 32
-"""Fetches at a time; those of further consumers wait for one to end."""
+"""The most fetches at a time; further fetches wait for one to end."""
 FIND_TIMEOUT_S: Final = 5.0
 
 
@@ -77,7 +77,7 @@ class PredicateRunner:
                 self._fetched_s = time.monotonic()
 
     def pids(self) -> tuple[int, int | None]:
-        """The ids of this process and of the predicate's, None while there is none; for tests and for people."""
+        """The ids of this process and of the predicate's process (None if there is none), for tests and for people."""
         return os.getpid(), self._process.pid
 
     def _make_scan(self) -> PredicateScan:
@@ -109,7 +109,7 @@ class PredicateRunner:
 
 
 RUNNER_OPTIONS: Final[dict[str, Any]] = {
-    "max_restarts": 0,  # the next fetch makes another one, where the storage actor is by then
+    "max_restarts": 0,  # the next fetch makes another runner, on the storage actor's node at that time
     "max_task_retries": 0,
     "num_cpus": 0,
     "lifetime": "detached",  # it serves all members of the group

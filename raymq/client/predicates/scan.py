@@ -1,8 +1,8 @@
 """PredicateScan reads queues of one store, and keeps the messages that a predicate matches.
 
 It answers fetches as a storage actor does (raymq.remoting.storage_client.StorageClient.fetch), so a consumer's fetcher
-reads through it as it reads from a store. It looks at many messages for each that matches: records stay where they lie,
-in the store's mapped files, until they match.
+can read through it. It checks many messages for each match, so records stay in the store's mapped files until they
+match.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from raymq.remoting.storage_client import FoundInPlace
 SCAN_S: Final = 0.5
 """How long one fetch goes on past messages that do not match, or calls the function."""
 SCAN_MAX_BYTES: Final = 256 << 20
-"""The most bytes of records in mapped files that are looked at together. They are not copied."""
+"""The most bytes of records in mapped files that are checked together. They are not copied."""
 SCAN_COPIED_MAX_BYTES: Final = 8 << 20
-"""The same, of records that have to be copied to be looked at."""
+"""The most bytes of copied records that are checked together."""
 FAILURE_KEPT_S: Final = 30.0
 """How long a message that hung the function, or ended its process, is not tried again: each attempt costs a process."""
 FAILURES_KEPT: Final = 1024
@@ -47,7 +47,7 @@ class RecordSource(Protocol):
 
 
 Evaluate = Callable[[LocatedRecords, float, StoreLog | None], Evaluated]
-"""Decides about records, which may lie in a log's files, until a time on `time.monotonic`'s clock."""
+"""Decides on records, which may be in a log's files, until a time on `time.monotonic`'s clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +79,18 @@ class PredicateScan:
         self._lock = threading.Lock()
         """Guards what follows."""
         self._turn = 0
-        """Counts the fetches: each begins with another queue, so that a slow function gets to all of them."""
+        """Counts the fetches. Each fetch begins with another queue, so that a slow function reaches all queues."""
         self._endings: dict[MessageQueue, dict[int, tuple[str, float]]] = {}
         """By queue and offset the messages on which the function's process ended: why, and until when to say so."""
 
     def fetch(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
-        """Read from several queues the messages that match: up to each request's `max_messages`, and `max_bytes` in all
-        but one at least; waiting up to `wait_s` for messages to look at.
+        """Read the messages that match from several queues: up to each request's `max_messages`, and `max_bytes` in
+        all, but at least one message. Waits up to `wait_s` for messages to check.
 
-        NO_MATCHED_MESSAGE: those before `next_offset` do not match. FetchFailed for a queue whose next message the
-        predicate did not decide about; what matches before it comes first.
+        NO_MATCHED_MESSAGE means that no message before `next_offset` matches. FetchFailed is for a queue whose next
+        message the predicate did not decide on; earlier matches are returned first.
         """
         with self._lock:
             self._turn += 1
@@ -119,7 +119,7 @@ class PredicateScan:
         return self._source.find(wanted, self._find_max_bytes, wait_s, timeout_s)
 
     def _keep(self, request: FetchRequest, result: FetchResult, max_bytes: int, until_s: float) -> FetchResult:
-        """The result with only those of its records that match."""
+        """Return the result with only its matching records."""
         if result.status is not PullStatus.FOUND:
             return result
         queue = MessageQueue(request.topic, self._broker_name, request.queue_id)
@@ -167,13 +167,13 @@ class PredicateScan:
 
 
 def _has_more(answer: FetchResult) -> bool:
-    """True if a queue has messages that were not looked at."""
+    """Return True if a queue has messages that were not checked."""
     excluded = answer.status is PullStatus.NO_MATCHED_MESSAGE and not isinstance(answer, FetchFailed)
     return excluded and answer.next_offset < answer.max_offset
 
 
 def _records_of(request: FetchRequest, result: FetchResult) -> tuple[Sequence[LocatedRecords], StoreLog | None]:
-    """The records of a fetch, and the files that they lie in, if it has found them there."""
+    """Find the records of a fetch. Also returns the files that hold them, if it found them in files."""
     if isinstance(result, FoundInPlace):
         files = result.files
         return result.mapped, StoreLog(

@@ -1,7 +1,7 @@
-"""A store as a consumer reads it through its predicate: a fetch has those messages only that match.
+"""A store that a consumer reads through its predicate: a fetch returns only the messages that match.
 
-On the consumer's own node a pull consumer's process calls its function itself; everything else is a PredicateRunner's
-work, on the node of the storage actor.
+On the storage actor's node a pull consumer calls its function in its own process. For all other consumers a
+PredicateRunner on that node does so.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from raymq.remoting.actor_ref import ActorGoneError, HandleRef
 from raymq.remoting.storage_client import StorageClient
 
 ACTOR_START_TIMEOUT_S: Final = 30.0
-"""For the start of a PredicateRunner; with a runtime_env that is to be installed first, the first fetches time out."""
+"""The time for the start of a PredicateRunner. If a runtime_env must be installed, the first fetches time out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class PredicateStorage:
     def fetch(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
-        """Read from several queues the messages that match: see PredicateScan.fetch. Where the predicate's environment
+        """Read the messages that match from several queues: see PredicateScan.fetch. If the predicate's environment
         cannot be set up, all results are FetchFailed. Raises as StorageClient.fetch."""
         if self._predicate.function is not None and self._storage.reader() is not None:
             return self._scan_here().fetch(requests, max_bytes, wait_s, timeout_s)

@@ -1,8 +1,8 @@
-"""The options that say where a scan begins and ends in each queue: offsets, times, a consumer group's offsets.
+"""The options for the begin and the end of a scan in each queue: offsets, times, a consumer group's offsets.
 
-Names and meanings are those of Spark's Kafka source where RocketMQ has the same thing (design §6), so a partition of
-Kafka is a queue here, named by broker group and queue id. Values per queue are nested by topic, broker group and queue
-id, as a mapping or as JSON; for a single topic its level may be left out:
+Names and meanings are those of Spark's Kafka source if RocketMQ has an equivalent (design §6). A partition of Kafka is
+a queue here, named by broker group and queue id. Values per queue are nested by topic, broker group and queue id, as a
+mapping or as JSON; for a single topic its level may be left out:
 
     {"orders": {"broker-a": {"0": 12, "1": -2}}}        {"broker-a": {"0": 12, "1": -2}}
 """
@@ -44,7 +44,7 @@ class OffsetLookups(Protocol):
         ...
 
     def committed_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
-        """The offsets that a group has committed, without the queues where it has none."""
+        """Return the offsets that a group has committed, without queues in which it has none."""
         ...
 
 
@@ -95,13 +95,13 @@ class Edge:
 
 
 def starting_edge(options: Mapping[str, Any], topics: Sequence[str]) -> Edge:
-    """The begin that the starting_… options say, of a scan of these topics. InvalidArgumentError."""
+    """Return the begin of a scan of these topics from its starting_… options. Raises InvalidArgumentError."""
     return _edge("starting", options, topics, default=EARLIEST, refused=LATEST)
 
 
 def streaming_edge(options: Mapping[str, Any], topics: Sequence[str]) -> Edge:
-    """The begin that the starting_… options say, of a stream of these topics: the latest offset if they say nothing,
-    and where a group has none. InvalidArgumentError."""
+    """Return the begin of a stream of these topics from its starting_… options. The latest offset is the default, also
+    for a group without offsets. Raises InvalidArgumentError."""
     return _edge("starting", options, topics, default=LATEST, refused=None)
 
 

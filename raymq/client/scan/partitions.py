@@ -48,12 +48,12 @@ def plan_partitions(
     parallelism: int = 1,
     message_bytes_max: int | None = None,
 ) -> list[ScanPartition]:
-    """The parts of a read of `ranges`, each offset in exactly one, in order within a queue.
+    """Divide a read of `ranges` into parts, each offset in exactly one part, in order within a queue.
 
-    Ranges are cut, and small ones of a broker group put together, to parts of about `partition_bytes`: by default
-    PARTITION_BYTES, or less if that leaves some of `parallelism` tasks idle. No message counts for more than
-    `message_bytes_max`, for a read that moves only small parts of them. There are `min_partitions` at least, as
-    far as there are as many offsets. InvalidArgumentError for numbers below 1.
+    Ranges are cut, and small ranges of a broker group joined, to parts of about `partition_bytes`: by default
+    PARTITION_BYTES, or less if some of `parallelism` tasks would be idle. No message counts for more than
+    `message_bytes_max`, for a read of only small columns. There are at least `min_partitions` parts if there are as
+    many offsets. Raises InvalidArgumentError for numbers below 1.
     """
     partition_bytes = check_count("partition_bytes", partition_bytes)
     min_partitions = check_count("min_partitions", min_partitions)
@@ -141,7 +141,7 @@ def _merge(pieces: Sequence[tuple[OffsetRange, int]], target: int, wanted: int) 
     """Neighbours of one broker group together, up to `target` bytes, as long as there are more than `wanted`."""
     spare = len(pieces) - wanted
     parts: list[ScanPartition] = []
-    # By broker group, so that those of different topics can come together.
+    # By broker group, so that ranges of different topics can be joined.
     for piece, size in sorted(pieces, key=lambda found: found[0].broker_name):
         last = parts[-1] if parts else None
         fits = last is not None and last.broker_name == piece.broker_name and last.size_bytes + size <= target

@@ -1,7 +1,7 @@
-"""The topics, queues and offsets of the cluster, as the plan of a scan needs them, asked of its brokers and stores.
+"""The topics, queues and offsets of the cluster, which the plan of a scan reads from brokers and stores.
 
-One call to each broker group tells the bounds of all its queues, another the bytes of all its ranges; a time is looked
-up by a call for each queue.
+One call to each broker group returns the bounds of all its queues, another the bytes of all its ranges. A time needs a
+call for each queue.
 """
 
 from __future__ import annotations

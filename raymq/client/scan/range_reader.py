@@ -37,9 +37,10 @@ logger = logging.getLogger(__name__)
 
 
 class RecordsChunk(NamedTuple):
-    """Records of a range: their bytes, among others, the position in them of each record, shape (records,), the bytes
-    of each record, and the queue offset at which the range goes on behind them. `offsets` are the records' queue
-    offsets, None if nobody knows them; `position` is the physical offset of `data`, -1 if the records are copies."""
+    """Records of a range. `data` contains their bytes; `starts` has the position of each record in it, shape
+    (records,), `sizes` the bytes of each record. `next_offset` is the queue offset after them. `offsets` are the
+    records' queue offsets, None if unknown. `position` is the physical offset of `data`, -1 if the records are copies.
+    """
 
     data: memoryview | bytes
     starts: NDArray[np.int64]

@@ -90,8 +90,8 @@ def is_created_anew(queue: MessageQueue, before: Creations, now: Creations) -> b
 
 
 class ScanOptions(TypedDict, total=False):
-    """The options that say which messages a read covers (docs/spark.md). Those that are left out, or None, have the
-    defaults: from the earliest to the latest message, all of them, and lost messages are an error."""
+    """The options that choose the messages of a read (docs/spark.md). An option that is left out, or None, has its
+    default: from the earliest to the latest message, all messages, and lost messages are an error."""
 
     topic_pattern: str | None
     starting_offsets: OffsetsOption | None
@@ -112,15 +112,15 @@ _STRATEGIES: Final = ("error", "latest")
 def plan_ranges(
     source: ScanSource, topic: str | Sequence[str] | None = None, **options: Unpack[ScanOptions]
 ) -> list[OffsetRange]:
-    """The ranges of one batch read, none of them empty, sorted by queue. The bounds of each queue are read once.
+    """Return the ranges of one batch read, without empty ones, sorted by queue. The bounds of each queue are read once.
 
-    `topic`: one, or several; or `topic_pattern`, a regular expression that whole names match. Offsets and times per
-    queue name every queue of the topics; a batch cannot start at the latest offset nor end at the earliest. With
-    `fail_on_data_loss` false, offsets that are gone or not there yet are left out with a warning.
+    `topic`: one topic, or several; or `topic_pattern`, a regular expression that whole names match. Offsets and times
+    per queue name every queue of the topics. A batch cannot start at the latest offset or end at the earliest. With
+    `fail_on_data_loss` false, offsets that are deleted or do not exist yet are left out with a warning.
 
     Raises IllegalNameError, TopicNotExistError (also for a pattern that no topic matches); InvalidArgumentError for
-    options that make no sense or name other queues than the topics have, and for a starting timestamp that a queue has
-    no message for, unless the strategy is "latest"; DataLossError for offsets below what a queue still holds;
+    contradictory options, for queues that the topics do not have, and for a starting timestamp without a message in a
+    queue, unless the strategy is "latest"; DataLossError for offsets below the first offset of a queue;
     OffsetOutOfRangeError for offsets beyond its end.
     """
     check_options(options)
@@ -211,11 +211,11 @@ def bounded_range(
 
 
 def limit_ranges(ranges: Sequence[OffsetRange], max_offsets: int | None) -> list[OffsetRange]:
-    """The beginnings of ranges, `max_offsets` offsets in all at most (None: all), without empty ones.
+    """Return the beginnings of ranges, at most `max_offsets` offsets in all (None: all), without empty ranges.
 
-    Shared in proportion to sizes, as Spark's Kafka source does with maxOffsetsPerTrigger. Each range gets one offset at
-    least, so that none starves behind larger ones; where that is too many, the largest ranges do. The same arguments
-    always give the same ranges.
+    The offsets are shared in proportion to sizes, as Spark's Kafka source does with maxOffsetsPerTrigger. Each range
+    gets at least one offset, so that larger ranges do not starve it. If there are more ranges than offsets, the largest
+    ranges get one each. The same arguments always give the same ranges.
     """
     max_offsets = check_count("max_offsets", max_offsets)
     left = sum(one.size for one in ranges)

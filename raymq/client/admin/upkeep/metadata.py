@@ -73,7 +73,7 @@ class Metadata:
     offsets: Offsets = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The document, sorted by names, so that two of them can be compared line by line."""
+        """Return the document, sorted by names, so that two documents can be compared line by line."""
         groups = {}
         for name, group in self.groups.items():
             groups[name] = {**asdict(group.config), "forbidden": list(group.forbidden)}
@@ -122,11 +122,11 @@ class MetadataAdmin(GroupAdmin):
         groups: str = "*",
         progress: Callable[[int], None] = lambda count: None,
     ) -> Metadata:
-        """The topics and groups whose names match `topics` and `groups` (which may have ``*`` and ``?``), and the
-        offsets of these groups in these topics. The server's own are left out, and so are the groups' topics of retries
-        and dead letters. `progress` is called with 1 for each topic and group.
+        """Export the topics and groups whose names match `topics` and `groups` (which may have ``*`` and ``?``), and
+        the offsets of these groups in these topics. Leaves out the server's own topics and groups, and retry and
+        dead-letter topics. `progress` is called with 1 for each topic and group.
 
-        What changes meanwhile may be in it or not. Every broker must run: ServiceNotAvailableError or
+        Changes during the call may or may not be included. Every broker must run: raises ServiceNotAvailableError or
         RequestTimeoutError after 20 s.
         """
         brokers = self._broker_names()
@@ -135,7 +135,7 @@ class MetadataAdmin(GroupAdmin):
             try:
                 found[topic] = self._topic_metadata(topic)
             except TopicNotExistError:
-                continue  # it was deleted meanwhile
+                continue  # it was deleted since
             progress(1)
         known: dict[str, GroupMetadata] = {}
         offsets: Offsets = {}
@@ -177,16 +177,17 @@ class MetadataAdmin(GroupAdmin):
         dry_run: bool = False,
         progress: Callable[[int], None] = lambda count: None,
     ) -> list[ImportStep]:
-        """Make what `metadata` names as it says, and leave everything else alone; returns what was done, in order.
+        """Create and change the topics, groups and offsets that `metadata` names, and nothing else. Returns the steps,
+        in order.
 
-        A topic that is missing is created, with the same queues if all of its broker groups are here, else with as many
-        queues spread over those that are. A topic that is there gets more queues, another permission, type or time of
-        its messages, as the document says; it never gets fewer queues. Groups get the document's configuration and
-        forbidden topics. Offsets are set where the queue holds them, also backwards and while consumers run.
+        A missing topic is created: with the same queues if all of its broker groups exist here, else with as many
+        queues spread over the existing ones. An existing topic gets the document's permission, message type and times,
+        and more queues, but never fewer. Groups get the document's configuration and forbidden topics. Offsets are set
+        if the queue holds them, also backwards and while consumers run.
 
-        With `dry_run` nothing changes. `progress` is called with 1 for each step. What cannot be is a failed step, and
-        the rest goes on; while a broker is away, this raises ServiceNotAvailableError or RequestTimeoutError after
-        20 s. To repeat it is safe. InvalidArgumentError: no such part.
+        With `dry_run` nothing changes. `progress` is called with 1 for each step. An impossible change is a failed
+        step, and the others continue. Raises ServiceNotAvailableError or RequestTimeoutError after 20 s while a broker
+        is away; InvalidArgumentError for an unknown part. Repeating the call is safe.
         """
         if wrong := [part for part in parts if part not in METADATA_PARTS]:
             raise InvalidArgumentError(f"there is no part {wrong[0]!r}; there are {', '.join(METADATA_PARTS)}")

@@ -24,10 +24,10 @@ class Sends(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SendCheck:
-    """A broker group under check: how many messages were `sent` and came back, how many `failed`, and times in ms.
+    """The check of a broker group: how many messages were `sent` and read back, how many `failed`, and times in ms.
 
-    `send_ms` is from the call to the acknowledgement, `round_trip_ms` to the message read back; both median and
-    longest, 0 where nothing came back. `error`: the last failure.
+    `send_ms` is the time from the call to the acknowledgement, `round_trip_ms` to the message read back; each has
+    median and longest, 0 if no message was read back. `error`: the last failure.
     """
 
     broker_name: str
@@ -41,7 +41,7 @@ class SendCheck:
 
 
 class CheckAdmin(TopicAdmin):
-    """Calls for checks. All of them may be repeated."""
+    """Calls for checks. Each call may be repeated."""
 
     def check_queues(self, topic: str | None = None, broker_name: str | None = None) -> list[MessageQueue]:
         """A queue of each broker group, or of one, for `check_queue`: the first one of `topic` there. Without a topic
@@ -62,7 +62,7 @@ class CheckAdmin(TopicAdmin):
         return [queue for name, queue in first.items() if broker_name in (None, name)]
 
     def _make_check_topic(self, brokers: list[str]) -> None:
-        """Have a queue of CHECK_TOPIC in each of these broker groups, also in those that came after it was made."""
+        """Create a queue of CHECK_TOPIC in each of these broker groups, also in groups that were added later."""
         try:
             counts = self.topic_route(CHECK_TOPIC).queue_counts()
         except TopicNotExistError:

@@ -1,8 +1,8 @@
 """Administration: the users of a raymq with access on, and their policies, while it runs.
 
-The first broker group keeps them. A change is durable when a call returns, and every server goes by it within seconds;
-a server that restarts goes by what raymq was started with until it has asked. The super user of raymq.yaml is as the
-file says, and is changed there.
+The first broker group stores them. A change is durable when a call returns, and in effect at every server within
+seconds. A restarted server uses the users from raymq's start until it has asked the broker. raymq.yaml names the super
+user, who is changed there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from raymq.remoting.access.users import (
 
 
 class UserAdmin(AdminBase):
-    """Calls about users, for super users. InvalidArgumentError where access is off."""
+    """Calls about users, for super users. Raises InvalidArgumentError if access is off."""
 
     def users(self) -> list[UserDescription]:
         """All users with their policies, sorted by name."""
@@ -77,11 +77,11 @@ class UserAdmin(AdminBase):
         enabled: bool | None = None,
         **bounds: Unpack[Bounds],
     ) -> None:
-        """Change what is given, `bounds` as with `create_user`, and leave the rest. A user that is not `enabled` is
-        refused everything and keeps its policies. With another secret, lanes that are open stay open; new ones and
-        calls need the new secret.
+        """Change the given properties of a user, `bounds` as with `create_user`, and keep the others. A user that is
+        not `enabled` is refused everything and keeps its policies. After a change of the secret, open lanes stay open;
+        new lanes and calls need the new secret.
 
-        UserNotExistError; InvalidArgumentError, also where it would leave no enabled super user.
+        Raises UserNotExistError; InvalidArgumentError, also if no enabled super user would remain.
         """
         key = None if secret is None else derive_key(check_user_name(name), secret)
         kind = None if is_super is None else UserType.SUPER if is_super else UserType.NORMAL
@@ -126,7 +126,8 @@ class UserAdmin(AdminBase):
         self._change_access(PutEntries(user, (entry,), is_new=False))
 
     def delete_policy(self, user: str, resource: str | None = None) -> None:
-        """Delete the user's entry for `resource`, or with None all of them. UserNotExistError, PolicyNotExistError."""
+        """Delete the user's entry for `resource`, or all entries if None. Raises UserNotExistError,
+        PolicyNotExistError."""
         self._change_access(DeleteEntries(user, None if resource is None else Pattern.parse(resource)))
 
     def _change_access(self, change: AccessChange) -> None:

@@ -1,10 +1,10 @@
-"""AssignedQueue is one assignment of a queue to a consumer: its state, the offset to fetch, and the account of commits.
+"""AssignedQueue is one assignment of a queue to a consumer: its state, the offset to fetch, and the state of commits.
 
     granted → STARTING → STARTED → REVOKED → RELEASED        ASSIGNMENT_TRANSITIONS has every step
 
 The pull consumer's AssignedMessageQueue adds the records that wait for a poll, the push consumer's ProcessQueue the
 messages at the listener. No threads, no clock, no calls: raymq.client.consumer.assignment.assigned_queues has all
-queues of a consumer, and applies what the group and the brokers do to them.
+queues of a consumer, and applies the answers of the group and of the brokers to them.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     next_heartbeat (wanted topics, queues held) → Rebalance → assigned: AssignedQueues.assignment_received, a new lease
                                                             → unanswered, too long: AssignedQueues.fence
 
-A Rebalance actor that dies costs nothing while the lease lasts: the next one rebuilds the group from the heartbeats of
-its members, and counts offset resets anew, so that members ask their brokers. Nothing here waits but `leave`.
+The death of a Rebalance actor has no effect while the lease lasts: the next actor rebuilds the group from the
+heartbeats of its members. It counts offset resets from the beginning, so that members ask their brokers. Only `leave`
+waits.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ logger = logging.getLogger(__name__)
 class GroupMember:
     """One member of `group`, called `name` there; the HeartbeatSource of its heartbeats. Thread-safe.
 
-    `core`, guarded by `lock`, has its queues. `node_id` is the Ray node this process runs on, for allocation by
-    machine. `expressions`, called with the lock, gives which messages are wanted, by topic. `on_assigned` is called
-    after each answer, when queues may have come or gone; `on_reset` when somebody has reset offsets of the group.
+    `core`, guarded by `lock`, has its queues. `node_id` is the Ray node that this process runs on, for allocation by
+    machine. `expressions`, called with the lock, returns the wanted messages, by topic. `on_assigned` is called after
+    each answer, which may have changed the queues; `on_reset` when offsets of the group were reset.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""The answers of listeners: which ones mean that a message was consumed.
+"""The answers of listeners, and which of them mean that a message was consumed.
 
     None, ConsumeStatus.CONSUME_SUCCESS             consumed
     raymq.reply(…), or a list of replies and None   consumed, and answered
     ConsumeStatus.RECONSUME_LATER, ConsumeLater     not consumed: delivered again
-    anything else                                   not consumed: the listener is wrong, and the reason says how
+    any other answer                                not consumed: the listener is wrong, and the reason says how
 
-RocketMQ's listeners return an enum that the compiler checks. Python has no such check, so an answer that means nothing
+The compiler checks the enum that RocketMQ's listeners return. Python has no such check. So an answer without a meaning
 (False, 1, "yes", the class ConsumeLater) must not count as consumed: the message would be lost without an error.
 """
 
@@ -36,7 +36,7 @@ class Replier(Protocol):
 
 
 def judge(answer: Any, messages: range, call: Any, replier: Replier | None) -> Failure | None:
-    """The failure that a listener's answer means; None if the messages were consumed. Replies are sent.
+    """Return the failure that a listener's answer means; None if the messages were consumed. Replies are sent.
 
     `messages`: the indices of the call's messages in their task. `call`: the argument of the call.
     """

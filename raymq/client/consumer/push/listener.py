@@ -1,18 +1,18 @@
 """Listener is the actor that runs a user's listener.
 
-It is a part of raymq and not of the server's actors, because it runs in the user's environment: the user's
-`runtime_env`, the user's import path, which may hold packages of any name. The listener comes as bytes of cloudpickle,
-pickled by value, so a function of the user's own module needs no installation on the workers.
+It is a part of raymq and not of the servers, because it runs in the user's environment: the user's `runtime_env`, and
+the user's import path, which may hold packages with any name. The listener arrives as bytes of cloudpickle, pickled by
+value, so a function of the user's own module needs no installation on the workers.
 
-The Pull actor of its node hosts its instance (raymq.client.consumer.push.hosting). The Listener asks it for tasks, and
-reports which of their messages are finished (raymq.client.consumer.push.task_feed). The listener is called in threads
-of a ConsumePool, so that a call that blocks holds up neither the reports nor other calls.
+The Pull actor of its node hosts its instance (raymq.client.consumer.push.hosting). The Listener asks the Pull actor for
+tasks, and reports finished messages (raymq.client.consumer.push.task_feed). Threads of a ConsumePool call the listener,
+so a call that blocks delays neither the reports nor other calls.
 
-Where access is on, it serves the signed calls of its user's program and of its Pull actor
+If access is on, the Listener serves the signed calls of its user's program and of its Pull actor
 (raymq.remoting.access.stand_in).
 
-Nothing survives its death. Ray starts it again with the same listener; the Pull actor delivers the messages it was
-working on again. A listener is therefore called at least once per message.
+Nothing survives its death. Ray restarts it with the same listener, and the Pull actor delivers its unfinished messages
+again. So a listener is called at least once per message.
 """
 
 from __future__ import annotations

@@ -34,25 +34,27 @@ RANGES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PushSettings:
-    """The settings of one push consumer. Names, defaults and bounds are RocketMQ's but for `pull_batch_size`.
+    """The settings of one push consumer. Names, defaults and bounds are RocketMQ's, except for `pull_batch_size`.
 
-    `orderly`: one message of a queue after another. `threads`: listener calls at a time per instance.
-    `consume_message_batch_max_size`: messages per listener call at most. `pull_batch_size`: messages per read of a
-    queue, and, for an orderly consumer, that may come again after a crash; RocketMQ reads 32 at a time.
+    `orderly`: a queue's messages are consumed one after another. `threads`: the listener calls at a time per instance.
+    `consume_message_batch_max_size`: the most messages per listener call. `pull_batch_size`: the messages per read of a
+    queue; for an orderly consumer also the messages that may be delivered again after a crash. RocketMQ reads 32 at a
+    time.
 
-    Fetching from a queue pauses above these thresholds of messages held: `pull_threshold_for_queue` messages,
-    `…_size_for_queue_mib`, and for a concurrent consumer `consume_concurrently_max_span` offsets; the topic's
-    thresholds, where set (not -1), are divided by the number of its queues at the instance and count instead.
-    `pull_interval_ms`: a pause after each read.
+    Fetching from a queue pauses above these thresholds of held messages: `pull_threshold_for_queue` messages,
+    `…_size_for_queue_mib`, and for a concurrent consumer `consume_concurrently_max_span` offsets. A topic's thresholds,
+    if set (not -1), are divided by the number of its queues at the instance and used instead. `pull_interval_ms`: a
+    pause after each read.
 
-    `consume_timeout_s`: a concurrent listener call that takes longer is given up. `max_reconsume_times`: deliveries
-    after the first, -1 is the group's setting at the broker (16) for a concurrent consumer, and no limit for an orderly
-    one. `suspend_current_queue_time_ms`: how long an orderly queue waits after a failure; brought into 10 to 30000.
+    `consume_timeout_s`: a concurrent listener call that takes longer is given up. `max_reconsume_times`: the deliveries
+    after the first. -1 means the group's setting at the broker (16) for a concurrent consumer, and no limit for an
+    orderly one. `suspend_current_queue_time_ms`: how long an orderly queue waits after a failure; limited to 10 to
+    30000.
 
-    BROADCASTING only: `offsets_dir` keeps each instance's offsets in GROUP/INSTANCE below it (default
-    `~/.raymq/offsets`), and `instance_name` names the instances in place of their actors' names.
+    BROADCASTING only: `offsets_dir` has each instance's offsets in GROUP/INSTANCE (default `~/.raymq/offsets`).
+    `instance_name` names the instances instead of their actors' names.
 
-    `namespace`: the one that the group and the topics are in, whose names the listener does not see.
+    `namespace`: the namespace of the group and the topics; the listener sees names without it.
     """
 
     group: str

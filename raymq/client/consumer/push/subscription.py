@@ -31,11 +31,12 @@ LISTENER_TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """One queue at an instance. `state` is "pulling" if it is fetched from, or the reason why not: "suspended",
+    """One queue at an instance. `state` is "pulling" if it is fetched from, else the reason why not: "suspended",
     "paused", "too many messages" or the like; "forbidden" while the group may not read it. Messages before
-    `commit_offset` are consumed, those before `committed_offset` committed; `buffered` messages are held at the
-    instance, `in_flight` of them by the listener.
-    `trouble`: the reason why the last message that failed did, or why the group may not read the queue."""
+    `commit_offset` are consumed, messages before `committed_offset` are committed. The instance holds `buffered`
+    messages, and the listener has `in_flight` of them. `trouble`: why the last failed message failed, or why the group
+    may not read the queue.
+    """
 
     queue: MessageQueue
     state: str
@@ -50,18 +51,16 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class InstanceStatus:
-    """One instance: its name, the queues it holds, and the state of its listener.
+    """One instance: its name, its queues, and the state of its listener.
 
-    `consumed` and `failures` count messages since the instance came to its Pull actor's process. `last_error` is
-    the traceback or the reason of a failure after which no message has succeeded, or the reason why the group may not
-    read a queue now. `skipped` messages of the queues
-    that it holds were left out because their records are damaged; `last_skipped` is the error of one of them.
-    `listener_away` is the reason why
-    nothing is delivered now, and empty otherwise; `listener_silent_s` is how long the listener's process has not
-    reported about its messages, which should not be more than a second. `stuck_threads` are listener calls that
-    outlived `consume_timeout_s`: when they are as many as there are threads and as many again, nothing is consumed
-    until one returns. `stats`, per topic, over the last minute: PULL_TPS, CONSUME_OK_TPS, CONSUME_FAILED_TPS, and
-    CONSUME_RT in ms.
+    `consumed` and `failures` count messages since the instance came to its Pull actor's process. `last_error` is the
+    traceback or the reason of a failure after which no message has succeeded, or the reason why the group may not read
+    a queue now. `skipped` messages of its queues were left out because their records are damaged; `last_skipped` is the
+    error of one of them. `listener_away` is the reason why nothing is delivered now; otherwise empty.
+    `listener_silent_s` is the time since the last report of the listener's process, which should be at most a second.
+    `stuck_threads` are listener calls that took longer than `consume_timeout_s`. If they are twice as many as
+    `threads`, nothing is consumed until one returns. `stats` has, per topic, over the last minute: PULL_TPS,
+    CONSUME_OK_TPS, CONSUME_FAILED_TPS, and CONSUME_RT in ms.
     """
 
     instance: str

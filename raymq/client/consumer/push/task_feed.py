@@ -41,7 +41,7 @@ AWAKE_S: Final = 0.2
 FEED_RETRY_S: Final = 0.3
 """The pause after a call to the Pull actor has failed."""
 FEED_PAUSE_MAX_S: Final = 5.0
-"""The longest pause where it says how long: what the user may consume is used up."""
+"""The longest pause in s after a quota is used up, whose error names the time to wait."""
 
 logger = logging.getLogger(__name__)
 
