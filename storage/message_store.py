@@ -26,7 +26,7 @@ from storage.compaction.compaction_service import CompactionService
 from storage.files import disk
 from storage.files.disk_usage import NoRoomError
 from storage.files.lock import DirectoryLock
-from storage.hooks.store_hooks import CarryOutFetches, HookedFetches, HookedWrite, open_hooks
+from storage.hooks.store_hooks import CarryOutFetches, HookedFetches, HookedWrite, StoreHooks, open_hooks
 from storage.index.index_file import IndexShape
 from storage.index.index_service import IndexService
 from storage.parts import StoreParts
@@ -121,34 +121,54 @@ class MessageStore:
         resources.callback(gate.close)
         # A master that cannot read must not keep leading.
         parts.reader.maps.on_failure = gate.fail
-        self.fetches = FetchService(
-            parts.queues,
-            parts.reader,
-            self.polls,
-            self.stats,
-            gate.require_readable,
-            UnitRepair(parts, gate.fail).mend,
-        )
-        appends = AppendService(
-            parts, gate, self._appender, flags=self.flags, stats=self.stats, host=host, clock_ms=clock_ms
-        )
-        self.append, self.start_append = appends.append, appends.start_append
-        self.fetch: CarryOutFetches = self.fetches.fetch
-        self._hooks = open_hooks(settings, resources)
-        if self._hooks.put:
-            appends.write = HookedWrite(
-                appends.write,
-                self._hooks.put,
-                broker_name,
-                must_succeed=settings.put_hooks_must_succeed,
-                on_refused=self.stats.count_failed_put,
-            )
-        if self._hooks.consume:
-            self.fetch = HookedFetches(self.fetches.fetch, self._hooks.consume, broker_name)
+        hooks = self._open_paths(broker_name, host, clock_ms)
         # None in a store without an index (message_index_enable).
         self._index = self._open_index(checkpoint.index_msg_timestamp) if settings.message_index_enable else None
         self._start_services(checkpoint, clock_ms, replicated=on_stored is not None)
-        self._open_reports(broker_name)
+        reports = StoreReports(
+            parts,
+            gate,
+            self._appender,
+            broker_name=broker_name,
+            recovered=self._recovered,
+            flags=self.flags,
+            stats=self.stats,
+            polls=self.polls,
+            index=self._index,
+            schedule=self.schedule,
+            cleaner=self.cleaner,
+            hooks=hooks,
+        )
+        self.status, self.statistics = reports.status, reports.statistics
+
+    def _open_paths(self, broker_name: str, host: bytes, clock_ms: Callable[[], int]) -> StoreHooks:
+        """Make the parts that append and fetch, and the hooks that they call. Returns the hooks."""
+        gate = self.gate
+        self.fetches = FetchService(
+            self._parts.queues,
+            self._parts.reader,
+            self.polls,
+            self.stats,
+            gate.require_readable,
+            UnitRepair(self._parts, gate.fail).mend,
+        )
+        appends = AppendService(
+            self._parts, gate, self._appender, flags=self.flags, stats=self.stats, host=host, clock_ms=clock_ms
+        )
+        self.append, self.start_append = appends.append, appends.start_append
+        self.fetch: CarryOutFetches = self.fetches.fetch
+        hooks = open_hooks(self._settings, self._resources)
+        if hooks.put:
+            appends.write = HookedWrite(
+                appends.write,
+                hooks.put,
+                broker_name,
+                must_succeed=self._settings.put_hooks_must_succeed,
+                on_refused=self.stats.count_failed_put,
+            )
+        if hooks.consume:
+            self.fetch = HookedFetches(self.fetches.fetch, hooks.consume, broker_name)
+        return hooks
 
     def _start_services(self, checkpoint: Checkpoint, clock_ms: Callable[[], int], *, replicated: bool) -> None:
         """Make the parts that depend on all others, and start their threads."""
@@ -187,23 +207,6 @@ class MessageStore:
         )
         resources.callback(self.cleaner.close)
         self.topics = StoreTopics(parts, gate, self.cleaner, self.polls, self.stats)
-
-    def _open_reports(self, broker_name: str) -> None:
-        reports = StoreReports(
-            self._parts,
-            self.gate,
-            self._appender,
-            broker_name=broker_name,
-            recovered=self._recovered,
-            flags=self.flags,
-            stats=self.stats,
-            polls=self.polls,
-            index=self._index,
-            schedule=self.schedule,
-            cleaner=self.cleaner,
-            hooks=self._hooks,
-        )
-        self.status, self.statistics = reports.status, reports.statistics
 
     def _open_index(self, checkpoint_ms: int) -> IndexService:
         index = IndexService(

@@ -267,7 +267,7 @@ class StoreStats:
             if not self._samples or now_s - self._samples[-1].at_s >= 1.0:
                 now = self._counters(now_s)
                 self._samples.append(now)
-                self._note_midnight(now)
+                self._begin_day(self._today(), self._totals(now))
 
     def _go_on(self) -> None:
         """Continue from the totals in the file."""
@@ -297,9 +297,6 @@ class StoreStats:
 
     def _totals(self, now: _Sample) -> _DayTotals:
         return _DayTotals(self._before.puts + now.puts, self._before.gets + now.transferred)
-
-    def _note_midnight(self, now: _Sample) -> None:
-        self._begin_day(self._today(), self._totals(now))
 
     def _begin_day(self, today: date, totals: _DayTotals) -> None:
         """Keep the totals at the beginning of each day. After days without a sample, yesterday's totals are today's."""

@@ -37,17 +37,13 @@ def running_info(
     return RunningInfo(
         *(client_id, host, os.getpid(), status["instance"], settings.group, "PUSH", settings.message_model.value),
         settings.expressions,
-        queues=tuple(_running_queue(queue) for queue in status["queues"]),
+        queues=tuple(RunningQueue(**queue) for queue in status["queues"]),
         rates=status["stats"],
         consumed=status["consumed"],
         failures=status["failures"],
         suspended=status["suspended"],
         trouble=status["listener_away"] or status["last_error"],
     )
-
-
-def _running_queue(status: Mapping[str, Any]) -> RunningQueue:  # as above
-    return RunningQueue(**status)
 
 
 def call_listener(listener: HandleRef | None, method: str, *args: Any, timeout_s: float) -> Any:  # any result

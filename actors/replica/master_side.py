@@ -53,15 +53,12 @@ class MasterSide(GroupReplica):
         """True if enough replicas have the log before `end_offset`. ServiceNotAvailableError unless this one still
         leads `epoch`."""
         with self._changed:
-            if not self._leads(epoch):
+            if self._role.epoch != epoch or not self._may_acknowledge or self._closed:
                 raise ServiceNotAvailableError(
                     f"replica {self._replica} of {self._broker_name} was replaced as master while messages waited for "
                     "their copies; it is unknown whether they stay stored"
                 )
             return self._has_copies(end_offset)
-
-    def _leads(self, epoch: int) -> bool:
-        return self._role.epoch == epoch and self._may_acknowledge and not self._closed
 
     def _has_copies(self, end_offset: int) -> bool:
         assert self._sync is not None

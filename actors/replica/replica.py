@@ -167,6 +167,7 @@ class Replica(MasterSide, FollowerSide):
         self._remember_confirmed()
         with self._changed:
             end = self._store.gate.stored_offset
+            confirmed = self._store.visible_offset if self._sync is None else self._sync.confirm_offset
             return ReplicaState(
                 replica=self._replica,
                 store_id=self._files.store_id,
@@ -177,7 +178,7 @@ class Replica(MasterSide, FollowerSide):
                 master=self._role.master,
                 log_epoch=self._epochs.epoch_at(end),
                 end_offset=end,
-                confirm_offset=min(self._confirm_offset(), self._confirm_file.floor.offset),
+                confirm_offset=min(confirmed, self._confirm_file.floor.offset),
                 sync_state_set=self._files.sync_state_set,
                 draining=self._role.draining,
                 proposal=self._proposal(),
@@ -189,9 +190,6 @@ class Replica(MasterSide, FollowerSide):
                 caught_up=self._caught_up,
                 refusal=self._refusal,
             )
-
-    def _confirm_offset(self) -> int:
-        return self._store.visible_offset if self._sync is None else self._sync.confirm_offset
 
     def _proposal(self) -> SyncStateSet | None:
         if self._sync is None or not self._may_acknowledge:

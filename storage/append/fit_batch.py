@@ -45,16 +45,16 @@ class FittedWrite:
     def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written:
         """Fit and write `batches`. Raises MessageIllegalError as `fit_batch` does, before anything is written."""
         try:
-            fitted = [self._fit(batch) for batch in batches]
+            fitted = [
+                fit_batch(batch, property_crc=self._property_crc, ipv6_store_host=self._ipv6_store_host)
+                for batch in batches
+            ]
         except RaymqError:
             self._on_refused()
             raise
         results, end_offset = self._write(fitted, timeout_s)
         named = [name_offsets(*row) for row in zip(results, batches, fitted, strict=True)]
         return named, end_offset
-
-    def _fit(self, batch: EncodedBatch) -> EncodedBatch:
-        return fit_batch(batch, property_crc=self._property_crc, ipv6_store_host=self._ipv6_store_host)
 
 
 def fit_batch(batch: EncodedBatch, *, property_crc: bool, ipv6_store_host: bool) -> EncodedBatch:

@@ -252,7 +252,8 @@ class Compactor:
                         writer.write(self._parts.reader.views(copied[copied["size"] > 0]))
                     else:
                         assert before is not None
-                        writer.write(before.records(_rows_in(before, units[chunk])))
+                        kept = np.searchsorted(before.units["queue_offset"], units[chunk]["queue_offset"])
+                        writer.write(before.records(kept))
                     if not self._pause():
                         return None
             writer.finish(units[rows], end)
@@ -291,11 +292,6 @@ class Compactor:
             if not self._pause():
                 return False
         return True
-
-
-def _rows_in(log: CompactedLog, units: NDArray[np.void]) -> NDArray[np.int64]:
-    """Return the row numbers of these units in a generation."""
-    return np.searchsorted(log.units["queue_offset"], units["queue_offset"])
 
 
 def _key_of(record: bytes) -> tuple[int, int, int, int]:

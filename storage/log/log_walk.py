@@ -86,7 +86,8 @@ def resume_behind(
     """
     limit = len(data) if limit is None else min(limit, len(data))
     named = position + int.from_bytes(data[position : position + _MAGIC_BYTES], signed=True)
-    if not position + MIN_RECORD_SIZE <= named < limit or not _goes_on(data, file_start, named, checks):
+    is_named = position + MIN_RECORD_SIZE <= named < limit
+    if not is_named or not (fills_file(data, named) or is_intact(data, file_start, named, **checks)):
         return next(_intact_from(data, file_start, position + 1, limit, checks), None)
     # The size leads to an intact record. A wrong size may still skip some records. Skipped records lie back to back up
     # to there; a record inside of a body does not.
@@ -111,10 +112,6 @@ def is_intact(data: memoryview, file_start: int, position: int, **checks: bool) 
 def fills_file(data: memoryview, position: int) -> bool:
     """True if the BLANK at `position` of a whole file's `data` holds the right number of remaining bytes."""
     return is_blank(data, position) and int.from_bytes(data[position : position + _MAGIC_BYTES]) == len(data) - position
-
-
-def _goes_on(data: memoryview, file_start: int, position: int, checks: dict[str, bool]) -> bool:
-    return fills_file(data, position) or is_intact(data, file_start, position, **checks)
 
 
 def _lead_to(data: memoryview, file_start: int, position: int, target: int, checks: dict[str, bool]) -> bool:

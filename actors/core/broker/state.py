@@ -255,7 +255,8 @@ class BrokerState:
         """
         check_group(config.group)
         check_group_config(config)
-        changes: list[Change] = [] if self.groups.get(config.group) == config else [_group_change(config)]
+        is_new = self.groups.get(config.group) != config
+        changes: list[Change] = [{"kind": "group", **asdict(config)}] if is_new else []
         return changes + self.decide_group_topic(retry_topic(config.group), config.retry_queue_nums)
 
     def decide_group_topic(self, topic: str, queue_nums: int) -> list[Change]:
@@ -534,10 +535,6 @@ def _layout_change(known: TopicConfig, layout: str) -> Change | None:
     """Return the record that adds a layout's entries to the known layout of a topic; None if nothing changes."""
     merged = merge_layouts(known.layout, layout)
     return None if merged == known.layout else _topic_change(replace(known, layout=merged))
-
-
-def _group_change(config: GroupConfig) -> Change:
-    return {"kind": "group", **asdict(config)}
 
 
 def offsets_by_queue(table: Mapping[str, int]) -> dict[int, int]:
