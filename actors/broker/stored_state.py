@@ -49,8 +49,8 @@ T = TypeVar("T")
 class StoredState:
     """One broker's state and its place in the store's log. Thread-safe.
 
-    The methods without an underscore may be called by any thread. The other methods are for the owner of the running
-    write (StateLog), except where they need the lock.
+    Any thread may call the public methods. The owner of the running write (StateLog) calls the private methods. A
+    private method's docstring says if the caller must have the lock.
     """
 
     def __init__(self, broker_name: str, storage: StorageClient, copies: Sequence[StorageClient]) -> None:
