@@ -1,4 +1,4 @@
-"""The disk of the master of three replicas breaks and stays broken: the two other replicas go on without it.
+"""The disk of the master of three replicas breaks for good, and the two other replicas continue without it.
 
 Each fault has a cluster of its own, which is closed while the disk is broken.
 """
@@ -30,15 +30,15 @@ SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 ENOUGH = 200
 LOADED_S = 15.0
-"""The time that a loaded machine may add to the master's lease before sends go on."""
+"""Seconds that a loaded machine may add to the master's lease before sends succeed again."""
 WATCH_S = RESTART_INTERVAL_S + 3.0
-"""The time for which the broken replica is watched. A process that ends itself again and again ends within it."""
+"""Seconds for which the broken replica is observed. A process that ends repeatedly would end in this time."""
 ELECTIONS_MAX = 3
-"""One election replaces the master. A loaded machine may miss a lease, and costs another."""
+"""One election replaces the master. A loaded machine may miss a lease, which costs another election."""
 
 
 class BrokenMaster:
-    """The three replicas, the master's disk, and what the Controller says of them while that disk is broken."""
+    """The three replicas, the master's disk, and the Controller's view of the group while that disk is broken."""
 
     def __init__(self, machine: FaultyMachine, fault: str) -> None:
         self.replicas = RayReplicas(BROKER, REPLICAS)
@@ -55,7 +55,7 @@ class BrokenMaster:
         return time.monotonic()
 
     def check(self) -> None:
-        """Fail if the broken replica leads, counts as in sync or works, or if masters change again and again."""
+        """Fail if the broken replica leads, counts as in sync or works, or if masters change repeatedly."""
         account = self.replicas.led()
         assert account["master"] in self.others, account
         assert set(account["in_sync"]) <= set(self.others), account
@@ -63,11 +63,12 @@ class BrokenMaster:
         assert why_out(BROKER, self.broken)
 
     def elections(self, account: dict[str, Any]) -> int:
-        """The number of elections since the disk was well."""
+        """Return the number of elections since the disk broke."""
         return int(account["epoch"]) - self._epoch
 
     def others_end(self) -> int:
-        """Wait until the two others are in sync and their logs end at one offset, which is shown. Returns it."""
+        """Wait until the two other replicas are in sync and their logs end at one visible offset. Returns the
+        offset."""
 
         def end() -> int:
             account = self.replicas.led()
@@ -79,7 +80,7 @@ class BrokenMaster:
 
 
 @pytest.mark.parametrize("fault", DISK_FAULTS)
-def test_a_disk_that_stays_broken_costs_the_group_one_master_and_no_message(tmp_path: Path, fault: str) -> None:
+def test_a_disk_that_stays_broken_causes_one_election_and_loses_no_message(tmp_path: Path, fault: str) -> None:
     (tmp_path / "faults").mkdir()
     with faulty_machine(SETTINGS, tmp_path / "faults") as machine:
         with embedded(machine.box) as mq:
@@ -132,7 +133,7 @@ def run_without_the_disk(mq: raymq.Client, group: BrokenMaster, fault: str, hear
 
 
 def acknowledged(history: History) -> set[bytes]:
-    """The bodies of the messages that were acknowledged."""
+    """Return the bodies of the acknowledged messages."""
     return {operation.sent.body() for operation in history if operation.outcome is Outcome.OK}
 
 

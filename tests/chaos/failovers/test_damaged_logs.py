@@ -1,10 +1,10 @@
 """Every process of three replicas is killed at once, and one bit of one log is flipped: nothing acknowledged is lost.
 
-Recovery reads a log from the tail of its last snapshot on, whose bytes have a checksum. So the bit is flipped there:
-damage further back shows only when the record is read (storage/recovery/snapshot.py). Other records fill several log
-files before.
+Recovery reads a log from the tail of the last snapshot on, and a checksum covers these bytes. So the test flips a bit
+there: earlier damage shows only when the record is read (storage/recovery/snapshot.py). Earlier messages fill several
+log files.
 
-RAYMQ_SOAK=1 does it ten times; RAYMQ_CHAOS_SEED repeats the places of a run's bits.
+RAYMQ_SOAK=1 runs ten times as many rounds. RAYMQ_CHAOS_SEED repeats the positions of a run's bits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EARLIER_BODIES = [b"%04d" % number * 256 for number in range(5000)]
 """Bodies of 1 KiB, which fill the first log files."""
 SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
 PLACES = [(True, True), (False, False), (True, False), (False, True)]
-"""Whether the former master's log is damaged or another one, and behind or before the last snapshot."""
+"""Whether the damaged log is the former master's, and whether the bit is after the last snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +51,15 @@ class Place:
 
     @property
     def position(self) -> int:
-        """The position of the record in its log file."""
+        """Return the position of the record in its log file."""
         return self.offset % SMALL_LOG_FILE_BYTES
 
     def path(self, store: Path) -> Path:
-        """The log file of a store that holds the record."""
+        """Return the path of the log file of a store that holds the record."""
         return store / "commitlog" / f"{self.offset - self.position:020}"
 
     def read(self, store: Path) -> bytes:
-        """The bytes that a store has there; empty if the file was cut off."""
+        """Return the bytes of a store at this place; empty if the file was truncated."""
         if not self.path(store).exists():
             return b""
         with self.path(store).open("rb") as file:
@@ -68,7 +68,7 @@ class Place:
 
 
 class DamagedGroup:
-    """The group, whose processes are killed and one of whose logs is damaged before they start again."""
+    """The group, whose processes are killed and one of whose logs is damaged before the processes restart."""
 
     def __init__(self, box: Sandbox, rng: random.Random) -> None:
         self.replicas = RayReplicas(BROKER, REPLICAS)
@@ -78,9 +78,11 @@ class DamagedGroup:
         return self._box.data / f"{BROKER}-{replica}"
 
     def kill_and_flip(self, *, master: bool, behind_snapshot: bool) -> Place:
-        """Kill all processes of the group and the Controller, and flip a bit of a record. Prints it, returns its place.
+        """Kill all processes of the group and the Controller, and flip a bit of a record. Prints and returns the
+        record's place.
 
-        The storage processes are stopped first: they write nothing more, and no new process reads the log too early.
+        The storage processes are stopped first, so that they write nothing more and no new process reads the log too
+        early.
         """
         leader = self.replicas.settled()["master"]
         damaged = leader if master else (leader + self._rng.randrange(1, REPLICAS)) % REPLICAS
@@ -99,7 +101,7 @@ class DamagedGroup:
         return place
 
     def wait_until_repaired(self, place: Place) -> None:
-        """Wait until the replicas have the same bytes at a place, and none has a hole in its log."""
+        """Wait until the replicas have equal bytes at a place, and no log has a hole."""
 
         def copies() -> set[bytes]:
             return {place.read(self.directory(replica)) for replica in range(REPLICAS)}
@@ -108,14 +110,14 @@ class DamagedGroup:
         self.replicas.wait_for_no_holes()
 
     def _flip(self, store: Path, *, behind_snapshot: bool) -> Place:
-        """Flip a bit of a random record before or behind the end of the last snapshot."""
+        """Flip a bit of a random record before or after the end of the last snapshot."""
         snapshot = read_snapshot(store / SNAPSHOT_FILE, DamageNotes())
         last_file = max(path for path in (store / "commitlog").iterdir() if any(path.read_bytes()))
-        # Without a snapshot, as after a cut of the log, recovery reads at least the last file.
+        # Without a snapshot, as after a truncation of the log, recovery reads at least the last file.
         tail, end = (int(last_file.name), 0) if snapshot is None else (snapshot.tail, snapshot.end)
         read = _records(store, tail)
         records = [one for one in read if (one.offset + one.size > end) == behind_snapshot]
-        place = self._rng.choice(records or read)  # the snapshot has everything, or nothing
+        place = self._rng.choice(records or read)  # the snapshot covers everything, or nothing
         byte, bit = self._rng.choice(_checked_bytes(place.read(store))), self._rng.randrange(8)
         with place.path(store).open("r+b") as file:
             file.seek(place.position + byte)
@@ -128,7 +130,7 @@ class DamagedGroup:
 
 
 def _is_stopped(pid: int) -> bool:
-    """True if no thread of a process runs."""
+    """Return whether all threads of a process are stopped."""
     try:
         states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     except FileNotFoundError:  # the thread has just ended
@@ -137,15 +139,17 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _checked_bytes(record: bytes) -> list[int]:
-    """The bytes of a record, from its start, whose damage shows: its size, its magic, its checksum and its body. As in
-    RocketMQ, no checksum covers the topic and the properties."""
+    """Return the positions, from a record's start, of the bytes whose damage shows: size, magic, checksum and body.
+
+    As in RocketMQ, no checksum covers the topic and the properties.
+    """
     body_size = int.from_bytes(record[BODY_SIZE_OFFSET : BODY_SIZE_OFFSET + 4])
     heads = (TOTAL_SIZE_OFFSET, MAGIC_OFFSET, BODY_CRC_OFFSET)
     return [start + byte for start in heads for byte in range(4)] + [BODY_OFFSET + byte for byte in range(body_size)]
 
 
 def _records(store: Path, tail: int) -> list[Place]:
-    """Each record of a log from the physical offset `tail` on."""
+    """Return each record of a log from the physical offset `tail` on."""
     found = []
     for path in sorted((store / "commitlog").iterdir()):
         start, position, data = int(path.name), 0, path.read_bytes()
@@ -169,7 +173,7 @@ def fill_log(mq: raymq.Client) -> None:
 
 
 def earlier_bodies(mq: raymq.Client) -> list[bytes]:
-    """The bodies of the earlier messages, in the order of their offsets."""
+    """Return the bodies of the earlier messages, in the order of their offsets."""
     [entry] = mq.admin.describe_topic(EARLIER)
     bodies: list[bytes] = []
     while len(bodies) < entry.max_offset:

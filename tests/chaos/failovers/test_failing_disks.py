@@ -1,7 +1,7 @@
-"""Machines of replicas that fail: disks that answer with errors or are full, and clocks that are set back.
+"""Machines of replicas that fail: disks that return errors or are full, and clocks that are set back.
 
-tests/support/faulty_machine puts the errors and the clocks into the servers' processes. The stores lie on a real tmpfs
-where one can be mounted, which is filled to the last byte.
+tests/support/faulty_machine injects the errors and the clocks into the servers' processes. The stores are on a real
+tmpfs if one can be mounted, which a test fills to the last byte.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DISK_MIB = 384
 ENOUGH = 200
 RESUME_S = 120.0
 OUTAGE_S = 10.0
-"""The shortest time that a disk stays broken."""
+"""The shortest time for which a disk stays broken, in seconds."""
 BACK_S = -3600.0
 SERVERS = ("Controller", "NameServer", "Broker", "Storage", "Replicator", "Rebalance", "Pull")
 FAULTY_MACHINE = Path(__file__).parents[2] / "support/faulty_machine"
@@ -59,7 +59,10 @@ STORE_SETTINGS = """\
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine of the replicas. `disk`: the disk of all stores; None if no tmpfs can be mounted, for a `reason`."""
+    """The machine of the replicas.
+
+    `disk`: the disk of all stores; None if no tmpfs can be mounted, with the `reason`.
+    """
 
     box: Sandbox
     faults: Path
@@ -103,7 +106,7 @@ def statuses() -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("fault", ["flush", "write", "read", "bus"])
-def test_a_master_whose_disk_fails_hands_over_stays_out_and_comes_back(
+def test_a_master_whose_disk_fails_gives_up_its_role_and_returns_after_the_fault(
     mq: raymq.Client, machine: Machine, fault: str
 ) -> None:
     replicas, topic = RayReplicas(BROKER, REPLICAS), f"orders-{fault}"
@@ -128,7 +131,7 @@ def test_a_master_whose_disk_fails_hands_over_stays_out_and_comes_back(
                 f"{time.monotonic() - broken_s - led_s:.2f} s more"
             )
             eventually(lambda: not psutil.pid_exists(pid), "the end of the process")
-            # For good, as far as anybody can tell: the replica stays out and says why, and the others go on.
+            # The fault looks permanent: the replica stays out and reports the reason, and the others continue.
             why = eventually(lambda: why_out(left, patient=True), "a reason")
             print(f"{fault}: {why}")
             seen = len(reader.seen)
@@ -159,8 +162,10 @@ def test_a_master_whose_disk_fails_hands_over_stays_out_and_comes_back(
 
 
 def why_out(replica: int, *, patient: bool = False) -> str:
-    """The reason why a replica does not work, by its own account; empty if it works. `patient`: also empty if it does
-    not answer."""
+    """Return why a replica does not work, by its own account; empty if it works.
+
+    With `patient`, the result is also empty if the replica does not answer.
+    """
     try:
         status = ActorRef(str(StorageName(BROKER, replica))).call("status")
     except StoreError as error:
@@ -186,7 +191,7 @@ def test_on_a_full_disk_consumers_commit_join_and_receive_and_sends_are_refused_
         read = poll_until(first, 10)
         try:
             disk.fill(share)
-            # A replica that follows takes no messages anyway: what counts is the reason.
+            # A following replica takes no messages in any case, so compare the reason.
             eventually(
                 lambda: all("% full" in str(status["not_writable_reason"]) for status in statuses()),
                 "disks that are found to be full",
@@ -196,7 +201,7 @@ def test_on_a_full_disk_consumers_commit_join_and_receive_and_sends_are_refused_
             with pytest.raises(raymq.StoreNotWritableError, match="% full"):
                 producer.send(raymq.Message(topic, b"refused"))
             first.commit()
-            with mq.pull_consumer(f"old-{topic}", consume_from=FIRST) as second:  # so the queues are shared anew
+            with mq.pull_consumer(f"old-{topic}", consume_from=FIRST) as second:  # makes the group rebalance
                 second.subscribe(topic)
                 while len({message.body for message in read}) < 80:
                     for consumer in (first, second):
@@ -220,7 +225,7 @@ def test_on_a_full_disk_consumers_commit_join_and_receive_and_sends_are_refused_
         eventually(lambda: producer_takes(producer, topic), "sends after room was made")
 
 
-def test_servers_that_are_started_again_with_the_clock_an_hour_back_go_on(mq: raymq.Client, machine: Machine) -> None:
+def test_restarted_servers_work_with_the_clock_an_hour_back(mq: raymq.Client, machine: Machine) -> None:
     RayReplicas(BROKER, REPLICAS).settled()
     mq.admin.create_topic("timed", queues=4)
     heard = ListenerNotes(machine.faults / "heard")

@@ -1,4 +1,4 @@
-"""Fixed roles: replica 0 leads for ever, and comes back as the master after its process was killed."""
+"""With fixed roles, replica 0 always leads, and is the master again after its process was killed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Requests, light queues and compaction topics over failovers: the master of three replicas is killed again and again
-while all of them are in use.
+"""Requests, light queues and compaction topics, while the master of three replicas is killed repeatedly.
 
-No asker gets another one's reply, and requests are answered again after each failover. Each light queue has the
-messages that were acknowledged, once, in their order. A compaction topic shows the newest message of each key at any
-time, and nothing but it once every replica, whoever leads, has compacted it.
+No requester gets another requester's reply, and requests are answered again after each failover. Each light queue has
+the acknowledged messages once, in order. A compaction topic always shows the newest message of each key. It shows
+nothing else after every replica has compacted it.
 
 RAYMQ_CHAOS_KILLS (default 3) sets how often the master is killed.
 """
@@ -32,26 +31,26 @@ SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}").re
 )
 REQUEST_S = 20.0
 BETWEEN_KILLS = 30
-"""So many requests, sends to light queues and prices are answered before the next kill."""
+"""The number of answered requests, light-queue sends and prices before the next kill."""
 MEMBERS = 5
 ARTICLES = 20
 PAUSE_S = 0.01
 COMPACTED_S = 240.0
-"""Messages younger than a minute are left alone, and each replica compacts on its own."""
+"""Compaction skips messages younger than a minute, and each replica compacts on its own."""
 
 
 @pytest.fixture
 def replicas(mq: raymq.Client) -> RayReplicas:
-    """The group, with all replicas in sync."""
+    """Return the group, with all replicas in sync."""
     group = RayReplicas("broker-a", REPLICAS)
     group.settled()
     return group
 
 
 class Load:
-    """A thread that calls `step(number)` again and again until `end`, and counts the calls that were answered.
+    """A thread that repeats `step(number)` until `end`, and counts the answered calls.
 
-    A step that a RaymqError ends has an unknown outcome; anything else it raises is raised by `end`.
+    A step that raises RaymqError has an unknown outcome. `end` raises any other error of a step.
     """
 
     def __init__(self, step: Callable[[int], None]) -> None:
@@ -86,18 +85,18 @@ class Load:
 
 
 def await_answers(loads: list[Load]) -> None:
-    """Wait until each load has more answers than a failover leaves on their way."""
+    """Wait until each load has more answers than a failover leaves in flight."""
     for load, wanted in [(load, load.answered + BETWEEN_KILLS) for load in loads]:
         eventually(lambda load=load, wanted=wanted: load.has_answers(wanted), "answers")  # type: ignore[misc]
 
 
 def stored_bodies(mq: raymq.Client, topic: str) -> list[list[bytes]]:
-    """The bodies of every message that a reader of the topic gets from its beginning, of each queue."""
+    """Return the bodies of all messages in each queue of the topic, as read from the beginning."""
     return eventually(lambda: read_from_the_beginning(mq, topic), f"an answer about {topic}")
 
 
 def read_from_the_beginning(mq: raymq.Client, topic: str) -> list[list[bytes]]:
-    """Nothing where a server does not answer now."""
+    """Return the bodies of each queue; nothing if a server does not answer now."""
     found: list[list[bytes]] = []
     try:
         for entry in mq.admin.describe_topic(topic):
@@ -128,7 +127,7 @@ def assert_light_queues(mq: raymq.Client, topic: str, rooms: str, acknowledged: 
 
 
 def is_compacted(mq: raymq.Client, prices: str, newest: dict[str, tuple[int, int]]) -> bool:
-    """True if there is nothing but the newest price of each article, which must always be there."""
+    """Return whether only the newest price of each article is left. Checks that the newest price always exists."""
     shown: dict[str, list[int]] = defaultdict(list)
     for bodies in stored_bodies(mq, prices):
         for article, number in (body.decode().split() for body in bodies):
@@ -144,7 +143,7 @@ def test_requests_light_queues_and_compaction(mq: raymq.Client, replicas: RayRep
     mq.admin.create_topic(rooms, queues=2)
     acknowledged: dict[str, list[bytes]] = defaultdict(list)
     newest: dict[str, tuple[int, int]] = {}
-    """By article: the number of the last price that was acknowledged, and of the last that was sent."""
+    """By article: the number of the last acknowledged price, and of the last sent price."""
 
     def upper(message: MessageExt) -> raymq.Reply:
         return raymq.reply(message.body.upper())

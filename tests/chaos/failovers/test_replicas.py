@@ -1,4 +1,4 @@
-"""A broker group of three replicas on one machine: processes are killed and stopped, and the queue goes on.
+"""A broker group of three replicas on one machine: processes are killed and stopped, and the queue continues.
 
 RAYMQ_CHAOS_SEED repeats the order of a run's faults.
 """
@@ -36,7 +36,7 @@ SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
 
 @pytest.fixture
 def replicas(mq: raymq.Client) -> RayReplicas:
-    """The group, with all replicas in sync."""
+    """Return the group, with all replicas in sync."""
     group = RayReplicas(BROKER, REPLICAS)
     group.settled()
     return group
@@ -183,13 +183,14 @@ def test_delayed_messages_are_delivered_once_after_failovers(
     assert all(message.store_timestamp_ms >= due_ms for message in messages if message.body.startswith(b"at"))
 
 
-def test_the_status_tells_who_leads_who_is_in_sync_and_where_each_replica_is(
+def test_the_status_names_the_master_the_replicas_in_sync_and_their_nodes(
     mq: raymq.Client, replicas: RayReplicas
 ) -> None:
     address = ray.get_runtime_context().gcs_address
 
     def told() -> tuple[dict[str, Any], dict[str, Any]] | tuple[()]:
-        """The account before it and the report, if the Controller has just heard every replica and its lag."""
+        """Return the Controller's account and the report, if the Controller has just received every replica's state and
+        lag."""
         before = replicas.settled()
         [controller] = launch("status", address)["replication"]
         known = [replica for group in controller["groups"] for replica in group["replicas"]]

@@ -1,4 +1,4 @@
-"""Status, doctor and console name a damaged log and a broken disk: the replica, what is wrong, and what to do."""
+"""Status, doctor and console report a damaged log and a broken disk: the replica, the fault, and the remedy."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def mq(box: Sandbox) -> Iterator[raymq.Client]:
 
 @pytest.fixture(scope="module")
 def console(mq: raymq.Client) -> Iterator[str]:
-    """The origin of a console over the cluster."""
+    """Yield the origin of a console of the cluster."""
     app = create_app(live_cluster(mq, "raymq"), ConsoleSettings(is_admin=lambda token: token == TOKEN))
     with served(app) as origin:
         yield origin
@@ -79,14 +79,15 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def findings(command: str, key: str) -> tuple[int, list[dict[str, Any]]]:
-    """The exit code of a command with --json, and the findings about stores under a key of its output."""
+    """Return the exit code of a command with --json, and the findings about stores under a key of its output."""
     done = run(command, "--json")
     rows = json.loads(done.stdout)[key]
     return done.returncode, [row for row in rows if row["where"] in STORES and row["state"] == "fail"]
 
 
 def assert_shown(finding: dict[str, Any], console: str) -> None:
-    """The tables of both commands and both pages of the console show where, what and what to do."""
+    """Check that the tables of both commands and both pages of the console show the replica, the fault and the
+    remedy."""
     for command in ("status", "doctor"):
 
         def shows(command: str = command) -> bool:
@@ -106,14 +107,14 @@ def get(url: str) -> str:
 
 
 def columns_of(tables: str) -> list[str]:
-    """The text of each column of tables, from top to bottom: cells are broken into lines."""
+    """Return the text of each table column from top to bottom, since cells are broken into lines."""
     lines = [line.split("│")[1:-1] for line in tables.splitlines() if line.startswith("│")]
     width = max(map(len, lines), default=0)
     return [" ".join(line[index].strip() for line in lines if len(line) > index) for index in range(width)]
 
 
 def plain(text: str) -> str:
-    """The letters of a text, whatever HTML and sentences make of the rest."""
+    """Return only the letters of a text, without HTML and punctuation."""
     return "".join(letter for letter in text.replace("&#39;", "").replace("&#34;", "").lower() if letter.isalnum())
 
 
@@ -129,13 +130,13 @@ def test_each_replica_with_a_damaged_log_is_named_with_the_damage_and_the_remedy
     roots = [box.data / f"{BROKER}-{replica}" for replica in range(REPLICAS)]
     for root in roots:
         flip(root, damaged.physical_offset, "body", file_size=SMALL_LOG_FILE_BYTES)
-    for root in roots:  # recovery reads the log from a snapshot on; a store that runs writes one every 10 s
+    for root in roots:  # recovery reads the log from a snapshot on; a running store writes a snapshot every 10 s
         (root / SNAPSHOT_FILE).unlink(missing_ok=True)
     kill_actors("Storage")
     for root in roots:
         (root / SNAPSHOT_FILE).unlink(missing_ok=True)
     replicas.settled()
-    # A server that does not answer within 5 s, on a loaded machine, is a problem for that moment.
+    # A server that does not answer within 5 s, on a loaded machine, is also reported as a problem.
     found = eventually(lambda: of_each_replica(0, "status", "problems"), "a hole in each log", PATIENCE_S)
     for row in found:
         assert f"damaged bytes at {damaged.physical_offset} of its log" in row["seen"]
@@ -145,7 +146,7 @@ def test_each_replica_with_a_damaged_log_is_named_with_the_damage_and_the_remedy
 
 
 def of_each_replica(code: int, command: str, key: str) -> list[dict[str, Any]]:
-    """The findings of a command that ends with an exit code and has one finding about each store; else none."""
+    """Return a command's findings if it exits with `code` and has one finding per store; else an empty list."""
     ended, found = findings(command, key)
     return found if ended == code and sorted(row["where"] for row in found) == STORES else []
 
@@ -159,7 +160,7 @@ def test_a_replica_whose_disk_is_broken_is_named_with_its_directory_and_the_reme
     marker = machine.marker(BROKER, broken, "flush")
     marker.touch()
     try:
-        with mq.producer() as producer:  # whose flush fails
+        with mq.producer() as producer:  # its flush fails
             producer.send(raymq.Message("orders", b"last"))
         eventually(lambda: "cannot open" in why_out(BROKER, broken, patient=True), "a store that stays closed")
         [row] = eventually(lambda: closed_store(store, "status", "problems"), "a closed store", PATIENCE_S)
@@ -176,6 +177,6 @@ def test_a_replica_whose_disk_is_broken_is_named_with_its_directory_and_the_reme
 
 
 def closed_store(store: str, command: str, key: str) -> list[dict[str, Any]]:
-    """The findings of a command that a store is closed."""
+    """Return the findings of a command if one of them reports that the store is closed."""
     ended, found = findings(command, key)
     return [row for row in found if ended == 1 and (row["where"], row["check"]) == (store, "stores open")]

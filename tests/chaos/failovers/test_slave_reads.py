@@ -1,4 +1,4 @@
-"""Slaves serve reads: consumers go on with what is confirmed while nobody leads, and return to the master."""
+"""Slaves serve reads: consumers continue with confirmed messages while no master leads, and return to the master."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2, slav
 
 @contextmanager
 def nobody_leads(replicas: RayReplicas) -> Iterator[None]:
-    """The master stands still, and so does the Controller, which would have another lead."""
+    """Stop the master for the block, and the Controller, which would elect another master."""
     [controller] = actor_processes("Controller")
     stopped = [controller.pid, replicas.pid(replicas.settled()["master"])]
     with standing_still(*stopped):

@@ -1,4 +1,4 @@
-"""Three nodes on this machine for the modules that want `machines`, and raymq on them."""
+"""Three nodes on this machine for the modules that use `machines`, and raymq on the nodes."""
 
 from __future__ import annotations
 

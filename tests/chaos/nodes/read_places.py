@@ -1,11 +1,11 @@
-"""Reads a topic with Spark on each node that holds some of it: the program of test_read_places.py.
+"""Read a topic with Spark on each node that stores a part of it: the program of test_read_places.py.
 
     python tests/chaos/nodes/read_places.py DIRECTORY
 
-It makes a topic over all broker groups of the raymq of the Ray cluster that RAY_ADDRESS names, and reads it twice: as
-read_topic asks of Spark, and with each part asked for on a node that does not hold it. Each task leaves a file in
-DIRECTORY/asked or DIRECTORY/elsewhere. It prints the host of each broker group's master, and the rows of each read, as
-JSON.
+The program makes a topic over all broker groups of the raymq of the Ray cluster that RAY_ADDRESS names. It reads the
+topic twice: with read_topic's preferred nodes, and with each part requested on a node that does not store it. Each task
+leaves a file in DIRECTORY/asked or DIRECTORY/elsewhere. The program prints, as JSON, the host of each broker group's
+master, and the rows of each read.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ read_ranges, preferred_hosts = reader.read_ranges, locality.preferred_hosts
 
 
 def note_reads(directory: Path) -> None:
-    """Have each task that reads leave a note: its host, the broker groups of its ranges, the number of rows, and those
-    of the broker groups whose log files its process has mapped."""
+    """Make each reading task leave a note.
+
+    The note has the task's host, the broker groups of its ranges, the number of rows, and the broker groups whose log
+    files its process has mapped.
+    """
     directory.mkdir()
 
     def noted(ranges: Iterable[OffsetRange], *arguments: Any, **options: Any) -> Iterator[pa.RecordBatch]:
@@ -68,7 +71,7 @@ def main(directory: Path) -> None:
             return [[host for host in leaders.values() if host not in own] for own in preferred_hosts(*arguments)]
 
         rows = {}
-        # A task waits for the node that it is asked for, however busy this machine is.
+        # A task waits for its requested node, however busy this machine is.
         with spark_session(
             "places", executors=2, executor_memory="512m", configs={"spark.locality.wait": "60s"}
         ) as spark:

@@ -1,9 +1,9 @@
-"""Does on a machine what a test in another network cannot do itself: the helper of test_network_cuts.py.
+"""Run requests on a machine for a test in another network: the helper of test_network_cuts.py.
 
     python tests/chaos/nodes/remote_group.py BROKER REPLICAS
 
-It connects to the raymq of the Ray cluster that RAY_ADDRESS names. Each line of its input is a question with its
-arguments, as JSON, and each line that it writes the answer, or the error.
+The program connects to the raymq of the Ray cluster that RAY_ADDRESS names. Each line of its input is a request with
+its arguments, as JSON. Each line of its output is the answer or the error.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tests.support.replicas.ray_replicas import RayReplicas
 
 def main(broker: str, replicas: int) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever else is printed is no answer
+    os.dup2(2, 1)  # no other output may look like an answer
     group = RayReplicas(broker, replicas)
 
     def lead(replica: int) -> None:
-        """Have a replica lead, with all in sync."""
+        """Make a replica the master, with all replicas in sync."""
         group.settled()
         group.lead(replica)
         group.settled()
@@ -38,7 +38,7 @@ def main(broker: str, replicas: int) -> None:
     with raymq.connect() as mq:
 
         def read(topic: str) -> list[Any]:
-            """The messages of each queue: their producers and sequences."""
+            """Return the producer and sequence of each message, by queue."""
             return [
                 [astuple(queue), [astuple(sent) for sent in sents]] for queue, sents in read_back(mq, topic).items()
             ]

@@ -2,9 +2,9 @@
 
     python tests/chaos/nodes/sender.py TOPIC PRODUCER FILE
 
-It connects to the raymq of the Ray cluster that RAY_ADDRESS names. FILE gets a line before each message is handed over,
-and one as soon as it was acknowledged (tests.support.history.history.HistoryFile), whatever becomes of those behind it;
-each is in the file before the program goes on.
+The program connects to the raymq of the Ray cluster that RAY_ADDRESS names. FILE gets a line before each message is
+sent, and another line as soon as that message is acknowledged (tests.support.history.history.HistoryFile). Each line is
+in the file before the program continues.
 """
 
 from __future__ import annotations

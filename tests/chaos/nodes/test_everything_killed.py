@@ -1,6 +1,6 @@
-"""All processes of a cluster of three nodes are killed at once, the head's too: everything comes back from disk alone.
+"""All processes of a cluster of three nodes are killed at once, including the head's: all data returns from disk.
 
-A program of a user is sending all the time, and is killed with the rest. RAYMQ_SOAK=1 does it three times.
+A user's program sends all the time, and is killed with the rest. RAYMQ_SOAK=1 runs three times.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SETTINGS = one_group("{replicas: 3, min_in_sync_replicas: 2}")
 
 @contextmanager
 def sending(machines: Nodes, producer: int, journal: Path) -> Iterator[None]:
-    """A user's program that has sent some messages and goes on; killed at the end."""
+    """Run a user's program for the block, after it has sent some messages. The program is killed at the end."""
     journal.touch()
     environment = {**os.environ, "RAY_ADDRESS": machines.address}
     program = subprocess.Popen([sys.executable, str(SENDER), TOPIC, str(producer), str(journal)], env=environment)
@@ -68,7 +68,7 @@ def test_everything_acknowledged_is_there_after_all_processes_were_killed(tmp_pa
 
 
 def look(mq: raymq.Client, history: dict[Sent, Operation]) -> None:
-    """Wait until all replicas are in sync; everything that was acknowledged so far is there, once."""
+    """Wait until all replicas are in sync. Checks that everything acknowledged so far is stored once."""
     RayReplicas(BROKER, len(NAMES)).settled()
     if not history:
         mq.admin.create_topic(TOPIC, queues=4)
@@ -80,7 +80,7 @@ def look(mq: raymq.Client, history: dict[Sent, Operation]) -> None:
 
 
 def check_logs(box: Sandbox) -> None:
-    """The replicas' logs are equal, wherever they are."""
+    """Check that the replicas' logs are equal, on whichever nodes they are."""
     end = RayReplicas(BROKER, len(NAMES)).equal_end()
     stores = [store for name in NAMES for store in (box.data / name).glob(f"{BROKER}-*")]
     assert len(stores) == len(NAMES)

@@ -1,4 +1,6 @@
-"""Places for executors in a Ray cluster of several nodes: beside the storage actors, else where there is room."""
+"""Placement of executors in a Ray cluster of several nodes: beside the storage actors, else wherever resources are
+free.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ TIMEOUT_S = 30.0
 
 @pytest.fixture
 def storage(mq: raymq.Client) -> str:
-    """The node of the only storage actor."""
+    """Return the node of the only storage actor."""
     [node] = storage_nodes()
     return node
 
 
 def homes(group: PlacementGroup) -> list[str]:
-    """The node of each bundle."""
+    """Return the node of each bundle."""
     return list(placement_group_table(group)["bundles_to_node_id"].values())
 
 

@@ -1,8 +1,8 @@
-"""The network between three machines is cut, in the middle, around the master, and in one direction; then it heals.
+"""The network between three machines is cut in the middle, around the master, and in one direction; then it heals.
 
-Each machine has a replica of a broker group; on two of them a program of a user sends all the time. What either was
-told holds in the end: there are never two masters that acknowledge. RAYMQ_SOAK=1 cuts in all three ways, else around
-the master.
+Each machine has a replica of a broker group. On two machines a user's program sends all the time. Every acknowledgement
+holds in the end: two masters never acknowledge at a time. RAYMQ_SOAK=1 cuts in all three ways; otherwise the test cuts
+around the master.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ in_soak = pytest.mark.skipif(os.environ.get("RAYMQ_SOAK") != "1", reason="one of
 
 
 class Cluster:
-    """raymq on the machines, a program that sends on two of them, and what they were told."""
+    """raymq on the machines, a sending program on two of them, and the programs' acknowledgements."""
 
     def __init__(self, machines: Network, hand: Hand, journals: dict[str, Path]) -> None:
         self.machines, self.hand = machines, hand
         self._journals = journals
 
     def acknowledged(self, name: str) -> int:
-        """The number of acknowledged sends of the program on a machine."""
+        """Return the number of acknowledged sends of the program on a machine."""
         return acknowledged_in(self._journals[name])
 
     def more(self, name: str) -> None:
-        """Wait until more sends of the program there are acknowledged."""
+        """Wait until more sends of the program on a machine are acknowledged."""
         enough = self.acknowledged(name) + BETWEEN_FAULTS
         eventually(lambda: self.acknowledged(name) >= enough, f"acknowledgements on {name}", HEAL_S)
 
     def heal(self, *names: str) -> None:
-        """End the cuts, have these machines join again, and wait until all goes on as before."""
+        """End the cuts, make these machines join again, and wait until service resumes."""
         self.machines.heal()
         for name in names:
             self.machines.join(name)
@@ -69,19 +69,19 @@ class Cluster:
         self.more(HEAD)
 
     def assert_standstill(self, *names: str) -> None:
-        """From a lease after the cut on, nothing is acknowledged there."""
+        """Check that nothing is acknowledged on these machines from a lease after the cut on."""
         time.sleep(MASTER_LEASE_S + STANDSTILL_S)
         before = [self.acknowledged(name) for name in names]
         time.sleep(STANDSTILL_S)
         assert [self.acknowledged(name) for name in names] == before
 
     def replica_on(self, name: str) -> int:
-        """The replica whose directory a machine has."""
+        """Return the replica whose directory a machine has."""
         [store] = (self.machines.root(name) / ".raymq/store").glob(f"{BROKER}-*")
         return int(store.name.rpartition("-")[2])
 
     def check(self) -> None:
-        """Everything is as it was acknowledged, and the replicas' logs are equal."""
+        """Check that the logs have everything acknowledged, and that the replicas' logs are equal."""
         history: dict[Sent, Operation] = {}
         for journal in self._journals.values():
             history |= read_history_file(journal)
@@ -98,7 +98,7 @@ class Cluster:
 
 @contextmanager
 def cluster(directory: Path) -> Iterator[Cluster]:
-    """The replica on `left` leads; programs on it and on the head send until the check."""
+    """Start the cluster: the replica on `left` leads, and programs on `left` and on the head send until the check."""
     with network(directory, NAMES) as machines, ExitStack() as stack:
         machines.start_ray()
         (machines.root(HEAD) / "raymq.yaml").write_text(SETTINGS)
@@ -128,7 +128,7 @@ def cluster(directory: Path) -> Iterator[Cluster]:
         made.check()
 
 
-def test_a_master_that_is_cut_off_stops_and_another_goes_on(tmp_path: Path) -> None:
+def test_a_master_that_is_cut_off_stops_and_another_leads(tmp_path: Path) -> None:
     with cluster(tmp_path) as queue:
         others = (HEAD, OTHER)
         queue.machines.cut([MASTER], others)
@@ -139,7 +139,7 @@ def test_a_master_that_is_cut_off_stops_and_another_goes_on(tmp_path: Path) -> N
 
 
 @in_soak
-def test_halves_of_which_neither_can_do_alone_acknowledge_nothing(tmp_path: Path) -> None:
+def test_two_halves_without_a_majority_acknowledge_nothing(tmp_path: Path) -> None:
     with cluster(tmp_path) as queue:
         others = (MASTER, OTHER)
         queue.machines.cut([HEAD], others)
@@ -149,7 +149,7 @@ def test_halves_of_which_neither_can_do_alone_acknowledge_nothing(tmp_path: Path
 
 
 @in_soak
-def test_a_master_that_hears_but_is_not_heard_stops_and_another_goes_on(tmp_path: Path) -> None:
+def test_a_master_that_receives_but_cannot_send_stops_and_another_leads(tmp_path: Path) -> None:
     with cluster(tmp_path) as queue:
         queue.machines.cut([MASTER], (HEAD, OTHER))
         queue.more(HEAD)

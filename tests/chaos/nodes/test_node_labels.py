@@ -1,5 +1,8 @@
-"""Stores only on nodes with a label, as in Kubernetes, where other nodes have no volume: neither at the start nor when
-a node is lost does a replica go elsewhere, and a node more with the label gets it."""
+"""Stores run only on nodes with a label, as in Kubernetes, where other nodes have no volume.
+
+No replica moves to another node, neither at the start nor when a node is lost. A new node with the label gets the
+replica.
+"""
 
 from __future__ import annotations
 

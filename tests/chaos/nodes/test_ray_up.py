@@ -1,8 +1,7 @@
-"""`ray up cluster.yaml` for real, on machines with an sshd each, a head and a worker
-(tests/support/clusters/machines.py).
+"""A real `ray up cluster.yaml`, on a head and a worker that each run an sshd (tests/support/clusters/machines.py).
 
-The file is the one that is shipped, but for what has to be filled in, its settings for three machines, and the commands
-that install packages: in their place stands this interpreter's environment.
+The test uses the released cluster.yaml with three changes: its placeholders are filled in, its settings fit three
+machines, and this interpreter's environment replaces the commands that install packages.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ COUNT = 500
 
 
 def filled_in(key: Path) -> dict[str, Any]:
-    """The shipped cluster.yaml for the two machines."""
+    """Return the released cluster.yaml for the two machines."""
     text = (REPOSITORY / "cluster.yaml").read_text()
     for shipped, here in {
         "--wait-nodes 3": "--wait-nodes 2 --wait-s 120",
@@ -47,7 +46,7 @@ def filled_in(key: Path) -> dict[str, Any]:
 
 
 class RayCommand:
-    """The command `ray`, where the operator sits."""
+    """The command `ray` on the operator's machine."""
 
     def __init__(self, machines: World, config: Path) -> None:
         self._machines, self._config = machines, config
@@ -55,15 +54,15 @@ class RayCommand:
         machines.run("ray", "get-auth-token", "--generate", timeout_s=UP_S)
 
     def up(self) -> None:
-        """`ray up`, which returns when raymq runs."""
+        """Run `ray up`, which returns when raymq runs."""
         print(self._machines.run("ray", "up", "--yes", str(self._config), timeout_s=UP_S))
 
     def down(self) -> None:
-        """`ray down`."""
+        """Run `ray down`."""
         print(self._machines.run("ray", "down", "--yes", str(self._config), timeout_s=UP_S))
 
     def on_head(self, command: str) -> str:
-        """The standard output of a command on the head."""
+        """Return the standard output of a command on the head."""
         answer = self._machines.root("head") / "answer.json"
         shell = f"{{ {command}; }} > ~/{answer.name}"
         print(self._machines.run("ray", "exec", str(self._config), shell, timeout_s=UP_S))
@@ -71,19 +70,19 @@ class RayCommand:
 
 
 def stores(machines: World, name: str) -> set[str]:
-    """The stores on a machine's disk."""
+    """Return the stores on a machine's disk."""
     return {path.parent.name for path in (machines.root(name) / ".raymq/store").glob("*/commitlog")}
 
 
 def raylets() -> list[psutil.Process]:
-    """Ray's node processes on all machines."""
+    """Return Ray's node processes on all machines."""
     return [process for process in descendants() if Path(title(process)).name == "raylet"]
 
 
 @pytest.mark.skipif(bool(IMPOSSIBLE), reason=IMPOSSIBLE)
 @pytest.mark.timeout(900)
 def test_what_was_sent_before_ray_down_is_consumed_after_ray_up(tmp_path: Path) -> None:
-    """And each node has the token, Java and stores of its own, which stay where they are."""
+    """Each node also has the token, Java and its own stores, which stay on the node."""
     with world(tmp_path) as machines:
         machines.start("head", HEAD)
         machines.start("worker", WORKER)

@@ -1,4 +1,5 @@
-"""Spark reads a topic on two machines, each with a broker group and an executor: parts are read where their disk is."""
+"""Spark reads a topic on two machines, each with a broker group and an executor: each part is read on its own
+machine."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.skipif(bool(WHY_IMPOSSIBLE), reason=WHY_IMPOSSIBLE), p
 
 
 def notes(directory: Path) -> list[dict[str, Any]]:
-    """The notes of the tasks that read."""
+    """Return the notes of the reading tasks."""
     return [json.loads(path.read_text()) for path in directory.iterdir()]
 
 

@@ -1,10 +1,10 @@
-"""A broker group of three replicas on three nodes: nodes are killed, come back, are replaced and emptied.
+"""A broker group of three replicas on three nodes, which are killed, restarted, replaced and drained.
 
 Each node is a raylet on this machine with a data directory of its own (tests.support.clusters.nodes). Everything
-acknowledged is read back, once; the replicas' logs are equal by checksum.
+acknowledged is read back once, and the replicas' logs have equal checksums.
 
-RAYMQ_SOAK=1 also kills the master's process 20 times, its node 5 times, and stops it for 10 to 30 s 5 times;
-RAYMQ_CHAOS_SEED repeats their order.
+RAYMQ_SOAK=1 also kills the master's process 20 times and its node 5 times, and stops the master 5 times for 10 to 30 s.
+RAYMQ_CHAOS_SEED repeats the order of these faults.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def replicas(mq: raymq.Client, machines: Nodes) -> PlacedGroup:
 
 @contextmanager
 def load(mq: raymq.Client, topic: str) -> Iterator[History]:
-    """Producers that send all the time; at the end everything they were told holds."""
+    """Run producers that send all the time. Checks at the end that every acknowledgement holds."""
     history = History()
     senders = Senders(mq, topic, producers=2, count=10**6, history=history, pause_s=0.005)
     senders.start()
@@ -84,7 +84,7 @@ def test_each_replica_has_a_node_of_its_own_and_nothing_listens_beyond_loopback(
     assert {address.replace("::ffff:", "").replace("::1", LOOPBACK) for address in listening} == {LOOPBACK}
 
 
-def test_the_doctor_looks_at_every_node_and_between_them(
+def test_the_doctor_checks_every_node_and_the_connections_between_nodes(
     mq: raymq.Client, replicas: PlacedGroup, machines: Nodes
 ) -> None:
     findings = examine(take_snapshot(load_settings(None), None, None, lambda step: None))
@@ -93,11 +93,11 @@ def test_the_doctor_looks_at_every_node_and_between_them(
         states.setdefault(one.check, []).append(one.state)
     for name in ("nodes answer", "same token", "clocks", "lanes", "metrics ports"):
         assert states[name] == [State.OK] * 3, [one for one in findings if one.check == name]
-    assert states["versions"] == [State.OK] * 4  # this machine, too
-    assert {one.seen for one in findings if one.check == "lanes"} == {"4 lanes open"}  # a broker's, and the stores'
+    assert states["versions"] == [State.OK] * 4  # includes this machine
+    assert {one.seen for one in findings if one.check == "lanes"} == {"4 lanes open"}  # of a broker and of the stores
     for name in ("servers answer", "masters", "copies", "a replica to spare", "in sync", "health checks"):
         assert states[name] == [State.OK], [one for one in findings if one.check == name]
-    # Three nodes that are one machine, and their one NameServer.
+    # The three nodes are one machine, and have one NameServer.
     assert (states["replicas apart"], states["NameServers"]) == ([State.WARN], [State.WARN])
 
 
@@ -124,7 +124,7 @@ def test_nothing_is_lost_while_masters_and_their_nodes_are_killed_and_stopped(
     rng = random.Random(seed)
 
     def kill_node() -> None:
-        name = rng.choice(["left", "right"])  # without the head there is no cluster: test_everything_killed.py
+        name = rng.choice(["left", "right"])  # without the head no cluster exists: test_everything_killed.py
         replicas.lead_from(name)
         before = replicas.account()["epoch"]
         machines.kill(name)
@@ -155,7 +155,7 @@ def test_a_node_that_stays_away_is_replaced_and_one_that_is_drained_keeps_nothin
         machines.add("spare")
         replicas.wait_for_homes({"head", "left", "spare"})
         more(history)
-        machines.add("right")  # with what it had, which is out of date by now
+        machines.add("right")  # with its old data, which is outdated by now
         more(history)
         assert set(replicas.homes().values()) == {"head", "left", "spare"}
         replicas.lead_from("spare")

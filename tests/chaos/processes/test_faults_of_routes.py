@@ -1,4 +1,4 @@
-"""Faults that come while another one lasts: what was lost sight of meanwhile is there again with the last repair."""
+"""A second fault begins while the first lasts: routes that were lost during both return with the last repair."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_pull_actor_that_is_restarted_while_no_nameserver_answers_reads_when_o
 
 
 def begun(subscription: PushSubscription) -> bool:
-    """True if the Pull actor would read all its queues now."""
+    """Return whether the Pull actor reads all its queues now."""
     try:
         [status] = subscription.status()
     except raymq.RaymqError:
@@ -56,14 +56,14 @@ def begun(subscription: PushSubscription) -> bool:
 
 
 def nameservers_know_by_themselves() -> bool:
-    """True if the NameServers have been there for longer than they wait for brokers that they were not told about."""
+    """Return whether the NameServers have run for longer than they wait for brokers that have not registered."""
     ages_s = [time.time() - process.create_time() for process in actor_processes("NameServer")]
     return bool(ages_s) and min(ages_s) > WARM_UP_S + 2
 
 
 @pytest.mark.timeout(300)
-def test_while_a_broker_cannot_register_its_keys_and_its_topics_are_waited_for(mq: raymq.Client) -> None:
-    """Its store stands still, while it and the NameServer are restarted. Clients that come now know nothing."""
+def test_clients_wait_for_the_topics_of_a_broker_that_cannot_register(mq: raymq.Client) -> None:
+    """Its store stands still, while the broker and the NameServer restart. New clients have no routes."""
     mq.admin.create_topic("keyed", queues=4)
     ray.get(ray.get_actor("broker-b", namespace=NAMESPACE).create_topic.remote("there-only", 1, 1))
     with mq.producer() as producer:

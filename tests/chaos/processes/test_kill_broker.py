@@ -1,7 +1,7 @@
-"""The broker actors are killed again and again while producers send and a group consumes and commits.
+"""The broker actors are killed repeatedly while producers send and a group consumes and commits.
 
-Messages do not pass through a broker, and all it knows is in its store's log: nothing is lost or stored twice, and what
-the group has committed never goes back. RAYMQ_CHAOS_KILLS (default 5, 20 by `make soak`) sets how often,
+Messages do not pass through a broker, and a broker's whole state is in its store's log. So nothing is lost or stored
+twice, and committed offsets never go back. RAYMQ_CHAOS_KILLS (default 5, 20 by `make soak`) sets the number of kills.
 RAYMQ_CHAOS_SEED repeats a run's faults.
 """
 
@@ -25,7 +25,7 @@ WATCH_S = 0.3
 
 
 class OffsetWatch:
-    """Looks at a group's committed offsets, over and over, in a thread of its own."""
+    """Reads a group's committed offsets repeatedly, in a thread of its own."""
 
     def __init__(self, mq: raymq.Client, group: str) -> None:
         self._mq, self._group = mq, group
@@ -48,7 +48,7 @@ class OffsetWatch:
             try:
                 progress = self._mq.admin.describe_group(self._group)
             except raymq.RaymqError:
-                continue  # its broker is just being killed, or the group is not known yet
+                continue  # its broker was just killed, or does not know the group yet
             self.looks += 1
             for entry in progress:
                 committed = entry.committed or 0

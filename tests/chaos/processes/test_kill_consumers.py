@@ -1,8 +1,8 @@
-"""Processes of push consumers, Pull and Listener, are killed again and again under load.
+"""Processes of push consumers, Pull and Listener, are killed repeatedly under load.
 
-Everything acknowledged is heard. In order, each queue is heard from one message to the next; only a kill takes it back,
-by one full task at most. RAYMQ_CHAOS_CONSUMER_KILLS (default 5, 50 with RAYMQ_SOAK) makes it longer, RAYMQ_CHAOS_SEED
-repeats a run's faults.
+Every acknowledged message reaches a listener. An orderly listener gets each queue message by message. Only a kill makes
+it repeat messages, one full task at most. RAYMQ_CHAOS_CONSUMER_KILLS (default 5, 50 with RAYMQ_SOAK) sets the number of
+kills. RAYMQ_CHAOS_SEED repeats a run's faults.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LINE_BYTES = len("broker-a 000 000000000 00:0000000\n")
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One call of the listener, in the order in which they began."""
+    """One call of the listener, in the order in which calls began."""
 
     queue: str
     offset: int
@@ -46,7 +46,7 @@ class Heard:
 
 
 class Listen:
-    """Notes each message, in lines of one length, and works a little."""
+    """Notes each message, in lines of equal length, and works a little."""
 
     def __init__(self, notes: ListenerNotes) -> None:
         self._notes = notes
@@ -67,7 +67,7 @@ def heard_in(notes: ListenerNotes) -> list[Heard]:
 
 
 def steps_back(heard: Sequence[Heard]) -> list[int]:
-    """The distance that each queue was taken back, each time. AssertionError where one jumps ahead, out of order."""
+    """Return the size of each step back in a queue. Raises AssertionError if a queue jumps ahead, out of order."""
     place: dict[str, int] = {}
     steps = []
     for call in heard:
@@ -128,5 +128,5 @@ def test_consumers_killed_under_load_lose_nothing_and_repeat_little(
         assert max(steps, default=0) <= TASK_MAX
         assert len(steps) <= KILLS * len(queues)
     else:
-        # What is at the listener, and what was finished and not committed, may come again.
+        # Messages at the listener, and finished messages without a commit, may be delivered again.
         assert len(heard) - len(acknowledged) <= KILLS * len(queues) * 2 * (SPAN_MAX + TASK_MAX)

@@ -1,8 +1,8 @@
-"""Processes of simple consumers, brokers and storage actors are killed again and again while messages are received.
+"""Processes of simple consumers, brokers and storage actors are killed repeatedly while messages are received.
 
-Every message is acknowledged in the end and none is lost. Attempts are counted right: no attempt is handed out twice,
-none while the one before is invisible, and none after an acknowledgement that counted. RAYMQ_CHAOS_KILLS (default 6, 40
-by `make soak`) sets how often, RAYMQ_CHAOS_SEED repeats a run's faults.
+Every message is acknowledged in the end and none is lost. Attempts are counted correctly. No attempt is delivered
+twice, none while the previous attempt is invisible, and none after a valid acknowledgement. RAYMQ_CHAOS_KILLS (default
+6, 40 by `make soak`) sets the number of kills. RAYMQ_CHAOS_SEED repeats a run's faults.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ INVISIBLE_S = 2.0
 
 
 def start_consumers(topic: str, group: str, notes: ListenerNotes, seed: int) -> list[Any]:
-    """Actors that receive as soon as they are made, and again when Ray has started them anew."""
-    path = str(notes.path)  # and not the notes: Ray's workers cannot import the tests
+    """Start actors that receive as soon as they are created, and again after Ray has restarted them."""
+    path = str(notes.path)  # not `notes` itself: Ray's workers cannot import the tests
 
     class Taker:
-        """Notes what it is handed, and acknowledges most of it."""
+        """Notes its messages, and acknowledges most of them."""
 
         def __init__(self, number: int) -> None:
             import threading
@@ -76,7 +76,7 @@ def start_consumers(topic: str, group: str, notes: ListenerNotes, seed: int) -> 
                 times = f"{message._receipt.pop_ms} {message.invisible_until_ms}"
                 self._note(f"G {message.body.decode()} {message.attempt} {times}")
             if not messages or self._random.random() < 0.05:
-                return  # as if it had died
+                return  # as if the consumer had died
             if self._random.random() < 0.05:
                 for message in messages:
                     self._note(f"C {message.body.decode()} {message.attempt} 0 0")
@@ -94,7 +94,7 @@ def start_consumers(topic: str, group: str, notes: ListenerNotes, seed: int) -> 
 
 @dataclass
 class Deliveries:
-    """What consumers noted of one message, by attempt: when it was handed out, and until when."""
+    """A consumer's notes about one message, by attempt: the begin and end of its invisibility."""
 
     given: list[tuple[int, int, int]] = field(default_factory=list)
     acked: list[int] = field(default_factory=list)

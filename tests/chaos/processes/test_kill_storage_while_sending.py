@@ -1,7 +1,7 @@
-"""The storage processes are killed again and again while four producers send.
+"""The storage processes are killed repeatedly while four producers send.
 
-Everything acknowledged is read back, once, in order per producer and queue, at the offset it was acknowledged with.
-RAYMQ_CHAOS_KILLS (default 6) makes a soak of it, RAYMQ_CHAOS_SEED repeats a run's faults.
+Everything acknowledged is read back once, in order per producer and queue, at its acknowledged offset.
+RAYMQ_CHAOS_KILLS (default 6) sets the number of kills. RAYMQ_CHAOS_SEED repeats a run's faults.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A cluster whose NameServers are gone for good: routes that clients and brokers know serve on."""
+"""A cluster whose NameServers are gone for good: clients and brokers continue with their known routes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 WAIT_S = 60.0
 
 
-def test_without_any_nameserver_producing_and_consuming_go_on(mq: raymq.Client, topic: str, group: str) -> None:
+def test_producing_and_consuming_continue_without_any_nameserver(mq: raymq.Client, topic: str, group: str) -> None:
     with mq.producer() as producer, mq.pull_consumer(group, consume_from=FIRST) as consumer:
         consumer.subscribe(topic)
         sent, got = 0, set()

@@ -1,8 +1,8 @@
-"""Faults that overlap, on three replicas: processes are killed while others recover, and some stand still.
+"""Overlapping faults on three replicas: processes are killed while others recover, and some are stopped.
 
-Nothing acknowledged is lost or stored twice, order is kept, what a consumer has seen stays as it was, groups and
-committed offsets are not forgotten, and service resumes after the last fault. RAYMQ_CHAOS_SECONDS (default 25, 300 with
-RAYMQ_SOAK=1) sets how long the storm lasts, RAYMQ_CHAOS_SEED repeats its choices.
+Nothing acknowledged is lost or stored twice, order is kept, and a message that a consumer has seen never changes.
+Groups and committed offsets survive, and service resumes after the last fault. RAYMQ_CHAOS_SECONDS (default 25, 300
+with RAYMQ_SOAK=1) sets the length of the storm. RAYMQ_CHAOS_SEED repeats its choices.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ REPLICAS = 3
 QUEUES = 4
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 RESUME_S = 120.0
-"""Generous: on a busy machine every process that was killed takes its time to start."""
+"""A generous timeout: on a busy machine every killed process takes long to start."""
 
 KILLS = {"Storage": 6, "Broker": 2, "Controller": 1, "Replicator": 2, "Rebalance": 1, "Pull": 1, "Listener": 1}
 STOPS = {"Storage": 6, "Broker": 1, "Controller": 1, "Replicator": 1, "Rebalance": 1, "Pull": 1, "NameServer": 1}
 LEFT_OUT = {
     "kill NameServer": "with the broker restarted while its store stands still, a used topic is said not to exist",
 }
-"""Faults that do not belong to the storm yet, and why. Extend KILLS and STOPS by what is mended."""
+"""Faults that the storm does not contain yet, each with the reason. Move a mended fault to KILLS or STOPS."""
 
 SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
 
 
 class TimedHistory(History):
-    """A history that knows how long nothing was acknowledged."""
+    """A history that measures for how long nothing was acknowledged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class TimedHistory(History):
 
 
 class Listen:
-    """Notes each message's place and body."""
+    """Notes each message's queue, offset and body."""
 
     def __init__(self, notes: ListenerNotes) -> None:
         self._notes = notes
@@ -83,7 +83,7 @@ def heard_in(notes: ListenerNotes) -> list[tuple[int, int, Sent]]:
 
 @pytest.fixture
 def replicas(mq: raymq.Client) -> RayReplicas:
-    """The group, with all replicas in sync."""
+    """Return the group, with all replicas in sync."""
     group = RayReplicas(BROKER, REPLICAS)
     group.settled()
     return group
@@ -141,7 +141,7 @@ def test_a_storm_of_overlapping_faults_loses_doubles_reorders_and_forgets_nothin
 
 
 def everything_goes_on(history: TimedHistory, users: StateUsers, puller: Watcher, notes: ListenerNotes) -> None:
-    """Wait until something new was acknowledged, answered, pulled and heard."""
+    """Wait until a new message was acknowledged, answered, pulled and delivered."""
 
     def done() -> tuple[int, ...]:
         return history.acknowledged, users.progress, sum(puller.seen.values()), notes.path.stat().st_size
@@ -156,7 +156,7 @@ def everything_goes_on(history: TimedHistory, users: StateUsers, puller: Watcher
 
 
 def assert_in_order(heard: list[tuple[int, int, Sent]], stored: set[tuple[int, int, Sent]]) -> None:
-    """Each queue was heard from one message to the next, taken back now and then; and nothing but what is stored."""
+    """Check that each queue was delivered in order, with repeats at most, and only with stored messages."""
     following: dict[int, int] = {}
     for queue_id, offset, _ in heard:
         assert offset <= following.get(queue_id, 0), f"queue {queue_id} jumps to {offset}"
@@ -165,7 +165,7 @@ def assert_in_order(heard: list[tuple[int, int, Sent]], stored: set[tuple[int, i
 
 
 @pytest.mark.timeout(600 + 30 * MASTER_KILLS)
-def test_what_the_broker_answered_is_known_after_its_master_was_killed_again_and_again(
+def test_the_broker_forgets_no_answer_over_repeated_kills_of_its_master(
     mq: raymq.Client, replicas: RayReplicas, topic: str
 ) -> None:
     seed = chaos_seed()
@@ -181,6 +181,6 @@ def test_what_the_broker_answered_is_known_after_its_master_was_killed_again_and
     users.check()
     kill_actors("Broker")
     users.check()
-    for replica in range(REPLICAS):  # each has all of it
+    for replica in range(REPLICAS):  # each replica has everything
         replicas.lead(replica)
         users.check()

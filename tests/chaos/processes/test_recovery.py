@@ -1,4 +1,4 @@
-"""Each kind of process is killed with SIGKILL and is back by itself; nothing acknowledged or committed is gone."""
+"""Each kind of process is killed with SIGKILL and restarts by itself. Nothing acknowledged or committed is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEP = 100
 
 @dataclass(slots=True)
 class Scene:
-    """A producer, a push consumer and a pull consumer that go on over every kill."""
+    """A producer, a push consumer and a pull consumer that continue over every kill."""
 
     mq: raymq.Client
     producer: raymq.Producer
@@ -38,7 +38,7 @@ class Scene:
     read: Counter[int] = field(default_factory=Counter)
 
     def send(self) -> None:
-        """Hand over some more and wait until they are acknowledged."""
+        """Send some more messages and wait until all are acknowledged."""
         futures = [
             self.producer.send_async(raymq.Message(TOPIC, b"%d" % number), sharding_key=str(number))
             for number in range(self.sent, self.sent + STEP)
@@ -47,19 +47,20 @@ class Scene:
         assert all(future.result(60).status is raymq.SendStatus.SEND_OK for future in futures)
 
     def committed(self) -> bool:
-        """True if both groups have committed everything, so that no message would come again."""
+        """Return whether both groups have committed everything, so that no message would be delivered again."""
         self.reader.commit()
         return all(
             sum(entry.lag for entry in self.mq.admin.describe_group(group)) == 0 for group in ("listeners", "readers")
         )
 
     def consumed(self) -> bool:
-        """True if both consumers have got everything."""
+        """Return whether both consumers have received everything."""
         self.read.update(int(message.body) for message in self.reader.poll(timeout_s=0.05))
         return len(self.read) == len(set(self.notes.numbers())) == self.sent
 
     def facts(self) -> tuple[object, ...]:
-        """The facts that a kill must not change: topics with their messages, groups, a group's committed offsets."""
+        """Return the facts that a kill must not change: topics with their messages, groups, a group's committed
+        offsets."""
         admin = self.mq.admin
         return (
             {topic: admin.describe_topic(topic) for topic in admin.list_topics()},
@@ -68,7 +69,7 @@ class Scene:
         )
 
     def answers(self, before: tuple[object, ...]) -> bool:
-        """True if the facts are as before; the servers may just be starting again."""
+        """Return whether the facts are as before. Servers that are restarting count as not."""
         try:
             return self.facts() == before
         except raymq.RaymqError:
@@ -98,8 +99,8 @@ def scene(mq: raymq.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.mark.parametrize("actor", ["NameServer", "Broker", "Storage", "Rebalance", "Pull", "Listener"])
-def test_a_killed_process_is_back_by_itself_and_everything_goes_on(scene: Scene, actor: str) -> None:
-    """All processes of one kind at once. Only a consumer's own death may have messages delivered again."""
+def test_a_killed_process_restarts_and_service_resumes(scene: Scene, actor: str) -> None:
+    """All processes of one kind are killed at once. Only a consumer's own death may repeat messages."""
     eventually(scene.committed, "everything committed")
     before = scene.facts()
     killed = actor_processes(actor)
@@ -138,7 +139,7 @@ sys.stdin.readline()
 
 
 def test_a_program_that_is_killed_leaves_no_consumer_behind(scene: Scene, tmp_path: Path) -> None:
-    """Its listeners end with it, and so do its instances at the Pull actor."""
+    """The program's listeners end with it, and so do its instances at the Pull actor."""
     address = ray.get_runtime_context().gcs_address
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, address],
@@ -149,7 +150,7 @@ def test_a_program_that_is_killed_leaves_no_consumer_behind(scene: Scene, tmp_pa
     )
     with program:
         assert program.stdout is not None
-        output = iter(program.stdout.readline, b"")  # Ray's own messages may come between
+        output = iter(program.stdout.readline, b"")  # Ray's own messages may be in between
         started = next((line for line in output if line == b"started\n"), b"")
         names = {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
         program.kill()

@@ -1,4 +1,4 @@
-"""A store outlives its cluster: the program is killed while it produces, then the store is reopened, twice."""
+"""A store survives its cluster: the program is killed while it produces, and then the store is reopened twice."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ with raymq.connect(embedded=True) as mq:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The contents of the store as one opening has shown them."""
+    """The contents of the store as seen by one opening."""
 
     bodies: dict[MessageQueue, list[int]]
     topics: list[str]
@@ -60,7 +60,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """`acknowledged`: number to place, as the killed program knew. `opened`: the openings after it."""
+    """`acknowledged`: number to place, as printed by the killed program. `opened`: the later openings."""
 
     acknowledged: dict[int, tuple[MessageQueue, int]]
     opened: list[Opened]
@@ -75,7 +75,8 @@ def acknowledged_of(lines: list[str]) -> dict[int, tuple[MessageQueue, int]]:
 
 
 def produce_until_killed(box: Sandbox) -> tuple[list[str], list[psutil.Process]]:
-    """Run the program, kill it while it produces: the whole lines it had printed, and the processes it had started."""
+    """Run the program and kill it while it produces. Returns the whole lines that it printed, and its child
+    processes."""
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
         cwd=box.work,
@@ -89,7 +90,8 @@ def produce_until_killed(box: Sandbox) -> tuple[list[str], list[psutil.Process]]
         lines = [line for _, line in zip(range(ACKNOWLEDGED_AT_LEAST), program.stdout, strict=False)]
         processes = without_rays_agents(descendants(program.pid))
         program.kill()
-        # Not by `communicate`: it reads the pipe behind what is in this file's buffer already, in the middle of a line.
+        # Not `communicate`: it reads the pipe after the bytes that this file object has buffered, from the middle of a
+        # line.
         lines += [line for line in program.stdout if line.endswith("\n")]
         assert program.stderr is not None
         errors = program.stderr.read()
@@ -106,7 +108,7 @@ def look(mq: raymq.Client) -> Opened:
 @pytest.fixture(scope="module")
 def lives(box: Sandbox) -> Lives:
     lines, processes = produce_until_killed(box)
-    assert_gone(processes)  # the stores are theirs until then
+    assert_gone(processes)  # the processes own the stores until they end
     opened = []
     with embedded(box) as mq:
         with mq.pull_consumer("half-way", consume_from=FIRST, auto_commit=False) as consumer:

@@ -1,4 +1,4 @@
-"""Tasks of Ray Serve while the servers of raymq are killed: each ends in SUCCESS, and workers go on by themselves."""
+"""Tasks of Ray Serve while raymq's servers are killed: each task ends in SUCCESS, and workers resume by themselves."""
 
 from __future__ import annotations
 

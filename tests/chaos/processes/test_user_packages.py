@@ -1,9 +1,9 @@
-"""raymq in a user's own directory, with packages there that have the names of raymq's own.
+"""raymq in a user's own directory, with packages there that have the names of raymq's own packages.
 
-The directory holds `storage/`, which lacks everything that raymq's has, `actors/` and `placement.py`, which fail when
-they are imported, and `my_listeners.py`, whose listener uses the user's `storage`. The servers must get raymq's
-packages, also after a restart, and the listener must get the user's. On PYTHONPATH is a directory with three packages
-of these names, too, which the servers inherit.
+The directory has `storage/`, which lacks everything that raymq's has, and `actors/` and `placement.py`, which fail when
+they are imported. It has `my_listeners.py`, whose listener uses the user's `storage`. The servers must import raymq's
+packages, also after a restart, and the listener must import the user's. PYTHONPATH, which the servers inherit, has a
+directory with three more packages of these names.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ FILES = {
 }
 
 
-def test_a_users_own_storage_and_actors_packages_and_raymqs_do_not_meet(tmp_path: Path) -> None:
+def test_a_users_storage_and_actors_packages_do_not_clash_with_raymqs(tmp_path: Path) -> None:
     with sandbox() as box:
         user = tmp_path / "user"
         for name, text in FILES.items():

@@ -1,9 +1,9 @@
-"""raymq as its users install it: from its wheel, into an environment that others use as well.
+"""raymq as its users install it: from its wheel, into an environment that other programs use as well.
 
-Its `storage`, `actors` and `placement` meet packages of the same names in three places: a second distribution has
-`storage` and `actors` at the top of site-packages, a library on PYTHONPATH has `storage` and `placement`, and so has
-the user's own directory. The first two cannot be imported; the user's own are used by a listener. The environment has
-this interpreter's dependencies, but not the raymq that is under development there.
+Packages with the names of raymq's `storage`, `actors` and `placement` are in three places. A second distribution has
+`storage` and `actors` at the top of site-packages. A library on PYTHONPATH and the user's own directory have `storage`
+and `placement`. The packages in the first two places cannot be imported; a listener uses the user's packages. The
+environment has this interpreter's dependencies, but not the raymq under development.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Installed:
     library: Path
 
     def run(self, program: str, *arguments: str, lines: str = "") -> str:
-        """The output of one of the environment's programs, given `lines` in the user's directory; it must not fail."""
+        """Return the output of one of the environment's programs, run in the user's directory with input `lines`. It
+        must not fail."""
         done = subprocess.run(
             [str(self.root / "bin" / program), *arguments],
             cwd=self.user,
@@ -88,11 +89,11 @@ class Installed:
         return done.stdout
 
     def raymq(self, *arguments: str) -> Any:
-        """The answer of a command of raymq's."""
+        """Return the answer of a raymq command."""
         return json.loads(self.run("raymq", *arguments, "--json"))
 
     def pip(self, *arguments: str) -> None:
-        """Have the environment's own pip do something, without a package index."""
+        """Run the environment's own pip, without a package index."""
         self.run("python", "-I", "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments)
 
     @property
@@ -111,7 +112,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="module")
 def installed(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """raymq's wheel in an environment, then the other distribution's, and the user's files."""
+    """Install raymq's wheel into an environment, then the other distribution and the user's files."""
     built = tmp_path_factory.mktemp("built")
     made = Installed(box.root / "venv", box.work, built / "library")
     for package in ("storage", "placement"):
@@ -126,8 +127,8 @@ def installed(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Install
     )
     for file in (wheel, other):
         made.pip("install", "--no-index", "--no-deps", str(file))
-    # Last, or pip would take the raymq that is installed there for one to be replaced. Lines in the .pth files of that
-    # directory, such as an editable raymq's, are not read.
+    # Last, or pip would replace the raymq that is installed there. Python ignores lines in .pth files of that
+    # directory, such as an editable raymq's.
     (made.site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     for name, text in USERS.items():
         (made.user / name).parent.mkdir(exist_ok=True)
@@ -137,7 +138,7 @@ def installed(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Install
 
 @contextmanager
 def running(installed: Installed, box: Sandbox) -> Iterator[list[str]]:
-    """raymq in a Ray of its own, by `raymq up`; the names of its actors. At the end no process of it is left."""
+    """Run raymq in its own Ray, with `raymq up`. Yields the names of its actors. At the end no process may be left."""
     actors = installed.raymq("up")["actors"]
     head = psutil.Process(json.loads((box.home / ".raymq/run/ray-head.json").read_text())["pid"])
     family = [head, *head.children(recursive=True)]
@@ -181,13 +182,13 @@ def test_raymq_works_beside_packages_of_the_same_names_and_after_one_is_uninstal
 
 
 def consumed(installed: Installed, group: str) -> set[str]:
-    """The bodies that a new consumer group gets."""
+    """Return the bodies that a new consumer group receives."""
     options = ("--from", "first", "--max", str(COUNT), "--timeout", "60", "--json")
     lines = installed.run("raymq", "consume", group, "orders", *options).splitlines()
     return {json.loads(line)["body"] for line in lines}
 
 
 def heard(installed: Installed, group: str, journal: Path) -> set[str]:
-    """The lines that the listener of a user's program writes with the user's own packages."""
+    """Return the lines that the listener of a user's program writes with the user's own packages."""
     installed.run("python", "program.py", group, str(journal), str(COUNT))
     return set(journal.read_text().splitlines())

@@ -1,7 +1,7 @@
-"""Reads and writes of Ray Data under faults: retention deletes files, workers are killed, and the storage master is.
+"""Reads and writes of Ray Data under faults: retention deletes files, and workers and the storage master are killed.
 
-Each task of an execution is killed once. RAYMQ_CHAOS_DATA_KILLS (default 3, 10 with RAYMQ_SOAK) is the number of tasks,
-RAYMQ_CHAOS_SEED repeats where those that write are killed.
+Each task of an execution is killed once. RAYMQ_CHAOS_DATA_KILLS (default 3, 10 with RAYMQ_SOAK) is the number of tasks.
+RAYMQ_CHAOS_SEED repeats the moments at which writing tasks are killed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WAIT_S = 100.0
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
 
 pytestmark = [
-    # All of Ray Data's own.
+    # all of Ray Data's own
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -56,7 +56,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _small_blocks() -> Iterator[None]:
-    """Tasks hand over blocks before they are killed, and make them again."""
+    """Make tasks return small blocks, so that they return blocks before they are killed, and repeat those blocks."""
     context = DataContext.get_current()
     before = context.target_max_block_size, context.enable_progress_bars
     context.target_max_block_size, context.enable_progress_bars = 64 << 10, False
@@ -65,8 +65,10 @@ def _small_blocks() -> Iterator[None]:
 
 
 def fill(mq: raymq.Client, topic: str) -> str:
-    """Make a topic with ROWS messages; the body of each is its number, and some more. Each of several files of the log
-    has messages of all queues."""
+    """Make a topic with ROWS messages, whose bodies are their numbers and padding.
+
+    Each of several log files has messages of all queues.
+    """
     mq.admin.create_topic(topic, queues=4)
     with mq.producer() as producer:
         for first in range(0, ROWS, BATCH_ROWS):
@@ -92,7 +94,7 @@ Read = Callable[[], Iterable[pa.Table]]
 
 
 class FaultyTasks(TopicDatasource):
-    """A datasource of which read task n reads by `faulty(n, read)`, where `read` is how it would read else."""
+    """A datasource whose read task n reads with `faulty(n, read)`, where `read` is the normal read function."""
 
     def __init__(self, topic: str, faulty: Callable[[int, Read], Read], *, fail_on_data_loss: bool = True) -> None:
         super().__init__(topic, columns=["value"], fail_on_data_loss=fail_on_data_loss)
@@ -113,7 +115,7 @@ def wait_for(path: Path) -> None:
 
 
 def dying(read: Read, mark: Path, after: int) -> Read:
-    """`read`, during which the process is killed after so many blocks, or at the end, unless `mark` exists."""
+    """Return `read` with a kill of the process after `after` blocks, or at the end, unless `mark` exists."""
 
     def read_and_die() -> Iterator[pa.Table]:
         def die() -> None:
@@ -131,27 +133,29 @@ def dying(read: Read, mark: Path, after: int) -> Read:
 
 
 def delete_oldest_files(mq: raymq.Client, box: Sandbox, topic: str) -> None:
-    """Have retention delete the first files of the log; return when messages of each queue of the topic are gone."""
+    """Make retention delete the first files of the log. Returns when messages of each queue of the topic are gone."""
     for log in box.data.glob("*/commitlog"):
         for path in sorted(log.iterdir())[:OLD_FILES]:
             os.utime(path, (time.time() - 100 * 3600,) * 2)
 
     def gone() -> bool:
-        mq.admin.clean_store(BROKER)  # again: the broker's state is kept until two snapshots have it
+        mq.admin.clean_store(BROKER)  # repeated, as retention keeps the broker's state until two snapshots have it
         return all(one.min_offset for one in mq.admin.describe_topic(topic))
 
     eventually(gone, "messages of each queue that are gone")
 
 
 class PausedRead:
-    """A read that pauses: after the first block of task 0, and before the first of every other task. `marks` is an
-    empty directory."""
+    """A read that pauses after the first block of task 0, and before the first block of every other task.
+
+    `marks`: an empty directory.
+    """
 
     def __init__(self, topic: str, marks: Path, *, fail_on_data_loss: bool) -> None:
         marks.mkdir()
         self._begun, self._go_on = marks / "begun", marks / "go on"
         source = FaultyTasks(topic, self._pausing, fail_on_data_loss=fail_on_data_loss)
-        # All tasks run at the same time.
+        # all tasks run at the same time
         self._dataset = ray.data.read_datasource(source, override_num_blocks=2, num_cpus=0.1)
 
     def _pausing(self, number: int, read: Read) -> Read:
@@ -168,7 +172,7 @@ class PausedRead:
         return read_and_pause
 
     def rows(self) -> Counter[int]:
-        """The numbers of the rows that are read."""
+        """Return the numbers of the rows that the read returns."""
         return numbers([row["value"] for row in self._dataset.take_all()])
 
     def pause(self) -> None:
@@ -180,10 +184,10 @@ class PausedRead:
         self._go_on.touch()
 
 
-# First: it deletes the oldest files, and a reader may yet read those of a replica that led before.
+# This test runs first, as it deletes the oldest files. A reader may still read the files of a former master.
 
 
-def test_a_read_of_messages_that_are_deleted_meanwhile_fails_or_says_what_it_left_out(
+def test_a_read_of_messages_that_are_deleted_during_the_read_fails_or_reports_the_gap(
     mq: raymq.Client, box: Sandbox, tmp_path: Path
 ) -> None:
     topic = fill(mq, "data-loss")
@@ -209,11 +213,11 @@ def test_a_read_of_messages_that_are_deleted_meanwhile_fails_or_says_what_it_lef
     missing = (once_each() - found).total()
     eventually(lambda: said_to_be_left_out(box, topic) == missing, f"warnings that name {missing} offsets")
     left = numbers([row["value"] for row in read_topic(topic, columns=["value"]).take_all()])
-    assert left < found  # what had begun keeps the files that it reads
+    assert left < found  # tasks that had begun keep their files
 
 
 def said_to_be_left_out(box: Sandbox, topic: str) -> int:
-    """The number of offsets that the warnings in the logs of Ray's workers name."""
+    """Return the number of offsets that the warnings in the logs of Ray's workers name."""
     logs = "".join(path.read_text(errors="replace") for path in box.tmp.glob("rmq*/session_2*/logs/worker-*.err"))
     named = re.findall(rf"{topic}@{BROKER}:\d: offsets (\d+) to (\d+) are gone: ", logs)
     return sum(int(last) - int(first) + 1 for first, last in named)
@@ -231,8 +235,10 @@ def test_rows_are_stored_once_though_workers_are_killed(mq: raymq.Client, topic:
     counts: dict[str, int] = {}
 
     def grow_and_die(batch: pa.Table) -> pa.Table:
-        """Rows of which each batch is a block, so that it is written before the next one is made. The process of each
-        task is killed once, at a batch of random number, when something is stored."""
+        """Return each batch as a block of its own, which is written before the next block is made.
+
+        The process of each task is killed once, at a random batch, after something was stored.
+        """
         task = ray.get_runtime_context().get_task_id()
         counts[task] = counts.get(task, 0) + 1
         mark = tmp_path / task

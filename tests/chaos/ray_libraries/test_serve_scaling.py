@@ -28,7 +28,7 @@ SCALING = AutoscalingConfig(
 
 
 def application() -> Any:
-    """The deployment. Defined in a function, so that replicas get it by value and need no module of the tests."""
+    """Return the deployment. A nested class is pickled by value, so replicas need no module of the tests."""
 
     @serve.deployment(autoscaling_config=SCALING, max_ongoing_requests=2, ray_actor_options={"num_cpus": 0})
     @task_consumer(task_processor_config=CONFIG)

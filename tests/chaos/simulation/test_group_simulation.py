@@ -1,8 +1,7 @@
-"""A whole consumer group, simulated (tests.support.group_sim.world), keeps its laws
-(tests.support.group_sim.invariants).
+"""A whole simulated consumer group (tests.support.group_sim.world) keeps its laws (tests.support.group_sim.invariants).
 
-1,000 seeds; RAYMQ_SOAK=1 runs 50 times as many, RAYMQ_GROUP_SEED repeats one. The other half are tests of the test:
-each known way to get this wrong is put in, and the simulation must find it.
+1,000 seeds; RAYMQ_SOAK=1 runs 50 times as many, RAYMQ_GROUP_SEED repeats one. The other half tests the test: each known
+bug is planted, and the simulation must find it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ RARE = {
     "a process that is dead speaks for the one that follows it": 550,
     "two Rebalance actors claim the same groups": 3250,
 }
-"""The first seed that is tried for faults that one in hundreds or thousands of seeds brings out."""
+"""First seed for bugs that only one in hundreds or thousands of seeds reveals."""
 
 
 @pytest.mark.timeout(7200 if SOAK else 300)
@@ -51,21 +50,21 @@ def test_no_queue_has_two_owners_and_nothing_is_lost_skipped_or_reordered(block)
 
 
 class GrantsBeforeRelease(RebalanceGroup):
-    """Gives a queue to its target whoever still holds it."""
+    """Gives a queue to its target even if another member still holds it."""
 
     def _grant(self, name, now_s):
         return frozenset(queue for queue, target in self._target.items() if target == name)
 
 
 class HeedsRepetitions(RebalanceGroup):
-    """Takes the second of two equal heartbeats for news."""
+    """Treats the second of two equal heartbeats as new."""
 
     def _note_holding(self, name, holding, *, may_free):
         super()._note_holding(name, holding, may_free=True)
 
 
 class HeedsLateHeartbeats(RebalanceGroup):
-    """Believes whatever arrives last."""
+    """Trusts whichever heartbeat arrives last."""
 
     def heartbeat(self, heartbeat, now_s):
         member = self._members.get(heartbeat.member)
@@ -75,7 +74,7 @@ class HeedsLateHeartbeats(RebalanceGroup):
 
 
 class AdmitsTheDead(RebalanceGroup):
-    """Does not ask which of the processes of one name speaks."""
+    """Does not check which process of a member's name sent a heartbeat."""
 
     def _sender(self, heartbeat):
         sender = super()._sender(heartbeat)
@@ -83,21 +82,21 @@ class AdmitsTheDead(RebalanceGroup):
 
 
 class ForgetsGrace(SlotLease):
-    """Grants at once after a restart, and after another was the holder."""
+    """Grants at once after a restart, and after another Rebalance actor was the holder."""
 
     def waits_for_old_leases(self, now_s):
         return False
 
 
 class SpeaksWithoutLooking(SlotLease):
-    """Takes itself for the holder until it hears of another."""
+    """Considers itself the holder until it reads another holder's claim."""
 
     def valid(self, now_s):
         return self.held
 
 
 class ClaimsWhatIsClaimed(SlotLease):
-    """Writes its claim over another's."""
+    """Overwrites another Rebalance actor's claim."""
 
     def look(self, clock, wall_ns):
         look, answer = super().look(clock, wall_ns), None
@@ -110,14 +109,14 @@ class ClaimsWhatIsClaimed(SlotLease):
 
 
 class NeverFences(Member):
-    """Goes on with its queues however long its group is silent."""
+    """Keeps its queues however long its group does not answer."""
 
     def fence_when_late(self) -> None:
         pass
 
 
 class CommitsBeforeConsumed(Member):
-    """Commits what the listener has been given."""
+    """Commits messages as soon as the listener has them."""
 
     def commits(self, broker_name):
         given = {queue: self.tenures[queue].next_offset for queue in self.queues.holding}
@@ -126,7 +125,7 @@ class CommitsBeforeConsumed(Member):
 
 
 class SkippingQueues(MemberQueues):
-    """Queues that begin behind the message at their start offset."""
+    """Queues that begin after the message at their start offset."""
 
     def started(self, process_queue, start):
         return super().started(process_queue, replace(start, queue_offset=start.queue_offset + 1))
@@ -141,14 +140,14 @@ class SkipsOnHandover(Member):
 
 
 class TakesFailureForSuccess(Member):
-    """Goes on behind a batch whose listener failed."""
+    """Continues after a batch whose listener failed."""
 
     def heard(self, delivery, *, consumed):
         super().heard(delivery, consumed=True)
 
 
 class DoesNotWaitForItsListener(Member):
-    """Lets a queue go while the listener has a batch of it."""
+    """Releases a queue while the listener has a batch of it."""
 
     def release(self) -> None:
         for queue in self.queues.holding:
@@ -158,14 +157,14 @@ class DoesNotWaitForItsListener(Member):
 
 
 class IgnoresResets(Member):
-    """Goes on where it is."""
+    """Keeps its position after a reset."""
 
     def hear_of_commits(self, commits, answer, tenures):
         super().hear_of_commits(commits, replace(answer, reset={}), tenures)
 
 
 class BelievesEveryCommit(Broker):
-    """Lets offsets go back, and fences nobody."""
+    """Lets offsets go back, and fences no member."""
 
     def commit_offsets(self, commits) -> CommitAnswer:
         return super().commit_offsets(

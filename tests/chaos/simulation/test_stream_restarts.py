@@ -1,7 +1,7 @@
-"""A streaming query whose driver is killed many times goes on from its checkpoint: its sink has every message once.
+"""A streaming query whose driver is killed many times continues from its checkpoint: its sink has every message once.
 
-Spark is real, and so are the kills; the topics are nothing but numbers. RAYMQ_SOAK=1 kills it ten times, else three;
-RAYMQ_CHAOS_SEED repeats the moments of a run's kills.
+Spark and the kills are real; the topics' messages are computed. RAYMQ_SOAK=1 kills the driver ten times, otherwise
+three times. RAYMQ_CHAOS_SEED repeats the moments of a run's kills.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PROGRAM = "tests.support.spark.numbers_program"
 
 
 @pytest.mark.timeout(600)  # four JVMs, or eleven
-def test_rows_missing_0_doubled_0_after_kills_of_the_driver(tmp_path: Path) -> None:
+def test_no_row_is_missing_or_doubled_after_kills_of_the_driver(tmp_path: Path) -> None:
     seed = chaos_seed()
     sink = BatchFiles(tmp_path / "sink", PLACE)
     (tmp_path / "began").write_text(str(time.time()))

@@ -1,4 +1,4 @@
-"""The tests of this folder pass over the warnings of PySpark."""
+"""The tests of this folder ignore the warnings of PySpark."""
 
 from __future__ import annotations
 

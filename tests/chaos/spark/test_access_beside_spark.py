@@ -1,7 +1,7 @@
-"""Access in a cluster that also runs Spark, Ray Data, Ray Serve, push consumers, predicates and the console.
+"""Access control in a cluster that also runs Spark, Ray Data, Ray Serve, push consumers, predicates and the console.
 
-raymq's actors refuse a user without rights. The actors of RayDP, Ray Serve and Ray check no user of raymq: `FOREIGN`
-lists them, and docs/access.md says what they give to whom.
+raymq's actors refuse a user without rights. The actors of RayDP, Ray Serve and Ray do not check raymq's users:
+`FOREIGN` lists these actors, and docs/access.md states what they return to whom.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ FOREIGN = {
     "_StatsActor": "keeps the figures of Ray Data's executions; it sees no rows",
     "ProxyActor": "passes HTTP requests on to replicas; no client of raymq is in its process",
 }
-"""The classes of actors that are not raymq's, and what they give to a program that can reach the cluster."""
+"""The classes of actors that are not raymq's, and what they return to a program that can reach the cluster."""
 PAGE = "access.md"
 BODY_SCHEMA = '{"fields": [{"name": "body", "nullable": true, "type": {"name": "binary"}, "children": []}]}'
 """The schema of a column of bodies, as Arrow's Java library reads it."""
@@ -77,7 +77,7 @@ CONFIG = TaskProcessorConfig(
 
 @pytest.fixture(scope="module")
 def mq(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[raymq.Client]:
-    """The super user's client."""
+    """Yield the super user's client."""
     with access_cluster(box, tmp_path_factory.mktemp("access"), USERS) as client:
         client.admin.create_topic("orders", 2)
         with client.producer() as producer:
@@ -87,7 +87,7 @@ def mq(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[raymq
 
 @pytest.fixture(scope="module")
 def spark(mq: raymq.Client, box: Sandbox) -> Iterator[SparkSession]:
-    """A session whose driver's JVM joins Ray, so that RayDP has all of its actors."""
+    """Yield a session whose driver's JVM joins Ray, so that RayDP has all of its actors."""
     temporary = f"-Djava.io.tmpdir={box.java}"  # Ray kills JVMs, which leave their libraries there
     roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
     configs = {f"{role}.extraJavaOptions": temporary for role in roles}
@@ -97,9 +97,9 @@ def spark(mq: raymq.Client, box: Sandbox) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def deployment(mq: raymq.Client) -> Iterator[None]:
-    """A deployment of tasks, with an autoscaling policy that asks raymq for the lag."""
+    """Run a deployment of tasks, with an autoscaling policy that asks raymq for the lag."""
 
-    # Defined in a function, so that replicas get it by value and need no module of the tests.
+    # A nested class is pickled by value, so replicas need no module of the tests.
     policy = AutoscalingPolicy(
         policy_function=RaymqLagPolicy, policy_kwargs={"queue_name": "jobs", "poll_interval_s": 0.5}
     )
@@ -134,7 +134,7 @@ def test_no_named_actor_of_raymq_serves_a_user_without_rights_whatever_runs_besi
 
         def all_run() -> bool:
             if ray.wait([reference], timeout=0)[0]:
-                ray.get(reference)  # the program has failed
+                ray.get(reference)  # raises the error of a failed program
             return all_own_kinds_run()
 
         eventually(all_run, "an actor of each kind runs")
@@ -162,13 +162,14 @@ def test_what_foreign_actors_give_a_user_without_rights_is_what_the_page_on_acce
 
 
 def cached_rows(rdd_id: int, partitions: int) -> Any:
-    """Work that asks each executor for its partitions of an RDD, as RayDP's own tasks do."""
+    """Return work that asks each executor for its partitions of an RDD, as RayDP's own tasks do."""
 
     def work(client: raymq.Client) -> list[dict[str, bytes]]:
         import pyarrow as pa
 
         executors = [handle for handle in named_actors().values() if class_of(handle) == "RayDPExecutor"]
-        # Python may call Java actors then. Handles of raymq's servers come before: a program has no modules of servers.
+        # Afterwards Python may call Java actors. Get handles of raymq's servers before: a program has no modules of
+        # servers.
         ray._private.worker.global_worker.set_load_code_from_local(True)
         rows: list[dict[str, bytes]] = []
         for handle in executors:
@@ -181,6 +182,6 @@ def cached_rows(rdd_id: int, partitions: int) -> Any:
 
 
 def options_of_deployments() -> str:
-    """Everything that Ray Serve's controller tells anybody about deployments."""
+    """Return everything about deployments that Ray Serve's controller returns to any program."""
     controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
     return str(ray.get(controller.get_serve_instance_details.remote(), timeout=CALL_S))

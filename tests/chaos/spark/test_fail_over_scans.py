@@ -31,7 +31,7 @@ REPLICAS = 3
 MESSAGES = 6000
 FAILOVERS = 2
 CHUNK_MESSAGES = 50
-"""So few are looked for at a time, so that a range is read in many steps."""
+"""A small number of messages per step, so that a range is read in many steps."""
 CORES, TASKS = 2, 4
 WAIT_S = 100.0
 SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
@@ -48,7 +48,7 @@ def rows(batches: Iterator[Any]) -> list[Row]:
 
 
 def send(mq: raymq.Client, topic: str) -> list[Row]:
-    """Send MESSAGES messages; returns the rows that a read must have, sorted."""
+    """Send MESSAGES messages. Returns the rows that a read must have, sorted."""
     with mq.producer() as producer:
         results = producer.send_batch([raymq.Message(topic, b"%d" % number) for number in range(MESSAGES)])
     return sorted((one.queue.queue_id, one.queue_offset, b"%d" % number) for number, one in enumerate(results))
@@ -83,8 +83,10 @@ def test_a_long_read_goes_on_at_the_new_master_with_the_same_rows(
 
 
 def pausing(marks: Path) -> Callable[..., Iterator[pa.RecordBatch]]:
-    """`read_ranges` in small steps, with a pause after the first until there is a file MARKS/"go on". It leaves a file
-    there when it pauses. Tasks of odd number read over lanes."""
+    """Return `read_ranges` in small steps, with a pause after the first step until the file MARKS/"go on" exists.
+
+    A paused read leaves a file in MARKS. Tasks of odd number read over lanes.
+    """
     read_ranges = reader.read_ranges
 
     def paused(
@@ -93,7 +95,7 @@ def pausing(marks: Path) -> Callable[..., Iterator[pa.RecordBatch]]:
         task = TaskContext.get()
         assert task is not None
         number = task.partitionId()
-        range_reader.RANGE_CHUNK_MESSAGES = CHUNK_MESSAGES  # in this worker of Spark's
+        range_reader.RANGE_CHUNK_MESSAGES = CHUNK_MESSAGES  # in this Spark worker
         if number % 2:
             worker_client(address).storages = StorageClients("another-node")
         for step, batch in enumerate(read_ranges(ranges, address, *arguments, **options)):

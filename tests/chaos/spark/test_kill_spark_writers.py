@@ -1,6 +1,6 @@
-"""Spark's executors, and then the driver, are killed while they write to a topic: no row is missing, none is doubled.
+"""Spark's executors, and then the driver, are killed while they write to a topic: no row is missing or doubled.
 
-RAYMQ_CHAOS_SPARK_KILLS (default 3, 10 with RAYMQ_SOAK) says how often in each of the two.
+RAYMQ_CHAOS_SPARK_KILLS (default 3, 10 with RAYMQ_SOAK) is the number of kills in each of the two tests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROWS_PER_KILL = 2000
 PAUSE_S = 0.1
 """The pause of an executor before each of Spark's Arrow batches, of 100 rows, so that a write takes a while."""
 BODY_BYTES = 1000
-"""The length of an executor's bodies: PySpark's workers hold 64 KiB back, so 100 short rows would not come alone."""
+"""The length of an executor's bodies. PySpark's workers buffer 64 KiB, so 100 shorter rows would not be sent alone."""
 ROOT = Path(__file__).parents[3]
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
@@ -47,12 +47,12 @@ def bounds(mq: raymq.Client, topic: str) -> list[QueueBounds]:
 
 
 def stored(mq: raymq.Client, topic: str) -> int:
-    """The number of messages in a topic."""
+    """Return the number of messages in a topic."""
     return sum(one.max_offset for one in bounds(mq, topic))
 
 
 def all_numbers(mq: raymq.Client, topic: str, group: str) -> Counter[int]:
-    """How often each number is in a topic."""
+    """Return how often each number is in a topic."""
     count, found = stored(mq, topic), Counter[int]()
     with mq.pull_consumer(group, consume_from=FIRST) as consumer:
         consumer.subscribe(topic)
@@ -66,7 +66,7 @@ def all_numbers(mq: raymq.Client, topic: str, group: str) -> Counter[int]:
 
 
 def executor_pids() -> set[int]:
-    """The processes of executors that have Python workers: the parents of PySpark's daemons."""
+    """Return the processes of executors that have Python workers: the parents of PySpark's daemons."""
     found = set()
     for process in descendants():
         try:
@@ -75,7 +75,7 @@ def executor_pids() -> set[int]:
                 if parent is not None and parent.name() == "java":
                     found.add(parent.pid)
         except psutil.NoSuchProcess:
-            continue  # it ended meanwhile
+            continue  # the process ended after the list was taken
     return found
 
 
@@ -87,7 +87,7 @@ def test_executors_are_killed_while_they_write(mq: raymq.Client, box: Sandbox, t
     configs |= {"spark.task.maxFailures": "50", "spark.sql.execution.arrow.maxRecordsPerBatch": "100"}
     with spark_session("kills", executors=2, executor_memory="512m", configs=configs) as spark:
 
-        def slowly(batches):  # defined here, so that it goes to the executors by value
+        def slowly(batches):  # defined here, so that executors get it by value
             for batch in batches:
                 time.sleep(PAUSE_S)
                 yield batch
@@ -100,7 +100,8 @@ def test_executors_are_killed_while_they_write(mq: raymq.Client, box: Sandbox, t
         writing = threading.Thread(target=lambda: summaries.append(write_topic(rows, topic, client=mq)))
         writing.start()
         for kill in range(KILLS):
-            # Half a partition further: where one executor writes alone, the kill falls into a task, not between two.
+            # Half a partition further: if one executor writes alone, the kill hits a task, not the time between two
+            # tasks.
             goal = kill * ROWS_PER_KILL + rows_per_partition // 2
             eventually(lambda goal=goal: stored(mq, topic) >= goal, f"{goal} rows in the topic", 90)
             victim = sorted(eventually(executor_pids, "an executor with a worker", 90))[0]

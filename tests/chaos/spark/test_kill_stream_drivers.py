@@ -1,6 +1,6 @@
-"""A streaming query whose driver is killed goes on from its checkpoint: in the end its sink has every message once.
+"""A streaming query whose driver is killed continues from its checkpoint: in the end its sink has every message once.
 
-RAYMQ_CHAOS_SPARK_KILLS (default 2, 10 with RAYMQ_SOAK) is the number of kills, RAYMQ_CHAOS_SEED repeats their moments.
+RAYMQ_CHAOS_SPARK_KILLS (default 2, 10 with RAYMQ_SOAK) is the number of kills. RAYMQ_CHAOS_SEED repeats their moments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.spark.live_topic import check_sink, sending
 
 PROGRAM = "tests.support.spark.query_program"
 KILLS = int(os.environ.get("RAYMQ_CHAOS_SPARK_KILLS", "10" if os.environ.get("RAYMQ_SOAK") else "2"))
-"""tests/chaos/simulation/test_stream_restarts.py has more of them."""
+"""tests/chaos/simulation/test_stream_restarts.py kills drivers more often."""
 SETTINGS = one_group("{replicas: 2, spread: false, min_in_sync_replicas: 2}")
 
 pytestmark = pytest.mark.timeout(180 + 30 * KILLS)

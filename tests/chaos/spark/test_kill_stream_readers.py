@@ -61,9 +61,9 @@ def kill_executor() -> None:
 
 
 def runs_workers(process: psutil.Process) -> bool:
-    """True for the daemon that starts Spark's Python workers, which is a child of the executor's JVM."""
+    """Return whether the process is the daemon that starts Spark's Python workers, a child of the executor's JVM."""
     try:
         parent = process.parent()
         return "pyspark.daemon" in process.cmdline() and parent is not None and parent.name() == "java"
     except psutil.NoSuchProcess:
-        return False  # it ended meanwhile
+        return False  # the process ended after the list was taken

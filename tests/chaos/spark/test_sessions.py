@@ -1,4 +1,4 @@
-"""Spark sessions, one after another: quiet, beside the storage actors, and gone afterwards however they end."""
+"""Spark sessions, one after another: each prints nothing, runs beside the storage actors, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def topic(mq: raymq.Client) -> str:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(mq: raymq.Client) -> Iterator[None]:
-    """The cluster's CPUs and memory are all free again, no placement group is there, and no Java runs."""
+    """Check that the cluster's CPUs and memory are free again, and that no placement group and no Java process is
+    left."""
 
     def free() -> tuple[float, float]:
         resources = ray.available_resources()
@@ -134,7 +135,7 @@ def test_a_start_that_takes_too_long_or_fails_leaves_nothing(mq: raymq.Client) -
         pytest.fail("unreachable")
 
 
-def test_cpus_that_others_use_are_said_to_be_so(mq: raymq.Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_reports_cpus_that_others_use(mq: raymq.Client, caplog: pytest.LogCaptureFixture) -> None:
     others = placement_group([{"CPU": ray.cluster_resources()["CPU"]}])
     try:
         assert others.wait(30)
@@ -155,9 +156,7 @@ def test_executors_that_the_cluster_cannot_have_are_refused(mq: raymq.Client, si
         pytest.fail("unreachable")
 
 
-def test_sparks_own_session_is_in_the_way_until_it_is_stopped(
-    mq: raymq.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plain_spark_session_must_be_stopped_first(mq: raymq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkContext, "_active_spark_context", object())
     with pytest.raises(raymq.ClientStateError, match=r"call its stop\(\)"), spark_session("ours"):
         pytest.fail("unreachable")

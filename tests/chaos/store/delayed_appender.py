@@ -1,9 +1,9 @@
-"""The child of test_store_schedule_kill.py: stores delayed messages and delivers them, for ever.
+"""The child of test_store_schedule_kill.py: stores delayed messages and delivers them until it is killed.
 
     python tests/chaos/store/delayed_appender.py DIRECTORY NEXT_LEVEL NEXT_TIMER
 
-Writes the line `open` before it opens the store, then `level END` or `timer END` for each acknowledged batch. Messages
-of the timer all go through one queue, whatever the hour, so that their sequences are one producer's.
+The program writes the line `open` before it opens the store, then `level END` or `timer END` for each acknowledged
+batch. All timer messages use one queue, whatever the hour, so that a single producer's sequences cover them.
 """
 
 from __future__ import annotations

@@ -2,16 +2,16 @@
 
     python tests/chaos/store/kill_server.py DIRECTORY FLUSH SEED KILLS
 
-This process imports everything once, has one thread, and forks a child for each kill. The child opens the store as the
-one before left it, checks it, and appends for ever, a thread per queue, telling through a pipe what was acknowledged.
-It sends again what the child before had under way. Half of the children are killed from outside at a random moment, the
-others kill themselves at a random call to the disk, a write half done.
+This process imports everything once, has one thread, and forks a child for each kill. The child opens the store that
+the previous child left, checks it, and appends for ever, with a thread per queue. The child reports acknowledgements
+through a pipe, and sends again what the previous child had in flight. Half of the children are killed from outside at a
+random moment. The others kill themselves at a random call to the disk, with a write half done.
 
-FLUSH POOL is ASYNC_FLUSH with a transient store pool: of what was acknowledged only the beginning has to be there, and
-the next child sends the rest again.
+FLUSH POOL is ASYNC_FLUSH with a transient store pool. Only a prefix of the acknowledged messages must be stored then,
+and the next child sends the rest again.
 
-A child that finds something lost, twice or out of order says so and ends by itself, and with it this program, which
-else prints a summary.
+A child that finds a message lost, doubled or out of order reports it and ends, and ends this program. Otherwise this
+program prints a summary.
 """
 
 from __future__ import annotations
@@ -45,13 +45,15 @@ LONGEST_LIFE_S = 0.06
 SELF_KILL_WITHIN_S = 0.5
 PIPE_BYTES = 1 << 20
 DIRECTORY_ROLLS_OVER_BYTES = 3 << 20
-"""A new directory is begun when the log has this size, or reading it back would take all the time."""
+"""A new directory is begun when the log reaches this size, as reading it back would take all the time."""
 KILLED_IN = ("open_file", "preallocate", "pwrite_all", "flush", "rename", "unlink", "sync_directory")
 
 
 class Known(NamedTuple):
-    """The number of acknowledged messages of each queue; if not all of them must be there, how many must, and how many
-    were lost in all."""
+    """The number of acknowledged messages of each queue.
+
+    With a pool, also how many of them must be stored, and how many were lost in total.
+    """
 
     acknowledged: list[int]
     safe: list[int] | None
@@ -63,12 +65,12 @@ def nothing(flush: str) -> Known:
 
 
 def body(queue_id: int, sequence: int) -> bytes:
-    """The body of a message: its place, and padding whose length depends on it."""
+    """Return the body of a message: its place, and padding whose length depends on the place."""
     return b"%d:%d:" % (queue_id, sequence) + b"x" * (sequence * 7919 % 1500)
 
 
 def die_at(call: int, dice: random.Random) -> None:
-    """Have this process kill itself at the n-th call to the disk from now on."""
+    """Make this process kill itself at the n-th call to the disk from now on."""
     lock, counted = threading.Lock(), 0
 
     def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,7 +93,7 @@ def die_at(call: int, dice: random.Random) -> None:
 
 
 def options_of(flush: str) -> dict[str, Any]:
-    """The settings that FLUSH stands for."""
+    """Return the settings that FLUSH stands for."""
     if flush == POOL:
         return {"flush_disk_type": FlushDiskType.ASYNC_FLUSH, "transient_store_pool_enable": True}
     return {"flush_disk_type": FlushDiskType(flush)}
@@ -100,8 +102,10 @@ def options_of(flush: str) -> dict[str, Any]:
 def check(
     store: MessageStore, acknowledged: list[int], batch_max: int = BATCH_MAX, safe: list[int] | None = None
 ) -> list[int]:
-    """Check that the acknowledged messages (with `safe`: so many) are there once and in order, and of those under way,
-    the first ones or none. Returns the number of messages in each queue."""
+    """Check that the acknowledged messages are stored once and in order; with `safe`, that number of messages.
+
+    Of the messages in flight, the first ones may be stored, or none. Returns the number of messages in each queue.
+    """
     found = []
     for queue_id, end in enumerate(acknowledged):
         bodies = [message.body for message in read_queue(store, queue_id=queue_id)]
@@ -132,7 +136,7 @@ def fail() -> None:
 
 
 def live(root: Path, flush: str, dice: random.Random, known: Known, pipe: int, call: int) -> None:
-    """The child: it ends by being killed."""
+    """Run the child, until it is killed."""
     try:
         if call:
             die_at(call, dice)
@@ -150,7 +154,7 @@ def live(root: Path, flush: str, dice: random.Random, known: Known, pipe: int, c
 
 
 def run_and_kill(root: Path, flush: str, dice: random.Random, known: Known) -> Known:
-    """One child's life; returns what is known after it."""
+    """Run one child and kill it. Returns what is known afterwards."""
     kills_itself = dice.random() < 0.5
     call = int(dice.choice((30, 100, 400)) * dice.random()) + 1 if kills_itself else 0
     life_s = SELF_KILL_WITHIN_S if kills_itself else dice.uniform(0, LONGEST_LIFE_S)
@@ -162,7 +166,7 @@ def run_and_kill(root: Path, flush: str, dice: random.Random, known: Known) -> K
         live(root, flush, dice, known, writing, call)
     os.close(writing)
     child = os.pidfd_open(pid)
-    select.select([child], [], [], life_s)  # The moment of the kill is what varies; nothing is synchronised by it.
+    select.select([child], [], [], life_s)  # The moment of the kill is what varies; this wait synchronises nothing.
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     os.close(child)
@@ -181,7 +185,7 @@ def run_and_kill(root: Path, flush: str, dice: random.Random, known: Known) -> K
 
 
 def finish(root: Path, flush: str, known: Known) -> None:
-    """A last child opens the store, checks it, stops cleanly and opens it again."""
+    """Run a last child that opens the store, checks it, stops cleanly and opens it again."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -199,7 +203,7 @@ def finish(root: Path, flush: str, known: Known) -> None:
 def main() -> None:
     directory, flush, seed, kills = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
     storage.checkpoint_service.STORE_SNAPSHOT_INTERVAL_BYTES = 100_000  # type: ignore[misc]
-    # Warm pages, stored into through maps, in small files and however slow the writer is.
+    # Warm pages, which are stored into through maps, in small files and however slow the writer is.
     storage.log.warm_up.SEGMENT_BYTES = 16384  # type: ignore[misc]
     storage.log.warm_up.FAST_S = 60.0  # type: ignore[misc]
     # Buffers that fill up between two commits.

@@ -1,4 +1,4 @@
-"""A run of the archive that is killed at any moment leaves whole files, and the next one goes on."""
+"""A run of the archive that is killed at any moment leaves whole files, and the next run continues."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_ten_runs_killed_one_after_another_leave_an_archive_with_each_message_on
         command = [sys.executable, "-m", "tests.support.stores.archiving", str(tmp_path)]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
             assert run.stdout is not None
-            for _ in range(dice.randint(1, 2)):  # it has begun, or has done a round
+            for _ in range(dice.randint(1, 2)):  # the run has begun, or has finished a round
                 run.stdout.readline()
             time.sleep(dice.uniform(0.0, KILL_WITHIN_S))
             run.kill()

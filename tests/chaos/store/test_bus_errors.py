@@ -1,4 +1,5 @@
-"""A page of a mapped file that cannot be read ends the process (SIGBUS). The next process says so, and reads first."""
+"""A page of a mapped file that cannot be read ends the process (SIGBUS). The next process reports it, and reads
+first."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ print("not reached")
 
 @pytest.fixture
 def bus_errors() -> Iterator[Callable[..., BusErrors]]:
-    """Makes BusErrors, as processes that follow each other do; at the end pytest has its own fault handler again."""
+    """Yield a maker of BusErrors, as consecutive processes have them. At the end pytest has its own fault handler
+    again."""
     with ExitStack() as made:
 
         def make(root: Path, **more: Any) -> BusErrors:
@@ -60,7 +62,7 @@ def bus_errors() -> Iterator[Callable[..., BusErrors]]:
 
 
 def end_by_bus_error(root: Path) -> str:
-    """Have a process end by SIGBUS at the store in `root`, whose files are then as before. Returns its output."""
+    """Make a process end by SIGBUS at the store in `root`, whose files are unchanged afterwards. Returns its output."""
     repository = Path(__file__).parents[3]
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(root)],
@@ -117,7 +119,7 @@ def test_a_file_that_cannot_be_read_by_calls_either_keeps_the_store_closed_with_
         for _ in range(2):
             with pytest.raises(StoreError, match=r"commitlog/0* cannot be read from byte 0 on.*raymq drain"):
                 errors.require_readable([root])
-    errors.require_readable([root])  # the disk is well again
+    errors.require_readable([root])  # the disk works again
     errors.forget()
 
 

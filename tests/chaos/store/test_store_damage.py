@@ -45,7 +45,7 @@ MORE = [b"more %d" % index for index in range(250)]
 
 
 def last_log_file(root: Path) -> Path:
-    """The log file that the last record is in."""
+    """Return the log file of the last record."""
     return [path for path in sorted((root / "commitlog").iterdir()) if any(path.read_bytes())][-1]
 
 
@@ -111,7 +111,7 @@ def both(*damages: Callable[[Path], None]) -> Callable[[Path], None]:
 
 
 def swap(one: str, other: str) -> Callable[[Path], None]:
-    """Give two files, or directories, each other's names."""
+    """Swap the names of two files or directories."""
 
     def damage(root: Path) -> None:
         (root / one).rename(root / "swapping")
@@ -122,7 +122,7 @@ def swap(one: str, other: str) -> Callable[[Path], None]:
 
 
 def checkpoint(data: bytes) -> Callable[[Path], None]:
-    """Replace the checkpoint's bytes; zeros follow."""
+    """Replace the checkpoint's bytes, followed by zeros."""
     return lambda root: (root / "checkpoint").write_bytes(data.ljust(4096, b"\0")) and None
 
 
@@ -267,7 +267,7 @@ DAMAGES = {
 
 
 def written_store(tmp_path: Path, *, stopped: bool, **settings: Any) -> Path:
-    """A store of 400 messages in queue 0 over three log files and four queue files, and a few in queue 1."""
+    """Write a store of 400 messages in queue 0 over three log files and four queue files, and a few in queue 1."""
     store = open_store(tmp_path / "original", clock_ms=count(1_700_000_000_000).__next__, **settings)
     store.append([make_batch([b"other"] * 3, queue_id=1)])
     for first in range(0, COUNT, 20):
@@ -282,7 +282,8 @@ def written_store(tmp_path: Path, *, stopped: bool, **settings: Any) -> Path:
 
 
 def check_survivors(root: Path, survivors: int) -> None:
-    """Open the damaged store: `survivors` messages are there; more can be appended; all of it is there again."""
+    """Open the damaged store: `survivors` messages are stored, more can be appended, and all survive the next
+    opening."""
     store = open_store(root)
     assert bodies_of(store) == BODIES[:survivors]
     assert bodies_of(store, queue_id=1) == [b"other"] * 3
@@ -301,7 +302,7 @@ def check_survivors(root: Path, survivors: int) -> None:
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
 @pytest.mark.parametrize("name", DAMAGES)
-def test_what_is_good_survives(tmp_path, name, stopped):
+def test_intact_records_survive_damage(tmp_path, name, stopped):
     damage, survivors = DAMAGES[name]
     root = written_store(tmp_path, stopped=stopped)
     damage(root)
@@ -309,9 +310,11 @@ def test_what_is_good_survives(tmp_path, name, stopped):
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
-def test_a_tail_torn_at_any_byte_of_the_last_record_costs_that_record_at_most(tmp_path, stopped):
-    """A record cut in a property of its own could be one of RocketMQ's, whose last property ends in NUL. No power cut
-    leaves it so in the middle of a sector. After a clean stop nothing can be torn."""
+def test_a_tail_torn_at_any_byte_of_the_last_record_loses_that_record_at_most(tmp_path, stopped):
+    """A record cut within its properties could be one of RocketMQ's, whose last property ends in NUL.
+
+    No power cut leaves such a record in the middle of a sector. After a clean stop nothing can be torn.
+    """
     original = open_store(tmp_path / "original")
     kept = [b"kept" * 55] * 3
     original.append([make_batch(kept)])
@@ -355,13 +358,15 @@ LAYOUT = {
     "properties_size": (BODY_OFFSET + len(BODIES[-1]) + 1 + len("orders") + 1, False),
     "properties": (LAST_SIZE - 2, True),
 }
-"""Bits of the last record that are flipped, each with True if RocketMQ's checks let the record pass. Those that pass
-change a header field, but neither the record's position nor its body; the property CRC would find them."""
+"""Bits of the last record to flip, each with True if RocketMQ's checks let the changed record pass.
+
+Bits that pass change a header field, but neither the record's position nor its body. The property CRC would find them.
+"""
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
 @pytest.mark.parametrize("field", LAYOUT)
-def test_a_flipped_bit_costs_the_last_record_or_nothing(tmp_path, field, stopped):
+def test_a_flipped_bit_loses_the_last_record_or_nothing(tmp_path, field, stopped):
     position, passes = LAYOUT[field]
     root = written_store(tmp_path, stopped=stopped)
     flip(LAST_SIZE - position)(root)
@@ -370,7 +375,7 @@ def test_a_flipped_bit_costs_the_last_record_or_nothing(tmp_path, field, stopped
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
 @pytest.mark.parametrize("position", [QUEUE_ID_OFFSET + 3, QUEUE_OFFSET_OFFSET + 7, SYS_FLAG_OFFSET + 3])
-def test_a_bit_flipped_in_what_places_a_record_costs_no_other_record(tmp_path, position, stopped):
+def test_a_flipped_bit_in_a_records_place_loses_no_other_record(tmp_path, position, stopped):
     root = written_store(tmp_path, stopped=stopped)
     flip(LAST_SIZE - position)(root)
     for _ in range(2):
@@ -387,7 +392,7 @@ def unit_record(store: MessageStore, queue_offset: int) -> bytes:
 
 
 @pytest.mark.parametrize("page", range(0, 16, 3))
-def test_a_zero_page_cuts_the_log_there_and_leaves_every_byte_before_it(tmp_path, page):
+def test_a_zero_page_truncates_the_log_there_and_keeps_every_byte_before_it(tmp_path, page):
     root = written_store(tmp_path, stopped=False)
     path = last_log_file(root)
     before = path.read_bytes()
@@ -407,7 +412,7 @@ def test_a_zero_page_cuts_the_log_there_and_leaves_every_byte_before_it(tmp_path
     store.close()
 
 
-def test_of_swapped_log_files_nothing_is_served_twice_and_the_store_goes_on(tmp_path):
+def test_swapped_log_files_serve_no_message_twice_and_the_store_takes_more(tmp_path):
     root = written_store(tmp_path, stopped=False)
     first, second = sorted((root / "commitlog").iterdir())[:2]
     first.rename(root / "swapping")
@@ -429,14 +434,14 @@ def test_of_swapped_log_files_nothing_is_served_twice_and_the_store_goes_on(tmp_
 
 
 @pytest.mark.parametrize("damage", ["a middle file is missing", "a file has the wrong size"])
-def test_after_a_crash_a_queue_with_a_gap_is_made_again_from_the_log(tmp_path, damage):
+def test_after_a_crash_a_queue_with_a_gap_is_rebuilt_from_the_log(tmp_path, damage):
     root = written_store(tmp_path, stopped=False)
     path = QUEUE + "/00000000000000002000"
     (delete(path) if "missing" in damage else truncate(path, 40))(root)
     check_survivors(root, COUNT)
 
 
-def test_after_a_crash_a_queue_without_its_first_file_is_made_again_from_the_log(tmp_path):
+def test_after_a_crash_a_queue_without_its_first_file_is_rebuilt_from_the_log(tmp_path):
     root = written_store(tmp_path, stopped=False)
     delete(QUEUE + "/00000000000000000000")(root)
     check_survivors(root, COUNT)
@@ -444,7 +449,7 @@ def test_after_a_crash_a_queue_without_its_first_file_is_made_again_from_the_log
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
 def test_a_topic_whose_deletion_was_cut_short_is_deleted_by_the_next_open(tmp_path, stopped):
-    """The note of the deletion is on disk, the queues are still there: all of them go."""
+    """The note of the deletion is on disk, but the queues still exist: the next open deletes all of them."""
     root = written_store(tmp_path, stopped=stopped)
     (root / "config").mkdir(exist_ok=True)
     write_text("config/deletedTopics.json", '{"orders": 1000000}')(root)
@@ -461,7 +466,7 @@ def test_a_topic_whose_deletion_was_cut_short_is_deleted_by_the_next_open(tmp_pa
     store.close()
 
 
-def test_opening_changes_no_byte_of_what_is_good(tmp_path):
+def test_opening_changes_no_byte_of_an_intact_store(tmp_path):
     root = written_store(tmp_path, stopped=False)
     log = {path: path.read_bytes() for path in (root / "commitlog").iterdir()}
     units = {path: path.read_bytes() for path in (root / QUEUE).iterdir()}
@@ -485,7 +490,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_damage_that_cannot_be_repaired_without_guessing_is_refused_and_nothing_is_changed(tmp_path, name):
+def test_opening_refuses_ambiguous_damage_and_changes_nothing(tmp_path, name):
     damage, text = REFUSED[name]
     root = written_store(tmp_path, stopped=True)
     damage(root)
@@ -497,7 +502,7 @@ def test_damage_that_cannot_be_repaired_without_guessing_is_refused_and_nothing_
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
 @pytest.mark.parametrize(("one", "other"), [(0, 1), (1, 2), (0, -1), (-2, -1)])
-def test_swapped_index_files_are_made_again_and_every_key_leads_to_its_message(tmp_path, one, other, stopped):
+def test_swapped_index_files_are_rebuilt_and_every_key_finds_its_message(tmp_path, one, other, stopped):
     store = open_store(tmp_path / "original", max_index_num=100)
     for index in range(COUNT):
         store.append([make_batch([BODIES[index]], extra_properties={"KEYS": f"k{index}"})])
@@ -524,7 +529,7 @@ def test_an_empty_last_log_file_is_dropped(tmp_path):
 
 
 def test_queues_without_a_log_are_deleted(tmp_path):
-    """spec §5: no commit-log files at all, so there is nothing the units could point to."""
+    """Source: spec §5. Without commit-log files, the units have nothing to point to."""
     root = written_store(tmp_path, stopped=True)
     shutil.rmtree(root / "commitlog")
     store = open_store(root)
@@ -535,7 +540,7 @@ def test_queues_without_a_log_are_deleted(tmp_path):
 
 
 MIDDLE = 25
-"""The damaged record is so many before the last one: in the append before the last one."""
+"""The distance of the damaged record from the last record: it is in the append before the last append."""
 IN_THE_MIDDLE = {
     **{
         field: flip(MIDDLE * LAST_SIZE + LAST_SIZE - position)
@@ -552,16 +557,16 @@ IN_THE_MIDDLE = {
         last_log_file(root), used_bytes(last_log_file(root)) - (MIDDLE + 1) * LAST_SIZE, b"\xaa" * LAST_SIZE
     ),
 }
-"""Damage of a record that has others behind it."""
+"""Damage of a record that other records follow."""
 
 
 @pytest.mark.parametrize("end", ["a clean stop", "a crash", "a crash that lost the queue"])
 @pytest.mark.parametrize("name", IN_THE_MIDDLE)
-def test_a_damaged_record_in_the_middle_costs_itself_only(tmp_path, name, end):
-    """It keeps its offset, its bytes and its place in the log; it is named at this opening and at all later ones."""
+def test_a_damaged_record_in_the_middle_loses_no_other_record(tmp_path, name, end):
+    """The record keeps its offset, bytes and place in the log. This opening and all later openings report it."""
     root = written_store(tmp_path, stopped=end == "a clean stop")
     if end != "a clean stop":
-        # Everything was flushed, though no queue may have been.
+        # Everything was flushed, but perhaps no queue.
         write_checkpoint(root / "checkpoint", Checkpoint(2**62, 0))
     if end == "a crash that lost the queue":
         both(delete(QUEUE), NO_SNAPSHOT)(root)
@@ -569,7 +574,7 @@ def test_a_damaged_record_in_the_middle_costs_itself_only(tmp_path, name, end):
     offset = int(last_log_file(root).name) + used_bytes(last_log_file(root)) - (MIDDLE + 1) * LAST_SIZE
     before = last_log_file(root).read_bytes()
     damaged = COUNT - 1 - MIDDLE
-    # Its unit says the size of a record: without that it is still whole, as its checksum shows.
+    # The queue unit has the record's size. Without it the record is still intact, as its checksum shows.
     left = BODIES[damaged] if name in ("total_size", "a zero head") else None
     expected: list[bytes | None] = [*BODIES[:damaged], left, *BODIES[damaged + 1 :]]
     for _ in range(2):
@@ -597,7 +602,7 @@ UNIT_BYTES = 20
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
 def test_a_bit_flipped_in_a_queue_unit_hides_no_message(tmp_path, stopped):
-    """Each byte of a unit once, in the first, a middle and the last file of the queue."""
+    """Damages each byte of a unit once, in the first, a middle and the last file of the queue."""
     written_store(tmp_path, stopped=stopped).rename(tmp_path / "source")
     seed = random.randrange(1000)
     print(f"seed {seed}")
@@ -641,7 +646,7 @@ def test_a_hole_is_mended_with_the_bytes_of_another_replica(tmp_path):
         store.close()
 
 
-def test_what_was_cut_is_logged(tmp_path, caplog):
+def test_the_log_reports_truncated_records(tmp_path, caplog):
     root = written_store(tmp_path, stopped=True)
     flip(120)(root)
     with caplog.at_level(logging.INFO):
@@ -653,8 +658,8 @@ def test_what_was_cut_is_logged(tmp_path, caplog):
     store.close()
 
 
-def test_records_behind_a_cut_do_not_come_back(tmp_path):
-    """RocketMQ leaves them in the file. A new record of the same length as the cut one would then join up with them."""
+def test_truncated_records_do_not_return(tmp_path):
+    """RocketMQ leaves the truncated records in the file. A new record of equal length would then join up with them."""
     root = written_store(tmp_path, stopped=True)
     zero_tail(LAST_SIZE - 50)(root)
     store = open_store(root)
@@ -668,8 +673,8 @@ def test_records_behind_a_cut_do_not_come_back(tmp_path):
         store.close()
 
 
-def test_units_behind_a_cut_do_not_come_back(tmp_path):
-    """Records of another queue fill the place in the log that the cut units pointed to."""
+def test_truncated_queue_units_do_not_return(tmp_path):
+    """Records of another queue fill the place in the log that the truncated units pointed to."""
     root = written_store(tmp_path, stopped=True)
     zero_tail(5 * LAST_SIZE)(root)
     store = open_store(root)
@@ -683,8 +688,8 @@ def test_units_behind_a_cut_do_not_come_back(tmp_path):
         store.close()
 
 
-def test_lost_records_in_the_middle_keep_the_offsets_of_those_behind(tmp_path, caplog):
-    """A queue directory is gone and so is the log's first file: what is left keeps its offsets."""
+def test_lost_records_in_the_middle_do_not_change_later_offsets(tmp_path, caplog):
+    """A queue directory and the log's first file are gone: the remaining messages keep their offsets."""
     root = written_store(tmp_path, stopped=True)
     shutil.rmtree(root / "consumequeue")
     (root / "commitlog" / "00000000000000000000").unlink()

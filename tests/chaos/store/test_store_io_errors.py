@@ -1,4 +1,4 @@
-"""Every call to the disk fails once, or from there on, in a short life of a store: no promise is broken by it."""
+"""Every call to the disk fails once, or from then on, in a short life of a store: no promise is broken."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "maps, pages ahead": {"flush_disk_type": FlushDiskType.ASYNC_FLUSH},
     "pwrite": {},
 }
-"""The ways that appends take to the files, with the settings for them."""
+"""The ways in which appends reach the files, with the settings for each."""
 CASES = [*((kind, "maps") for kind in KINDS), ("pwrite_all", "maps, pages ahead"), ("pwrite_all", "pwrite")]
-"""A disk fails alike whichever way is taken, but for the writes."""
+"""Only writes depend on the way; all other disk calls fail alike."""
 
 POOL = {
     "flush_disk_type": FlushDiskType.ASYNC_FLUSH,
@@ -83,7 +83,7 @@ class Script:
     def append(self) -> None:
         assert self.store is not None
         batch = make_batch([b"%d" % self.acknowledged + b"." * 900], producer=("p", 0, self.acknowledged))
-        # What is refused is sent again, under the same sequence.
+        # A refused batch is sent again, with the same sequence.
         self.sent = self.acknowledged + 1
         broken = self.disk.kind == "flush" and any(
             "/commitlog/" in path for path in self.disk.failed[self.failed_before :]
@@ -120,12 +120,12 @@ class Script:
         try:
             self.store.write_config("topics.json", text)
         except StoreNotWritableError:
-            self.texts.add(text)  # It is unknown which of them is there.
+            self.texts.add(text)  # it is unknown which of the texts is stored
         else:
             self.texts = {text}
 
     def flush_queues(self) -> None:
-        """Do what the store's own thread does each second, and what it does about an error."""
+        """Do what the store's own thread does each second, including its reaction to an error."""
         assert self.store is not None
         try:
             self.store._checkpoints.flush_queues()
@@ -163,7 +163,7 @@ def test_no_error_of_the_disk_breaks_a_promise(tmp_path, monkeypatch, kind, way,
 
 
 def check_after(script: Script) -> None:
-    """On a healthy disk everything acknowledged is there, once, and the store takes more."""
+    """Check on a healthy disk that everything acknowledged is stored once, and that the store takes more."""
     if script.store is not None:
         script.store.close()
     script.open()
@@ -182,7 +182,7 @@ def check_after(script: Script) -> None:
 
 @dataclass
 class PoolScript:
-    """A short life of a store with a transient store pool: append, have some of it flushed, close, open again."""
+    """A short life of a store with a transient store pool: append, flush some of it, close, open again."""
 
     root: Path
     disk: FailingDisk
@@ -223,7 +223,7 @@ class PoolScript:
         self.sent += 1
 
     def flush(self) -> None:
-        """Flush everything: from here on the messages sent so far must be there again."""
+        """Flush everything: from now on the messages sent so far must survive."""
         assert self.store is not None
         count = self.sent
         try:
@@ -238,7 +238,7 @@ class PoolScript:
 
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("kind", ["pwrite_all", "flush"])
-def test_a_commit_that_fails_is_told_and_leaves_the_beginning(tmp_path, kind, for_good):
+def test_a_failed_commit_is_reported_and_keeps_the_first_messages(tmp_path, kind, for_good):
     counting = FailingDisk()
     with counting.installed():
         PoolScript(tmp_path / "counted", counting).run()
@@ -271,7 +271,7 @@ def test_a_failed_flush_shows_in_the_status(tmp_path):
     with disk.installed():
         store = open_store(tmp_path / "store", **FILES)
         store.append([make_batch([b"before"])])
-        # The thread that makes the next file flushes it, too.
+        # the thread that makes the next file also flushes it
         eventually((tmp_path / "store" / "commitlog" / f"{4096:020d}").exists, "the next file is made")
         disk.nth = disk.calls["flush"]
         with pytest.raises(StoreNotWritableError, match="it is unknown whether this append is stored"):

@@ -1,10 +1,10 @@
 """A process that appends is killed with SIGKILL, again and again, on one store directory.
 
-After each kill the next child opens the store: what was acknowledged is there once and in order, what was under way is
-there from its beginning on or not at all, and is sent again (kill_server.py).
+After each kill the next child opens the store (kill_server.py). Acknowledged messages are stored once and in order. Of
+the messages in flight a prefix is stored, or nothing, and the child sends them again.
 
-500 kills for each way to flush, 100 with a transient store pool: there what was acknowledged last may be lost, and is
-sent again. RAYMQ_SOAK=1 makes it ten times as many, RAYMQ_CHAOS_SEED repeats one run.
+500 kills for each way to flush, 100 with a transient store pool, which may lose the last acknowledged messages.
+RAYMQ_SOAK=1 makes ten times as many kills. RAYMQ_CHAOS_SEED repeats one run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SERVER = Path(__file__).with_name("kill_server.py")
 
 @pytest.mark.timeout(300 + 2 * KILLS)
 @pytest.mark.parametrize("flush", ["SYNC_FLUSH", "ASYNC_FLUSH"])
-def test_what_was_acknowledged_is_there_once_and_in_order_after_every_kill(tmp_path, flush):
+def test_acknowledged_messages_are_stored_once_and_in_order_after_every_kill(tmp_path, flush):
     seed = chaos_seed()
     command = [sys.executable, str(SERVER), str(tmp_path), flush, str(seed), str(KILLS)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -35,7 +35,7 @@ def test_what_was_acknowledged_is_there_once_and_in_order_after_every_kill(tmp_p
 
 
 @pytest.mark.timeout(300 + 2 * KILLS)
-def test_of_what_only_the_pool_held_a_kill_leaves_the_beginning(tmp_path):
+def test_a_kill_keeps_a_prefix_of_the_messages_that_only_the_pool_held(tmp_path):
     seed = chaos_seed()
     command = [sys.executable, str(SERVER), str(tmp_path), "POOL", str(seed), str(max(KILLS // 5, 1))]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

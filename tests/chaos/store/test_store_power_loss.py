@@ -1,12 +1,13 @@
-"""The power goes while the store works, again and again, on a disk that loses what was never flushed.
+"""The power fails while the store works, again and again, on a disk that loses unflushed data.
 
-Each seed is one life of a store directory: three times the store opens, works and loses the power at some call to the
-disk (also in the middle of opening or closing), then it is opened on a healthy disk. After each loss:
+Each seed is one life of a store directory. Three times the store opens, works and loses the power at some call to the
+disk, perhaps while it opens or closes. Then it is opened on a healthy disk. After each loss:
 
-- what was acknowledged under SYNC_FLUSH, or was visible to a fetch, is there, at its offset; of the rest, the beginning
-- nothing is there twice, and all is in order
-- each tag finds its messages, configuration files hold what was written last, a deleted topic stays deleted
-- what goes by its age goes from the beginning of the queues; how far they went stays known
+- messages that were acknowledged under SYNC_FLUSH or visible to a fetch keep their offsets; of the others a prefix is
+  stored
+- no message is stored twice, and all are in order
+- each tag finds its messages, configuration files hold the text written last, a deleted topic stays deleted
+- messages that expire go from the beginning of the queues, and the new beginning survives
 - batches whose outcome was unknown are sent again, and are stored once
 
 1,000 seeds; RAYMQ_SOAK=1 runs 20 times as many, RAYMQ_POWER_SEED repeats one.
@@ -54,8 +55,10 @@ def tag_of(sequence: int) -> str:
 
 @dataclass
 class Expected:
-    """The knowledge of the clients. Counts are of messages from the queue's start; a message's sequence is its offset.
-    `gone` counts those that went by their age."""
+    """The knowledge of the clients.
+
+    Counts are of messages from the queue's start; a message's sequence is its offset. `gone` counts expired messages.
+    """
 
     stored: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(QUEUES, 0))
     recovered: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(QUEUES, 0))
@@ -70,7 +73,7 @@ class Expected:
 
 
 class Life:
-    """One store directory and what is known of it, driven by one seed."""
+    """One store directory and its clients' knowledge, driven by one seed."""
 
     def __init__(self, seed: int, directory: Path) -> None:
         self.dice = random.Random(seed)
@@ -138,10 +141,10 @@ class Life:
         return disk
 
     def note(self) -> None:
-        """Note the messages that a loss now must leave: all that were acknowledged, and all that a fetch could see."""
+        """Note the messages that must survive a loss now: all acknowledged messages, and all that a fetch could see."""
         known, store = self.known, self.store
         if store is None:
-            return  # It is opening: what had to be there after the last loss, has to be there after this one.
+            return  # the store is opening: what had to survive the last loss must survive this one
         self.config_at_loss = known.config
         self.deleting_at_loss = self.deleting
         self.passing_gone_at_loss = set(known.passing_gone)
@@ -167,7 +170,7 @@ class Life:
             assert end >= least, f"{queue}: {least} were safe, {end} are there"
             assert end <= self.known.sent[queue]
             assert first <= self.gone_at_loss[queue], f"{queue}: {self.gone_at_loss[queue]} went by age, not {first}"
-            # Recovery has flushed what it found, and shows it.
+            # recovery has flushed the messages that it found, and makes them visible
             self.known.stored[queue] = self.known.recovered[queue] = end
             self.known.gone[queue] = first
         text = store.read_config("topics.json")
@@ -182,10 +185,10 @@ class Life:
         self.store = store
 
     def check_queue(self, store: MessageStore, queue: Queue, least: int) -> tuple[int, int]:
-        """All messages of a queue are in order, and found by their tags; returns the queue's bounds.
+        """Check that all messages of a queue are in order and found by their tags. Returns the queue's bounds.
 
-        A power cut may tear a record that was not flushed, and leave a later one whole. Then the torn record is kept as
-        a damaged one. It is never one of the `least` that were safe.
+        A power cut may tear an unflushed record and leave a later record intact. Recovery then keeps the torn record as
+        a damaged one. A torn record is never one of the `least` safe messages.
         """
         bounds = store.queues.bounds(*queue)
         first, end = bounds.min_offset, bounds.max_offset
@@ -203,7 +206,7 @@ class Life:
         return first, end
 
     def min_offset(self, store: MessageStore, queue: Queue) -> int:
-        """The offset at which a queue begins for its readers; it moves before the first file goes."""
+        """Return the offset at which a queue begins for readers, which moves before the first file is deleted."""
         found = store._parts.queues.get(*queue)
         return 0 if found is None else found.min_offset
 
@@ -225,7 +228,7 @@ class Life:
         return self.now_ms
 
     def batch(self, queue: Queue, first: int):
-        """A batch that starts at sequence `first`. One tag for all of it, so it ends where the tag changes."""
+        """Return a batch that starts at sequence `first`. It has one tag, so it ends where the tag changes."""
         count = min(self.dice.choice((1, 2, 3, 3)), 3 - first % 3)
         length = self.dice.choice((0, 10, 100, 700, 2500))
         bodies = [b"%d." % (first + index) + b"x" * self.dice.randint(length // 2, length) for index in range(count)]
@@ -235,7 +238,7 @@ class Life:
         )
 
     def append(self) -> None:
-        """Send to some queues what follows what is known to be stored; so also what was in doubt after a loss."""
+        """Send the next messages to some queues, which repeats messages whose outcome was unknown after a loss."""
         assert self.store is not None
         chosen = self.dice.sample(QUEUES, self.dice.choice((1, 1, 2, 3)))
         batches = [self.batch(queue, self.known.stored[queue]) for queue in chosen]
@@ -245,7 +248,7 @@ class Life:
             self.known.stored[queue] += len(batch)
 
     def repeat(self) -> None:
-        """A batch that ends where the queue ends, sent again."""
+        """Send a batch again that ends at the queue's end."""
         assert self.store is not None
         queue = self.dice.choice(QUEUES)
         first = self.known.stored[queue] - 1
@@ -263,7 +266,7 @@ class Life:
         self.store._checkpoints.flush_queues()
 
     def age(self) -> None:
-        """Old files go, whatever they hold."""
+        """Delete old files, whatever they hold."""
         assert self.store is not None
         clean = self.store.cleaner
         clean._by_hand = 1
@@ -273,7 +276,7 @@ class Life:
         self.known.passing_recovered -= self.aged(self.store)
 
     def aged(self, store: MessageStore) -> set[bytes]:
-        """The bodies that were sent to the topic that comes and goes, and are gone by their age."""
+        """Return the bodies that were sent to the short-lived topic and have expired."""
         return {body for body, place in self.passing_places.items() if place < store.log.min_offset}
 
     def write_config(self) -> None:
@@ -283,7 +286,7 @@ class Life:
         self.known.config = self.known.config_tried
 
     def pass_by(self) -> None:
-        """A topic that comes and goes."""
+        """Create and delete a short-lived topic."""
         assert self.store is not None
         known = self.known
         if self.dice.random() < 0.5:
@@ -302,7 +305,7 @@ class Life:
 
 @pytest.fixture
 def workspace() -> Iterator[Path]:
-    """A directory in memory where there is one: what is flushed is decided by the test, not by the machine."""
+    """Yield a directory in memory if possible: the test decides what is flushed, not the machine."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     path = Path(tempfile.mkdtemp(prefix="raymq-power-", dir=base))
     yield path
@@ -311,7 +314,7 @@ def workspace() -> Iterator[Path]:
 
 @pytest.mark.timeout(7200 if SOAK else 600)
 @pytest.mark.parametrize("part", range(1 if ONE_SEED else PARTS))
-def test_nothing_promised_is_lost_with_the_power(part, workspace, monkeypatch):
+def test_a_power_loss_breaks_no_promise(part, workspace, monkeypatch):
     monkeypatch.setattr(storage.checkpoint_service, "STORE_SNAPSHOT_INTERVAL_BYTES", 5000)
     monkeypatch.setattr(cleaner, "DELETE_PAUSE_S", 0.0)
     # Warm pages, in small files and however slow the writer is.

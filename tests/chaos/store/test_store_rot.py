@@ -1,9 +1,9 @@
 """One bit flipped at rest, in every file of a store: nothing intact is lost, nothing wrong is served, all is reported.
 
-RocketMQ's CRC covers the body of a record. With the property CRC (enabled_append_prop_crc) a bit of any field is
-reported. Without it the fields are tested that readers compare with something else. What stays undetected then: the
-flag, the sys flag of a record that seems to be uncompressed, born and store times, hosts, reconsume times, the
-prepared transaction offset, and properties. A changed queue id, queue offset or topic is found by recovery, too, in the
+RocketMQ's CRC covers the body of a record. With the property CRC (enabled_append_prop_crc) a flipped bit of any field
+is reported. Without it, the tests cover the fields that readers compare with other data. These fields stay undetected
+then: the flag, the sys flag of a record that seems to be uncompressed, born and store times, hosts, reconsume times,
+the prepared transaction offset, and properties. Recovery also finds a changed queue id, queue offset or topic, in the
 part of the log that it walks: the end after a crash, and the newest file if it changed
 (tests/property/store/test_changed_places.py).
 """
@@ -71,7 +71,7 @@ def flip(path: Path, position: int, bit: int = 4) -> None:
 
 @ENDS
 @pytest.mark.parametrize("field", FIELDS)
-def test_a_bit_of_a_record_in_the_first_a_middle_and_the_last_file(tmp_path, field, stopped):
+def test_a_flipped_bit_of_a_record_is_reported_or_the_sent_message_is_read(tmp_path, field, stopped):
     root = written_store(tmp_path, stopped=stopped)
     damaged = []
     for path in sorted((root / "commitlog").iterdir()):
@@ -87,7 +87,7 @@ def test_a_bit_of_a_record_in_the_first_a_middle_and_the_last_file(tmp_path, fie
         assert [found[index] for index in range(COUNT) if index not in damaged] == [
             body for index, body in enumerate(BODIES) if index not in damaged
         ]
-        # A reader is told, or gets what was sent: the size and the magic are known from the unit.
+        # A reader gets an error or the sent message: the queue unit has the size and the magic.
         assert all(found[index] in (None, BODIES[index]) for index in damaged)
         assert field in ("total_size", "magic") or [found[index] for index in damaged] == [None] * 3
         assert bodies_of(store, queue_id=1) == [b"other"] * 3
@@ -122,7 +122,7 @@ SPANS = {
 
 
 def messages_of(store: MessageStore) -> list[MessageExt]:
-    """Every message of queue 0, as a consumer reads it."""
+    """Return every message of queue 0, as a consumer reads it."""
     messages: list[MessageExt] = []
     while len(messages) < COUNT:
         request = FetchRequest("orders", 0, len(messages), COUNT)
@@ -133,7 +133,7 @@ def messages_of(store: MessageStore) -> list[MessageExt]:
 
 
 def all_of(message: MessageExt) -> list[object]:
-    """Everything that a message tells."""
+    """Return all fields of a message."""
     names = "queue body tags keys properties flag born_timestamp_ms store_timestamp_ms born_host store_host message_id"
     rest = "queue_offset physical_offset offset_message_id reconsume_times sys_flag system_properties"
     return [getattr(message, name) for name in f"{names} {rest}".split()]
@@ -141,8 +141,9 @@ def all_of(message: MessageExt) -> list[object]:
 
 @ENDS
 @pytest.mark.parametrize("field", SPANS)
-def test_with_a_property_crc_a_bit_of_any_field_is_reported(tmp_path, field, stopped):
-    """One bit in the first, a middle and the last file: no intact message is lost, and no changed one is served."""
+def test_with_a_property_crc_a_flipped_bit_of_any_field_is_reported(tmp_path, field, stopped):
+    """One flipped bit in the first, a middle and the last file: no intact message is lost, and no changed one is
+    served."""
     seed = random.SystemRandom().getrandbits(32)
     print("seed", seed)
     dice = random.Random(seed)
@@ -165,7 +166,7 @@ def test_with_a_property_crc_a_bit_of_any_field_is_reported(tmp_path, field, sto
         for index, message in enumerate(found):
             if message.body_error is None:
                 assert all_of(message) == before[index], index
-                # The size and the magic are known from the unit: such a record is whole again.
+                # The queue unit has the size and the magic, so such a record counts as intact.
                 assert index not in damaged or field in ("total_size", "magic")
             else:
                 assert (index in damaged, message.queue_offset) == (True, index)
@@ -176,8 +177,8 @@ def test_with_a_property_crc_a_bit_of_any_field_is_reported(tmp_path, field, sto
 
 @ENDS
 @pytest.mark.parametrize("field", ["queue_id", "queue_offset", "physical_offset", "topic"])
-def test_without_a_property_crc_a_record_of_another_place_is_reported(tmp_path, field, stopped):
-    """Any bit of the fields that the queue unit and the queue tell, too, in the first, a middle and the last file.
+def test_without_a_property_crc_a_misplaced_record_is_reported(tmp_path, field, stopped):
+    """Flips any bit of the fields that the queue and its units also hold, in the first, a middle and the last file.
 
     The record keeps its offset in its own queue, and no other queue gets it. Recovery reads the whole log after this
     crash, and the last file after this stop, whose snapshot is gone.
@@ -205,8 +206,8 @@ def test_without_a_property_crc_a_record_of_another_place_is_reported(tmp_path, 
         assert all(message.body == BODIES[index] for index, message in enumerate(found) if index not in damaged)
         assert bodies_of(store, queue_id=1) == [b"other"] * 3
         assert store.topics.queue_ids() == {"orders": [0, 1, 2][: 2 + turn]}
-        # A stop at the end of the first turn leaves a snapshot, and nothing is walked behind it.
-        # Without its physical offset a record still has its place in the log, and only a reader reports it.
+        # A stop at the end of the first turn leaves a snapshot, and recovery walks nothing after it. A record without
+        # its physical offset still has its place in the log, and only a reader reports it.
         walked = offsets[-1:] if stopped else offsets
         assert [hole.offset for hole in store.mender.holes] == (walked if field != "physical_offset" else [])
         assert store.append([make_batch([b"next"], queue_id=2)])[0].queue_offset == turn
@@ -215,7 +216,7 @@ def test_without_a_property_crc_a_record_of_another_place_is_reported(tmp_path, 
 
 @ENDS
 @pytest.mark.parametrize(("field", "bit"), [(QUEUE_ID_OFFSET + 3, 0), (QUEUE_OFFSET_OFFSET + 7, 1), (TOPIC_AT, 0)])
-def test_a_record_of_another_place_is_mended_with_the_bytes_of_another_replica(tmp_path, field, bit, stopped):
+def test_a_misplaced_record_is_mended_with_the_bytes_of_another_replica(tmp_path, field, bit, stopped):
     root = written_store(tmp_path, stopped=stopped)
     (root / "dedup").unlink(missing_ok=True)
     path = max((path for path in (root / "commitlog").iterdir() if any(path.read_bytes())), key=lambda path: path.name)
@@ -236,9 +237,12 @@ def test_a_record_of_another_place_is_mended_with_the_bytes_of_another_replica(t
 
 
 @ENDS
-def test_a_bit_before_the_end_of_the_last_snapshot_is_found_although_newer_files_follow(tmp_path, stopped):
-    """The snapshot is older than the newest file, as after a clean stop on a full disk, or after a crash behind a flush
-    of retention. Its checksum covers the log from its tail on, and names the damage before any reader."""
+def test_a_flipped_bit_that_the_snapshot_covers_is_found_although_newer_files_follow(tmp_path, stopped):
+    """The snapshot is older than the newest file, as after a clean stop on a full disk, or a crash after retention's
+    flush.
+
+    The snapshot's checksum covers the log from its tail on, and reports the damage before any reader.
+    """
     seed = random.SystemRandom().getrandbits(32)
     print("seed", seed)
     original = open_store(tmp_path / "original", clock_ms=count(1_700_000_000_000, 100).__next__)
@@ -281,8 +285,8 @@ def keyed_store(tmp_path: Path, *, stopped: bool) -> Path:
 
 
 @ENDS
-def test_a_bit_of_an_index_file_hides_no_message(tmp_path, stopped):
-    """Header, slots, entries, of the first, a middle and the last file."""
+def test_a_flipped_bit_of_an_index_file_hides_no_message(tmp_path, stopped):
+    """Header, slots and entries, in the first, a middle and the last file."""
     source = keyed_store(tmp_path, stopped=stopped)
     names = sorted(path.name for path in (source / "index").iterdir())
     assert len(names) >= 4
@@ -297,14 +301,14 @@ def test_a_bit_of_an_index_file_hides_no_message(tmp_path, stopped):
                 assert found.complete
                 bodies = [message.body for message in decode_records(found.records)]
                 assert bodies == [BODIES[index]], (name, position, index)
-            # After a crash the last files are made again in any case.
+            # after a crash the last files are rebuilt in any case
             assert store.status().damaged_files or not stopped or not used
             store.close()
             shutil.rmtree(root)
 
 
 @ENDS
-def test_a_bit_of_a_file_beside_the_log_is_told_and_costs_no_message(tmp_path, stopped):
+def test_a_flipped_bit_of_a_file_beside_the_log_is_reported_and_loses_no_message(tmp_path, stopped):
     source = keyed_store(tmp_path, stopped=stopped)
     files = [source / name for name in ("checkpoint", "dedup", "index.sums")]
     files += [path for path in (source / "config").iterdir() if path.suffix == ".json"]
@@ -330,7 +334,7 @@ def test_a_bit_of_a_file_beside_the_log_is_told_and_costs_no_message(tmp_path, s
             shutil.rmtree(root)
 
 
-def test_the_list_of_holes_is_told_to_be_damaged(tmp_path):
+def test_damage_of_the_list_of_holes_is_reported(tmp_path):
     root = written_store(tmp_path, stopped=True)
     path = max((path for path in (root / "commitlog").iterdir() if any(path.read_bytes())), key=lambda path: path.name)
     flip(path, path.read_bytes().find(BODIES[350]))
@@ -344,7 +348,7 @@ def test_the_list_of_holes_is_told_to_be_damaged(tmp_path):
     store.close()
 
 
-def test_what_is_cut_is_kept_beside_the_log(tmp_path):
+def test_truncated_bytes_are_kept_beside_the_log(tmp_path):
     root = written_store(tmp_path, stopped=True)
     path = max((path for path in (root / "commitlog").iterdir() if any(path.read_bytes())), key=lambda path: path.name)
     flip(path, path.read_bytes().find(BODIES[COUNT - 1]))

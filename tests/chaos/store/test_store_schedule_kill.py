@@ -1,9 +1,9 @@
 """A process that stores and delivers delayed messages is killed with SIGKILL at random moments, again and again.
 
-The next one sends again what was not acknowledged, and goes on delivering. At the end everything that was acknowledged
-is in its own queue, once; and what waited by level is there in order.
+The next process sends unacknowledged messages again, and continues to deliver. At the end everything acknowledged is in
+its own queue once, and messages with delay levels are in order.
 
-RAYMQ_CHAOS_KILLS (default 8) makes a soak of it, RAYMQ_CHAOS_SEED repeats the moments.
+RAYMQ_CHAOS_KILLS (default 8) sets the number of kills. RAYMQ_CHAOS_SEED repeats their moments.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ START_TIMEOUT_S = 60.0
 
 
 def run_and_kill(root: Path, acknowledged: dict[str, int], life_s: float) -> None:
-    """Let a child work for `life_s` seconds and kill it; what it acknowledged is noted."""
+    """Run a child for `life_s` seconds and kill it. Notes its acknowledgements in `acknowledged`."""
     command = [sys.executable, str(APPENDER), str(root), str(acknowledged["level"]), str(acknowledged["timer"])]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
     readable, _, _ = select.select([child.stdout], [], [], START_TIMEOUT_S)
     assert readable, "the child did not start"
-    time.sleep(life_s)  # The moment of the kill is what this test varies; nothing is synchronised by it.
+    time.sleep(life_s)  # The moment of the kill is what varies; this wait synchronises nothing.
     child.send_signal(signal.SIGKILL)
     output, errors = child.communicate(timeout=START_TIMEOUT_S)
     assert child.returncode == -signal.SIGKILL, errors.decode()
-    # All it may say is what recovery cut: the batch that the kill before interrupted.
+    # The child may only report what recovery cut: the batch that the last kill interrupted.
     assert all(b"opened after a crash" in line for line in errors.splitlines()), errors.decode()
     for line in output.decode().splitlines():
         if " " in line:
@@ -52,7 +52,7 @@ def run_and_kill(root: Path, acknowledged: dict[str, int], life_s: float) -> Non
 
 
 @pytest.mark.timeout(120 + 10 * KILLS)
-def test_what_was_acknowledged_is_delivered_once_over_every_kill(tmp_path):
+def test_acknowledged_messages_are_delivered_once_over_every_kill(tmp_path):
     seed = chaos_seed()
     dice = random.Random(seed)
     root, acknowledged = tmp_path / "store", {"level": 0, "timer": 0}

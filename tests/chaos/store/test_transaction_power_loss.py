@@ -1,8 +1,8 @@
-"""The power goes while transactions begin, end and are checked, on a disk that loses what was never flushed.
+"""The power fails while transactions begin, end and are checked, on a disk that loses unflushed data.
 
-Each seed is one life of a store directory with several losses. After each of them: what was acknowledged as committed
-is in its queue once, what was rolled back is not, what was begun can be ended, and the table of half messages that the
-snapshot gives is the one that the whole log gives. RAYMQ_SOAK=1 runs 50 times as many, RAYMQ_POWER_SEED repeats one.
+Each seed is one life of a store directory with several losses. After each loss, messages acknowledged as committed are
+in their queue once, and rolled-back messages are not. Begun transactions can be ended. The snapshot and the whole log
+give equal tables of half messages. RAYMQ_SOAK=1 runs 50 times as many seeds, RAYMQ_POWER_SEED repeats one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PARTS = 4
 
 
 class Life:
-    """One store directory, and what its clients know of their transactions; driven by one seed."""
+    """One store directory, and its clients' knowledge of their transactions, driven by one seed."""
 
     def __init__(self, seed: int, directory: Path) -> None:
         self.dice, self.directory, self.clock = random.Random(seed), directory, Clock()
@@ -44,7 +44,7 @@ class Life:
         }
         self.store: MessageStore | None = None
         self.serial = 0
-        # By transaction id: its half message, acknowledged; and the outcome that was acknowledged.
+        # By transaction id: the acknowledged half message, and the acknowledged outcome.
         self.begun: dict[str, tuple[int, int]] = {}
         self.ended: dict[str, str] = {}
         self.tried: dict[str, set[str]] = {}
@@ -65,7 +65,7 @@ class Life:
         self.store.close()
 
     def compare_tables(self, root: Path) -> None:
-        """The snapshot, where there is one, and the whole log give the same table."""
+        """Check that the snapshot, if it exists, and the whole log give the same table."""
         if not root.exists():
             return
         tables = []
@@ -147,7 +147,7 @@ class Life:
         table = store._parts.halves
         for name in begun:
             assert name in table.open or table.ended(name) is not None
-        # What was not acknowledged may have been lost: from here on its sequence and its id are another's.
+        # Unacknowledged half messages may be lost: their sequences and ids are reused from here on.
         self.begun, self.ended = dict(begun), dict(ended)
         self.store = store
 

@@ -1,10 +1,10 @@
-"""The child of test_store_transaction_kill.py: carries out transactions against a store of its own, until it is killed.
+"""The child of test_store_transaction_kill.py: runs transactions against a store of its own, until it is killed.
 
     python tests/chaos/store/transaction_worker.py DIRECTORY DATABASE TRANSACTIONS
 
-Its local transactions are rows of a database file. Checks also end what the process before left open: by the row, or by
-a row that says that there will be none. Writes the line `open` when the store is open, and `done` once there are so
-many transactions, all with an outcome.
+Its local transactions are rows of a database file. Checks also end the open transactions of the previous process: by
+the row, or by a new row that forbids a later one. The program writes the line `open` when the store is open, and `done`
+after that number of transactions, all with an outcome.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Worker:
         connection = sqlite3.connect(self._database, timeout=60)
         try:
             with connection:
-                connection.execute("PRAGMA synchronous=OFF")  # it is killed, and keeps its power
+                connection.execute("PRAGMA synchronous=OFF")  # the process is killed, but the machine keeps its power
                 return connection.execute(statement, values).fetchall()
         finally:
             connection.close()
 
     def run(self, _: int) -> None:
-        """One transaction with a random outcome; some are left to the check."""
+        """Run one transaction with a random outcome. Some are left to the check."""
         number = int(str(self.execute("INSERT INTO begun DEFAULT VALUES RETURNING number")[0][0]))
         kind = random.choice(("commit", "commit", "commit", "rollback", "silent", "unknown"))
         name = f"{kind}-{number}"
@@ -62,7 +62,7 @@ class Worker:
                 assert one.commit().duplicate
 
     def answer_checks(self) -> int:
-        """Ask the store once, and answer; returns how many were asked."""
+        """Ask the store for checks once, and answer them. Returns their number."""
         part = self._store.transactions.check([GROUP])
         for check in part.checks:
             name = check.transaction_id

@@ -1,10 +1,10 @@
-"""Storages, brokers and producers of transactions are killed, also several at once, while the producers work.
+"""Storages, brokers and producers of transactions are killed, several at once, while the producers work.
 
-The local transactions are rows of a database file. Each message that the database has committed is in the log once,
-none that was rolled back is, and none whose outcome nobody knows: the outcomes of database and topic are equal.
+The local transactions are rows of a database file. The log has each message that the database has committed once, no
+rolled-back message, and no message without an outcome: the outcomes of database and topic are equal.
 
-The faults last for 15 s and RAYMQ_CHAOS_TRANSACTIONS (default 200), with RAYMQ_SOAK=1 for 10,000 transactions.
-RAYMQ_CHAOS_SEED repeats them.
+The faults last for 15 s and RAYMQ_CHAOS_TRANSACTIONS transactions (default 200, 10,000 with RAYMQ_SOAK=1).
+RAYMQ_CHAOS_SEED repeats the faults.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 COUNT = int(os.environ.get("RAYMQ_CHAOS_TRANSACTIONS", "10000" if SOAK else "200"))
 PRODUCERS = 3
 THREADS = 6
-"""Transactions at a time of each producer."""
+"""Concurrent transactions of each producer."""
 STORM_S = 3000.0 if SOAK else 15.0
 SETTLED_S = 180.0
-"""Generous: a process that was killed takes its time to start, and a round of checks comes each second."""
+"""A generous timeout: a killed process takes long to start, and a round of checks runs each second."""
 WEATHER = Weather(
     kills={"Storage": 3, "Broker": 2, "Payer": 2}, stops={"Storage": 1}, stop_s=(0.5, 2.0), calm_s=(2.0, 6.0), at_once=3
 )
 SETTINGS = CLUSTER_SETTINGS.replace(
     "  transaction_time_out_ms", "  transaction_check_max: 60\n  transaction_time_out_ms"
 )
-"""A check is lost with each producer or broker that is killed, and a round comes each second."""
+"""Each kill of a producer or broker loses a check, and a round runs each second."""
 
 
 def payer_class() -> Any:
-    """The actor that carries out transactions. Made in a function, so that it travels by value."""
+    """Return the actor class that carries out transactions. A nested class is pickled by value."""
 
     class Payer:
-        """Carries out transactions until the database has enough. Restarted by Ray when it is killed."""
+        """Carries out transactions until the database has enough. Ray restarts a killed actor."""
 
         def __init__(self, topic: str, database: str, threads: int) -> None:
             import threading
@@ -60,7 +60,7 @@ def payer_class() -> Any:
                 threading.Thread(target=self._work, daemon=True).start()
 
         def ping(self) -> int:
-            """Its process."""
+            """Return the actor's process id."""
             return os.getpid()
 
         def _execute(self, statement: str, *values: Any) -> list[Any]:
@@ -81,8 +81,8 @@ def payer_class() -> Any:
                 try:
                     producer.send_in_transaction(message, self._local, kind)
                 except raymq.RaymqError:
-                    continue  # the half message may be stored: then a check ends it
-                time.sleep(dice.uniform(0, 0.2))  # so that the faults meet many of them
+                    continue  # the half message may be stored: a check ends it then
+                time.sleep(dice.uniform(0, 0.2))  # so that the faults hit many transactions
 
         def _local(self, transaction: Any, kind: str) -> Any:
             from raymq.common.protocol.transactions import LocalTransactionState as State
@@ -102,7 +102,7 @@ def payer_class() -> Any:
             from raymq.common.protocol.transactions import LocalTransactionState as State
 
             body = message.body.decode()
-            # Whoever writes first decides: if the producer died before its local transaction, there will be none.
+            # The first writer decides: if the producer died before its local transaction, no transaction will follow.
             self._execute("INSERT OR IGNORE INTO outcomes VALUES (?, ?, ?)", message.message_id, body, False)
             [(commits,)] = self._execute("SELECT commits FROM outcomes WHERE id = ?", message.message_id)
             return State.COMMIT_MESSAGE if commits else State.ROLLBACK_MESSAGE
@@ -119,7 +119,7 @@ def rows(database: Path, statement: str) -> list[Any]:
 
 
 def begun(database: Path) -> int:
-    """The transactions that were begun."""
+    """Return the number of begun transactions."""
     return int(rows(database, "SELECT max(number) FROM begun")[0][0] or 0)
 
 
@@ -158,7 +158,7 @@ def open_ones(mq: raymq.Client) -> int:
 
 
 @pytest.mark.timeout(STORM_S + 600)
-def test_committed_is_visible_once_and_nothing_else_ever(mq: raymq.Client, topic: str, tmp_path: Path) -> None:
+def test_only_committed_messages_become_visible_and_each_once(mq: raymq.Client, topic: str, tmp_path: Path) -> None:
     seed = chaos_seed()
     database = tmp_path / "payments.db"
     make_database(database)
